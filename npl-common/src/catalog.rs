@@ -49,7 +49,7 @@ pub struct Map {
     pub value: Content,
     /// The purpose, in one sentence.
     pub purpose: &'static str,
-    /// The components that change elements.
+    /// The components that write elements.
     pub written_by: &'static str,
     /// The effect of a full map.
     pub when_full: &'static str,
@@ -236,8 +236,8 @@ pub const MAPS: &[Map] = &[
         key: Content::U32("slot, by a hash of the datagram"),
         value: Content::U64(
             "bits 0-15 node port (0 if the first fragment was not translated), 16-23 index of the node address, 24-25 \
-             protocol (0 UDP, 1 TCP, 2 SCTP), 26-32 time in seconds, 33 whether the first fragment took the stack, 34-63 \
-             tag of the datagram; 0 if free",
+             protocol (0 UDP, 1 TCP, 2 SCTP), 26-32 time in units of 2^30 ns (1.07 s), 33 whether the first fragment \
+             took the stack, 34-63 tag of the datagram; 0 if free",
         ),
         purpose: "Fragment tracking: the translation of a datagram's first fragment, for its later fragments.",
         written_by: PROGRAMS,
@@ -272,7 +272,7 @@ pub const MAPS: &[Map] = &[
         value: Content::Type(&[SavedFrame::LAYOUT]),
         purpose: "SCTP reassembly buffer: first fragments that wait for the last fragment, which shows the datagram's length.",
         written_by: PROGRAMS,
-        when_full: "a fragment keeps its slot for a second; meanwhile another datagram of the slot is translated by the length \
+        when_full: "a fragment keeps its slot for a second; meanwhile another datagram with the same slot is translated by the length \
                     that its chunks suggest, or passed on and counted as `sctp_fragment`",
     },
     Map {
@@ -280,7 +280,7 @@ pub const MAPS: &[Map] = &[
         kind: MapKind::Array,
         capacity: host_connection::SLOTS,
         key: Content::U32("slot, by a hash of the connection"),
-        value: Content::U64("bits 0-23 time in seconds, 24-63 tag of the connection; 0 if free"),
+        value: Content::U64("bits 0-23 time in units of 2^30 ns (1.07 s), 24-63 tag of the connection; 0 if free"),
         purpose: "Host connections: the Node's own connections from ports of the range, whose replies are not translated.",
         written_by: PROGRAMS,
         when_full: OVERWRITES,
@@ -290,8 +290,11 @@ pub const MAPS: &[Map] = &[
         kind: MapKind::Array,
         capacity: unmapped::PORTS,
         key: Content::U32("node port"),
-        value: Content::U64("time of the last datagram in seconds of `CLOCK_MONOTONIC`; 0 if there was none"),
-        purpose: "Unmapped traffic: UDP node ports without a mapping that still receive datagrams, which are reused last.",
+        value: Content::U64(
+            "time of the last datagram in units of 2^30 ns (1.07 s) of `CLOCK_MONOTONIC`; 0 if there was none",
+        ),
+        purpose: "Unmapped traffic: time of the last datagram to each UDP node port without a mapping. While the traffic \
+                  lasts, the agent assigns such a port only if no other port is free.",
         written_by: "programs, and the agent when it removes a UDP mapping",
         when_full: NEVER,
     },
@@ -331,7 +334,7 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_XDP_DEVICES,
         key: Content::U32("index of the device"),
         value: Content::U32("1"),
-        purpose: "Devices whose driver runs the XDP program.",
+        purpose: "Set of the interface indexes on which the XDP program runs.",
         written_by: AGENT,
         when_full: "TC translates requests on further devices",
     },
@@ -361,7 +364,8 @@ pub const MAPS: &[Map] = &[
         capacity: half_open::WORDS,
         key: Content::U32("slot of the flow in the half-open cache"),
         value: Content::Type(&[CachedReply::LAYOUT]),
-        purpose: "Lookup cache of replies: copies of endpoints; numbers of entries in the middle of a connection.",
+        purpose: "Lookup cache of replies: copies of endpoints. Elements from 65 536 on have the sequence and \
+                  acknowledgement number of a client's segment that opened an entry in the middle of a TCP connection.",
         written_by: PROGRAMS,
         when_full: OVERWRITES,
     },

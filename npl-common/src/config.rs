@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Configuration of the kernel programs: one array element, written by the agent.
+//! Configuration of the kernel programs: one array element, which the agent writes.
 
 map_type! {
     /// Configuration that all programs read. Changing it takes effect with the next packet.
     pub struct Config: 40, align 8 {
-        /// Secret seed of the hash that chooses slots, so that a sender cannot choose them; drawn once, kept over agent
+        /// Secret random seed of the hash that chooses slots, so that a sender cannot choose a slot; kept over agent
         /// restarts.
         pub seed: u64,
-        /// The Node's primary IPv4 address, network order, which the programs match without a map look-up; all zero if
-        /// unset. Address and index are one aligned word, written and read as one.
+        /// The Node's primary IPv4 address, network order, which the programs recognize without a map look-up; all zero
+        /// if unset. Address and index are one aligned word, written and read as one.
         pub primary_v4: [u8; 4],
         /// Position of `primary_v4` in the address index map.
         pub primary_v4_index: u32,
@@ -23,19 +23,19 @@ map_type! {
         /// Changes whenever a mapping, an endpoint, a next hop or a node address changes, and invalidates the lookup
         /// caches: see [`crate::lookup_cache`]. Epoch and `abi` are one aligned word, written and read as one.
         pub epoch: u32,
-        /// Cookie of the host's network namespace, whose loopback addresses are the Node's; 0 if unknown.
+        /// Cookie of the host's network namespace: only there are loopback addresses those of the Node; 0 if unknown.
         pub netns_cookie: u64,
     }
 }
 
-/// Some devices run the XDP program, whose indexes are in a map. TC then sees its translated packets as a client's
-/// packets to the Pod.
+/// At least one device runs the XDP program; `npl_xdp_dev` has the indexes of these devices. On them, TC sees packets
+/// that XDP has translated as packets from a client to the Pod.
 pub const FLAG_XDP: u32 = 1;
 
 /// Devices that can run the XDP program at a time.
 pub const MAX_XDP_DEVICES: u32 = 256;
 
-/// The value of every such device.
+/// The value of every device in `npl_xdp_dev`.
 pub const XDP_ATTACHED: u32 = 1;
 
 const _: () = assert!(core::mem::offset_of!(Config, primary_v4) == 8, "one aligned word");

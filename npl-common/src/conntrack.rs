@@ -1,47 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The connection tracking state machine: one pure [`step`], which the kernel programs run for each packet, the agent's
-//! sweeper for each silence, and readers in user space to name a state.
+//! The connection tracking state machine: one pure function [`step`]. The kernel programs call it for each packet, and
+//! the agent's sweeper for each entry that no packet has refreshed for some time.
 //!
-//! An entry is created by the client's packet, never by the Pod's. A lost entry is recreated by the client's next
-//! packet. Entries before [`Phase::ESTABLISHED`] are words of the half-open cache ([`crate::half_open`]), later ones
-//! elements of the flow table ([`crate::flow`]).
+//! Only a client's packet creates an entry, never a Pod's packet. A lost entry is recreated by the client's next
+//! packet. Entries in phases before [`Phase::ESTABLISHED`] are words of the half-open cache ([`crate::half_open`]);
+//! established entries are elements of the flow table ([`crate::flow`]).
 //!
 //! | phase | event | next phase | action |
 //! |---|---|---|---|
-//! | absent, refused | client: SYN, an acknowledging segment, a datagram | requested | open |
+//! | absent, refused | client: SYN, an acknowledging segment, or a datagram | requested | open |
 //! | absent, refused | client: any other segment | unchanged | keep |
-//! | requested | client: any packet | requested | keep |
-//! | requested, replied | Pod: segment that is not proven | unchanged | ignore |
-//! | requested | Pod: any but RST | replied | store |
-//! | requested, replied | Pod: RST | refused | store |
-//! | requested | silence of [`REQUESTED_NS`] | absent | remove |
 //! | requested, replied | client: proven RST | refused | store |
-//! | replied | client: proven segment or datagram | established | establish |
-//! | replied | client: any other segment | replied | keep |
+//! | requested | client: any other packet | requested | keep |
+//! | requested, replied | Pod: segment that is not proven, with RST or without | unchanged | ignore |
+//! | requested | Pod: any other packet | replied | store |
+//! | requested, replied | Pod: proven RST | refused | store |
+//! | requested | silence of [`REQUESTED_NS`] | absent | remove |
+//! | replied | client: any other proven segment but SYN, or datagram | established | establish |
+//! | replied | client: SYN, or segment that is not proven | replied | keep |
 //! | replied | Pod: datagram | established | establish |
-//! | replied | Pod: segment | replied | keep |
+//! | replied | Pod: any other proven segment | replied | keep |
 //! | replied | silence of [`REPLIED_NS`] | absent | remove |
 //! | refused | Pod: any packet | refused | keep |
-//! | established | client: any packet | established, proven flags added | refresh |
-//! | established | Pod: RST before any data or acknowledgement | absent | remove |
-//! | established | Pod: any other | established, flags added | refresh |
+//! | established | client: any packet | established; flags added, FIN and RST only if proven | refresh |
+//! | established | Pod: RST, if the Pod has sent only its SYN-ACK | absent | remove |
+//! | established | Pod: any other packet | established; flags added | refresh |
 //! | established | silence of [`established_timeout_ns`] | absent | remove |
 //! | absent | Pod: any packet | absent | ignore |
 //!
-//! A client's SYN never changes an established entry: it opens a handshake beside it.
+//! A client's SYN never changes an established entry. It opens a handshake with an entry of its own.
 //!
 //! # Proof
 //!
 //! Anybody can send a packet with a client's address. A sender who does not see the client's traffic has to guess
-//! 32-bit numbers, so an event is `proven` if its numbers fit the connection:
+//! 32-bit numbers. So an event is `proven` if the segment's sequence or acknowledgement number fits the connection:
 //!
-//! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: [`handshake_key`] is part
-//!   of the
-//!   entry's hash.
+//! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: the acknowledgement number
+//!   is part of the entry's hash ([`handshake_key`]).
 //! * A client's segment completes a handshake if it acknowledges the Pod's SYN-ACK exactly: [`reply_key`].
-//! * An entry that a segment in the middle of a connection opened takes a Pod's segment whose numbers are near those of
-//!   the client's:
-//!   [`Numbers::admit`].
+//! * If a segment in the middle of a connection opened the entry, a Pod's segment belongs to the entry if its numbers
+//!   are near those of the client's segment: [`Numbers::admit`].
 //! * A FIN or RST of the client counts if its number is near the Pod's last acknowledgement:
 //!   [`is_near_acknowledgement`].
 
@@ -55,11 +53,12 @@ const SECOND: u64 = 1_000_000_000;
 
 /// Silence after which an unanswered request times out, nanoseconds: as kernel conntrack's `nf_conntrack_udp_timeout`.
 pub const REQUESTED_NS: u64 = 30 * SECOND;
-/// Silence after which an answered request times out, nanoseconds: a Pod may push datagrams minutes after the request.
+/// Silence after which a request that the Pod has answered times out, nanoseconds: a Pod may push datagrams minutes
+/// after the request.
 pub const REPLIED_NS: u64 = 300 * SECOND;
-/// Silence after a RST or a FIN of either side, nanoseconds: as `nf_conntrack_tcp_timeout_last_ack`.
+/// Silence after a RST of one side or a FIN of each side, nanoseconds: as `nf_conntrack_tcp_timeout_last_ack`.
 pub const CLOSED_NS: u64 = 30 * SECOND;
-/// Silence after a FIN of one side, nanoseconds: as `nf_conntrack_tcp_timeout_fin_wait`.
+/// Silence after a FIN of one side only, nanoseconds: as `nf_conntrack_tcp_timeout_fin_wait`.
 pub const HALF_CLOSED_NS: u64 = 120 * SECOND;
 /// Silence of a TCP connection whose Pod has sent nothing but its SYN-ACK, nanoseconds: as
 /// `nf_conntrack_tcp_timeout_syn_recv`.
@@ -68,7 +67,8 @@ pub const UNANSWERED_NS: u64 = 60 * SECOND;
 pub const TCP_NS: u64 = 5 * 24 * 3600 * SECOND;
 /// Silence of a UDP flow, nanoseconds: RFC 4787, section 4.3.
 pub const UDP_NS: u64 = 300 * SECOND;
-/// As [`UDP_NS`], while the flow table is crowded: most of such flows are one question and its answer.
+/// Silence of a UDP flow while the flow table is crowded: most of its flows are then one query and its response, as of
+/// DNS.
 pub const UDP_CROWDED_NS: u64 = 30 * SECOND;
 /// Silence of an SCTP association, whose heartbeats come every 30 s (RFC 9260), nanoseconds.
 pub const SCTP_NS: u64 = 3600 * SECOND;
@@ -78,18 +78,18 @@ pub const SCTP_NS: u64 = 3600 * SECOND;
 pub struct Phase(u8);
 
 impl Phase {
-    /// The client has sent, the Pod has not.
+    /// The client has sent a packet, and the Pod has not replied.
     pub const REQUESTED: Self = Self(0);
     /// The Pod has replied: the client's next packet establishes the flow.
     pub const REPLIED: Self = Self(1);
-    /// The exchange is complete; the entry is in the flow table.
+    /// The handshake or first exchange is complete; the entry is in the flow table.
     pub const ESTABLISHED: Self = Self(2);
-    /// A RST ended the handshake. Late packets are translated, and the entry is never established.
+    /// A RST ended the handshake. Late packets of the handshake are still translated, but do not establish a flow.
     pub const REFUSED: Self = Self(3);
     /// There is no entry.
     pub const ABSENT: Self = Self(4);
 
-    /// The phase of the two bits that an entry of the half-open cache has for it.
+    /// The phase that two bits of a half-open cache entry encode.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     #[expect(clippy::cast_possible_truncation, reason = "two bits")]
@@ -97,14 +97,14 @@ impl Phase {
         Self(bits as u8 & 0b11)
     }
 
-    /// The two bits of a phase that the half-open cache can have.
+    /// The two bits that encode a phase in the half-open cache, which has no entry in [`Self::ABSENT`].
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn bits(self) -> u64 {
         self.0 as u64 & 0b11
     }
 
-    /// Whether both are the same phase, where `==` is not available.
+    /// Whether both are the same phase; a constant function cannot use `==`.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn is(self, other: Self) -> bool {
@@ -144,8 +144,8 @@ pub struct State {
     pub phase: Phase,
     /// TCP flags that the client has sent since the flow was established, or-ed together.
     pub client_flags: u8,
-    /// TCP flags that the Pod has sent since, or-ed together, without the ACK of a SYN-ACK: see
-    /// [`State::has_pod_spoken`].
+    /// TCP flags that the Pod has sent since the flow was established, or-ed together, without the ACK of a SYN-ACK:
+    /// see [`State::has_pod_spoken`].
     pub pod_flags: u8,
 }
 
@@ -167,14 +167,14 @@ impl State {
         Self { phase: Phase::ESTABLISHED, client_flags, pod_flags }
     }
 
-    /// Whether the Pod has sent more than its SYN-ACK. It does not repeat the SYN-ACK afterwards.
+    /// Whether the Pod has sent a segment other than its SYN-ACK. A Pod that has does not retransmit the SYN-ACK.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn has_pod_spoken(self) -> bool {
         self.pod_flags & ACK != 0
     }
 
-    /// Whether the Pod may repeat its SYN-ACK, because the client's acknowledgement was lost behind the Node.
+    /// Whether the Pod may retransmit its SYN-ACK, because the client's acknowledgement was lost between Node and Pod.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn may_repeat_syn_ack(self) -> bool {
@@ -182,9 +182,11 @@ impl State {
     }
 }
 
-/// A TCP segment, or an SCTP packet in its terms: flags ([`crate::flow::tcp_flag`]) and both numbers.
+/// Flags ([`crate::flow::tcp_flag`]), sequence and acknowledgement number of a TCP segment, or the equivalents of an
+/// SCTP packet.
 ///
-/// Of SCTP, an INIT's number is its initiate tag less one, and an acknowledgement is the verification tag.
+/// For SCTP, the sequence number of an INIT or INIT ACK is its initiate tag minus one, and the acknowledgement number
+/// of every packet is its verification tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// Sequence and acknowledgement number as one word, because a kernel program has little stack.
@@ -218,14 +220,14 @@ impl Segment {
         self.numbers.acknowledgement()
     }
 
-    /// Whether it opens a handshake: a SYN without ACK, or an SCTP INIT.
+    /// Whether the segment opens a handshake: a SYN without ACK, or an SCTP INIT.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn is_syn(self) -> bool {
         is_syn(self.flags)
     }
 
-    /// Whether it acknowledges, and neither opens nor aborts a connection.
+    /// Whether the segment has ACK, and neither opens nor aborts a connection.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn is_mid_stream(self) -> bool {
@@ -233,14 +235,16 @@ impl Segment {
     }
 }
 
-/// The hash of a handshake's entry: the flow's hash and the number that acknowledges the client's SYN.
+/// The hash of a handshake's entry, from the flow's hash and the acknowledgement number that the Pod's SYN-ACK must
+/// have.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn handshake_key(flow: u64, acknowledgement: u32) -> u64 {
     absorb(flow, 1 << 32 | acknowledgement as u64)
 }
 
-/// The hash of an accepted handshake's entry: the flow's hash and the number that acknowledges the Pod's SYN-ACK.
+/// The hash of an accepted handshake's entry, from the flow's hash and the acknowledgement number with which the client
+/// completes the handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn reply_key(flow: u64, acknowledgement: u32) -> u64 {
@@ -259,8 +263,7 @@ pub const fn mid_stream_key(flow: u64) -> u64 {
 pub struct Numbers(pub u64);
 
 impl Numbers {
-    /// How far a Pod's numbers may be from the client's, in bytes: as far as the largest receive windows of today's
-    /// hosts.
+    /// How far a Pod's numbers may be from the client's, in bytes: the largest receive window of today's hosts.
     pub const WINDOW: u32 = 1 << 25;
 
     /// The sequence number, host order.
@@ -278,9 +281,9 @@ impl Numbers {
         self.0 as u32
     }
 
-    /// Whether a Pod's segment answers the client's: both its numbers are within [`Self::WINDOW`] of the client's, or
-    /// it is a RST with exactly the number that the client acknowledged. Numbers of another connection pass with a
-    /// probability of 1 in 4096.
+    /// Whether a Pod's segment belongs to the same connection as the client's: both its numbers are within
+    /// [`Self::WINDOW`] of the client's, or it is a RST with exactly the sequence number that the client acknowledged.
+    /// A segment of another connection is admitted with a probability of 1 in 4096.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn admit(self, reply: Segment) -> bool {
@@ -292,14 +295,14 @@ impl Numbers {
             && is_near(reply.sequence(), acknowledgement, Self::WINDOW)
     }
 
-    /// Whether another segment of the same sender is in the middle of the same connection.
+    /// Whether another segment of the same sender belongs to the same connection.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn is_near(self, later: Self) -> bool {
         self.admit(Segment { numbers: Self(later.0.rotate_left(u32::BITS)), flags: ACK })
     }
 
-    /// The word that is stored beside these numbers: they count only for this entry.
+    /// The checksum that is stored beside these numbers, so that a reader uses them for this entry only.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn checksum(self, key: u64, entry: u64) -> u64 {
@@ -307,11 +310,11 @@ impl Numbers {
     }
 }
 
-/// Bytes that a client's FIN or RST may be ahead of the Pod's last acknowledgement that an entry has. A blind sender
-/// hits with a probability of 1 in 4096.
+/// Largest distance in bytes, in either direction, of a client's FIN or RST from the Pod's last recorded
+/// acknowledgement. A blind sender's number is within the distance with a probability of 1 in 4096.
 pub const CLOSING_WINDOW: u32 = 1 << 19;
 
-/// Whether a client's number is near the Pod's last acknowledgement, so that its FIN or RST counts.
+/// Whether a client's sequence number is near the Pod's last recorded acknowledgement: only then a FIN or RST counts.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {
@@ -346,9 +349,9 @@ pub enum Event {
     },
     /// The Pod's datagram.
     PodDatagram,
-    /// No packet was seen for some time.
+    /// No packet has refreshed the entry for some time.
     Silence {
-        /// For how long, nanoseconds.
+        /// The time since the last refresh, nanoseconds.
         ns: u64,
         /// The flow's protocol: [`protocol`].
         protocol: u8,
@@ -376,7 +379,7 @@ impl Event {
 /// Actions of the caller of [`step`] on the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// There is no entry, and none is made: the packet is not translated.
+    /// No entry fits the packet, and none is created: the packet is not translated.
     Ignore,
     /// The entry stays as it is.
     Keep,
@@ -392,7 +395,7 @@ pub enum Action {
     Remove,
 }
 
-/// The next state of an entry, and the action that brings it about. See the table of the module.
+/// The next state of an entry, and the action that the caller carries out on the entry. See the table of the module.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn step(state: State, event: Event) -> (State, Action) {
@@ -483,7 +486,7 @@ pub const fn is_syn(flags: u8) -> bool {
     flags & (SYN | ACK) == SYN
 }
 
-/// Whether a segment acknowledges, and neither opens nor aborts a connection.
+/// Whether a segment has ACK, and neither opens nor aborts a connection.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 const fn is_mid_stream(flags: u8) -> bool {
@@ -512,12 +515,12 @@ mod tests {
         State::half_open(phase)
     }
 
-    /// The client's segment, whose numbers fit.
+    /// A segment of the client whose numbers fit the connection.
     fn client(flags: u8) -> Event {
         Event::ClientSegment { flags, is_proven: true }
     }
 
-    /// A segment with the client's address, whose numbers do not fit.
+    /// A segment with the client's address whose numbers do not fit the connection.
     fn forged(flags: u8) -> Event {
         Event::ClientSegment { flags, is_proven: false }
     }
@@ -714,7 +717,7 @@ mod tests {
     }
 
     proptest! {
-        /// The Pod alone never gets an entry, whatever it sends.
+        /// A Pod's packets alone never create an entry.
         #[test]
         fn no_sequence_of_a_pods_packets_opens_a_flow(events in vec(events().prop_filter("Pod", |e| is_of_pod(*e)), 0..20)) {
             prop_assert_eq!(after(State::ABSENT, &events), State::ABSENT);
@@ -729,7 +732,7 @@ mod tests {
             prop_assert_ne!(state.phase, Phase::ESTABLISHED, "{:?}", state);
         }
 
-        /// A sender who guesses no number leaves an established TCP connection as it was, and its timeout too.
+        /// A sender who guesses no number changes neither an established TCP connection nor its timeout.
         #[test]
         fn no_sequence_of_forged_segments_changes_an_established_connection(
             flags in vec(select(ALL_FLAGS.to_vec()), 1..20), client: bool, pod: bool,
@@ -742,8 +745,8 @@ mod tests {
             prop_assert_eq!(established_timeout_ns(after, TCP, false), established_timeout_ns(before, TCP, false));
         }
 
-        /// A sender who guesses no number, and sees no reply that fits, gets no further than an entry that takes no
-        /// reply.
+        /// A sender who guesses no number can only open an entry, and a reply of another connection does not match that
+        /// entry.
         #[test]
         fn no_sequence_of_forged_segments_takes_a_reply_of_another_connection(
             flags in vec((select(ALL_FLAGS.to_vec()), any::<bool>()), 1..20),
@@ -783,8 +786,7 @@ mod tests {
             }
         }
 
-        /// Of a connection with other numbers, one segment in 4096 passes; of the same connection, each within the
-        /// window.
+        /// Every segment within the window is admitted; of the segments of another connection, one in 4096.
         #[test]
         fn replies_within_the_window_are_admitted_and_no_others(
             sequence: u32, acknowledgement: u32, ahead in 0..Numbers::WINDOW, behind in 1..=Numbers::WINDOW, far in Numbers::WINDOW..u32::MAX - Numbers::WINDOW,

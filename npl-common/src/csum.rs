@@ -35,7 +35,7 @@ pub const fn replace32(check: u16, old: u32, new: u32) -> u16 {
     !fold(!check as u32 + difference32(old, new))
 }
 
-/// The difference that `bpf_l4_csum_replace` takes when a 32-bit word changes from `old` to `new`. The sum of four such
+/// The difference to pass to `bpf_l4_csum_replace` when a 32-bit word changes from `old` to `new`. The sum of four such
 /// differences does not overflow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
@@ -43,15 +43,15 @@ pub const fn difference32(old: u32, new: u32) -> u32 {
     sum32(!old) + sum32(new)
 }
 
-/// The sum of a pseudo-header (RFC 9293, RFC 8200), which a transport field contains if hardware completes the
-/// checksum. `ends` is the sum of both addresses, `length` is in host order; the result is in network order.
+/// The sum of a pseudo-header (RFC 9293, RFC 8200), which the transport checksum field contains if hardware completes
+/// the checksum. `ends` is the sum of both addresses, `length` is in host order; the result is in network order.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn pseudo_header(ends: u32, protocol: u8, length: u16) -> u16 {
     fold(ends + (protocol as u16).to_be() as u32 + length.to_be() as u32)
 }
 
-/// Whether two ones-complement numbers are the same: zero has two forms.
+/// Whether two ones-complement numbers are the same; zero has two representations.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn same(a: u16, b: u16) -> bool {
@@ -63,14 +63,16 @@ pub const fn same(a: u16, b: u16) -> bool {
 pub enum Field {
     /// The checksum: the complement of a sum.
     Checksum,
-    /// The sum of the pseudo-header alone, not complemented; hardware adds the rest (`CHECKSUM_PARTIAL`).
+    /// The sum of the pseudo-header alone, not complemented, to which hardware adds the sum of the segment
+    /// (`CHECKSUM_PARTIAL`).
     PseudoHeader,
 }
 
 /// The content of a checksum field, inferred from the kernel's update when the pseudo-header changed by `difference`.
 ///
-/// The kernel does not show programs whether a field is a checksum or a sum that hardware completes. The update shows
-/// it: a difference is subtracted from a checksum and added to a sum. `None` if the difference is zero.
+/// Programs cannot read whether a field is a checksum or a sum that hardware completes. The kernel's update of the
+/// field reveals it: the kernel subtracts a difference from a checksum and adds it to a sum. `None` if the difference
+/// is zero.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn field_kind(before: u16, after: u16, difference: u32) -> Option<Field> {

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The flow table: conntrack entries of established flows. Only reverse NAT needs them; the destination of a request
-//! follows from its mapping.
+//! The flow table: conntrack entries of established flows. Only reverse NAT needs these entries; the destination of a
+//! request follows from its mapping.
 
 /// Entries per family; 128 Ki of them take about 14 MiB.
 pub const MAX_FLOWS: u32 = 131_072;
 
-/// Interval, in jiffies, at which an entry's time is refreshed and a [`crate::lookup_cache::CachedReply`] expires.
-/// Writing on every packet would bounce a cache line between the processors of both directions. 256 jiffies are 0.25 s
-/// (HZ=1000) to 2.6 s (HZ=100).
+/// Interval, in jiffies, at which an entry's time is refreshed and a [`crate::lookup_cache::CachedReply`] expires. A
+/// write on every packet would move a cache line between the processors of both directions each time. 256 jiffies are
+/// 0.25 s (HZ=1000) to 2.6 s (HZ=100).
 pub const REFRESH_INTERVAL_JIFFIES: u32 = 256;
 
 /// TCP flags in the byte at offset 13 (RFC 9293). SCTP chunks are recorded as the TCP flags with the same meaning.
 pub mod tcp_flag {
     /// No more data from the sender.
     pub const FIN: u8 = 0x01;
-    /// Opens a direction.
+    /// Opens one direction of the connection.
     pub const SYN: u8 = 0x02;
     /// Aborts the connection.
     pub const RST: u8 = 0x04;
-    /// Acknowledges; every segment but a connection's first has it.
+    /// The acknowledgement number is valid; every segment but a connection's first one has this flag.
     pub const ACK: u8 = 0x10;
     /// The flags that open or end a connection.
     pub const OPENS_OR_ENDS: u8 = SYN | FIN | RST;
@@ -63,12 +63,13 @@ map_type! {
     pub struct FlowState: 24, align 8 {
         /// Time of the last refresh, nanoseconds of `CLOCK_MONOTONIC`.
         pub last_seen_ns: u64,
-        /// Generation of the endpoint when the entry was made.
+        /// Generation of the endpoint when the entry was created.
         pub generation: u32,
         /// Low half of `jiffies` at `last_seen_ns`.
         pub refreshed: u32,
-        /// TCP: the Pod's acknowledgement number at the last refresh, host order, which a client's FIN or RST has to be
-        /// near; at first, the number of the client's segment that established the flow. 0 for other protocols.
+        /// TCP: the Pod's acknowledgement number at the last refresh, host order; before the first refresh, the
+        /// sequence number of the client's segment that established the flow. A client's FIN or RST counts only near
+        /// this number. 0 for other protocols.
         pub pod_acknowledgement: u32,
         /// Node port of the NAT address, host order.
         pub node_port: u16,
@@ -119,5 +120,5 @@ impl FlowV6 {
     }
 }
 
-// Programs reach the state of an entry of either family by a pointer to the entry.
+// Programs cast a pointer to an entry of either family to a pointer to its state.
 const _: () = assert!(core::mem::offset_of!(FlowV4, state) == 0 && core::mem::offset_of!(FlowV6, state) == 0);

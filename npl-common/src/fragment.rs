@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Fragment tracking. Only the first fragment of a datagram has ports; its record tells the later fragments'
-//! translation.
+//! Fragment tracking. Only the first fragment of a datagram has ports. Its record states how the later fragments are
+//! translated.
 //!
 //! One 64-bit word per slot, as in [`crate::half_open`]: a flood of fragments overwrites slots and cannot take memory.
 //!
 //! ```text
 //! 63        34 33       33 32      26 25      24 23        16 15        0
-//! [ tag: 30 b ][ by stack ][ seconds ][ protocol ][ address # ][ node port ]
+//! [ tag: 30 b ][ by stack ][ time    ][ protocol ][ address # ][ node port ]
 //! ```
 
 use crate::mapping::protocol;
@@ -14,14 +14,15 @@ use crate::mapping::protocol;
 /// Slots, a power of two: 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
-/// Lifetime of a record in [`time`]'s unit, as the kernel's reassembly timeout. Identifications are reused afterwards.
+/// Lifetime of a record in [`time`]'s unit, 32 s: near the kernel's reassembly timeout of 30 s. A sender reuses
+/// identifications afterwards.
 pub const LIFETIME: u64 = 30;
 
 const NODE_PORT_MASK: u64 = 0xffff;
 const ADDRESS_SHIFT: u32 = 16;
 const PROTOCOL_SHIFT: u32 = 24;
 const TIME_SHIFT: u32 = 26;
-/// The first fragment took the host's stack, in a mode that can bypass it.
+/// The first fragment took the host's stack, though the forwarding mode can bypass it.
 const BY_STACK: u64 = 1 << 33;
 const TAG_SHIFT: u32 = 34;
 const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
@@ -39,7 +40,7 @@ pub struct Record {
     pub node_port: u16,
     /// Index of the node address.
     pub address_index: u8,
-    /// The datagram's protocol, which later IPv6 fragments need not have.
+    /// The datagram's protocol, which later IPv6 fragments need not name.
     pub protocol: u8,
 }
 
@@ -63,7 +64,7 @@ impl Record {
             | self.node_port as u64
     }
 
-    /// Unpacks a slot, if its record is of a datagram with this hash and has not expired at this [`time`].
+    /// Unpacks a slot, if its record belongs to a datagram with this hash and has not expired at this [`time`].
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
     #[expect(clippy::cast_possible_truncation, reason = "each field is cut out of the word")]
@@ -90,23 +91,23 @@ const fn is_young(word: u64, time: u64) -> bool {
     time.wrapping_sub(word >> TIME_SHIFT) & TIME_MASK <= LIFETIME
 }
 
-/// Whether a record is of a datagram with this hash, expired or not.
+/// Whether a record belongs to a datagram with this hash, expired or not.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
 }
 
-/// Whether a record translates the later fragments of some datagram at this [`time`]. Records of untranslated datagrams
-/// do not replace it.
+/// Whether a record translates the later fragments of some datagram at this [`time`]. Such a record is not overwritten
+/// by the record of an untranslated datagram.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn translates(word: u64, time: u64) -> bool {
     word & NODE_PORT_MASK != 0 && is_young(word, time)
 }
 
-/// The same record, of a datagram whose first fragment took the host's stack. The later ones take the same path, or
-/// reassembly behind the stack would miss some.
+/// The record with a mark that the first fragment took the host's stack. All fragments of a datagram must take the same
+/// path. Otherwise kernel conntrack would reassemble an incomplete datagram.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn by_stack(word: u64) -> u64 {
@@ -133,7 +134,7 @@ pub const fn is_over(time: u64, now: u64) -> bool {
     now.wrapping_sub(time) > LIFETIME
 }
 
-/// The slot of a hash, from bits that the tag does not have.
+/// The slot of a hash, by bits that are not part of the tag.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 #[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
@@ -141,7 +142,7 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// Nanoseconds in units of 2^30 ns (1.07 s); a record has the low seven bits.
+/// Converts nanoseconds to units of 2^30 ns (1.07 s). A record has the low seven bits of the result.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn time(nanoseconds: u64) -> u64 {

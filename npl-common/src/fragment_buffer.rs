@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Buffers for fragments that wait for another fragment of their datagram.
 //!
-//! The fragment buffer has the last fragments of each processor that arrived before their datagram's first one. The
-//! SCTP reassembly buffer has first fragments of SCTP, whose checksum depends on the datagram's length, until the last
-//! fragment shows it; all processors share it, because a network card may steer the first fragment to another processor
-//! than the others.
+//! The fragment buffer has, for each processor, copies of the latest fragments that arrived before the first fragment
+//! of their datagram. The SCTP reassembly buffer has first fragments of SCTP: their checksum depends on the datagram's
+//! length, which only the last fragment shows. All processors share this buffer, because a network card may steer the
+//! first fragment to another processor than the later ones.
 
-/// Fragments that a processor saves: more than a datagram of 16 KiB has on Ethernet.
+/// Fragments that a processor saves: more than a datagram of 16 KiB has with an MTU of 1500 bytes.
 pub const FRAGMENTS: u32 = 16;
 /// Element for the packet at hand while its skb is overwritten with saved fragments.
 pub const SAVED: u32 = FRAGMENTS;
-/// Bookkeeping element: `excess` is the next slot to overwrite, `time` that of the last save, `hash` that of the
-/// datagram whose first fragment was just translated.
+/// Bookkeeping element: `excess` is the next slot to overwrite, `time` is the time of the last save, and `hash` is the
+/// key of the datagram whose first fragment was just translated.
 pub const CURSOR: u32 = FRAGMENTS + 1;
-/// Element for the last fragment of an SCTP datagram while its skb carries the first one. `datagram_length` describes
-/// the packet at hand, `hash` is that of the datagram whose last fragment it is.
+/// Element for the last fragment of an SCTP datagram while its skb carries the first fragment. `datagram_length`
+/// describes the packet at hand. `hash` is the key of the datagram if the packet at hand is its last fragment.
 pub const LAST: u32 = FRAGMENTS + 2;
 /// Elements of the map.
 pub const ELEMENTS: u32 = FRAGMENTS + 3;
 
 /// Slots of the SCTP reassembly buffer, a power of two.
 pub const SCTP_FRAGMENTS: u32 = 64;
-/// How long a waiting first fragment keeps its slot, nanoseconds. Other datagrams of the slot are translated by the
-/// length that their chunks suggest meanwhile, so that a flood of fragments evicts no packet.
+/// How long a waiting first fragment keeps its slot, nanoseconds. Meanwhile another datagram of the same slot is
+/// translated by the length that its chunks suggest, so that a flood of fragments evicts no packet.
 pub const WAIT_NS: u64 = 1_000_000_000;
-/// Flag in [`SavedFrame::datagram_length`]: the first fragment has waited, and is re-injected.
+/// Flag in [`SavedFrame::datagram_length`]: the first fragment has waited for the last one, and is being re-injected.
 pub const REINJECTED: u32 = 1 << 16;
-/// Flag in the same field, for the packet at hand: a first fragment to be saved if it is translated, or a last fragment
-/// of SCTP.
+/// Flag in [`SavedFrame::datagram_length`] of [`LAST`]: the packet at hand is a first fragment of SCTP to hold if it is
+/// translated, or certainly a last fragment of SCTP.
 pub const WAITING: u32 = 1 << 17;
-/// The length alone.
+/// Mask of the length in [`SavedFrame::datagram_length`], without the flags.
 pub const LENGTH_MASK: u32 = REINJECTED - 1;
 
 /// The slot of a datagram's first fragment.
@@ -52,14 +52,15 @@ pub const FRAME_EXCESS: u32 = MAX_FRAME - MIN_FRAME;
 map_type! {
     /// A saved frame.
     pub struct SavedFrame: 2048, align 8 {
-        /// Hash of its datagram, as in [`crate::fragment`]; 0 if the element is free.
+        /// Key of the frame's datagram, from its hash as in [`crate::fragment`]; 0 if the element is free.
         pub hash: u64,
-        /// Time of saving in seconds, in the SCTP reassembly buffer in nanoseconds; see [`crate::fragment::time`].
+        /// Time of saving: in units of 1.07 s ([`crate::fragment::time`]), in the SCTP reassembly buffer in
+        /// nanoseconds.
         pub time: u64,
         /// Bytes of the frame beyond 28, [`MIN_FRAME`].
         pub excess: u32,
-        /// SCTP reassembly buffer: bytes of the datagram, plus [`REINJECTED`] if it has waited; 0 while the last
-        /// fragment is missing.
+        /// SCTP reassembly buffer: bytes of the datagram, plus [`REINJECTED`] (65 536) if the first fragment has
+        /// waited; 0 while the last fragment is missing.
         pub datagram_length: u32,
         /// The frame, from the link-layer header on.
         pub frame: [u8; MAX_FRAME as usize],

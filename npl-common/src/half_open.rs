@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The half-open cache: conntrack entries of flows that have not completed an exchange, one 64-bit word each.
+//! The half-open cache: one 64-bit word for each conntrack entry of a flow whose handshake or first exchange of packets
+//! is not complete.
 //!
 //! The cache is direct-mapped and never full: a flood overwrites slots, and can neither take memory nor evict entries
-//! of the flow table. A flow has two slots, and takes the one whose entry does not wait for a reply. A word is read and
-//! written as one, so that a reader sees an old or a new entry and never a mixture:
+//! of the flow table. A flow has two candidate slots. It takes the first one, or the second one if the first has
+//! another flow's entry that waits for the Pod's first reply. A word is read and written as one, so that a reader sees
+//! an old or a new entry and never a mixture:
 //!
 //! ```text
 //! 63            26 25  24 23        16 15        0
 //! [ tag: 38 bits ][ phase ][ address # ][ node port ]
 //! ```
 //!
-//! An entry in [`Phase::ESTABLISHED`] is a copy of the flow table's: requests that match it skip that look-up.
+//! An entry in [`Phase::ESTABLISHED`] is a copy of the flow table's entry: requests that match the copy skip the
+//! look-up in the flow table.
 //!
-//! Handshakes have slots of their own behind the others. These are few, so that a SYN flood stays in the processor's
-//! caches and displaces no entry of another kind.
+//! Handshakes have 16 384 separate slots behind the slots of flows: few enough to stay in the processor's cache during
+//! a SYN flood, and separate, so that the flood overwrites no established flow's entry.
 
 use crate::conntrack::Phase;
 
@@ -23,8 +26,8 @@ pub const SLOTS: u32 = 65_536;
 pub const HANDSHAKE_SLOTS: u32 = 16_384;
 /// Elements of the map.
 pub const WORDS: u32 = SLOTS + HANDSHAKE_SLOTS;
-/// `BPF_F_MMAPABLE`: the agent maps the cache into its memory, because a system call for each slot would take most of a
-/// sweep.
+/// `BPF_F_MMAPABLE`: the agent maps the cache into its memory, because system calls, one for each slot, would take most
+/// of the time of a sweep.
 pub const MAP_FLAGS: u32 = 1 << 10;
 
 const PHASE_SHIFT: u32 = 24;
@@ -33,7 +36,7 @@ const TAG_SHIFT: u32 = 26;
 const PHASE_MASK: u64 = 0b11 << PHASE_SHIFT;
 const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
 
-/// The first slot of a flow.
+/// The first candidate slot of a flow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 #[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
@@ -41,21 +44,22 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// The second slot of a flow: one of the seven beside [`slot`], most likely in the same cache line.
+/// The second candidate slot of a flow: one of four slots in the same group of eight as [`slot`], which is most likely
+/// one cache line.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn second_slot(hash: u64) -> u32 {
     slot(hash) ^ (slot(hash >> SLOTS.trailing_zeros()) & 0b111 | 1)
 }
 
-/// The first slot of a handshake.
+/// The first candidate slot of a handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn handshake_slot(hash: u64) -> u32 {
     SLOTS | slot(hash) & (HANDSHAKE_SLOTS - 1)
 }
 
-/// The second slot of a handshake.
+/// The second candidate slot of a handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn second_handshake_slot(hash: u64) -> u32 {
@@ -69,14 +73,15 @@ pub const fn entry(hash: u64, phase: Phase, address_index: u8, node_port: u16) -
     (hash & TAG_MASK) | phase.bits() << PHASE_SHIFT | (address_index as u64) << ADDRESS_SHIFT | node_port as u64
 }
 
-/// Whether an entry is of a flow with this hash. An empty slot has node port 0 and matches no flow.
+/// Whether an entry belongs to a flow with this hash. An empty slot has node port 0 and matches no flow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn matches(entry: u64, hash: u64) -> bool {
     (entry ^ hash) & TAG_MASK == 0 && node_port(entry) != 0
 }
 
-/// Whether an entry's flow waits for the Pod's first reply, which would be lost with the entry.
+/// Whether an entry's flow waits for the Pod's first reply. If such an entry is overwritten, that reply is not
+/// translated.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn is_waiting(entry: u64) -> bool {
@@ -173,7 +178,7 @@ mod tests {
         assert_spread(&taken);
     }
 
-    /// The second slot is another one of the same cache line, each of four with the same probability.
+    /// The second candidate slot is another one of the same cache line: one of four, all with the same probability.
     #[test]
     fn flows_of_one_slot_spread_over_the_second() {
         let mut taken = [0_u32; 8];
@@ -201,7 +206,8 @@ mod tests {
         assert!((10_000..10_750).contains(&used), "{used} slots used");
     }
 
-    /// At one flow for sixteen slots, a second choice lowers the losses from one in thirty to one in a thousand.
+    /// With 4096 waiting flows in 65 536 slots, a second candidate slot lowers the share of overwritten flows from 1/30
+    /// to 1/1000.
     #[test]
     fn few_waiting_flows_lose_their_slot() {
         let mut slots = vec![0_u64; SLOTS as usize];

@@ -4,7 +4,7 @@
 
 /// Hashes a flow's identity into 64 bits: the low bits choose a slot, the high bits are its tag.
 ///
-/// Two rounds of multiply and xor-shift, which cost the verifier and the processor little.
+/// Two rounds of multiplication and xor-shift: cheap for the processor, and few instructions for the verifier.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn flow(seed: u64, addresses: u64, ports_and_protocol: u64) -> u64 {
@@ -27,8 +27,8 @@ pub const fn absorb(seed: u64, word: u64) -> u64 {
 
 /// As [`absorb`], for two words that a sender can choose, as an IPv6 client chooses its interface identifier.
 ///
-/// The highest bit of a product by a constant depends on the highest bit of the factor alone: two changes in two words
-/// could cancel each other out whatever the seed. So the second factor depends on the first word.
+/// If both words were multiplied by constants, a sender could choose changes in both words whose effects on the hash
+/// add up to zero for every seed. So the second factor depends on the first word.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn absorb_both(seed: u64, first: u64, second: u64) -> u64 {
@@ -44,7 +44,7 @@ mod tests {
     use super::absorb_both;
 
     proptest! {
-        /// Two addresses with the same hash would share their flows.
+        /// Two client addresses with the same hash would share their conntrack entries.
         #[test]
         fn no_bits_of_one_word_cancel_out_those_of_the_other(seed: u64, first: u64, second: u64) {
             let other = absorb_both(seed, first ^ 1 << 63, second ^ (1 << 63 | 1 << 31));

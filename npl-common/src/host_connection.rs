@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The Node's own connections from ports of the range: `nf_nat` may masquerade a connection to any source port, also
-//! one that a socket or a mapping reserves. Replies to such a connection are not translated.
+//! The Node's own connections from ports of the range: kernel NAT may masquerade a connection to any source port, also
+//! to a port that a socket or a mapping has. Replies to such a connection are not translated.
 //!
-//! One 64-bit word per slot, as in [`crate::half_open`]; a connection has one of two slots, so that another one that
-//! shares its slot does not overwrite the entry:
+//! One 64-bit word per slot, as in [`crate::half_open`]. A connection has two candidate slots, so that another
+//! connection with the same first slot does not overwrite its entry:
 //!
 //! ```text
 //! 63            24 23       0
-//! [ tag: 40 bits ][ seconds ]
+//! [ tag: 40 bits ][ time    ]
 //! ```
 
 use crate::mapping::protocol;
@@ -15,11 +15,11 @@ use crate::mapping::protocol;
 /// Slots, a power of two: 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
-/// Lifetime of a UDP entry in [`crate::fragment::time`]'s unit, as `nf_conntrack_udp_timeout_stream`. Entries of other
-/// protocols do not expire.
+/// Lifetime of a UDP entry in units of 1.07 s ([`crate::fragment::time`]): 129 s, near the 120 s of
+/// `nf_conntrack_udp_timeout_stream`. Entries of other protocols do not expire.
 pub const LIFETIME: u64 = 120;
 
-/// An entry's age is less than this, in the same unit.
+/// Upper bound of an entry's age in units of 1.07 s; older entries look younger, because the time wraps.
 const AGES: u64 = TIME_MASK + 1;
 
 const TIME_MASK: u64 = (1 << 24) - 1;
@@ -31,36 +31,36 @@ pub const fn entry(hash: u64, time: u64) -> u64 {
     hash & !TIME_MASK | time & TIME_MASK
 }
 
-/// Whether an entry is of a connection with this hash.
+/// Whether an entry belongs to a connection with this hash.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn matches(word: u64, hash: u64) -> bool {
     word != 0 && (word ^ hash) & !TIME_MASK == 0
 }
 
-/// Whether an entry is of a connection with this hash and has not expired.
+/// Whether an entry belongs to a connection with this hash and has not expired.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn is_alive(word: u64, hash: u64, protocol: u8, time: u64) -> bool {
     matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= LIFETIME)
 }
 
-/// Whether a connection's entry is in its second slot, or takes it: a new entry takes an empty slot, or the one whose
-/// entry is older.
+/// Whether a connection's entry is in its second slot or, if it is new, goes there: a new entry takes an empty slot, or
+/// the slot with the older entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn is_second(first: u64, second: u64, hash: u64, time: u64) -> bool {
     !matches(first, hash) && (matches(second, hash) || age(first, time) < age(second, time))
 }
 
-/// The time since an entry was written; for an empty slot more than for every entry.
+/// The time since an entry was written; for an empty slot, more than the age of every entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 const fn age(word: u64, time: u64) -> u64 {
     if word == 0 { AGES } else { time.wrapping_sub(word) & TIME_MASK }
 }
 
-/// The first slot of a hash, from bits that the tag does not have.
+/// The first candidate slot of a hash, by bits that are not part of the tag.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 #[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
@@ -68,7 +68,7 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// The second slot of a hash.
+/// The second candidate slot of a hash.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 #[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
@@ -76,7 +76,8 @@ pub const fn second_slot(hash: u64) -> u32 {
     (hash >> SECOND_SHIFT) as u32 & (SLOTS - 1)
 }
 
-/// The second slot is taken from the tag's bits, so that connections that share the first slot do not share it.
+/// Position of the hash bits that choose the second slot. They differ from those of the first slot, so that connections
+/// with the same first slot have different second slots.
 const SECOND_SHIFT: u32 = 24;
 
 const _: () = assert!(SLOTS.is_power_of_two(), "a slot is chosen by a mask");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Declares map types so that their size is asserted where they are written and `unsafe` stands in one place.
+//! A macro that declares map types: it asserts the size at the declaration, and contains the only `unsafe` code for map
+//! types.
 
 /// One map type, for the committed layout snapshot and the reference of maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub struct Field {
     pub help: &'static str,
     /// The field's type as written.
     pub ty: &'static str,
-    /// Bytes from the start of the type.
+    /// Offset of the field in bytes.
     pub offset: usize,
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Lookup caches: copies of map look-ups that programs leave for each other in arrays. A cached mapping spares a
-//! request the hash look-ups of mapping and next hop; a cached reply spares a reply those of endpoint and flow.
+//! Lookup caches: arrays in which programs store the results of hash look-ups for later packets. A cached mapping
+//! replaces a request's look-ups of mapping and next hop; a cached reply replaces a reply's look-ups of endpoint and
+//! flow.
 //!
-//! Cached copies are not invalidated one by one. Each carries a checksum over its words, its key, the seed and the
-//! epoch, and the agent starts a new epoch whenever a mapping, an endpoint, a next hop or a node address changes. A
-//! copy whose checksum does not match is a miss.
+//! Each copy has a checksum over its words, its key, the seed and the epoch. The agent invalidates all copies at once
+//! by a new epoch, whenever a mapping, an endpoint, a next hop or a node address changes. A copy whose checksum does
+//! not match is a miss.
 
 use crate::{
     config::Config,
@@ -25,7 +26,7 @@ map_type! {
     pub struct CachedMappingV4: 32, align 8 {
         /// Copy of the map's value.
         pub backend: BackendV4,
-        /// Copy of the Pod's next hop; device index 0 if there is none, see [`no_next_hop`].
+        /// Copy of the Pod's next hop; device index 0 if the copy has no next hop, see [`no_next_hop`].
         pub next_hop: PodNextHop,
         /// Checksum over the copy, its key and the epoch ([`checksum`]); any other value is a miss.
         pub checksum: u64,
@@ -71,12 +72,12 @@ pub mod no_next_hop {
 
     /// The Pod has no next hop: its packets take the host's stack.
     pub const UNREACHABLE: PodNextHop = PodNextHop { ifindex: 0, mtu: 0, kind: 0 };
-    /// The caching program uses the host's stack, and did not look the next hop up.
+    /// The program that stored the copy forwards through the host's stack and did not look up the next hop.
     pub const NOT_LOOKED_UP: PodNextHop = PodNextHop { kind: 1, ..UNREACHABLE };
 }
 
-/// The slot of a frontend, which other frontends may share. Consecutive ports are adjacent, so that a cache line holds
-/// two.
+/// The slot of a frontend, which other frontends may share. Consecutive ports have adjacent slots, so that a cache line
+/// holds the copies of two ports.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn slot(frontend: Frontend) -> u32 {
@@ -98,8 +99,9 @@ pub fn checksum(config: &Config, epoch: u32, frontend: Frontend, words: &[u64]) 
 }
 
 map_type! {
-    /// The cached look-ups of a reply, beside its flow's slot in the half-open cache: its sender is this endpoint, and
-    /// the flow table has the flow that the slot has.
+    /// Cached results for a reply, at the index of its flow's slot in the half-open cache: the endpoint that sent the
+    /// reply, and the fact that the flow table contains the flow. Elements from 65 536 on, beside slots of handshakes,
+    /// hold a client's sequence and acknowledgement number instead.
     pub struct CachedReply: 16, align 8 {
         /// Copy of the map's value.
         pub endpoint: Endpoint,
@@ -108,11 +110,11 @@ map_type! {
     }
 }
 
-/// The checksum of a cached reply. `hash` and `entry` are the flow's in the half-open cache, `epoch` is
-/// [`Config::epoch`], `jiffies` the low half of the kernel's.
+/// The checksum of a cached reply. `hash` is the flow's hash, `entry` its entry in the half-open cache, `epoch` is
+/// [`Config::epoch`], and `jiffies` is the low half of the kernel's `jiffies`.
 ///
-/// The copy expires at the next multiple of [`REFRESH_INTERVAL_JIFFIES`], so that a reply refreshes its flow table
-/// entry then.
+/// The copy expires at the next multiple of [`REFRESH_INTERVAL_JIFFIES`]: the next reply then looks up its flow table
+/// entry and refreshes it.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn reply_checksum(hash: u64, entry: u64, epoch: u32, jiffies: u32, endpoint: &Endpoint) -> u64 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Mappings: which node port leads to which Pod, and how replies are recognized.
+//! Mappings of node ports to Pods, source allow-lists, and the endpoints by which replies are recognized.
 
 /// IP protocol numbers that a mapping can have (IANA).
 pub mod protocol {
@@ -21,7 +21,7 @@ pub const MAX_LOCAL_ADDRESSES: u32 = 256;
 /// Flag of a backend: only the sources of `npl_allow_v4` or `npl_allow_v6` may use the mapping.
 pub const FLAG_RESTRICTED: u16 = 1;
 
-/// The value of every allowed source in the map.
+/// The value of every range in `npl_allow_v4` and `npl_allow_v6`.
 pub const ALLOWED: u32 = 1;
 
 map_type! {
@@ -43,7 +43,7 @@ map_type! {
 map_type! {
     /// Value of a node address.
     pub struct LocalAddress: 4, align 4 {
-        /// Index of the address; not reused while a flow may name it.
+        /// Index of the address; not reused while a conntrack entry may contain it.
         pub index: u32,
     }
 }
@@ -93,8 +93,8 @@ map_type! {
 }
 
 map_type! {
-    /// Source allow-list entry, IPv4: the key behind its prefix length. The frontend matches in full, the address by
-    /// the range's prefix.
+    /// Source allow-list entry, IPv4: the part of the key behind the prefix length. The frontend must match in full,
+    /// the source address by the range's prefix.
     pub struct SourceV4: 8, align 4 {
         /// The mapping.
         pub frontend: Frontend,
@@ -113,13 +113,13 @@ map_type! {
     }
 }
 
-/// Bits of a frontend, which the prefix length of an allow-list entry counts beside those of its range.
+/// Bits of a frontend: the prefix length of an allow-list entry is this number plus the range's prefix length.
 pub const FRONTEND_BITS: u32 = 32;
 
 const _: () = assert!(size_of::<Frontend>() * u8::BITS as usize == FRONTEND_BITS as usize, "all of a frontend counts");
 
 map_type! {
-    /// The Pod side of a mapping: a packet from any other address and port is no reply.
+    /// The Pod's address and port of a mapping: only packets from such an endpoint can be replies.
     pub struct EndpointV4: 8, align 4 {
         /// Network order.
         pub pod_addr: [u8; 4],
@@ -149,7 +149,7 @@ map_type! {
 map_type! {
     /// Value of an endpoint.
     pub struct Endpoint: 8, align 4 {
-        /// As in [`BackendV4`]; all mappings of one Pod's port share it.
+        /// As in [`BackendV4`]; all mappings of one Pod port have the same generation.
         pub generation: u32,
         /// Element of the per-mapping counters.
         pub stats_index: u32,

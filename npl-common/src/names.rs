@@ -13,7 +13,7 @@ pub const LINK_DIR: &str = "links";
 /// Folder below `<bpffs>/npl/v<ABI>/` that holds the pinned programs, in a folder for each build.
 pub const PROGRAM_DIR: &str = "programs";
 
-/// The longest name that the kernel keeps of a map or program, in bytes, without the terminating zero.
+/// Bytes of a map's or program's name that the kernel keeps, without the terminating zero.
 pub const MAX_NAME: usize = 15;
 
 /// Configuration: array of one [`crate::config::Config`].
@@ -78,7 +78,7 @@ pub const MAP_CRC: &str = "npl_crc";
 pub const MAP_UPLINK: &str = "npl_uplink";
 /// Devices that run the XDP program: device index to [`crate::config::XDP_ATTACHED`].
 pub const MAP_XDP_DEVICE: &str = "npl_xdp_dev";
-/// Next hops of Pods for redirected requests, IPv4: [`crate::next_hop::PodAddressV4`] to
+/// Next hops of Pods in redirect and offload mode, IPv4: [`crate::next_hop::PodAddressV4`] to
 /// [`crate::next_hop::PodNextHop`].
 pub const MAP_NEXT_HOP_V4: &str = "npl_nexthop_v4";
 /// As [`MAP_NEXT_HOP_V4`], IPv6.
@@ -143,9 +143,10 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_REASON,
 ];
 
-/// A constant of the object, one byte: 1 if programs read packets through pointers, 0 if through a kernel helper.
+/// A constant of the object, one byte, which the loader sets: 1 if programs read packets through pointers, 0 if through
+/// a kernel helper.
 ///
-/// Before 6.6, and the stable kernels that have its change, only a loader with `CAP_PERFMON` may compare packet
+/// Before Linux 6.6 (and stable kernels with the same change), only a loader with `CAP_PERFMON` may compare packet
 /// pointers.
 pub const GLOBAL_DIRECT_READS: &str = "NPL_DIRECT_READS";
 
@@ -191,11 +192,11 @@ pub const PROG_XDP: &str = "npl_xdp";
 /// As [`PROG_XDP`], with multi-buffer frames (Linux 5.18).
 pub const PROG_XDP_FRAGS: &str = "npl_xdp_frags";
 
-/// Every XDP program; a kernel runs one of them.
+/// Every XDP program. The agent attaches the one that the kernel supports.
 pub const XDP_PROGRAMS: &[&str] = &[PROG_XDP, PROG_XDP_FRAGS];
 
-/// Every slow-path program: ICMP errors, fragments, SCTP, and packets with options or extension headers. Each at its
-/// index in [`MAP_SLOW_PATH`], see [`slow_path_of`].
+/// Every slow-path program, for ICMP errors, fragments, SCTP, and packets with options or extension headers. The
+/// position is the program's index in [`MAP_SLOW_PATH`], see [`slow_path_of`].
 pub const SLOW_PATH_PROGRAMS: &[&str] =
     &["npl_in_slow", "npl_out_slow", "npl_in_l3_slow", "npl_out_l3_slow", "npl_rd_in_slow", "npl_rd_pod_slow"];
 /// Index of the slow path of [`PROG_INGRESS`].
@@ -225,8 +226,8 @@ pub fn slow_path_of(program: &str) -> Option<u32> {
     }
 }
 
-/// Every cgroup program, in the order of attachment: reverse NAT ahead of NAT, so that no client sees an address that
-/// it did not connect to.
+/// Every cgroup program, in the order of attachment: programs of reverse NAT are attached before those of NAT, so that
+/// no client sees the Pod's address in place of the one that it connected to.
 pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
     SocketProgram { name: "npl_recvmsg4", hook: "recvmsg4" },
     SocketProgram { name: "npl_recvmsg6", hook: "recvmsg6" },
@@ -241,9 +242,9 @@ pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
 /// A program for the sockets of a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketProgram {
-    /// Its name in the object and in the kernel.
+    /// The program's name in the object and in the kernel.
     pub name: &'static str,
-    /// The kernel's name of the hook; part of the pin's name.
+    /// The kernel's name of the hook, which is part of the pin's name.
     pub hook: &'static str,
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Next hops of `--forwarding redirect` and `offload`: uplinks by device index, Pods by address. An entry exists while
-//! the device's programs are attached.
+//! Next hops of `--forwarding redirect` and `offload`: uplinks by device index, Pods by address. An entry exists only
+//! while NPL's programs are attached to the device.
 
 /// Uplinks that the map holds.
 pub const MAX_UPLINKS: u32 = 256;
 /// Pod addresses per family that the map holds.
 pub const MAX_NEXT_HOPS: u32 = 4096;
 
-/// The value of every uplink.
+/// The value of every device in `npl_uplink`.
 pub const UPLINK: u32 = 1;
 
 /// How a device reaches a Pod.
@@ -47,7 +47,7 @@ map_type! {
 }
 
 impl PodNextHop {
-    /// Whether it names a device; otherwise the host's stack sends the packet.
+    /// Whether the next hop has a device; otherwise the packet takes the host's stack.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn is_reachable(&self) -> bool {

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Which flows bypass the host's stack with `--forwarding offload`.
+//! Decides which flows bypass the host's stack with `--forwarding offload`.
 //!
 //! A direction of a flow is offloaded for [`INTERVAL_JIFFIES`] after a stack observation: proof that the stack
-//! forwarded a packet of it. The next packet then takes the stack again. So FORWARD rules and kernel conntrack see a
-//! packet of each direction of a live flow in every interval, and a new rule ends the flow.
+//! forwarded a packet of this direction. When the interval is over, the next packet takes the stack again. So FORWARD
+//! rules and kernel conntrack see one packet per direction of a live flow in every interval, and a new rule that drops
+//! the flow takes effect.
 //!
 //! Packets that open or end a connection, and all packets after its end, take the stack. Flows may share a slot: the
-//! first keeps it while it is offloaded, the others take the stack.
+//! first flow keeps the slot while it is offloaded, and the packets of the others take the stack.
 //!
-//! A direction is one aligned 64-bit word, so that a reader sees an old or a new one and never a mixture:
+//! A direction has one aligned 64-bit word, so that a reader sees an old or a new value and never a mixture:
 //!
 //! ```text
 //! 63           32 31            0
 //! [ tag: 32 bits ][ jiffies, or one of `since` ]
 //! ```
 
-/// Slots of a family: 1 MiB. A flow has the one that [`crate::half_open::slot`] gives.
+/// Slots of a family: 1 MiB. [`crate::half_open::slot`] gives the slot of a flow.
 pub const SLOTS: u32 = crate::half_open::SLOTS;
 
 /// How long a direction is offloaded after a stack observation, in jiffies: 0.25 s (HZ=1000) to 2.6 s (HZ=100). Kernel
-/// conntrack keeps established flows far longer.
+/// conntrack's timeouts of established flows are far longer.
 pub const INTERVAL_JIFFIES: u32 = 256;
 
 map_type! {
@@ -37,7 +38,7 @@ map_type! {
 pub mod since {
     /// No stack observation.
     pub const NEVER: u32 = 0;
-    /// The observation expired; a packet is on its way through the stack.
+    /// The observation expired, and a packet was sent through the stack to renew it.
     pub const PENDING: u32 = 1;
     /// The connection has ended or is ending.
     pub const ENDED: u32 = 2;
@@ -56,7 +57,8 @@ pub enum Decision {
     Observe,
 }
 
-/// A flow's tag among the flows of its slot. A later Pod with the same address has another generation.
+/// The tag that tells a flow from other flows of its slot. It includes the Pod's generation, so that the flows of a
+/// later Pod with the same address have other tags.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn tag(hash: u64, generation: u32) -> u32 {
@@ -70,7 +72,7 @@ pub const fn word(tag: u32, since: u32) -> u64 {
     (tag as u64) << u32::BITS | since as u64
 }
 
-/// The time of a direction's observation; [`since::NEVER`] if the word is another flow's.
+/// The time of a direction's observation; [`since::NEVER`] if the word belongs to another flow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 #[expect(clippy::cast_possible_truncation, reason = "the low half")]
@@ -78,13 +80,13 @@ pub const fn since_of(word: u64, tag: u32) -> u32 {
     if (word >> u32::BITS) as u32 == tag { word as u32 } else { since::NEVER }
 }
 
-/// The path of a packet that neither opens nor ends a connection, by the words of its own and the other direction.
-/// `now` is the low half of `jiffies`.
+/// The path of a packet that neither opens nor ends a connection. `mine` is the word of the packet's direction, `other`
+/// that of the opposite direction. `now` is the low half of `jiffies`.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
     let (mine, other) = (since_of(mine, tag), since_of(other, tag));
-    // The stack has forwarded no exchange before the Pod has replied.
+    // Offload needs an observation of both directions, so the Pod must have replied.
     if mine < since::FIRST_TIME || other == since::NEVER || other == since::ENDED {
         return Decision::Stack;
     }
@@ -93,8 +95,8 @@ pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
 
 /// A direction's word after a stack observation; `None` if the word is unchanged.
 ///
-/// The word of an offloaded direction is unchanged: on a bridge, its redirected packets pass the observing program too,
-/// which is no proof that the stack forwarded them.
+/// The word of an offloaded direction is unchanged: on a bridge, redirected packets also pass through the observing
+/// program, so that an observation there does not prove that the stack forwarded the packet.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 #[expect(clippy::cast_possible_truncation, reason = "the low half")]
@@ -104,7 +106,7 @@ pub const fn observe(old: u64, tag: u32, now: u32) -> Option<u64> {
     if since == since::PENDING {
         return Some(word(tag, time));
     }
-    // An offloaded flow keeps its slot.
+    // Another flow that is offloaded keeps the slot.
     let is_taken = old as u32 >= since::FIRST_TIME && now.wrapping_sub(old as u32) < INTERVAL_JIFFIES;
     if since != since::NEVER || is_taken { None } else { Some(word(tag, time)) }
 }

@@ -47,8 +47,8 @@ reasons! {
     RewriteFailed = 6, "rewrite_failed";
     /// An ICMP error whose quoted packet is cut off or does not match the error's destination; passed on unchanged.
     BadQuote = 7, "bad_quote";
-    /// A first SCTP fragment whose datagram length is unknown, because the SCTP reassembly buffer has no room for it;
-    /// passed on unchanged.
+    /// A first SCTP fragment whose datagram length is unknown, because its slot of the SCTP reassembly buffer is
+    /// occupied or its frame exceeds 2024 bytes, and no cut-off chunk shows the length; passed on unchanged.
     SctpFragment = 8, "sctp_fragment";
     /// A packet, or an ICMP error about one, from a source that the mapping's allow-list does not contain; dropped.
     SourceRefused = 9, "source_refused";
@@ -64,7 +64,7 @@ reasons! {
 }
 
 impl Reason {
-    /// Where the counted packet goes.
+    /// The action of the programs on a counted packet, for the reference page.
     pub const fn packet(self) -> &'static str {
         match self {
             Self::SourceRefused | Self::RewriteFailed => "dropped",
@@ -83,7 +83,7 @@ impl Reason {
     }
 }
 
-/// Elements of the reason counters; more than reasons, so that a new one does not change the map.
+/// Elements of the reason counters: more than there are reasons, so that a new reason does not change the map.
 pub const MAX_REASONS: u32 = 64;
 
 const _: () = assert!(Reason::ALL.len() <= MAX_REASONS as usize, "a reason is an index into the counters");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Socket reverse NAT: the address that a local client connected to, for `getpeername` and `recvmsg`. A lost entry
-//! shows the client the Pod's address and breaks no connection.
+//! Socket reverse NAT: the address that a local client connected to, for `getpeername` and `recvmsg`. If an entry is
+//! lost, the client sees the Pod's address; its connection continues.
 
 /// Entries per family; 16 Ki of them take less than 2 MiB.
 pub const MAX_SOCKET_RNAT: u32 = 16_384;

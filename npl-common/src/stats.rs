@@ -5,10 +5,10 @@
 /// which count against the container's memory limit: 25 MiB with 128 processors.
 pub const COUNTED_MAPPINGS: u32 = 4096;
 
-/// The IPv4 element for the counters of removed mappings, so that sums over all elements never decrease, and for
-/// mappings without counters of their own.
+/// The IPv4 element with the counters of all removed mappings, so that sums over all elements never decrease, and of
+/// mappings without an element of their own.
 pub const SHARED_V4: u32 = COUNTED_MAPPINGS;
-/// As the IPv4 element, for IPv6.
+/// As [`SHARED_V4`], for IPv6.
 pub const SHARED_V6: u32 = COUNTED_MAPPINGS + 1;
 
 /// Elements of the per-mapping counters.

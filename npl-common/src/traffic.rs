@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Settings of the bench's packet generator and counter. They are no part of the agent's ABI: these maps are never
-//! pinned.
+//! Settings of the packet generator and packet counter of `npl-bench`. Their maps are never pinned and no part of the
+//! agent's ABI.
 
 /// Bytes of a generated frame: 64 on the wire, where the frame check sequence adds four.
 pub const FRAME_BYTES: usize = 60;
@@ -30,7 +30,7 @@ pub const PROG_COUNT: &str = "npl_count";
 const CLIENT_BITS: u32 = RANDOM_ADDRESS_BITS + u16::BITS;
 const CLIENT_MASK: u64 = (1 << CLIENT_BITS) - 1;
 
-/// Address bits and port of the random client of a packet, by the packet's number.
+/// The random address bits and the port of a packet's client, computed from the packet's number.
 ///
 /// The first 2^44 numbers give 2^44 different clients, because each step below is invertible.
 #[inline(always)]
@@ -58,12 +58,12 @@ map_type! {
         pub frame: [u8; FRAME_BYTES],
         /// If nonzero, each client has a random port and an address with [`RANDOM_ADDRESS_BITS`] random bits.
         pub random: u16,
-        /// What the generator does with each packet, one of [`fate`].
+        /// The generator's action on each packet, one of [`fate`].
         pub fate: u16,
     }
 }
 
-/// What the generator does with a packet.
+/// Actions of the generator on a packet.
 pub mod fate {
     /// The generator's device receives the packet.
     pub const RECEIVED: u16 = 0;

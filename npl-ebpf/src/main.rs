@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! NPL's kernel programs: entry points only. ARCHITECTURE.md has a map of the modules.
 //!
-//! TC ingress rewrites requests from node port to Pod, ahead of netfilter; TC egress rewrites the Pod's replies back,
+//! TC ingress rewrites requests from node port to Pod, before netfilter; TC egress rewrites the Pod's replies back,
 //! behind netfilter. In between, host and CNI see one flow from the client to the Pod. Packets that match no mapping
-//! pass unchanged, with a verdict that runs the hook's other programs too.
+//! pass unchanged to the hook's other programs.
 
 #![no_std]
 #![no_main]
@@ -164,56 +164,56 @@ pub fn npl_rd_pod_slow(ctx: TcContext) -> i32 {
     slow_path::translate::<Replies<REDIRECT>, ETHERNET>(&ctx)
 }
 
-/// NAT of local clients that connect.
+/// NAT for `connect` of local clients.
 #[cgroup_sock_addr(connect4)]
 pub fn npl_connect4(ctx: SockAddrContext) -> i32 {
     socket::request::<Inet>(&ctx, Call::Connect);
     ALLOW
 }
 
-/// As [`npl_connect4`], by a socket of IPv6.
+/// As [`npl_connect4`], for IPv6 sockets.
 #[cgroup_sock_addr(connect6)]
 pub fn npl_connect6(ctx: SockAddrContext) -> i32 {
     socket::request6(&ctx, Call::Connect);
     ALLOW
 }
 
-/// NAT of local clients that send datagrams.
+/// NAT for `sendmsg` of local clients.
 #[cgroup_sock_addr(sendmsg4)]
 pub fn npl_sendmsg4(ctx: SockAddrContext) -> i32 {
     socket::request::<Inet>(&ctx, Call::Send);
     ALLOW
 }
 
-/// As [`npl_sendmsg4`], by a socket of IPv6.
+/// As [`npl_sendmsg4`], for IPv6 sockets.
 #[cgroup_sock_addr(sendmsg6)]
 pub fn npl_sendmsg6(ctx: SockAddrContext) -> i32 {
     socket::request6(&ctx, Call::Send);
     ALLOW
 }
 
-/// Socket reverse NAT of the sender of a received datagram.
+/// Socket reverse NAT: the sender's address that `recvmsg` returns.
 #[cgroup_sock_addr(recvmsg4)]
 pub fn npl_recvmsg4(ctx: SockAddrContext) -> i32 {
     socket::reply::<Inet>(&ctx);
     ALLOW
 }
 
-/// As [`npl_recvmsg4`], by a socket of IPv6.
+/// As [`npl_recvmsg4`], for IPv6 sockets.
 #[cgroup_sock_addr(recvmsg6)]
 pub fn npl_recvmsg6(ctx: SockAddrContext) -> i32 {
     socket::reply6(&ctx);
     ALLOW
 }
 
-/// Socket reverse NAT of the peer address.
+/// Socket reverse NAT: the peer's address that `getpeername` returns.
 #[cgroup_sock_addr(getpeername4)]
 pub fn npl_getpeer4(ctx: SockAddrContext) -> i32 {
     socket::reply::<Inet>(&ctx);
     ALLOW
 }
 
-/// As [`npl_getpeer4`], by a socket of IPv6.
+/// As [`npl_getpeer4`], for IPv6 sockets.
 #[cgroup_sock_addr(getpeername6)]
 pub fn npl_getpeer6(ctx: SockAddrContext) -> i32 {
     socket::reply6(&ctx);
@@ -225,13 +225,13 @@ pub fn npl_getpeer6(ctx: SockAddrContext) -> i32 {
 fn fast_path<H: Hook, const L2: usize>(ctx: &TcContext, slow_path: u32) -> i32 {
     let verdict = hook::translate::<H, L2>(ctx);
     if verdict.is_slow_path() {
-        // SAFETY: no value here needs to be dropped. Without that program the packet passes unchanged.
+        // SAFETY: no value here needs to be dropped. If the tail call fails, the packet passes unchanged.
         unsafe { SLOW_PATH.tail_call(ctx, slow_path) };
     }
     verdict.into_action()
 }
 
-/// The kernel allows GPL-only helpers by this license.
+/// The license that the kernel requires for GPL-only helpers.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 4] = *b"GPL\0";

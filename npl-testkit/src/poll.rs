@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waits. Every wait polls a condition and has a deadline, which is later on a machine with more to do than processors.
+//! Waits for conditions. Every wait polls a condition and has a deadline, which is later if the load average exceeds
+//! the number of processors.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -79,7 +80,7 @@ fn extended(limit: Duration, load: f32) -> Duration {
 /// No test waits longer than this many times its limit.
 const LARGEST_EXTENSION: f32 = 10.0;
 
-/// The load average of the last minute per processor; 0 if the kernel does not tell it.
+/// The load average of the last minute per processor; 0 if the kernel does not report it.
 fn load_per_processor() -> f32 {
     let processors = thread::available_parallelism().map_or(1, |count| u16::try_from(count.get()).unwrap_or(u16::MAX));
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();

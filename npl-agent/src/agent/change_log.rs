@@ -257,8 +257,8 @@ impl ChangeLog {
                 count,
                 pod_ip,
                 "policy routing rules give Pods routing tables of their own, and no rule before them leads a mark to the main \
-                 table: replies leave by another interface than their requests came in by and may be dropped; see \"Beside the \
-                 rules of others\" in docs/datapath.md"
+                 table: replies leave by another interface than their requests came in by and may be dropped; see \"Replies \
+                 leave by another interface\" in docs/troubleshoot.md"
             ),
             Some(ReplyRouteProblem::NodeAddress) => warn!(
                 count,

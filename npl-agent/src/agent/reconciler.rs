@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The main loop, which owns all state. Whatever wakes it, it applies what has changed, and then carries operations out
-//! until the core returns none.
+//! The main loop, which owns all state. At each event, the loop applies what has changed, and then carries operations
+//! out until the core returns none.
 
 use std::{
     mem,
@@ -186,7 +186,7 @@ impl Reconciler {
         }
     }
 
-    /// Applies a change and all that are queued behind it, so that a burst costs one pass.
+    /// Applies a change and all changes that are queued behind it, so that a burst of changes costs one pass.
     fn take_in(&mut self, first: Change, changes: &mut Receiver<Change>) {
         for change in std::iter::once(first).chain(std::iter::from_fn(|| changes.try_recv().ok())) {
             self.metrics.observe_watch_change(subject(&change), wall_clock());
@@ -331,8 +331,8 @@ impl Reconciler {
         self.survey = Some(self.uplinks.survey(&self.executor.datapath));
     }
 
-    /// Surveys the network before anything else continues. A survey in flight may be outdated, so another one follows
-    /// it.
+    /// Surveys the network before anything else continues. A survey in flight may be outdated, so another survey
+    /// follows.
     async fn look_at_network(&mut self) -> Result<(), LoopError> {
         if self.survey.is_some() {
             drop(end_of(&mut self.survey).await);

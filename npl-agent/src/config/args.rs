@@ -80,9 +80,9 @@ pub struct RunArgs {
 
     /// Forward translated packets through the kernel stack, or faster by device-to-device redirect. "offload" redirects
     /// a connection after the stack has forwarded packets of both directions, and sends one packet of each direction
-    /// through the stack again every few seconds; it needs `net.netfilter.nf_conntrack_tcp_be_liberal=1`. FORWARD
-    /// rules, NetworkPolicy and `ip xfrm` policies do not apply to redirected packets; docs/datapath.md has the
-    /// details.
+    /// through the stack again every 256 jiffies (0.25 to 2.6 s); it needs
+    /// `net.netfilter.nf_conntrack_tcp_be_liberal=1`. FORWARD rules, NetworkPolicy and `ip xfrm` policies do not apply
+    /// to redirected packets; docs/datapath.md has the details.
     #[arg(long, env = "NPL_FORWARDING", value_name = "stack|redirect|offload", default_value = "stack")]
     pub forwarding: Forwarding,
 
@@ -123,8 +123,8 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_QUARANTINE", value_name = "DURATION", default_value = "60s", value_parser = value::duration)]
     pub quarantine: Duration,
 
-    /// Compare the kernel's state with the desired state this often, and repair it, in addition to each change that the
-    /// agent notices: numbers with the units ms, s, m and h, at least 1s.
+    /// Interval at which the agent compares the kernel's state with the desired state and repairs it, besides reacting
+    /// to changes: numbers with the units ms, s, m and h, at least 1s.
     #[arg(long, env = "NPL_RESYNC", value_name = "DURATION", default_value = "30s", value_parser = value::interval)]
     pub resync: Duration,
 

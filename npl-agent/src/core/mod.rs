@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pure decisions: the desired state, and the order of operations that leads to it.
+//! Pure decisions: the desired state, and the order of the operations that establish it.
 //!
 //! No I/O, no clock, no randomness, no logging. The same input gives the same output, in whatever order changes arrive.
 //!
@@ -14,7 +14,7 @@
 //! The life of a node port: claimed, reserved, mapped, published; then withdrawn, drained, unmapped, quarantined,
 //! released. An annotation never names a mapping that does not exist, with three exceptions, in which the mapping would
 //! lead to another Pod: the Pod has finished, has lost its address, or shares it with a Pod that has the better claim.
-//! Then the mapping is removed at once, and the annotation is updated right after.
+//! In these cases the mapping is removed at once, and the annotation is updated right after.
 //!
 //! A mapping's allowed sources are in the kernel before the mapping is restricted, and stay while the mapping is
 //! restricted.

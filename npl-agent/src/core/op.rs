@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The only ways to change mappings, allowed sources, reservations and Pods. Only the executor carries them out.
+//! The operations, which are the only way to change mappings, allowed sources, reservations and Pods. Only the executor
+//! carries them out.
 
 use std::collections::BTreeSet;
 
@@ -126,8 +127,8 @@ pub(super) enum RetryKey {
 }
 
 impl Op {
-    /// The place of the op in a pass. After any prefix of a pass that is ordered so, no annotation names a mapping that
-    /// the datapath lacks, and no mapping lacks its reservation or its allowed sources.
+    /// The place of the operation in a pass. If the agent stops in the middle of a pass with this order, no annotation
+    /// names a mapping that the datapath lacks, and no mapping lacks its reservation or its allowed sources.
     pub const fn rank(&self) -> u8 {
         match self {
             Self::Reserve(..) => 0,

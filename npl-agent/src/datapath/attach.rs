@@ -209,13 +209,14 @@ impl Hooks {
         std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
     }
 
-    /// Refuses a device with an `ingress` qdisc: it occupies the place of clsact, and would run egress filters on
-    /// ingress packets.
+    /// Refuses a device with an `ingress` qdisc: the qdisc occupies the place of clsact, and would run egress filters
+    /// on ingress packets.
     fn refuse_ingress_queue(&self, device: &Device) -> Result<(), DatapathError> {
         if !device.link.has_ingress_queue {
             return Ok(());
         }
-        // Filters of an earlier agent were removed together with their clsact qdisc.
+        // The `ingress` qdisc has replaced clsact, and the kernel removed the filters with it; only the folders that
+        // record them are left.
         Direction::ALL.into_iter().try_for_each(|side| unpin(&self.pins.link(device.ifindex, side)))?;
         Err(DatapathError::IngressQueue { interface: device.name.clone() })
     }

@@ -84,7 +84,8 @@ impl MappingWriter {
     /// Writes mappings. Returns an error for each mapping that the kernel refused, or whose backend is of the other IP
     /// family.
     ///
-    /// The endpoint of a mapping is written ahead of the mapping, so that no request is translated whose reply is not.
+    /// The endpoint of a mapping is written before the mapping, so that every request that is translated has a reply
+    /// that is translated.
     pub fn upsert_all(
         &mut self,
         tables: &mut Tables,
@@ -185,7 +186,7 @@ impl MappingWriter {
     ///
     /// If the kernel refuses.
     pub fn remove(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
-        // Ahead of the removal, so that the port counts as recently used once it is free.
+        // Recorded before the removal, so that the port counts as recently used once it is free.
         tables.record_unmapped_traffic(frontend)?;
         tables.family_mut(frontend.family).remove_mapping(frontend)?;
         tables.begin_epoch()?;

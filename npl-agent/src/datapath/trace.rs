@@ -29,8 +29,8 @@ const MAPS: [&str; 2] = [LOGS, "npl_trace"];
 /// The target of log lines, for `NPL_LOG`.
 const TARGET: &str = "npl_ebpf";
 
-/// Pins these maps beside the programs of their build, as if they were constants: so the next agent knows them as maps
-/// of these programs.
+/// Pins these maps beside the programs of their build, as constants maps are, so that the next agent recognizes them as
+/// maps of these programs.
 pub(super) fn pin_maps(loader: &mut EbpfLoader<'_>, pins: &Pins, build: &str) -> Result<(), DatapathError> {
     let folder = pins.programs_of(build);
     fs::create_dir_all(&folder).map_err(|source| pin_error("create", &folder, source))?;

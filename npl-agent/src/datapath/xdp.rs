@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attaches the XDP program, which translates requests ahead of the TC programs. The TC programs stay attached behind
-//! it.
+//! Attaches the XDP program, which translates requests before the TC programs. The TC programs stay attached for all
+//! other packets.
 //!
 //! Some drivers reset their queues when a program is attached or detached, which loses packets. The link is therefore
 //! pinned and kept across restarts, and updated only if it has another program.

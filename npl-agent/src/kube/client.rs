@@ -209,7 +209,8 @@ enum Probe {
     Granted { is_node_known: bool },
     /// The API server gave no definite answer.
     NotYet(kube::Error),
-    /// The API server refused the agent. An API server that is starting may do so for a moment.
+    /// The API server answered 401 or denied a permission. An API server that is starting may refuse requests for a
+    /// moment.
     Refused(ConnectError),
 }
 
@@ -242,7 +243,11 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
                 if refusals == REFUSALS_TO_CONFIRM {
                     return Err(err);
                 }
-                debug!(%err, refusals, "the API server refused the agent; checking the permissions again");
+                debug!(
+                    %err,
+                    refusals,
+                    "the API server answered 401 or denied a permission; the agent checks its permissions again"
+                );
             }
         }
         sleep(delays.next().unwrap_or(PROBE_TIMEOUT)).await;

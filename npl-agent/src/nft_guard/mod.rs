@@ -5,7 +5,7 @@
 //! NPL translates a request before kernel conntrack sees it, so the kernel's entry is from the client to the Pod. Once
 //! that entry times out, the Pod's next packet creates a new one from the Pod to the client, and a masquerade rule for
 //! Pod egress matches it: the packet leaves with a source port that the client does not know. The chain `replies` runs
-//! ahead of such rules and keeps the source address and port. See design note 15.
+//! before such rules and keeps the source address and port. See design note 15.
 //!
 //! Some CNIs mark connections that arrive for a Node address, so that replies of Pods with their own policy route leave
 //! through the Node's uplink. Such a CNI does not recognize translated requests. The chain `requests` sets the mark for

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The netlink protocol of nftables, as far as the table needs it. Numbers in attributes are in network byte order.
+//! The part of nftables' netlink protocol that the table needs. Numbers in attributes are in network byte order.
 
 use std::{io, ops::ControlFlow};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `events.md`, from [`EventReason`] and the texts of [`Cause`].
+//! Renders `events.md` from [`EventReason`] and the texts of [`Cause`].
 
 use std::{fmt::Write as _, net::Ipv4Addr};
 

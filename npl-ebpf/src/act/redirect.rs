@@ -2,10 +2,10 @@
 //! `--forwarding redirect`: translated packets go from the uplink to the Pod's device, and from there to the uplink,
 //! and bypass the host's stack.
 //!
-//! Both directions are redirected or neither, because kernel conntrack cannot follow half a connection: one next hop
-//! entry of the agent decides for both. The route to the client follows the kernel's routes and neighbor table. Packets
-//! that the stack would not merely forward take the stack: those at their last hop, those above the MTU, and those
-//! whose route leaves by another device.
+//! Either both directions of a Pod's traffic are redirected or neither, because kernel conntrack cannot track a
+//! connection of which it sees one direction only. The agent's next hop entry of the Pod decides for both. Replies
+//! follow the kernel's routes and neighbor table. Packets that need more than forwarding take the stack: those whose
+//! TTL ends here, those above the MTU, and those whose route leaves by a device that is no uplink.
 
 use aya_ebpf::{
     bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup__bindgen_ty_1, bpf_redir_neigh},
@@ -41,21 +41,21 @@ enum Receiver {
     Peer,
     /// A neighbor of the packet's family.
     Neighbor,
-    /// The neighbor that the kernel's route names, of the other family.
+    /// The gateway of the kernel's route, whose address has the other family.
     Routed,
 }
 
 /// Where a translated packet goes.
 ///
-/// Every field is always set: the compiler reads fields ahead of need, and the verifier of a program without
-/// `CAP_PERFMON` refuses a read of uninitialized stack.
+/// All fields are always set: the compiler may read a field before the branch that needs it, and the verifier of a
+/// program without `CAP_PERFMON` refuses a read of uninitialized stack.
 pub struct NextHop<F: Family> {
     /// The device that sends the packet; 0 for the host's stack.
     ifindex: u32,
     receiver: Receiver,
     /// The address of [`Receiver::Neighbor`].
     neighbor: F::Addr,
-    /// The packet's TTL fields as it is sent.
+    /// The TTL fields that the packet is sent with.
     pub ttl_fields: F::TtlFields,
 }
 
@@ -80,13 +80,14 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     pod: F::Addr,
     lookup: impl FnOnce() -> PodNextHop,
 ) -> NextHop<F> {
-    // A device pair ignores the neighbor; one value for every case takes no stack in addition to the Pod's address.
+    // All cases use the Pod's address as neighbor, which a device pair ignores, so that no second address is on the
+    // stack.
     let stack = NextHop { neighbor: pod, ..NextHop::stack(headers) };
     if !needs_next_hop::<MODE>() {
         return stack;
     }
-    // The look-ups run one after the other: the verifier drops the bounds of a value that is loaded again behind a
-    // call.
+    // Each result is checked before the next look-up: the verifier forgets the bounds of a value that is loaded again
+    // behind a call.
     let Some(ttl_fields) = F::decrement_ttl(headers.ttl_fields) else { return stack };
     let next_hop = lookup();
     if !next_hop.is_reachable() || is_sctp_gso(ctx, headers.protocol) {
@@ -106,7 +107,7 @@ pub fn is_from_pod<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> bool {
     F::next_hop(headers.source).ifindex == ctx.ifindex()
 }
 
-/// The next hop of a packet to a client, by the route that a packet from the address `node` takes. `ports` are the
+/// The next hop of a packet to a client, by the kernel's route for a packet with source address `node`. `ports` are the
 /// packet's ports after the translation, zero for a packet without ports.
 #[inline(always)]
 pub fn to_client<F: Family, const L2: usize>(
@@ -130,7 +131,7 @@ pub fn to_client<F: Family, const L2: usize>(
     // SAFETY: the context is valid, and the kernel reads and writes exactly this structure.
     let status = unsafe { bpf_fib_lookup(skb(ctx).cast(), &raw mut lookup, size_of::<RouteLookup>() as i32, 0) };
     let is_found = status == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || status == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
-    // SAFETY: the agent alone writes this map.
+    // SAFETY: only the agent writes this map.
     if !is_found || unsafe { UPLINK.get(&lookup.ifindex) }.is_none() {
         return stack;
     }
@@ -155,7 +156,7 @@ pub fn is_marked(ctx: &TcContext, config: &Config) -> bool {
     unsafe { (*skb(ctx)).cb[MARK] == config.seed as u32 }
 }
 
-/// The last word of `skb->cb` for programs, which the stack's own data does not reach.
+/// The last word of `skb->cb` that programs may use: the stack does not overwrite it.
 const MARK: usize = 4;
 
 /// Forwards a packet that was rewritten.
@@ -192,7 +193,7 @@ fn is_sctp_gso(ctx: &TcContext, protocol: u8) -> bool {
     protocol == protocol::SCTP && gso_size(ctx) != 0
 }
 
-/// Bytes of each packet that a GSO packet will be cut into.
+/// The length in bytes of each IP packet into which the kernel will cut a GSO packet.
 #[inline(always)]
 fn segment_length<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> Option<u16> {
     let payload = gso_size(ctx);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Access to map memory that other processors may write at the same time.
 //!
-//! A reference to such memory would promise the compiler that nothing else writes it. A [`Cell`] reads and writes one
-//! aligned integer with a single volatile access, so that a reader sees an old or a new value and never a mixture.
+//! A reference to such memory would promise the compiler that no other processor writes it. A [`Cell`] reads and writes
+//! one aligned integer with a single volatile access, so that a reader sees an old or a new value and never a mixture.
 
 /// A word or field of a map element.
 pub struct Cell<T>(*mut T);

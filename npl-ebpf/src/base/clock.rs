@@ -4,7 +4,8 @@
 use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_ns};
 use npl_common::fragment;
 
-/// The low half of `jiffies`. The verifier inlines this helper into a load, so that it is cheaper than a clock.
+/// The low half of `jiffies`. The verifier replaces the helper call by a load, so that it is cheaper than reading a
+/// clock.
 #[inline(always)]
 pub fn jiffies() -> u32 {
     // SAFETY: a helper without arguments.

@@ -17,8 +17,8 @@ const PACKET_OTHERHOST: u32 = 3;
 /// The VLAN identifier of a tag; the other bits are the priority.
 const VLAN_ID: u32 = 0x0fff;
 
-/// The packet's `EtherType` in network byte order. `None` for a packet of a VLAN, which the VLAN's own device
-/// translates, and for one that is addressed to another machine. A tag of VLAN 0 carries a priority only.
+/// The packet's `EtherType` in network byte order. `None` for a packet of a VLAN, which the program on the VLAN's
+/// device translates, and for a packet to another machine's link-layer address. A tag with VLAN 0 only has a priority.
 #[inline(always)]
 pub fn ether_type(ctx: &TcContext) -> Option<u32> {
     let skb = skb(ctx);
@@ -35,21 +35,21 @@ pub fn skb(ctx: &TcContext) -> *mut __sk_buff {
     ctx.as_ptr().cast()
 }
 
-/// Bytes of each segment's payload that the kernel will cut a large packet into; 0 for any other packet.
+/// Payload bytes of each segment into which the kernel will cut a GSO packet; 0 for any other packet.
 #[inline(always)]
 pub fn gso_size(ctx: &TcContext) -> u32 {
     // SAFETY: the context is valid for the program's run; the verifier allows this field.
     unsafe { (*skb(ctx)).gso_size }
 }
 
-/// A pointer to `T` at `OFFSET`, if that much of the packet is linear.
+/// A pointer to `T` at `OFFSET`, if the packet's linear part contains all bytes of `T`.
 #[inline(always)]
 fn pointer<T, const OFFSET: usize>(data: usize, data_end: usize) -> Option<*const T> {
     let start = data + OFFSET;
     if start + size_of::<T>() > data_end { None } else { Some(start as *const T) }
 }
 
-/// `names::GLOBAL_DIRECT_READS`: set by the loader. The verifier treats the value as a constant and removes dead
+/// `names::GLOBAL_DIRECT_READS`, which the loader sets. The verifier treats the value as a constant and removes dead
 /// branches.
 #[unsafe(no_mangle)]
 static NPL_DIRECT_READS: u8 = 1;
@@ -75,7 +75,7 @@ pub trait Access {
 }
 
 impl Access for TcContext {
-    /// Pulls the header into the linear part first where a driver left it in a fragment.
+    /// First pulls the header into the skb's linear part if a driver has left the header in a page fragment.
     #[inline(always)]
     fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T> {
         if !has_direct_access() {
@@ -102,7 +102,8 @@ impl Access for TcContext {
             return false;
         }
         let Some(header) = pointer::<T, OFFSET>(self.data(), self.data_end()) else { return false };
-        // SAFETY: in bounds and aligned as in `read`. The kernel unshares the header of a program that writes.
+        // SAFETY: in bounds and aligned as in `read`. For a program that writes, the kernel first unshares the skb's
+        // header.
         unsafe { header.cast_mut().write(value) };
         true
     }
@@ -151,7 +152,7 @@ impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
         true
     }
 
-    /// Always `None`: the TC program behind translates packets with variable offsets.
+    /// Always `None`: packets with variable offsets are translated by the TC program.
     #[inline(always)]
     fn load<T: Copy>(&self, _offset: usize) -> Option<T> {
         None

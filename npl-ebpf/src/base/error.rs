@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Failures that cross layers.
+//! Error types that several layers use.
 
 /// The kernel refused to write the packet, which may be half rewritten.
 pub struct RewriteError;
@@ -7,8 +7,9 @@ pub struct RewriteError;
 /// Why the fast path does not translate a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Unparsed {
-    /// A fragment, an ICMP message, SCTP, or a packet with options or extension headers: for the slow path.
+    /// The slow path handles the packet: a fragment, an ICMP message, SCTP, or a packet with options or extension
+    /// headers.
     SlowPath,
-    /// No packet that a mapping can match.
+    /// No mapping can match the packet.
     Unrelated,
 }

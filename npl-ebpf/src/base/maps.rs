@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! All map statics. The agent pins them under the names of `npl_common::names`.
 //!
-//! Maps that packets can fill are arrays, which a flood overwrites, or LRU hashes. Words of arrays are written as one
-//! aligned word.
+//! Maps that packets fill are arrays, whose slots a flood overwrites, or LRU hashes. Each word of an array is written
+//! by one aligned store.
 
 use aya_ebpf::{
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray},
@@ -159,8 +159,8 @@ pub static STACK_SEEN_V6: Array<StackSeen, { offload::SLOTS as usize }> = Array:
 #[btf_map(name = "npl_slow")]
 pub static SLOW_PATH: ProgramArray<{ SLOW_PATH_PROGRAMS.len() }> = ProgramArray::new();
 
-/// Written by the agent, once. Elements are single words, because each offset into an element is another path for the
-/// verifier of a program without `CAP_PERFMON`.
+/// Written once by the agent. Elements are single words, because the verifier of a program without `CAP_PERFMON` checks
+/// the following instructions once for each offset into a larger element.
 #[btf_map(name = "npl_crc")]
 pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 

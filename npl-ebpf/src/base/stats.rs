@@ -19,7 +19,8 @@ pub fn count_reason(reason: u32) {
 
 /// Counts a flow of a local client.
 ///
-/// A cgroup program can be interrupted by one that counts in the same element: one of the two counts may be lost.
+/// A cgroup program can be interrupted by a program that counts in the same element, and one of the two counts may be
+/// lost.
 #[inline(always)]
 pub fn count_local_flow(stats_index: u32) {
     if let Some(stats) = STATS.get_ptr_mut(stats_index) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The packet that a program of the trace build works on, and the verdict on it, until `path::trace` logs both.
 //!
-//! In a map, because the stack of most programs has no room for it.
+//! The note is in a map, because the stack of most programs has no room for it.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 
@@ -15,12 +15,12 @@ pub struct Note {
     pub destination: [u8; 16],
     pub source_port: u16,
     pub destination_port: u16,
-    /// The transport protocol; 0 if the packet's headers lead to none.
+    /// The transport protocol; 0 if no transport header was found.
     pub protocol: u8,
     pub is_ipv6: bool,
     /// The verdict's [`super::verdict::kind`].
     pub kind: u8,
-    /// The reason's number, of a verdict that has one.
+    /// The reason's number, if the verdict has a reason.
     pub reason: u8,
 }
 

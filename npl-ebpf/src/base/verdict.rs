@@ -12,7 +12,8 @@ use super::{
     stats,
 };
 
-/// The outcome of a program: its [`kind`], and above that a reason's number or the kernel's action.
+/// The outcome of a program: its [`kind`] in the low bits, and a reason's number or the kernel's action in the high
+/// bits.
 ///
 /// One word instead of an enum: a variant without a payload leaves it uninitialized, and the verifier of a program
 /// without `CAP_PERFMON` refuses a speculative read of it.
@@ -25,7 +26,8 @@ const NO_DEVICE: u32 = u32::MAX;
 
 /// The action for a fragment that is saved and re-injected later.
 ///
-/// A sender whose fragment is dropped sends no more of its datagram; a packet redirected to no device counts as sent.
+/// If a fragment were dropped, a local sender would stop sending the datagram. A packet that is redirected to a device
+/// that does not exist counts as sent.
 #[inline(always)]
 pub fn consume() -> i32 {
     // SAFETY: a helper that takes numbers.
@@ -71,11 +73,12 @@ impl From<Unparsed> for Verdict {
 }
 
 impl Verdict {
-    /// No mapping can match the packet: passed unchanged and not counted, as nearly every packet of the Node.
+    /// No mapping can match the packet, which is passed unchanged and not counted. Nearly every packet of the Node has
+    /// this verdict.
     pub const UNRELATED: Self = Self(kind::UNRELATED);
-    /// For the slow path.
+    /// The slow path handles the packet.
     pub const SLOW_PATH: Self = Self(kind::SLOW_PATH);
-    /// Rewritten, for the host's stack.
+    /// Rewritten, and passed to the host's stack.
     const TRANSLATED: Self = Self(kind::TRANSLATED);
 
     /// Passed unchanged, and counted.
@@ -128,7 +131,7 @@ impl Verdict {
         self.kind() == kind::DROPPED
     }
 
-    /// Counts the reason and gives TC's action. Packets that are not dropped go to the next program of the hook:
+    /// Counts the reason and returns TC's action. Packets that are not dropped go to the next program of the hook:
     /// `TCX_NEXT` and `TC_ACT_UNSPEC` are the same number.
     #[inline(always)]
     pub fn into_action(self) -> i32 {
@@ -148,7 +151,7 @@ impl Verdict {
         }
     }
 
-    /// XDP's action. The TC program behind counts the reason of a packet that is passed unchanged.
+    /// XDP's action. The reason of a packet that is passed unchanged is counted by the TC program.
     #[inline(always)]
     pub fn into_frame_action(self) -> u32 {
         if self.is_drop() {

@@ -2,9 +2,9 @@
 //! The bench's packet generator, an XDP program that runs in a loop, and the counter of packets behind the stack.
 //!
 //! Sending from a socket in user space costs more per packet than the whole path that is measured. `BPF_PROG_TEST_RUN`
-//! with live frames runs a program over frames that no device had to receive, and carries out its verdict. The verdict
-//! passes the frames to the stack in bulk, as received by the Node's uplink, as a driver does after its own XDP
-//! program. Or it sends them by the client's device, so that the uplink's driver receives them and runs an XDP program.
+//! with live frames runs an XDP program on frames in memory and carries out its verdict. One verdict passes the frames
+//! to the stack in bulk as received by the Node's uplink, as a driver does after its own XDP program. Another verdict
+//! sends the frames by the client's device, so that the uplink's driver receives them and runs an XDP program.
 
 #![no_std]
 #![no_main]
@@ -40,7 +40,7 @@ pub static TARGET: Array<Target, 1> = Array::new();
 #[btf_map(name = "npl_arrived")]
 pub static ARRIVED: PerCpuArray<u64, 1> = PerCpuArray::new();
 
-/// `ETH_P_IP` as loaded from a frame.
+/// `ETH_P_IP` in network byte order, as a load from the frame returns it.
 const ETH_P_IP: u16 = 0x0800_u16.to_be();
 
 /// The headers of a frame without IP options, up to the ports. Words are as loaded.
@@ -70,7 +70,7 @@ struct Frame {
 
 const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame is the template");
 
-/// Where the transport checksum is among the words after the ports.
+/// Position of the TCP checksum among the words after the ports.
 const TCP_CHECK: usize = 6;
 const UDP_CHECK: usize = 1;
 
@@ -93,7 +93,7 @@ pub fn npl_idle(_ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Redirects every packet to the Pod's device, and does nothing else.
+/// Only redirects every packet to the Pod's device.
 #[classifier]
 pub fn npl_shortcut(_ctx: TcContext) -> i32 {
     let Some(target) = TARGET.get(0) else { return TC_ACT_SHOT };
@@ -199,13 +199,13 @@ fn arrived(ctx: &TcContext) -> Option<()> {
     Some(())
 }
 
-/// A pointer to a `T` at the beginning of a packet, if that much of it is there.
+/// A pointer to a `T` at the beginning of a packet, if the packet is long enough.
 #[inline(always)]
 fn pointer<T>(start: usize, end: usize) -> Option<*mut T> {
     if start + size_of::<T>() > end { None } else { Some(start as *mut T) }
 }
 
-/// The kernel permits GPL-only helpers with this license.
+/// The license that the kernel requires for GPL-only helpers.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 4] = *b"GPL\0";

@@ -12,7 +12,7 @@ const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const DESTINATION: u8 = 60;
 
-/// Extension headers that are walked; senders use fewer.
+/// Largest number of extension headers that the programs parse; senders use fewer.
 const MAX_EXTENSIONS: usize = 6;
 /// Fragment offset, as loaded.
 const FRAGMENT_OFFSET_MASK: u16 = 0xfff8_u16.to_be();
@@ -24,9 +24,9 @@ const MORE_FRAGMENTS: u16 = 1_u16.to_be();
 #[derive(Clone, Copy)]
 struct Extension {
     protocol: u8,
-    /// In units of eight bytes, without the first eight; 0 in a fragment header, which has eight bytes.
+    /// Length in units of eight bytes, without the first eight bytes; 0 in a fragment header.
     length: u8,
-    /// Of a routing header: its type and the segments left.
+    /// In a routing header, its type and its number of segments left; in other headers, unused.
     type_and_segments: [u8; 2],
 }
 
@@ -41,7 +41,7 @@ struct FragmentHeader {
 }
 
 /// Walks the extension headers to the transport header, or to the fragment header of a later fragment. `None` if there
-/// are too many, one is cut off, or a source route has segments left.
+/// are too many headers, one is cut off, or a source route has segments left.
 #[inline(always)]
 pub fn skip_extensions(ctx: &TcContext, chain: &mut HeaderChain<V6>) -> Option<()> {
     let headers = &mut chain.headers;

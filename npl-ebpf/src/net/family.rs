@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! IPv4 and IPv6 as traits: addresses and header layout. All other code is written once and compiled for each.
+//! IPv4 and IPv6 as traits: addresses and header layout. All other code is generic over them.
 
 use aya_ebpf::programs::TcContext;
 
@@ -13,11 +13,11 @@ pub trait Addressing: Sized {
     fn sum(addr: Self::Addr) -> u32;
     /// Change of the sum when `new` replaces `old`.
     fn difference(old: Self::Addr, new: Self::Addr) -> u32;
-    /// The seeded hash of two addresses and the rest of a flow's identity.
+    /// The seeded hash of both addresses, ports and protocol.
     fn hash(seed: u64, client: Self::Addr, pod: Self::Addr, ports_and_protocol: u64) -> u64;
-    /// The unspecified address as the kernel's sockets read it: loopback.
+    /// Replaces the unspecified address by the loopback address, as the kernel does when a socket connects.
     fn unspecified_as_loopback(addr: Self::Addr) -> Self::Addr;
-    /// Whether the address never leaves its network namespace.
+    /// Whether the address is a loopback address.
     fn is_loopback(addr: Self::Addr) -> bool;
 }
 
@@ -25,7 +25,7 @@ pub trait Addressing: Sized {
 pub trait HeaderLayout: Addressing {
     /// `EtherType`, as `__sk_buff::protocol` has it.
     const ETHER_TYPE: u32;
-    /// Flags of `bpf_skb_store_bytes` for [`Self::Tail`]: whether `skb->csum` changes by what is written.
+    /// Flags of `bpf_skb_store_bytes` for [`Self::Tail`]: whether the kernel must update `skb->csum`.
     const STORE_FLAGS: u64;
     /// Offset of [`Self::Tail`] in the IP header.
     const TAIL: usize;
@@ -36,32 +36,32 @@ pub trait HeaderLayout: Addressing {
     /// Whether ICMP's checksum covers the addresses of its packet.
     const ICMP_COVERS_ADDRESSES: bool;
 
-    /// The IP header from the first byte that a rewrite changes up to its end.
+    /// The IP header's bytes from the first one that a rewrite changes to the end of the header.
     type Tail: Copy;
-    /// The fields of the tail ahead of the addresses: hop count, protocol, checksum.
+    /// The fields of the tail before the addresses: TTL or hop limit, protocol, checksum.
     type TtlFields: Copy;
 
     /// Reads the IP header `L2` bytes in, and locates the transport header of a fast-path packet.
     fn locate<const L2: usize>(ctx: &impl Access) -> Result<Headers<Self>, Unparsed>;
     /// Reads the IP header at any offset, and walks its options or extension headers to the transport header. `None` if
-    /// there is no IP header, or the chain leads to no transport header for this destination.
+    /// the packet has no IP header, its header chain is cut off or too long, or a source route has segments left.
     fn parse_chain(ctx: &TcContext, l3: usize) -> Option<HeaderChain<Self>>;
     /// Whether an ICMP type is an error.
     fn is_error(kind: u8) -> bool;
     /// Copies the header that follows an IP header without options.
     fn read_transport<T: Copy, const L2: usize>(ctx: &impl Access) -> Option<T>;
-    /// Overwrites the IP header's tail and what follows it; `false` if the program has no direct access.
+    /// Overwrites the bytes from the IP header's tail on; `false` if the program has no direct access to the packet.
     fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool;
-    /// The header's tail with new addresses, whose checksum differs by `difference`.
+    /// The header's tail with new addresses, whose sum differs from that of the old ones by `difference`.
     fn tail(ttl_fields: Self::TtlFields, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
-    /// The change of `skb->csum` by a rewritten packet whose transport checksum is updated: `difference` is that of the
-    /// addresses, and `ttl_fields` are the new ones. The packet still has the old ones.
+    /// The change of `skb->csum` that a rewrite with an updated transport checksum causes. `difference` is the change
+    /// of the addresses' sum. `ttl_fields` are the new fields; the packet still has the old ones.
     fn sum_change<const L2: usize>(ctx: &impl Access, ttl_fields: Self::TtlFields, difference: u32) -> u16;
     /// The fields with a decremented TTL; `None` if the TTL would reach 0.
     fn decrement_ttl(ttl_fields: Self::TtlFields) -> Option<Self::TtlFields>;
-    /// Bytes of a packet, as its IP header `L2` bytes in says.
+    /// The length of a packet in bytes according to its IP header, which starts `L2` bytes in.
     fn packet_length<const L2: usize>(ctx: &impl Access, ttl_fields: Self::TtlFields) -> Option<u16>;
-    /// The destination of a packet whose extension headers [`Self::parse_chain`] refused; `None` where there are none.
+    /// The destination of a packet whose extension headers [`Self::parse_chain`] refused; `None` in IPv4.
     #[inline(always)]
     fn destination_of_chain(_ctx: &TcContext, _l3: usize) -> Option<Self::Addr> {
         None
@@ -81,13 +81,13 @@ pub struct Headers<F: HeaderLayout> {
     pub is_fast_path: bool,
 }
 
-/// A packet, or the packet quoted by an ICMP error, whose options or extension headers were walked.
+/// A packet, or the packet that an ICMP error quotes, after its options or extension headers were parsed.
 pub struct HeaderChain<F: HeaderLayout> {
     /// Offset of the IP header.
     pub l3: usize,
     pub headers: Headers<F>,
     pub fragment: Fragment,
-    /// Offset of the packet's end, as its IP header says.
+    /// Offset of the packet's end according to its IP header.
     pub end: usize,
 }
 
@@ -103,8 +103,8 @@ impl<F: HeaderLayout> HeaderChain<F> {
 pub struct Fragment {
     /// The datagram's identification, as loaded.
     pub id: u32,
-    /// The protocol that identifies the datagram beside its identification; 0 in IPv6, where later fragments need not
-    /// have it.
+    /// The protocol, which identifies the datagram together with the identification; 0 in IPv6, where later fragments
+    /// need not name the protocol.
     pub protocol: u8,
     /// Whether the packet is a later fragment, which has no ports.
     pub is_later: bool,
@@ -112,9 +112,9 @@ pub struct Fragment {
     pub is_first: bool,
     /// Whether the packet is the last of several fragments.
     pub is_last: bool,
-    /// Number of the first header of the datagram's content, as this fragment says.
+    /// Protocol number of the fragmented part's first header, according to this fragment.
     pub content: u8,
-    /// Bytes of the datagram ahead of this fragment.
+    /// Bytes of the datagram before this fragment.
     pub offset: u16,
 }
 

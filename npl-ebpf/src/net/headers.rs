@@ -5,7 +5,7 @@ use npl_common::mapping::protocol;
 
 pub use npl_common::flow::tcp_flag;
 
-/// Source and destination port, which TCP, UDP and SCTP have at the same place.
+/// Source and destination port, which TCP, UDP and SCTP have at the same offset.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Ports {
@@ -14,7 +14,7 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// The ports of a packet that has none.
+    /// The value for a packet without ports.
     pub const NONE: Self = Self { source: 0, destination: 0 };
 
     /// Both ports as one word.

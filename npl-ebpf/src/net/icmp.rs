@@ -25,7 +25,7 @@ const TCP_ACKNOWLEDGEMENT: usize = offset_of!(TcpHeader, acknowledgement);
 pub struct IcmpError<F: HeaderLayout> {
     pub outer: HeaderChain<F>,
     pub header: IcmpHeader,
-    /// The quoted packet, as far as it is quoted.
+    /// The quoted part of the packet.
     pub quote: Packet<F>,
 }
 
@@ -36,7 +36,8 @@ pub fn error_header<F: HeaderLayout>(ctx: &TcContext, outer: &HeaderChain<F>) ->
     if F::is_error(header.kind) { Some(header) } else { None }
 }
 
-/// Parses the quoted packet, or gives the verdict on the error. `sctp_end` is as in [`Packet::from_chain`].
+/// Parses the quoted packet. `Err` is the verdict on an error whose quote cannot be parsed. `sctp_end` is as in
+/// [`Packet::from_chain`].
 #[inline(always)]
 pub fn parse_quote<F: HeaderLayout>(
     ctx: &TcContext,
@@ -54,14 +55,14 @@ pub fn parse_quote<F: HeaderLayout>(
     Packet::from_chain(ctx, chain, sctp_end).ok_or(UNREADABLE)
 }
 
-/// The numbers of the quoted segment. TCP's sequence number is in every quote; a number that the quote does not have is
-/// 0.
+/// The numbers of the quoted segment. Every quote contains TCP's sequence number; a number behind the end of the quote
+/// is given as 0.
 #[inline(always)]
 pub fn quoted_numbers<F: HeaderLayout>(ctx: &TcContext, quote: &Packet<F>) -> Numbers {
     Numbers(load_numbers(context::skb(ctx), quote.headers.l4, quote.headers.protocol))
 }
 
-/// A function of its own: its callers have no stack left.
+/// Not inlined, because its callers have no stack left.
 #[inline(never)]
 fn load_numbers(skb: *mut __sk_buff, l4: usize, protocol: u8) -> u64 {
     let ctx = &TcContext::new(skb);

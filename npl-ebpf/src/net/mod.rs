@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Packet formats: headers, parsing, IPv4, IPv6, ICMP and SCTP. Imports `base` only, and knows no map but through its
-//! callers.
+//! Packet formats: headers, parsing, IPv4, IPv6, ICMP and SCTP. Imports `base` only, and reads no map.
 
 mod extension;
 pub mod family;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Parsing of packets with ports: once per packet, for all later stages.
+//! Parsing of packets with ports: each packet is parsed once, and all later stages use the result.
 
 use core::num::NonZeroUsize;
 
@@ -22,8 +22,8 @@ pub struct Packet<F: HeaderLayout> {
     pub l3: usize,
     pub headers: Headers<F>,
     pub ports: Ports,
-    /// End of the datagram that the transport header belongs to. `None` on the fast path, which does not need it, for a
-    /// TCP header that is cut off, and for a first SCTP fragment whose datagram length is unknown.
+    /// End of the datagram that the transport header belongs to. `None` on the fast path, which does not need it, if
+    /// the TCP header is cut off, and for a first SCTP fragment whose datagram length is unknown.
     pub end: Option<NonZeroUsize>,
     /// Bytes of a TCP header; 0 for other protocols and off the fast path.
     header_length: u8,
@@ -54,14 +54,14 @@ impl<F: HeaderLayout> Packet<F> {
         let is_truncated = whole.is_none();
         let (ports, segment, header_length) = match whole {
             Some(whole) => whole,
-            // Without a whole header the packet is rare: the helper takes less code than direct access.
+            // Packets with a cut-off header are rare, and a call of the helper is less code than direct access.
             None => (ctx.load::<Ports>(headers.l4).ok_or(Unparsed::Unrelated)?, Segment::DATAGRAM, 0),
         };
         Ok(Self { l3: L2, headers, ports, end: None, header_length, is_truncated, segment })
     }
 
-    /// Parses the transport header behind a chain. `sctp_end` gives the end of the datagram that a first SCTP fragment
-    /// belongs to.
+    /// Parses the transport header behind a chain. `sctp_end` returns the end of the datagram that a first SCTP
+    /// fragment belongs to.
     #[inline(always)]
     pub fn from_chain(
         ctx: &TcContext,
@@ -75,7 +75,8 @@ impl<F: HeaderLayout> Packet<F> {
         let end = match (chain.fragment.is_first, chain.headers.protocol) {
             (false, _) => NonZeroUsize::new(chain.end),
             (true, protocol::SCTP) => sctp_end(ctx, &chain),
-            // The rest of a cut-off TCP header is in another fragment, not in what the frame has behind the packet.
+            // The rest of a cut-off TCP header is in another fragment; bytes of the frame behind the packet are
+            // padding.
             (true, protocol::TCP) if chain.headers.l4 + size_of::<TcpHeader>() > chain.end => None,
             (true, _) => NonZeroUsize::new(chain.end),
         };
@@ -89,8 +90,8 @@ impl<F: HeaderLayout> Packet<F> {
         Self { headers: Headers { ttl_fields, ..self.headers }, ..*self }
     }
 
-    /// Flags and numbers of a TCP segment, or an SCTP packet in its terms: see [`Segment`]. `Err` if the packet cannot
-    /// be translated: its transport header is cut off, or its SCTP datagram's length is unknown.
+    /// Flags and numbers of a TCP segment, or the equivalents of an SCTP packet: see [`Segment`]. `Err` if the packet
+    /// cannot be translated: its transport header is cut off, or its SCTP datagram's length is unknown.
     #[inline(always)]
     pub fn segment(&self, ctx: &impl Access) -> Result<Segment, Reason> {
         if self.headers.is_fast_path {
@@ -113,7 +114,8 @@ impl<F: HeaderLayout> Packet<F> {
     #[inline(always)]
     pub fn syn_payload<const L2: usize>(&self, ctx: &impl Access) -> u32 {
         let headers_end = self.headers.l4 as u32 + u32::from(self.header_length);
-        // Most SYNs end here. Of the others, the link has padded most.
+        // Most SYNs have no bytes behind the header. In most others these bytes are link-layer padding, so the IP
+        // length decides.
         if self.header_length == 0 || ctx.length() <= headers_end {
             return 0;
         }
@@ -123,8 +125,8 @@ impl<F: HeaderLayout> Packet<F> {
 
     /// Copies the beginning of the transport header.
     ///
-    /// Behind options its offset is not a constant: a program without `CAP_PERFMON` may move packet pointers by
-    /// constants only, so the kernel's helper copies it.
+    /// Behind IP options or extension headers its offset is not a constant. A program without `CAP_PERFMON` may move
+    /// packet pointers by constants only, so the kernel's helper copies the header.
     #[inline(always)]
     pub fn read_transport<T: Copy, const L2: usize>(&self, ctx: &impl Access) -> Option<T> {
         if self.headers.is_fast_path { F::read_transport::<T, L2>(ctx) } else { ctx.load(self.headers.l4) }

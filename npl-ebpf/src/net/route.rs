@@ -11,7 +11,7 @@ use aya_ebpf::{
 
 use super::family::HeaderLayout;
 
-/// A route look-up: the kernel replaces the question by its answer.
+/// Parameters of a route look-up, which the kernel overwrites with the result.
 pub type RouteLookup = FibLookup;
 
 /// A look-up with no field set.
@@ -38,7 +38,7 @@ pub trait Routing: HeaderLayout {
         source: Self::Addr,
         destination: Self::Addr,
     ) -> Option<RouteLookup>;
-    /// The next hop's address in an answer, if it is of this family.
+    /// The next hop's address in a result, if the address has this family.
     fn neighbor_of(answer: &RouteLookup) -> Option<Self::Addr>;
     /// A neighbor, as `bpf_redirect_neigh` takes it.
     fn redirect_neighbor(addr: Self::Addr) -> bpf_redir_neigh;

@@ -24,7 +24,7 @@ pub struct SctpHeader {
 pub struct Chunk {
     kind: u8,
     flags: u8,
-    /// Bytes of the chunk with this header, without padding to the next multiple of four.
+    /// Bytes of the chunk, this header included, without the padding to a multiple of four.
     length: u16,
 }
 
@@ -38,7 +38,7 @@ mod chunk {
 }
 
 impl Chunk {
-    /// The TCP flags of the segment with the same meaning.
+    /// The TCP flags with the same meaning as this chunk.
     #[inline(always)]
     pub const fn tcp_flags(self) -> u8 {
         match self.kind {
@@ -51,9 +51,9 @@ impl Chunk {
     }
 }
 
-/// Chunks that are walked, more than senders put ahead of a chunk that is cut. Few enough for the compiler to unroll:
-/// the verifier of Linux 6.12 finds no end of a loop in a program without `CAP_PERFMON`, since it also follows
-/// mispredicted branches.
+/// Largest number of chunks that the program parses: more than senders put before a chunk that is cut, and few enough
+/// for the compiler to unroll the loop. The verifier of Linux 6.12 also follows mispredicted branches in a program
+/// without `CAP_PERFMON`, and so finds no end of a loop.
 const MAX_CHUNKS: usize = 6;
 
 /// The beginning of an INIT or INIT ACK chunk. Words are as loaded.
@@ -69,8 +69,8 @@ pub const VERIFICATION_TAG: usize = offset_of!(SctpHeader, tag);
 /// Offset of the initiate tag of a packet that begins with an INIT or INIT ACK chunk.
 pub const INITIATE_TAG: usize = size_of::<SctpHeader>() + offset_of!(Init, tag);
 
-/// A packet that ends at `end` in terms of TCP, by its first chunk: an initiate tag is a SYN's number plus one, and the
-/// verification tag acknowledges it. `None` if it has no chunk.
+/// The TCP equivalent of a packet that ends at `end`: flags by its first chunk, the initiate tag minus one as sequence
+/// number, and the verification tag as acknowledgement number. `None` if the packet has no chunk.
 #[inline(always)]
 pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
     let offset = l4 + size_of::<SctpHeader>();
@@ -84,10 +84,11 @@ pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
     Some(Segment::new(sequence, acknowledgement, flags))
 }
 
-/// The likely end of the packet whose first fragment ends at `end`: where the chunk ends that the fragment cuts. 0 if
-/// no chunk is cut, or too many chunks are ahead of it.
+/// The likely end of the packet whose first fragment ends at `end`: the end of the chunk that the fragment cuts. 0 if
+/// no chunk is cut, or too many chunks precede it.
 ///
-/// A sender that knows the path MTU fragments only a chunk that it made before it knew, which is the packet's last one.
+/// A sender cuts chunks to the path MTU. IP fragments only a chunk that was built before the sender learned of a lower
+/// MTU, and that chunk is the last one of its packet.
 #[inline(always)]
 pub fn end_of_cut_chunk(ctx: &TcContext, l4: u32, end: u32) -> u32 {
     let mut offset = l4 as usize + size_of::<SctpHeader>();

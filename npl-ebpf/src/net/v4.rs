@@ -34,7 +34,7 @@ struct Header {
     tail: Tail,
 }
 
-/// The header from its time to live on.
+/// The header's bytes from the time to live to the end.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tail {
@@ -108,7 +108,7 @@ impl Addressing for V4 {
 
 impl HeaderLayout for V4 {
     const ETHER_TYPE: u32 = 0x0800_u16.to_be() as u32;
-    /// The header's own checksum and the address cancel out in `skb->csum`.
+    /// `skb->csum` stays valid: the change of the address and the change of the header checksum add up to zero.
     const STORE_FLAGS: u64 = 0;
     const TAIL: usize = offset_of!(Header, tail);
     const LENGTH: usize = LENGTH;
@@ -190,7 +190,7 @@ impl HeaderLayout for V4 {
         Tail { ttl_fields: TtlFields { check, ..ttl_fields }, source, destination }
     }
 
-    /// The transport checksum alone: address and TTL cancel out with the header's checksum.
+    /// Only the transport checksum changes `skb->csum`: the changes of address, TTL and header checksum add up to zero.
     #[inline(always)]
     fn sum_change<const L2: usize>(_ctx: &impl Access, _ttl_fields: TtlFields, difference: u32) -> u16 {
         !csum::fold(difference)

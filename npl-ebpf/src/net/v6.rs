@@ -34,7 +34,7 @@ struct Header {
     tail: Tail,
 }
 
-/// The header from its payload length on.
+/// The header's bytes from the payload length to the end.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tail {
@@ -56,7 +56,7 @@ pub struct TtlFields {
 const FIRST_INFORMATION: u8 = 128;
 /// The kernel's number of the family.
 const AF_INET6: u8 = 10;
-/// All of a header's first word but the version, as loaded.
+/// Mask of traffic class and flow label in a header's first word, as loaded.
 const CLASS_AND_LABEL: u32 = 0x0fff_ffff_u32.to_be();
 /// `::1`.
 const LOOPBACK: Addr = [0, 0, 0, 1_u32.to_be()];
@@ -100,7 +100,7 @@ impl Addressing for V6 {
 
 impl HeaderLayout for V6 {
     const ETHER_TYPE: u32 = 0x86dd_u16.to_be() as u32;
-    /// IPv6 has no header checksum that cancels the address out.
+    /// IPv6 has no header checksum, so the kernel must update `skb->csum` for the changed address.
     const STORE_FLAGS: u64 = BPF_F_RECOMPUTE_CSUM as u64;
     const TAIL: usize = offset_of!(Header, tail);
     const LENGTH: usize = LENGTH;
@@ -171,7 +171,8 @@ impl HeaderLayout for V6 {
         Tail { ttl_fields, source, destination }
     }
 
-    /// The hop limit alone: the address cancels out with the transport checksum.
+    /// Only the hop limit changes `skb->csum`: the change of the address and that of the transport checksum add up to
+    /// zero.
     #[inline(always)]
     fn sum_change<const L2: usize>(ctx: &impl Access, ttl_fields: TtlFields, _difference: u32) -> u16 {
         let Some(ip) = ctx.read::<Header, L2>() else { return 0 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The fast path, which requests and replies have in common: TCP and UDP packets without options that are no fragments.
+//! The entry of the fast path, common to requests and replies. The fast path handles TCP and UDP packets that have no
+//! IP options or extension headers and are no fragments.
 
 use aya_ebpf::programs::TcContext;
 
@@ -15,15 +16,16 @@ use crate::{
     state::{maps::Family, tuple::NatAddress},
 };
 
-/// The translation at one hook.
+/// The translation of packets at one hook.
 pub trait Hook {
-    /// The end of a packet that is rewritten.
+    /// Which address and port of a packet are rewritten: [`SOURCE`](crate::act::rewrite::SOURCE) or
+    /// [`DESTINATION`](crate::act::rewrite::DESTINATION).
     const END: bool;
-    /// Whether packets arrive at the hook's device, instead of leaving by it.
+    /// Whether the hook is ingress, so that packets arrive on its device.
     const ON_ARRIVAL: bool;
 
-    /// Translates, passes or drops a packet with ports. `on_nat` gets the NAT address of a packet that is translated or
-    /// refused.
+    /// Translates, passes or drops a packet with ports. `on_nat` is called with the NAT address of a packet that is
+    /// translated, or dropped by the allow-list.
     fn packet<F: Family, const L2: usize, const FAST_PATH: bool>(
         ctx: &TcContext,
         packet: &Packet<F>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Paths of packets through the programs: requests, replies, the slow path, XDP, offload observation, and sockets of
-//! local clients. Imports all lower layers.
+//! Paths of packets through the programs: requests, replies, the slow path, XDP, stack observations for offload, and
+//! sockets of local clients. Imports all lower layers.
 
 mod fragment;
 pub mod hook;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Replies: Pod to client, behind netfilter. Only packets with a conntrack entry are rewritten; others leave unchanged.
+//! Replies: Pod to client, behind netfilter. Only packets with a conntrack entry are rewritten; other packets pass
+//! unchanged.
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{
@@ -39,7 +40,7 @@ use crate::{
     },
 };
 
-/// A packet of an endpoint.
+/// A packet from an endpoint, which may be a reply.
 struct Reply<'k, F: Family> {
     flow: Flow<'k, F>,
     tuple: FlowTuple<F>,
@@ -79,7 +80,7 @@ impl<const MODE: u8> Hook for Replies<MODE> {
             return if leaves_node { Verdict::SLOW_PATH } else { Verdict::UNRELATED };
         };
         let endpoint = &sender.endpoint;
-        // The program on the uplink translates and counts what takes the stack.
+        // Packets that take the stack are translated and counted by the program on the uplink.
         if Self::AT_POD && !redirect::is_from_pod(ctx, &packet.headers) {
             return Verdict::UNRELATED;
         }
@@ -127,7 +128,7 @@ impl<const MODE: u8> Hook for Replies<MODE> {
     }
 
     /// An ICMP error about a request quotes the Pod's address, but the client knows only the node address. The source
-    /// becomes the node address, whichever host sent the error.
+    /// of the error also becomes the node address, whether the Pod or a router sent it.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
         if MODE == REDIRECT && !redirect::is_from_pod(ctx, &outer.headers) {
@@ -149,7 +150,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
         let key = F::flow_key(&tuple, protocol);
         let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
-        // The reply that would answer the quoted segment. The error changes no entry: its sender is not authenticated.
+        // Builds the segment with which the Pod would answer the quoted one, in order to look the flow up by its
+        // numbers. The error changes no entry, because anybody can send an error.
         let quoted = icmp::quoted_numbers(ctx, &quote);
         let segment = Segment::new(quoted.acknowledgement(), quoted.sequence().wrapping_add(1), tcp_flag::ACK);
         let Some(ResolvedFlow { nat, .. }) = ResolvedFlow::of(&Reply { flow, tuple, segment }, &sender) else {
@@ -171,11 +173,11 @@ impl<const MODE: u8> Hook for Replies<MODE> {
     }
 }
 
-/// The endpoint that a packet is from.
+/// The sender of a packet.
 struct Sender {
     endpoint: Endpoint,
-    /// The flow's half-open cache entry, if a cached reply says that the flow is established as the entry says;
-    /// otherwise 0.
+    /// The half-open word of the flow's slot if the reply cache has a valid copy for it, which means that the flow is
+    /// established; otherwise 0.
     entry: u64,
 }
 
@@ -210,13 +212,13 @@ enum FlowSource {
 
 /// A reply's flow.
 ///
-/// Every field is always set: the verifier of a program without `CAP_PERFMON` also follows a mispredicted
-/// [`FlowSource`], and refuses a pointer that is missing there.
+/// All fields are always set. In a program without `CAP_PERFMON` the verifier also checks branches of a mispredicted
+/// [`FlowSource`], and would refuse a pointer that is unset there.
 struct ResolvedFlow<F: Family> {
     source: FlowSource,
-    /// The flow table's entry; otherwise unused memory of that size.
+    /// The flow table's entry if [`FlowSource::FlowTable`]; otherwise unused memory of that size.
     table_entry: *mut F::FlowEntry,
-    /// The half-open cache's entry; otherwise the flow's own slot.
+    /// The slot of the entry if [`FlowSource::HalfOpenCache`]; otherwise the flow's slot.
     half_open: Cell<u64>,
     nat: NatAddress<F>,
 }
@@ -244,7 +246,7 @@ impl<F: Family> ResolvedFlow<F> {
                 return Some(Self { source: FlowSource::FlowTable, table_entry, half_open: own_slot, nat });
             }
             if reply.segment.flags & tcp_flag::SYN != 0 {
-                // The Pod accepts or opens a direct connection: the mapped one with this tuple is over.
+                // The Pod accepts or opens a direct connection, which replaces the mapped connection with this tuple.
                 reply.flow.remove();
                 return None;
             }
@@ -263,7 +265,7 @@ impl<F: Family> ResolvedFlow<F> {
         FRAGMENT_BUFFER.get_ptr_mut(SAVED).map(<*mut SavedFrame>::cast)
     }
 
-    /// Tracks the reply, which is translated.
+    /// Tracks a reply that is going to be translated.
     #[inline(always)]
     fn track<const MODE: u8, const CACHES_REPLY: bool>(
         &self,

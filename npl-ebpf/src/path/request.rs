@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Requests: node port to Pod. The destination follows from the mapping, packet by packet; no state is needed.
+//! Requests: node port to Pod. The mapping gives each packet's destination; no conntrack entry is needed.
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{
@@ -59,7 +59,7 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         packet: &Packet<F>,
         on_nat: impl FnOnce(&NatAddress<F>),
     ) -> Verdict {
-        // The slow path has no stack to keep the next hop on, and looks it up later.
+        // The slow path has no room for the next hop on its stack, and looks the next hop up later.
         let accepted = if FAST_PATH {
             accept::<F, MODE, L2>(ctx, packet, on_nat)
         } else {
@@ -91,8 +91,8 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         fragment::request::<F, MODE, L2>(ctx, chain)
     }
 
-    /// An ICMP error about a reply quotes the node address, but the Pod knows only its own. The mapping gives the Pod.
-    /// A router sends the error, so the allow-list is checked against the client that the quote names.
+    /// An ICMP error about a reply quotes the node address, but the Pod knows only its own address. The mapping gives
+    /// the Pod. The error's sender is a router, so the allow-list is checked for the client's address in the quote.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
@@ -137,8 +137,8 @@ impl<const MODE: u8> Hook for Requests<MODE> {
     }
 }
 
-/// Finds the mapping of a packet, tracks and counts the request; or gives the verdict on a packet that no mapping
-/// accepts.
+/// Looks up the mapping of a packet, and tracks and counts the request. `Err` is the verdict on a packet that no
+/// mapping accepts.
 #[inline(always)]
 pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     ctx: &impl Access,
@@ -159,7 +159,7 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     };
     let nat = NatAddress { addr: packet.headers.destination, addr_index, port: node_port };
     if backend.refuses(frontend, packet.headers.source) {
-        // The record of a first fragment has later fragments refused by the same mapping.
+        // Stores the fragment record, so that the later fragments of the datagram are dropped by the same mapping.
         on_nat(&nat);
         return Err(Verdict::drop(Reason::SourceRefused));
     }
@@ -198,14 +198,14 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     Ok(Accepted { backend, next_hop, is_offloaded })
 }
 
-/// Tracks a packet that no mapping accepted and that can be a client's datagram to a Pod's own address, unless
-/// `is_tracked` says that the XDP program did. For TCP and SCTP, the Pod's SYN-ACK or INIT ACK reveals the direct
-/// connection.
+/// Tracks a packet that no mapping accepted, if it can be a client's datagram to a Pod's own address. `is_tracked`
+/// returns whether the XDP program has tracked the packet already. A direct connection of TCP or SCTP is noticed later,
+/// by the Pod's SYN-ACK or INIT ACK.
 #[inline(always)]
 pub fn track_direct<F: Family>(packet: &Packet<F>, is_tracked: impl FnOnce(&Config) -> bool) {
     let (headers, protocol) = (&packet.headers, packet.headers.protocol);
     let Some(config) = CONFIG.get(0) else { return };
-    // Datagrams to the Node itself carry tunnels on many Nodes, and are the most frequent.
+    // Skips datagrams to the Node itself: on many Nodes they carry tunnels and are the most frequent ones.
     if protocol != protocol::UDP || F::is_primary(config, headers.destination) || is_tracked(config) {
         return;
     }

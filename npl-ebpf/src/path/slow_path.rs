@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The slow path: ICMP errors, fragments, SCTP, and packets with options or extension headers.
 //!
-//! Programs of their own, which the fast path tail-calls: few packets need them, and they have a stack of their own.
-//! Each step is a function that is not inlined, because all steps together exceed that stack.
+//! The fast path tail-calls separate programs, because few packets need them, and a tail-called program has the whole
+//! stack. Each step is a function that is not inlined, because all steps together exceed the stack.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use npl_common::{config::Config, reason::Reason};
@@ -19,7 +19,7 @@ use crate::{
     state::{fragment, fragment_buffer, host_connection, maps::Family, sctp_reassembly},
 };
 
-// Results of a step in place of an action, whose numbers TC does not use: the packet is for another step.
+// Return values of a step that mean "another step handles this packet". TC assigns no action to these numbers.
 const IS_ICMP: i32 = i32::MAX;
 const IS_FRAGMENT: i32 = i32::MAX - 1;
 const IS_LEAVING: i32 = i32::MAX - 2;
@@ -37,12 +37,13 @@ pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
 
 #[inline(always)]
 fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
-    // A reply that was translated at the Pod's device must not leave a fragment record here.
+    // A reply that was translated at the Pod's device must not be recorded here as an untranslated first fragment.
     if !H::ON_ARRIVAL && CONFIG.get(0).is_some_and(|config| redirect::is_marked(ctx, config)) {
         return Verdict::UNRELATED.into_action();
     }
     let action = run_steps::<F, H, L2>(ctx);
-    // Only now: fragments that were re-injected with the same skb may take the stack, and must not carry the mark.
+    // Marked after all steps, because re-injected fragments are clones of the same skb: those that take the stack must
+    // not have the mark.
     if H::ON_ARRIVAL
         && H::END == SOURCE
         && verdict::is_redirect(action)
@@ -74,13 +75,13 @@ fn run_steps<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
     }
 }
 
-/// Drops a packet that the kernel lets no other frame be written over.
+/// Drops the packet whose skb the kernel refused to overwrite with a saved frame.
 #[inline(always)]
 fn drop_unwritable(_skb: *mut __sk_buff) -> i32 {
     Verdict::drop(Reason::RewriteFailed).into_action()
 }
 
-/// Notes what later steps need of an SCTP fragment.
+/// Stores the key and length of an SCTP first or last fragment for the later steps.
 #[inline(never)]
 fn begin_sctp<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) {
     let ctx = &TcContext::new(skb);
@@ -119,7 +120,7 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         }),
         None => Verdict::UNRELATED,
     };
-    // Fragments of requests are saved for node addresses only; of replies, for any destination.
+    // Early fragments of requests are saved only if they are for a node address, those of replies always.
     let may_be_early = |config: &Config| H::END == SOURCE || F::node_address_index(config, destination).is_some();
     if !H::ON_ARRIVAL && verdict.is_slow_path() {
         if is_first {
@@ -128,9 +129,10 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         return IS_LEAVING;
     }
     let (is_translated, is_by_stack) = (verdict.is_translated(), H::ON_ARRIVAL && !verdict.is_redirected());
-    // The record of a dropped first fragment makes the same mapping drop the later ones.
+    // A dropped first fragment keeps its record, by which its later fragments are dropped too.
     let is_dropped = verdict.is_drop();
-    // Ahead of the rest: the verifier of a program without `CAP_PERFMON` loses a reason that only some verdicts have.
+    // Converted here, before the branches: in a program without `CAP_PERFMON` the verifier no longer knows the bounds
+    // of the reason number behind them.
     let action = verdict.into_action();
     if !is_first || is_dropped {
         return action;
@@ -153,7 +155,7 @@ fn translate_fragment<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) 
     H::later_fragment::<F, L2>(ctx, chain).into_action()
 }
 
-/// Counts a packet for a node address whose extension headers lead to no ports.
+/// Counts a packet for a node address in whose extension headers no transport header was found.
 #[inline(never)]
 fn judge_unreadable<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let destination = F::destination_of_chain(&TcContext::new(skb), L2);
@@ -162,7 +164,7 @@ fn judge_unreadable<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     if is_for_node { Verdict::pass(Reason::Ipv6ExtensionHeaders) } else { Verdict::UNRELATED }.into_action()
 }
 
-/// Records a packet that leaves from a port of the range as one of the Node's own connection.
+/// Records a packet that leaves from a port of the range as a packet of the Node's own connection.
 #[inline(never)]
 fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
@@ -170,7 +172,7 @@ fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let Some(packet) = Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end) else {
         return Verdict::UNRELATED.into_action();
     };
-    // A packet that is cut off ahead of its flags counts as one without any.
+    // A packet that is cut off before its flags is treated as a packet without flags.
     let tcp_flags = packet.segment(ctx).map_or(0, |segment| segment.flags);
     host_connection::record_leaving(&packet, tcp_flags);
     Verdict::UNRELATED.into_action()

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Local clients, on the Node itself and in its Pods. Their packets pass no uplink, so NAT happens at the socket: it
-//! connects to the Pod from the start, and socket reverse NAT shows the client the address that it connected to.
+//! Local clients, on the Node itself and in its Pods. Their packets pass no uplink, so the cgroup programs translate at
+//! the socket: the socket connects to the Pod from the start, and socket reverse NAT shows the client the address that
+//! it asked for.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -23,7 +24,7 @@ use crate::{
     },
 };
 
-/// The field of the kernel's context that has the address of a call.
+/// The field of the kernel's context that has the address of a system call.
 pub trait AddressField {
     type Family: Family;
 
@@ -40,7 +41,7 @@ pub struct Inet6;
 /// An IPv4-mapped IPv6 address, of a dual-stack socket.
 pub struct Ipv4Mapped;
 
-/// The client's system call.
+/// The kind of the client's system call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Call {
     Connect,
@@ -53,7 +54,7 @@ const CONNECTED: u32 = 1;
 /// The first three words of an IPv4-mapped address.
 const MAPPED_PREFIX: [u32; 3] = [0, 0, 0xffff_u32.to_be()];
 
-/// Translates the destination of a client that names a mapping: `connect` and `sendmsg`.
+/// Translates the destination of `connect` and `sendmsg` if it is a node address and a mapped node port.
 #[inline(always)]
 pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     let call = ctx.sock_addr;
@@ -103,7 +104,7 @@ pub fn reply6(ctx: &SockAddrContext) {
     }
 }
 
-/// The Pod behind the mapping that a client names, if its allow-list contains the client.
+/// The Pod behind the mapping of this node address and port, if the mapping's allow-list contains the client.
 #[inline(always)]
 fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) -> Option<Backend<F>> {
     let config = CONFIG.get(0)?;
@@ -123,14 +124,15 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
         unmapped::record::<F>(frontend);
         return None;
     };
-    // The kernel's source address for a connection to one of the Node's own addresses is that address.
+    // For a connection to one of the Node's own addresses, the kernel uses the same address as source.
     if backend.refuses(frontend, nat.addr) { None } else { Some(backend) }
 }
 
-/// Removes the entry of a socket that sent to a Pod through a mapping, and now sends to the Pod directly.
+/// Removes the socket reverse NAT entry of a socket that sent to a Pod through a mapping and now sends to the Pod
+/// directly.
 ///
-/// Not for a connected socket: on each send of an IPv6 socket that is connected to an IPv4 Pod, the kernel passes the
-/// Pod's address to the IPv4 program.
+/// The entry of a connected socket stays: on each send of an IPv6 socket that is connected to an IPv4 Pod, the kernel
+/// passes the Pod's address to the IPv4 program.
 #[inline(always)]
 fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, pod: SocketAddr<F>) {
     let flow = SocketFlow { socket: socket(ctx), pod };

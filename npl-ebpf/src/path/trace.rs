@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Logs of the trace build: each verdict but `UNRELATED`, which nearly every packet of the Node has. In other builds,
-//! these functions only call what they are given.
+//! Logs of the trace build: every verdict except `UNRELATED`, which nearly every packet of the Node has. In other
+//! builds, these functions only call the function that they get.
 
 #[cfg(not(feature = "trace"))]
 pub use without::{packet, step};
@@ -31,8 +31,7 @@ mod without {
     }
 }
 
-/// Everything here is called and not inlined, so that programs and logs use the same bytes of the stack one after the
-/// other.
+/// No function here is inlined, so that the program and the log use the same bytes of the stack one after the other.
 #[cfg(feature = "trace")]
 mod logged {
     use core::hint::black_box;
@@ -75,8 +74,8 @@ mod logged {
         verdict
     }
 
-    /// Runs a step of the slow path, and logs its verdict, if it gives one. Each step by itself: a fragment that a
-    /// later step re-injects runs through the programs in between.
+    /// Runs a step of the slow path, and logs its verdict if it has one. Each step logs before the next one runs,
+    /// because a later step may re-inject a fragment whose programs overwrite the note.
     #[inline(always)]
     pub fn step<F: Family, H: Hook, const L2: usize>(
         skb: *mut __sk_buff,
@@ -88,8 +87,7 @@ mod logged {
         action
     }
 
-    /// Judges and rewrites a frame, and logs the verdict. The TC program behind logs that of a frame that is passed
-    /// unchanged.
+    /// Judges and rewrites a frame, and logs the verdict. A frame that is passed unchanged is logged by the TC program.
     #[inline(always)]
     pub fn frame<F: Family, const MULTI_BUFFER: bool>(
         frame: &Frame<MULTI_BUFFER>,
@@ -114,17 +112,18 @@ mod logged {
         ctx: *mut xdp_md,
         judge: impl FnOnce(&Frame<MULTI_BUFFER>) -> Verdict,
     ) -> Verdict {
-        // Opaque: otherwise the compiler passes the caller's packet pointers instead of the context, and the verifier
-        // refuses them.
+        // `black_box`, because the compiler would otherwise pass the caller's packet pointers instead of the context,
+        // and the verifier refuses such arguments.
         judge(&Frame(XdpContext::new(black_box(ctx))))
     }
 
-    /// Notes a packet whose IP header starts `L2` bytes in.
+    /// Stores addresses, protocol and ports of a packet whose IP header starts `L2` bytes in.
     #[inline(never)]
     fn note_packet<F: Family, const L2: usize>(skb: *mut __sk_buff) {
         trace::note_verdict(Verdict::UNRELATED);
         let ctx = &TcContext::new(skb);
-        // The addresses are the last fields of both families' headers, also where the chain behind them cannot be read.
+        // The addresses are the last fields of the IP header in both families, so they can be read even if the chain
+        // cannot.
         let addresses = context::load::<[F::Addr; 2]>(ctx, L2 + F::LENGTH - size_of::<[F::Addr; 2]>());
         let Some([source, destination]) = addresses else { return };
         let (mut protocol, mut ports) = (0, Ports::NONE);
@@ -163,10 +162,10 @@ mod logged {
         field!(note, is_ipv6).store(F::ETHER_TYPE != V4::ETHER_TYPE);
     }
 
-    /// Logs the noted verdict.
+    /// Logs the verdict of the note.
     ///
-    /// Texts are of one length and come from tables, by bytes of the note: the verifier follows every branch, and every
-    /// length, through all that is written afterwards.
+    /// All texts have the same length and are selected by table index, because the verifier would otherwise check the
+    /// rest of the function once for every branch and length.
     #[inline(never)]
     fn write_log(is_reply: bool) {
         let Some(note) = trace::note() else { return };
@@ -220,18 +219,17 @@ mod logged {
         unsafe { core::str::from_utf8_unchecked(padded) }
     }
 
-    /// A text with spaces behind it.
+    /// A text padded with spaces.
     type Text<const LENGTH: usize> = [u8; LENGTH];
     /// How a verdict is logged.
     #[derive(Clone, Copy)]
     struct Outcome {
-        /// `None` if it is not.
+        /// `None` if the verdict is not logged.
         level: Option<Level>,
         text: Text<32>,
     }
 
-    /// Elements of the table by kinds and reasons of verdicts: powers of two, because the verifier knows the bounds of
-    /// a masked index.
+    /// Dimensions of the table of outcomes: powers of two, because the verifier knows the bounds of a masked index.
     const KINDS: usize = 8;
     const REASONS: usize = Reason::ALL.len().next_power_of_two();
 

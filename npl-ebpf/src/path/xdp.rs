@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Requests of the fast path in XDP, ahead of the stack. All other frames pass unchanged to the program at TC ingress,
-//! which takes a translated frame for a client's packet to the Pod's address.
+//! Requests of the fast path in XDP, before the kernel allocates an skb. All other frames pass unchanged to the program
+//! at TC ingress. That program sees a translated frame as an ordinary packet from the client to the Pod and leaves it
+//! unchanged.
 
 use aya_ebpf::programs::{TcContext, XdpContext};
 use npl_common::config::{Config, FLAG_XDP};
@@ -18,10 +19,10 @@ use crate::{
     state::maps::Family,
 };
 
-/// Whether the packet's device runs the XDP program.
+/// Whether the XDP program runs on the packet's device.
 #[inline(always)]
 pub fn translates_before(config: &Config, ctx: &TcContext) -> bool {
-    // SAFETY: the agent alone writes this map, and no more than one value.
+    // SAFETY: only the agent writes this map, and all its values are the same.
     config.flags & FLAG_XDP != 0 && unsafe { XDP_DEVICE.get(&ctx.ifindex()) }.is_some()
 }
 
@@ -32,7 +33,7 @@ pub fn translate<const MULTI_BUFFER: bool>(ctx: XdpContext) -> u32 {
     let verdict = match frame.ether_type() {
         Some(V4::ETHER_TYPE) => judge::<V4, MULTI_BUFFER>(&frame),
         Some(V6::ETHER_TYPE) => judge::<V6, MULTI_BUFFER>(&frame),
-        // A tagged frame belongs to the VLAN's device. A tag that the card stripped is not visible here
+        // A tagged frame belongs to the VLAN's device. A tag that the network card has removed is not visible here
         // (docs/datapath.md).
         _ => Verdict::UNRELATED,
     };

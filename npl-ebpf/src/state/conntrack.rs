@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Connection tracking for reverse NAT. A lost entry is recreated by the client's next packet; requests never need one.
+//! Connection tracking for reverse NAT. A lost entry is recreated by the client's next packet. Requests are translated
+//! without an entry.
 //!
-//! The transitions are those of [`npl_common::conntrack`]; this module finds the entry that an event is about, decides
-//! whether the packet's numbers prove it, and carries the action out. A flow tuple can have several entries: that of
-//! its flow, in the half-open cache or the flow table, and those of handshakes, which take nothing from the flow until
-//! the Pod accepts one.
+//! [`npl_common::conntrack`] has the state machine. This module looks up the entry of a packet, checks whether the
+//! packet's numbers fit the entry, and carries out the action. A flow tuple can have several entries: one of its flow,
+//! in the half-open cache or the flow table, and one of each handshake. A handshake does not affect the flow before the
+//! Pod accepts the handshake.
 
 use npl_common::{
     conntrack::{
@@ -32,10 +33,10 @@ use crate::{
     net::headers::tcp_flag,
 };
 
-/// A flow's key, and its place in the half-open cache.
+/// A flow's key, and its slot in the half-open cache.
 ///
-/// The key is a reference, because the kernel reads it from the stack: the verifier of a program without `CAP_PERFMON`
-/// refuses to reuse a stack slot that held a pointer beside it.
+/// The key is a reference to the caller's stack, from which the kernel reads it: a copy might get a stack slot that
+/// held a pointer before, and the verifier refuses such reuse in a program without `CAP_PERFMON`.
 pub struct Flow<'k, F: Family> {
     key: &'k F::FlowKey,
     pub protocol: u8,
@@ -44,14 +45,14 @@ pub struct Flow<'k, F: Family> {
     slot: u32,
 }
 
-/// A client's packet, as far as connection tracking needs it.
+/// The properties of a client's packet that connection tracking uses.
 pub struct Request<F: Family> {
     pub nat: NatAddress<F>,
     pub generation: u32,
     pub segment: Segment,
 }
 
-/// How a request changed the flow, for the counters.
+/// The change of a flow by a packet, for the counters.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Transition {
     Unchanged,
@@ -64,8 +65,9 @@ pub enum Transition {
 /// Opens a handshake for a client's SYN, or finds the one in progress. `payload` is the number of bytes that the SYN
 /// carries.
 ///
-/// No other entry is read: a SYN flood costs little, and a forged SYN takes nothing from an established connection.
-/// Each SYN has an entry of its own, so that a forged one takes nothing from another handshake of the tuple either.
+/// The entries of flows are not read, so that a SYN flood costs little, and are not written, so that a forged SYN does
+/// not affect an established connection. Each SYN has an entry of its own, so that a forged SYN does not affect another
+/// handshake with the same tuple.
 #[inline(always)]
 pub fn open_handshake<F: Family>(hash: u64, request: &Request<F>, payload: u32) -> Transition {
     let acknowledgement = request.segment.sequence().wrapping_add(1);
@@ -79,7 +81,7 @@ pub fn open_handshake<F: Family>(hash: u64, request: &Request<F>, payload: u32) 
     if is_new { Transition::New } else { Transition::Unchanged }
 }
 
-/// Opens a handshake; whether it is a new one.
+/// Opens a handshake. Returns whether the handshake is new.
 #[inline(never)]
 fn open<F: Family>(key: u64, flags: u8, addr_index: u8, node_port: u16) -> bool {
     let Some((slot, _)) = slots::of_handshake::<F>(key) else { return false };
@@ -99,13 +101,13 @@ fn open<F: Family>(key: u64, flags: u8, addr_index: u8, node_port: u16) -> bool 
 }
 
 impl<'k, F: Family> Flow<'k, F> {
-    /// The flow of a tuple; `key` is [`Family::flow_key`] of the same.
+    /// The flow of a tuple; `key` is the tuple's [`Family::flow_key`].
     #[inline(always)]
     pub fn new(seed: u64, tuple: &FlowTuple<F>, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
         Self::with_hash(tuple.hash(seed, protocol), protocol, key)
     }
 
-    /// The same, with the hash known.
+    /// As [`Self::new`], for a known hash of the tuple.
     #[inline(always)]
     pub fn with_hash(hash: u64, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
         let (entry, slot) = slots::of_flow::<F>(hash)?;
@@ -118,7 +120,8 @@ impl<'k, F: Family> Flow<'k, F> {
         F::flow_entry(self.key)
     }
 
-    /// Whether the flow has an entry, but for that of a handshake in progress, which only its numbers find.
+    /// Whether the flow has an entry other than a handshake's. A handshake's entry can be looked up only by its
+    /// sequence number.
     #[inline(always)]
     pub fn has_entry(&self) -> bool {
         self.half_open().is_some()
@@ -129,7 +132,7 @@ impl<'k, F: Family> Flow<'k, F> {
     /// Removes the entries of a flow whose handshake the Pod refused after the client had completed it.
     #[inline(always)]
     fn remove_refused(&self) {
-        // A flow that is not there needs no removal.
+        // An error means that the flow table has no such entry.
         let _missing = F::remove_flow(self.key);
         let entry = self.entry.load();
         if half_open::matches(entry, self.hash) {
@@ -137,7 +140,7 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Removes all entries of the flow: a direct connection has taken its tuple.
+    /// Removes all entries of the flow: a direct connection now has its flow tuple.
     #[inline(always)]
     pub fn remove(&self) {
         let is_in_cache = half_open::matches(self.entry.load(), self.hash);
@@ -149,9 +152,10 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Removes the entries of a UDP flow whose client sends to the Pod directly: replies follow its last datagram.
+    /// Removes the entries of a UDP flow whose client sends to the Pod directly: replies follow the client's last
+    /// datagram.
     ///
-    /// An empty slot means that there is no entry, so that direct datagrams cost no look-up.
+    /// If the slot is empty, the flow table has no entry either, so that most direct datagrams need no look-up.
     #[inline(always)]
     pub fn remove_if_direct(&self) {
         let entry = self.entry.load();
@@ -160,21 +164,21 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// The flow's own slot of the half-open cache, which another flow's entry may have.
+    /// The flow's slot of the half-open cache, which may contain another flow's entry.
     #[inline(always)]
     pub const fn own_slot(&self) -> Cell<u64> {
         self.entry
     }
 
-    /// The flow's entry in its own slot of the half-open cache.
+    /// The flow's entry in its slot of the half-open cache.
     #[inline(always)]
     fn half_open(&self) -> Option<u64> {
         let entry = self.entry.load();
         if half_open::matches(entry, self.hash) { Some(entry) } else { None }
     }
 
-    /// The cached look-ups of the flow's replies: the flow is established as its entry says, and its sender is this
-    /// endpoint.
+    /// The flow's half-open word, and the endpoint that the reply cache holds for the flow, if that copy is valid: then
+    /// the flow is established with the NAT address of the word.
     #[inline(always)]
     pub fn cached_reply(&self, epoch: Epoch) -> Option<(u64, Endpoint)> {
         let entry = self.half_open()?;
@@ -182,7 +186,7 @@ impl<'k, F: Family> Flow<'k, F> {
         Some((entry, endpoint))
     }
 
-    /// Caches the look-ups of a reply that the flow table has the flow of, if the half-open cache has the same NAT
+    /// Stores the endpoint in the reply cache for a flow that is in the flow table, if the flow's slot has the same NAT
     /// address.
     #[inline(always)]
     pub fn cache_reply(&self, epoch: Epoch, endpoint: Endpoint, nat: &NatAddress<F>) {
@@ -198,8 +202,8 @@ impl<'k, F: Family> Flow<'k, F> {
 
     /// Tracks a client's packet that is no SYN: see [`open_handshake`].
     ///
-    /// The hot path is one load: the half-open cache has this flow, by this NAT address, as established. A packet
-    /// without an entry belongs to the Node's own connection if `is_host_connection` says so.
+    /// For an established flow with this NAT address the flow's slot says "established", and the packet costs one load.
+    /// A packet without an entry belongs to the Node's own connection if `is_host_connection` returns true.
     #[inline(always)]
     pub fn track_request(&self, request: &Request<F>, is_host_connection: impl FnOnce() -> bool) -> Transition {
         let entry = self.entry.load();
@@ -209,7 +213,7 @@ impl<'k, F: Family> Flow<'k, F> {
                 return Transition::Unchanged;
             }
         } else {
-            // Handshakes are looked up only where the flow's own slot has nothing.
+            // Handshakes are looked up only if the flow's slot does not have the flow's entry.
             let is_own = half_open::matches(entry, self.hash);
             let opened =
                 if is_own { Some((self.entry, self.hash)) } else { self.handshake_of_request(&request.segment) };
@@ -225,7 +229,7 @@ impl<'k, F: Family> Flow<'k, F> {
         self.track_by_table(request, entry, is_host_connection)
     }
 
-    /// Tracks a client's packet on a half-open entry that its numbers prove.
+    /// Applies a client's packet to a half-open entry after the packet's numbers were found to fit the entry.
     #[inline(always)]
     fn track_half_open(&self, request: &Request<F>, slot: Cell<u64>, phase: Phase) -> Transition {
         let event = Event::from_client(self.protocol, request.segment.flags, true);
@@ -255,7 +259,8 @@ impl<'k, F: Family> Flow<'k, F> {
             if is_same && field!(state, generation).load() == request.generation {
                 self.refresh_by_client(state, request.segment);
                 if cached == 0 {
-                    // An empty slot is taken for speed; another flow's entry may be half-open and stays.
+                    // Writes "established" into an empty slot, so that later packets skip the flow table. Another
+                    // flow's entry is left alone, because that flow may be half-open.
                     self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
                 }
                 return Transition::Unchanged;
@@ -266,11 +271,11 @@ impl<'k, F: Family> Flow<'k, F> {
                     return Transition::Unchanged;
                 }
             }
-            // SAFETY: see `Family::flow_entry`; a reader of a half-written entry translates one packet by the old
-            // address.
+            // SAFETY: see `Family::flow_entry`; a concurrent reader may translate one packet by the old address.
             unsafe { entry.write(new_entry::<F>(self.protocol, &request.nat, request.generation, request.segment)) };
             if half_open::matches(cached, self.hash) {
-                // Otherwise the cached NAT address would hide the new one from the next request.
+                // Otherwise the slot would have the old NAT address, and the next request would be taken for a tuple
+                // conflict.
                 self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
             }
             return Transition::Unchanged;
@@ -280,13 +285,13 @@ impl<'k, F: Family> Flow<'k, F> {
         }
         if self.protocol == protocol::TCP {
             if half_open::matches(cached, self.hash) && !half_open::phase(cached).is(Phase::REFUSED) {
-                // The flow's own slot has the flow by another NAT address, which stays.
+                // The flow's slot has this flow with another NAT address. Replies keep using that address.
                 count_reason(Reason::TupleConflict as u32);
                 return Transition::Unchanged;
             }
             return self.track_mid_stream(request);
         }
-        // SCTP: a SHUTDOWN has FIN without ACK, and opens an entry as every other chunk does.
+        // SCTP: a SHUTDOWN is recorded as FIN without ACK, but opens an entry as other chunks do.
         let flags = if request.segment.flags & tcp_flag::OPENS_OR_ENDS == tcp_flag::FIN {
             request.segment.flags | tcp_flag::ACK
         } else {
@@ -300,8 +305,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Unchanged
     }
 
-    /// Tracks a client's segment of a TCP connection without an entry: the entry that it opens takes a reply whose
-    /// numbers are near its own.
+    /// Tracks a client's segment in the middle of a TCP connection that has no entry. The segment opens an entry, to
+    /// which replies with numbers near the segment's numbers belong.
     #[inline(always)]
     fn track_mid_stream(&self, request: &Request<F>) -> Transition {
         let key = mid_stream_key(self.hash);
@@ -339,7 +344,7 @@ impl<'k, F: Family> Flow<'k, F> {
     #[inline(always)]
     fn establish_and_clear(&self, request: &Request<F>) -> Transition {
         if let Some(cached) = F::cached_reply(self.slot) {
-            // The cached reply is of the tuple's previous connection.
+            // The reply cache may have a copy for the tuple's previous connection.
             lookup_cache::invalidate_reply(cached);
         }
         let transition = self.establish(request);
@@ -365,7 +370,7 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Established
     }
 
-    /// Tracks a Pod's packet on a half-open entry that its numbers prove.
+    /// Applies a Pod's packet to a half-open entry after the packet's numbers were found to fit the entry.
     #[inline(always)]
     pub fn track_half_open_reply(
         &self,
@@ -375,7 +380,8 @@ impl<'k, F: Family> Flow<'k, F> {
         endpoint: Endpoint,
     ) -> Transition {
         let entry = slot.load();
-        // An established entry here is one that the flow table has evicted: the exchange starts over.
+        // The flow table has evicted the entry if the half-open cache still has it as established. The flow then starts
+        // as requested.
         let phase = half_open::phase(entry);
         let phase = if phase.is(Phase::ESTABLISHED) { Phase::REQUESTED } else { phase };
         let (state, action) = step(State::half_open(phase), Event::from_pod(self.protocol, reply.flags, true));
@@ -394,8 +400,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Unchanged
     }
 
-    /// Notes that the Pod accepts a handshake: the client's segment that acknowledges the SYN-ACK establishes the flow,
-    /// and the tuple's previous connection is over.
+    /// Records the Pod's SYN-ACK: writes the entry [`reply_key`], which the client's acknowledgement will find, and
+    /// clears the flow's slot, which has the tuple's previous connection.
     #[inline(always)]
     fn accept_handshake(&self, syn_ack: Segment, nat: &NatAddress<F>) {
         let key = reply_key(self.hash, syn_ack.sequence().wrapping_add(1));
@@ -411,7 +417,7 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Tracks a Pod's packet on a flow in the flow table; whether the flow still has its entry.
+    /// Applies a Pod's packet to the flow table's entry. Returns `false` if the packet removed the entry.
     #[inline(always)]
     pub fn track_established_reply(&self, entry: *mut F::FlowEntry, reply: Segment) -> bool {
         let acknowledgement = if self.protocol == protocol::TCP && reply.flags & tcp_flag::ACK != 0 {
@@ -434,8 +440,8 @@ impl<'k, F: Family> Flow<'k, F> {
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
     }
 
-    /// The flow table's entry that a Pod's packet belongs to: not an earlier Pod's, whose generation differs, and not
-    /// that of the tuple's previous connection, if the packet accepts a direct one.
+    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation, or if the packet has SYN
+    /// and is no retransmitted SYN-ACK: then the Pod has accepted another connection.
     #[inline(always)]
     pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
         let entry = self.table_entry()?;
@@ -445,30 +451,32 @@ impl<'k, F: Family> Flow<'k, F> {
         if is_of_pod && is_of_flow { Some(entry) } else { None }
     }
 
-    /// The handshake that a Pod's packet accepts or refuses: its numbers prove it.
+    /// The entry of the handshake that a Pod's packet accepts or refuses, looked up by the packet's acknowledgement
+    /// number.
     ///
-    /// A handshake that the Pod's acknowledgement finds is the packet's in any phase: late packets of a refused one are
-    /// translated too.
+    /// If the acknowledgement number matches a handshake, the packet belongs to it in every phase, so that late packets
+    /// of a refused handshake are translated.
     #[inline(always)]
     pub fn opening_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if !is_handshake_reply(reply.flags) {
             return None;
         }
         if let Some(slot) = self.acknowledged_handshake(reply) {
-            // Every SCTP packet of an association has the tag of its INIT: an ABORT after the handshake is for the flow
-            // table.
+            // All SCTP packets of the Pod carry the tag of the client's INIT. An ABORT after the INIT ACK is therefore
+            // looked up in the flow table.
             let is_of_association = self.protocol == protocol::SCTP
                 && reply.flags & tcp_flag::SYN == 0
                 && !half_open::phase(slot.load()).is(Phase::REQUESTED);
             return if is_of_association { None } else { Some(slot) };
         }
-        // A half-open flow without a handshake has its own slot, as SCTP in the middle of an association.
+        // A flow that is half-open without a handshake, such as SCTP in the middle of an association, has its entry in
+        // the flow's slot.
         let slot = self.mid_stream_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
 
-    /// The half-open entry that a Pod's packet belongs to: its numbers prove it, or the flow was established by this
-    /// entry.
+    /// The half-open entry that a Pod's packet belongs to: the entry in the flow's slot, or an entry that the packet's
+    /// numbers fit.
     #[inline(always)]
     pub fn half_open_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if self.half_open().is_some() {
@@ -486,7 +494,8 @@ impl<'k, F: Family> Flow<'k, F> {
         slots::find_handshake::<F>(handshake_key(self.hash, reply.acknowledgement())).map(|(slot, _)| slot)
     }
 
-    /// The entry of a TCP connection in whose middle a Pod's segment is.
+    /// The entry that a client's segment in the middle of a TCP connection opened, if the numbers of the Pod's segment
+    /// fit.
     #[inline(always)]
     fn mid_stream_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if self.protocol != protocol::TCP {
@@ -521,10 +530,10 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 }
 
-/// Whether a client has a flow to a Pod through a mapping on which the Pod has replied, and which neither has aborted.
-/// The numbers of a Pod's segment find the handshake that it accepts.
+/// Whether the flow exists, the Pod has sent a reply on it, and neither side has sent RST or ABORT. `numbers` are those
+/// of a Pod's segment, by which a handshake is looked up.
 ///
-/// A function of its own: its caller has no stack left.
+/// Not inlined, because its caller has no stack left.
 #[inline(never)]
 pub fn has_pod_replied<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let reply = Segment { numbers, flags: 0 };
@@ -547,7 +556,7 @@ const fn has_handshake(protocol: u8) -> bool {
     protocol != protocol::UDP
 }
 
-/// The numbers of the client's segment that opened an entry in the middle of a connection.
+/// The numbers of the client's mid-stream segment that opened an entry.
 #[inline(always)]
 fn stored_numbers<F: Family>(key: u64, entry: u64, index: u32) -> Option<Numbers> {
     let cached = F::cached_reply(index)?;

@@ -20,7 +20,7 @@ pub fn established_nat<F: Family>(entry: *mut F::FlowEntry) -> NatAddress<F> {
     NatAddress { addr: F::nat_address(entry), addr_index: 0, port }
 }
 
-/// The family-independent part of an entry, which is its first field.
+/// The part of an entry that both families have, which is its first field.
 #[inline(always)]
 pub fn flow_state<F: Family>(entry: *mut F::FlowEntry) -> *mut FlowState {
     entry.cast()
@@ -65,7 +65,8 @@ pub fn new_entry<F: Family>(protocol: u8, nat: &NatAddress<F>, generation: u32, 
         last_seen_ns: nanoseconds(),
         generation,
         refreshed: jiffies(),
-        // The Pod acknowledges up to the client's number.
+        // Until a refresh records the Pod's acknowledgement, the sequence number of the client's establishing segment
+        // stands for it.
         pod_acknowledgement: if protocol == protocol::TCP { segment.sequence() } else { 0 },
         node_port: nat.port,
         client_tcp_flags: segment.flags,

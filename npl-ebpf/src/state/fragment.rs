@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Fragment tracking: the first fragment leaves a record for the later ones, which have addresses only. See
-//! [`npl_common::fragment`].
+//! Fragment tracking: a record of the first fragment, by which the later fragments are translated, since they have no
+//! ports. See [`npl_common::fragment`].
 
 use npl_common::{
     config::Config,
@@ -13,7 +13,7 @@ use crate::{
     net::family::HeaderChain,
 };
 
-/// The hash of a datagram at a hook; `end` is the end of the packet that the hook rewrites.
+/// The hash of a datagram at a hook; `end` says whether the hook rewrites source or destination.
 #[inline(always)]
 pub fn hash<F: Family>(config: &Config, chain: &HeaderChain<F>, end: bool) -> u64 {
     let rest = u64::from(chain.fragment.id) << 32 | u64::from(chain.fragment.protocol) << 8 | u64::from(end);
@@ -31,15 +31,15 @@ pub fn record<F: Family>(hash: u64) -> Option<Record> {
 #[inline(always)]
 pub fn record_translated<F: Family>(hash: u64, nat: &NatAddress<F>, protocol: u8) {
     let Some(config) = CONFIG.get(0) else { return };
-    // Later fragments to a node address that is gone are not translated either.
+    // Without an index, the node address has vanished, and the later fragments are not translated either.
     if let Some(address_index) = F::node_address_index(config, nat.addr) {
         store::<F>(hash, Record { node_port: nat.port, address_index, protocol });
     }
 }
 
-/// Records that the first fragment was not translated: later ones pass at once instead of being saved, and an expired
-/// record of a reused identification is replaced. `may_be_early` is whether later fragments of this datagram could be
-/// saved at all; a record that translates other datagrams keeps its slot.
+/// Records that the first fragment was not translated, so that later fragments pass at once instead of being saved. The
+/// record also replaces an expired one of a reused identification, but not one that translates another datagram.
+/// `may_be_early` returns whether later fragments of this datagram could be saved at all.
 #[inline(always)]
 pub fn record_untranslated<F: Family>(hash: u64, may_be_early: impl FnOnce(&Config) -> bool) {
     let (Some(config), Some(slot)) = (CONFIG.get(0), F::fragment(fragment::slot(hash))) else { return };

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The fragment buffer: copies of fragments that arrive before the first one of their datagram, which has the ports.
+//! The fragment buffer: copies of fragments that arrive before the first fragment of their datagram, which alone has
+//! the ports.
 //!
-//! The fragment itself passes unchanged. When the first one is translated, its skb is overwritten with each saved copy,
-//! and the copy is re-injected at the same hook.
+//! The early fragment itself passes unchanged. When the first fragment is translated, its skb is overwritten with each
+//! saved copy, and the copy is re-injected at the same hook.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_INGRESS, BPF_F_RECOMPUTE_CSUM},
@@ -18,7 +19,8 @@ use npl_common::{
 
 use crate::base::{cell::field, clock::coarse_seconds, context::skb, error::RewriteError, maps::FRAGMENT_BUFFER};
 
-/// The key of a datagram's saved fragments, which are of use at the hook that saved them only.
+/// The key of a datagram's saved fragments. It differs for ingress and egress, because a copy may be re-injected only
+/// at the hook that saved it.
 #[inline(always)]
 pub const fn key(hash: u64, on_arrival: bool) -> u64 {
     if on_arrival { hash } else { !hash }
@@ -39,8 +41,8 @@ pub fn save(ctx: &TcContext, hash: u64, on_arrival: bool) {
     }
 }
 
-/// Notes that a datagram's first fragment was translated, for [`reinject_noted`]: the two steps do not share a stack
-/// frame.
+/// Stores the key of a datagram whose first fragment was translated, for [`reinject_noted`], which runs in another
+/// stack frame.
 #[inline(always)]
 pub fn note_translated(hash: u64, on_arrival: bool) {
     if let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) {
@@ -48,14 +50,13 @@ pub fn note_translated(hash: u64, on_arrival: bool) {
     }
 }
 
-/// The key that [`note_translated`] noted, or 0.
+/// The key that [`note_translated`] stored, or 0.
 #[inline(always)]
 pub fn noted() -> u64 {
     FRAGMENT_BUFFER.get_ptr_mut(CURSOR).map_or(0, |cursor| field!(cursor, hash).load())
 }
 
-/// Re-injects the saved fragments of the datagram that [`note_translated`] noted; `false` if the packet at hand was
-/// lost.
+/// Re-injects the saved fragments of the datagram of [`note_translated`]; `false` if the packet at hand was lost.
 #[inline(always)]
 pub fn reinject_noted(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) else { return true };
@@ -63,15 +64,15 @@ pub fn reinject_noted(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     noted == 0 || reinject_all(skb, noted, if on_arrival { 0 } else { LEAVES })
 }
 
-/// State of [`npl_frag_release`]: the first fragment's frame is saved.
+/// State of [`npl_frag_release`]: the first fragment's frame is saved, and its skb has another frame.
 const IS_SAVED: u32 = 1;
-/// State of [`npl_frag_release`]: the fragments leave by the device, instead of arriving on it.
+/// State of [`npl_frag_release`]: the hook is egress, so the fragments are sent by the device.
 const LEAVES: u32 = 2;
 
-/// Re-injects all saved fragments of a datagram, and restores the first one's frame.
+/// Re-injects all saved fragments of a datagram, then restores the first fragment in its skb.
 ///
-/// Unrolled: the verifier of Linux 6.12 finds no end of a loop in a program without `CAP_PERFMON`, since it also
-/// follows mispredicted branches.
+/// Unrolled, because the verifier of Linux 6.12 also follows mispredicted branches in a program without `CAP_PERFMON`,
+/// and so finds no end of a loop.
 #[inline(never)]
 fn reinject_all(skb: *mut __sk_buff, key: u64, mut state: u32) -> bool {
     let now = coarse_seconds();
@@ -90,8 +91,8 @@ fn reinject_all(skb: *mut __sk_buff, key: u64, mut state: u32) -> bool {
     state & IS_SAVED == 0 || load_frame(skb, first).is_ok()
 }
 
-/// Re-injects the fragment of one slot, if it is of this datagram; the new state. Exported, so that the verifier checks
-/// the function once instead of once per call.
+/// Re-injects the fragment of one slot if it belongs to this datagram. Returns the new state. Exported, so that the
+/// verifier checks the function once instead of once per call.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_frag_release(skb: *mut __sk_buff, key: u64, now: u64, slot: u32, state: u32) -> u32 {
@@ -144,8 +145,8 @@ pub fn load_frame(skb: *mut __sk_buff, from: *mut SavedFrame) -> Result<(), Rewr
     if status == 0 { Ok(()) } else { Err(RewriteError) }
 }
 
-/// Bytes of a saved frame. The verifier needs both bounds on the number itself, and the compiler merges two comparisons
-/// into one; so the element stores the excess over the lower bound.
+/// Bytes of a saved frame. The element stores the excess over the lower bound, so that one comparison proves both
+/// bounds to the verifier: the compiler would merge two comparisons into one that proves neither.
 #[inline(always)]
 fn length(frame: *mut SavedFrame) -> Result<u32, RewriteError> {
     let excess = field!(frame, excess).load();

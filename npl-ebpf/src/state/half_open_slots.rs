@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Slots of the half-open cache, see [`npl_common::half_open`].
 //!
-//! A flow's own slots have established flows and half-open UDP and SCTP flows. The slots of handshakes have entries of
-//! three kinds, whose keys are [`handshake_key`](npl_common::conntrack::handshake_key),
-//! [`reply_key`](npl_common::conntrack::reply_key) and [`mid_stream_key`](npl_common::conntrack::mid_stream_key).
+//! The slots of flows have established flows and half-open UDP and SCTP flows. The slots of handshakes have entries
+//! with three kinds of keys: [`handshake_key`](npl_common::conntrack::handshake_key),
+//! [`reply_key`](npl_common::conntrack::reply_key) or [`mid_stream_key`](npl_common::conntrack::mid_stream_key).
 
 use npl_common::{
     half_open,
@@ -22,19 +22,19 @@ pub type Slot = (Cell<u64>, u32);
 /// No slot has this index.
 const NONE: u32 = u32::MAX;
 
-/// The slot of a flow: the one that has its entry, or the one that a new entry takes.
+/// The slot that has a flow's entry, or the slot for a new entry.
 #[inline(always)]
 pub fn of_flow<F: Family>(hash: u64) -> Option<Slot> {
     choose::<F>(hash, half_open::slot(hash), half_open::second_slot(hash))
 }
 
-/// The slot of a handshake: the one that has its entry, or the one that a new entry takes.
+/// The slot that has a handshake's entry, or the slot for a new entry.
 #[inline(always)]
 pub fn of_handshake<F: Family>(key: u64) -> Option<Slot> {
     choose::<F>(key, half_open::handshake_slot(key), half_open::second_handshake_slot(key))
 }
 
-/// The second slot is taken only if the first one's entry waits for a reply.
+/// A new entry takes the second slot only if the entry in the first one waits for a reply.
 #[inline(always)]
 fn choose<F: Family>(key: u64, first: u32, second: u32) -> Option<Slot> {
     let slot = F::half_open(first)?;
@@ -73,7 +73,7 @@ fn handshake_index<F: Family>(key: u64) -> u32 {
     NONE
 }
 
-/// The NAT address of an entry in the half-open cache, if its mapping still leads to this Pod.
+/// The NAT address of an entry in the half-open cache, if its node port is still mapped to this Pod.
 #[inline(always)]
 pub fn half_open_nat<F: Family>(
     entry: u64,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The Node's own connections from ports of the range, see [`npl_common::host_connection`]. Their tuple has the remote
-//! end in the client's place, and the Node in the Pod's.
+//! The Node's own connections from ports of the range, see [`npl_common::host_connection`]. In their flow tuple, the
+//! remote host has the client's place, and the Node the Pod's place.
 
 use npl_common::{config::Config, host_connection, mapping::Frontend};
 
@@ -10,12 +10,10 @@ use crate::{
     net::{headers::tcp_flag, packet::Packet},
 };
 
-/// Records a packet that leaves from a port of the range, unless it is a reply that was translated before: by redirect,
-/// or on a device above this one.
+/// Records a packet that leaves from a port of the range, unless the packet is a reply that was translated before: at
+/// the Pod's device in redirect mode, or on an upper device such as a VLAN.
 ///
-/// A RST is not recorded: the host sends it to refuse a client of a port that has no mapping yet. A SYN-ACK is not
-/// either: the Node opens its own connections, and a reply to a client's handshake has no entry that is found without
-/// its numbers.
+/// A RST is not recorded: the host sends it to refuse a client of a port that has no mapping yet.
 #[inline(always)]
 pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let Some(config) = CONFIG.get(0) else { return };
@@ -30,7 +28,7 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let now = coarse_seconds();
     if let Some(slot) = slot::<F>(hash, now) {
         let entry = host_connection::entry(hash, now);
-        // Other processors read the slot: it is written once per second.
+        // Written at most once per 1.07 s, because other processors read the slot.
         if slot.load() != entry {
             slot.store(entry);
         }
@@ -48,7 +46,7 @@ pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, prot
     is_at(first) || is_at(second)
 }
 
-/// The slot that has a connection's entry, or the one that a new entry takes.
+/// The slot that has a connection's entry, or the slot for a new entry.
 #[inline(always)]
 fn slot<F: Family>(hash: u64, now: u64) -> Option<Cell<u64>> {
     let first = F::host_connection(host_connection::slot(hash))?;

@@ -12,28 +12,28 @@ use npl_common::{
 use super::{maps::Family, tuple::Backend};
 use crate::base::{cell::Cell, clock::jiffies, mode::needs_next_hop};
 
-/// The epoch that cached copies are valid in.
+/// The epoch in which cached copies are valid.
 #[derive(Clone, Copy)]
 pub struct Epoch {
     number: u32,
-    /// Always 0, but computed from the loaded epoch: a look-up whose key contains it cannot be executed ahead of that
-    /// load, so that its result is no older than the epoch.
+    /// Always 0, but computed from the loaded epoch: the processor cannot execute a look-up whose key contains this
+    /// value before the load of the epoch, so that the result is no older than the epoch.
     pub zero: u8,
 }
 
 impl Epoch {
     #[inline(always)]
     pub fn now(config: &Config) -> Self {
-        // SAFETY: in the map's element, aligned; both halves are read as the one little-endian word that they are
-        // written as.
+        // SAFETY: in the map's element, aligned; the agent writes both halves as one little-endian word.
         let both = unsafe { core::ptr::from_ref(config).cast::<u64>().add(Config::EPOCH_WORD).read_volatile() };
-        // An agent of another ABI has another configuration map; the compiler cannot know that the difference is 0.
+        // The difference is always 0, because an agent of another ABI uses another map. The compiler does not know this
+        // and keeps the dependency on the load.
         Self { number: (both >> u32::BITS) as u32, zero: (both as u32).wrapping_sub(ABI_VERSION) as u8 }
     }
 }
 
-/// The Pod behind a frontend and, for a program of a mode that needs it, the Pod's next hop: from the lookup cache, or
-/// from the maps and into the cache.
+/// The Pod behind a frontend and, for a program of a mode that needs it, the Pod's next hop: from the lookup cache or,
+/// on a miss, from the maps. A miss fills the cache.
 #[inline(always)]
 pub fn backend<F: Family, const MODE: u8>(config: &Config, frontend: Frontend) -> Option<(Backend<F>, PodNextHop)> {
     let cached = F::cached_mapping(slot(frontend))?;
@@ -70,7 +70,7 @@ fn store(cached: Cell<u64>, config: &Config, epoch: u32, frontend: Frontend, wor
     cached.at(words.len()).store(checksum(config, epoch, frontend, words));
 }
 
-/// The endpoint of a cached reply, if the copy is valid. `hash` and `entry` are the flow's.
+/// The endpoint of a cached reply, if the copy is valid. `hash` is the flow's hash, and `entry` its half-open word.
 #[inline(always)]
 pub fn load_reply(cached: Cell<u64>, hash: u64, entry: u64, epoch: Epoch) -> Option<Endpoint> {
     let (copy, sum) = (cached.load(), cached.at(1).load());

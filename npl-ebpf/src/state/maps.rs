@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Map access by family: the same body over the maps, keys and values of IPv4 and of IPv6.
+//! Map access by family: one macro implements the same functions with the maps, keys and values of IPv4 and of IPv6.
 
 use core::mem::{offset_of, transmute};
 
@@ -25,11 +25,12 @@ pub trait Family: Routing {
     /// An entry of the flow table. A [`FlowState`] is its first field.
     type FlowEntry: Copy;
     type BackendValue: 'static;
-    /// The words of a cached mapping ahead of its checksum.
+    /// The words of a cached mapping before its checksum.
     type CacheWords: AsRef<[u64]> + AsMut<[u64]> + Copy;
     const NO_CACHE_WORDS: Self::CacheWords;
 
-    /// The index of the Node's primary address, if that is it: known without a look-up.
+    /// The index of `addr` if it is the Node's primary address, which the configuration holds, so that no map look-up
+    /// is needed.
     #[inline(always)]
     fn primary_index(_config: &Config, _addr: Self::Addr) -> Option<u8> {
         None
@@ -55,10 +56,10 @@ pub trait Family: Routing {
     fn backend(value: &Self::BackendValue) -> Backend<Self>;
     /// Whether the source allow-list of a restricted mapping contains this source.
     fn is_allowed(frontend: Frontend, source: Self::Addr) -> bool;
-    /// The sender of replies. `zero` can be an [`super::lookup_cache::Epoch`]'s.
+    /// The endpoint with this address and port. `zero` is [`super::lookup_cache::Epoch::zero`] if the result goes to a
+    /// cache.
     fn endpoint(sender: &SocketAddr<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint>;
-    /// The next hop of a Pod that packets can be redirected to.
-    /// A Pod's next hop; [`no_next_hop::UNREACHABLE`] if it has none.
+    /// The next hop of a Pod in redirect and offload mode, or [`npl_common::lookup_cache::no_next_hop::UNREACHABLE`].
     fn next_hop(addr: Self::Addr) -> PodNextHop;
 
     /// A cached mapping's words: the copy, then the checksum.
@@ -69,12 +70,13 @@ pub trait Family: Routing {
     fn cached_reply(slot: u32) -> Option<Cell<u64>>;
 
     fn flow_key(tuple: &FlowTuple<Self>, protocol: u8) -> Self::FlowKey;
-    /// The flow table's entry: memory of its type for as long as the program runs, also if another flow takes it.
+    /// The flow table's entry. The memory remains valid as an entry while the program runs, even if another flow takes
+    /// the element.
     fn flow_entry(key: &Self::FlowKey) -> Option<*mut Self::FlowEntry>;
     fn new_flow_entry(state: FlowState, node: Self::Addr) -> Self::FlowEntry;
     /// The node address of a flow's NAT address.
     fn nat_address(entry: *mut Self::FlowEntry) -> Self::Addr;
-    /// `None` if the table refuses.
+    /// `None` if the flow table refuses the entry.
     fn insert_flow(key: &Self::FlowKey, entry: &Self::FlowEntry) -> Option<()>;
     /// `None` if there was no entry.
     fn remove_flow(key: &Self::FlowKey) -> Option<()>;
@@ -91,7 +93,7 @@ pub trait Family: Routing {
     fn remove_socket_rnat(flow: &SocketFlow<Self>);
 }
 
-/// An allow-list key for one address. The library's [`Key`] is packed, and would be written byte by byte.
+/// An allow-list key for one address. It replaces [`Key`], whose packed layout the compiler writes byte by byte.
 #[repr(C)]
 struct SourceKey<K> {
     prefix_length: u32,
@@ -107,7 +109,7 @@ impl<K> SourceKey<K> {
 
     #[inline(always)]
     const fn as_key(&self) -> &Key<K> {
-        // SAFETY: the same fields in the same places, and of less alignment.
+        // SAFETY: [`Key`] has the same fields at the same offsets, and needs less alignment.
         unsafe { &*core::ptr::from_ref(self).cast::<Key<K>>() }
     }
 }
@@ -183,7 +185,7 @@ mod v6 {
     #[inline(always)]
     #[expect(clippy::cast_ptr_alignment, reason = "map types are aligned to four bytes, and so are addresses in them")]
     pub(super) fn addr(bytes: &[u8; 16]) -> Addr {
-        // SAFETY: every map type has such a field at a multiple of four bytes.
+        // SAFETY: every map type has its addresses at multiples of four bytes.
         unsafe { *core::ptr::from_ref(bytes).cast::<Addr>() }
     }
 
@@ -194,11 +196,10 @@ mod v6 {
     }
 }
 
-/// `$words` are the words of a cached mapping ahead of its checksum; `$more` are items that one family alone has.
-/// A next hop in a map, read as one word.
+/// Reads a next hop in a map as one word.
 ///
-/// Of an `Option`, or of fields, the compiler tests the look-up's result several times, and the verifier of Linux 6.12
-/// refuses the second test to a loader without `CAP_PERFMON`.
+/// If the result were read as an `Option` or field by field, the compiler would test the pointer several times, and the
+/// verifier of Linux 6.12 refuses the second test if the loader lacks `CAP_PERFMON`.
 #[inline(always)]
 fn read_next_hop(element: Option<*const PodNextHop>) -> PodNextHop {
     static UNREACHABLE: u64 = 0;
@@ -220,7 +221,7 @@ macro_rules! family_maps {
 
             #[inline(always)]
             fn lookup_node_address(addr: Self::Addr) -> Option<u8> {
-                // SAFETY: the agent alone writes this map, and never changes an element in place.
+                // SAFETY: only the agent writes this map, and it never changes an element in place.
                 let local = unsafe { $of::NODE_ADDRESS_INDEX.get(&$of::NodeAddress { addr: $of::bytes(addr) }) }?;
                 Some(local.index as u8)
             }
@@ -318,7 +319,7 @@ macro_rules! family_maps {
 
             #[inline(always)]
             fn nat_address(entry: *mut $of::FlowEntry) -> Self::Addr {
-                // SAFETY: see `flow_entry`; the address of an entry never changes in place but with the whole entry.
+                // SAFETY: see `flow_entry`; an entry's address is written only together with the whole entry.
                 $of::addr(&unsafe { (&raw const (*entry).node_addr).read() })
             }
 
@@ -360,8 +361,8 @@ macro_rules! family_maps {
             #[inline(always)]
             fn socket_rnat(flow: &SocketFlow<Self>) -> Option<SocketAddr<Self>> {
                 let key = $of::socket_rnat_key(flow);
-                // SAFETY: an element of a preallocated map; one that changes meanwhile shows one of two NAT addresses
-                // of the same socket.
+                // SAFETY: an element of a preallocated map; if it changes meanwhile, the result is one of two NAT
+                // addresses of the same socket.
                 let nat = unsafe { $of::SOCKET_RNAT.get(&key) }?;
                 Some(SocketAddr { addr: $of::addr(&nat.node_addr), port: nat.node_port })
             }
@@ -370,7 +371,7 @@ macro_rules! family_maps {
             fn insert_socket_rnat(flow: &SocketFlow<Self>, nat: &SocketAddr<Self>) {
                 let key = $of::socket_rnat_key(flow);
                 let value = $of::SocketRnat { node_addr: $of::bytes(nat.addr), node_port: nat.port, pad: 0 };
-                // Without an entry the client sees the Pod's address; the connection works.
+                // Without an entry the client sees the Pod's address, and its connection works.
                 let _refused = $of::SOCKET_RNAT.insert(&key, &value, 0);
             }
 
@@ -383,7 +384,7 @@ macro_rules! family_maps {
     };
 }
 
-/// Index of the configuration's 64-bit word that has the primary address and its index.
+/// Position of the 64-bit word of [`Config`] that has the primary address and its index.
 const PRIMARY_WORD: usize = offset_of!(Config, primary_v4) / size_of::<u64>();
 
 family_maps!(V4, v4, 3, {
@@ -394,8 +395,7 @@ family_maps!(V4, v4, 3, {
 
     #[inline(always)]
     fn primary_index(config: &Config, addr: u32) -> Option<u8> {
-        // SAFETY: in the map's element, aligned; address and index are read as the one little-endian word that they are
-        // written as.
+        // SAFETY: in the map's element, aligned; the agent writes address and index as one little-endian word.
         let primary = unsafe { core::ptr::from_ref(config).cast::<u64>().add(PRIMARY_WORD).read_volatile() };
         if primary as u32 == addr && addr != 0 { Some((primary >> u32::BITS) as u8) } else { None }
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The SCTP reassembly buffer: first fragments of SCTP, whose checksum depends on the datagram's length, until the last
-//! fragment shows that length.
+//! The SCTP reassembly buffer. It holds first fragments of SCTP until the last fragment shows the datagram's length, on
+//! which the update of the checksum in the first fragment depends.
 //!
-//! The last fragment's skb is overwritten with the saved first one, which is re-injected with the length known. The
-//! fragments in between pass meanwhile; reassembly at the receiver waits for the last one anyway.
+//! The last fragment's skb is overwritten with the saved first fragment, which is re-injected now that the length is
+//! known. The fragments in between are not held: the receiver reassembles them when all fragments have arrived.
 
 use core::num::NonZeroUsize;
 
@@ -38,20 +38,21 @@ pub fn begin(ctx: &TcContext, hash: u64, on_arrival: bool) {
     set_noted(npl_sctp_lookup(skb(ctx), key(hash, on_arrival)));
 }
 
-/// The end of the datagram that a first fragment begins: as the last fragment showed, or as the fragment's own chunks
-/// suggest if it does not wait. For a fragment that waits, its own end: it gets its checksum when it is re-injected.
+/// The end of a first fragment's datagram, as the last fragment showed it or, if the first fragment does not wait, as
+/// its chunks suggest. If the fragment waits for the last one, the end of the fragment itself; NPL computes its
+/// checksum at re-injection.
 #[inline(always)]
 pub fn datagram_end<F: HeaderLayout>(ctx: &TcContext, chain: &HeaderChain<F>) -> Option<NonZeroUsize> {
     NonZeroUsize::new(npl_sctp_end(skb(ctx), chain.headers.l4 as u32, chain.end as u32) as usize)
 }
 
-/// Whether the packet was re-injected, and counted before.
+/// Whether the packet is a re-injected fragment, which was counted when it arrived.
 #[inline(always)]
 pub fn is_reinjected<F: HeaderLayout>(headers: &Headers<F>) -> bool {
     !headers.is_fast_path && npl_sctp_noted() & REINJECTED != 0
 }
 
-/// Holds the saved first fragment in the buffer if it was translated; returns whether it is held.
+/// Holds the saved first fragment in the buffer if the fragment was translated. Returns whether the fragment is held.
 #[inline(always)]
 pub fn hold_noted() -> bool {
     npl_sctp_wait() != 0
@@ -69,7 +70,8 @@ pub const fn may_be_last<F: HeaderLayout>(chain: &HeaderChain<F>) -> bool {
     chain.fragment.is_last && (chain.fragment.content == protocol::SCTP || chain.fragment.protocol == 0)
 }
 
-/// Notes a last fragment for [`reinject_first`]: the two steps do not share a stack frame.
+/// Stores the key and the length of a last fragment's datagram for [`reinject_first`], which runs in another stack
+/// frame.
 #[inline(always)]
 pub fn note_last<F: HeaderLayout>(hash: u64, chain: &HeaderChain<F>, on_arrival: bool) {
     let is_sctp = if chain.fragment.content == protocol::SCTP { WAITING } else { 0 };
@@ -79,7 +81,8 @@ pub fn note_last<F: HeaderLayout>(hash: u64, chain: &HeaderChain<F>, on_arrival:
     }
 }
 
-/// Re-injects the first fragment that waits for the noted last one; `false` if the last fragment was lost by that.
+/// Re-injects the first fragment that waits for the last fragment of [`note_last`]; `false` if the last fragment was
+/// lost.
 #[inline(always)]
 pub fn reinject_first(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) else { return true };
@@ -106,7 +109,7 @@ extern "C" fn npl_sctp_lookup(skb: *mut __sk_buff, key: u64) -> u32 {
     if save_frame(skb, slot).is_ok() { WAITING } else { 0 }
 }
 
-/// See [`noted`]. Exported as [`npl_sctp_lookup`] is, and because its callers have no stack left.
+/// See [`noted`]. Exported as [`npl_sctp_lookup`] is, and not inlined, because its callers have no stack left.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_noted() -> u32 {
@@ -124,15 +127,16 @@ extern "C" fn npl_sctp_wait() -> u32 {
         return 0;
     }
     let Some(slot) = SCTP_BUFFER.get_ptr_mut(sctp_slot(key)) else { return 0 };
-    // Two processors that write one slot at the same time mix two packets, which the receiver's checksum drops.
+    // If two processors write one slot at the same time, the slot has a mixture of two packets, which the receiver
+    // drops for its checksum.
     field!(slot, time).store(nanoseconds());
     field!(slot, datagram_length).store(0);
     field!(slot, hash).store(key);
     1
 }
 
-/// See [`datagram_end`]; 0 if unknown. Exported as [`npl_sctp_lookup`] is: otherwise the verifier checks all that
-/// follows the call once more for each chunk.
+/// See [`datagram_end`]; 0 if unknown. Exported as [`npl_sctp_lookup`] is: otherwise the verifier checks all
+/// instructions behind the call once for each chunk.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_end(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {
@@ -155,7 +159,8 @@ extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direct
     let is_same = is_fresh(first) && hash.load() == key;
     if !is_same || known_length.load() != 0 {
         if length & WAITING != 0 && (is_same || !is_occupied(first)) {
-            // The last fragment may arrive ahead of the first one, which then need not wait.
+            // The last fragment may arrive before the first one: with its length stored, the first fragment need not
+            // wait.
             time.store(nanoseconds());
             known_length.store(length & LENGTH_MASK);
             hash.store(key);
@@ -167,8 +172,8 @@ extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direct
     }
     time.store(nanoseconds());
     known_length.store(length & LENGTH_MASK | REINJECTED);
-    // The device has not verified the checksum of a re-injected packet.
-    // SAFETY: the context is valid. The helper fails where there is no level to reset.
+    // The device has not verified the checksum of a re-injected packet. SAFETY: the context is valid. The helper fails
+    // if the skb has no checksum level to reset.
     let _level = unsafe { bpf_csum_level(skb, u64::from(BPF_CSUM_LEVEL_RESET)) };
     if load_frame(skb, first).is_ok() {
         // SAFETY: the context is valid. A full queue drops the fragment, as on any device.
@@ -183,14 +188,15 @@ fn is_fresh(slot: *mut SavedFrame) -> bool {
     field!(slot, hash).load() != 0 && nanoseconds().wrapping_sub(field!(slot, time).load()) < WAIT_NS
 }
 
-/// Whether a slot has a first fragment that waits or is being re-injected. A length without a fragment yields the slot.
+/// Whether a slot has a first fragment that waits or is being re-injected. A slot that holds only a known length counts
+/// as free.
 #[inline(always)]
 fn is_occupied(slot: *mut SavedFrame) -> bool {
     let length = field!(slot, datagram_length).load();
     is_fresh(slot) && (length == 0 || length & REINJECTED != 0)
 }
 
-/// Notes the known length, or a flag, for the first fragment at hand.
+/// Stores the known length of the first fragment at hand, or a flag.
 #[inline(always)]
 fn set_noted(length: u32) {
     if let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) {
@@ -198,7 +204,7 @@ fn set_noted(length: u32) {
     }
 }
 
-/// The value of [`set_noted`]; 0 for all packets but first fragments of SCTP.
+/// The value that [`set_noted`] stored; 0 for all packets but first fragments of SCTP.
 #[inline(always)]
 fn noted() -> u32 {
     FRAGMENT_BUFFER.get_ptr_mut(LAST).map_or(0, |last| field!(last, datagram_length).load())

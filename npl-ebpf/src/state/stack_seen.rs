@@ -15,7 +15,7 @@ use crate::{
     net::headers::tcp_flag,
 };
 
-/// Whether a packet of a flow can bypass the host's stack, as one of its replies or of its requests.
+/// Whether a packet of a flow can bypass the host's stack. `REPLY` is the packet's direction.
 #[inline(always)]
 pub fn is_offloaded<F: Family, const REPLY: bool>(hash: u64, generation: u32, tcp_flags: u8) -> bool {
     let Some(flow) = ObservedFlow::of::<F>(hash, generation) else { return false };
@@ -66,7 +66,7 @@ impl ObservedFlow {
         if REPLY { (reply, request) } else { (request, reply) }
     }
 
-    /// Sets both directions, where the words are this flow's.
+    /// Sets the words of both directions, if they belong to this flow.
     #[inline(always)]
     fn set_both(&self, since: u32) {
         let (request, reply) = self.directions::<false>();

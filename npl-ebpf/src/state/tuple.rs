@@ -15,7 +15,8 @@ pub struct FlowTuple<F: HeaderLayout> {
 }
 
 impl<F: HeaderLayout> FlowTuple<F> {
-    /// The seeded hash of the flow, which chooses its slots and is its tag in every array.
+    /// The seeded hash of the flow: its low bits choose the flow's slots in all arrays, its high bits are the flow's
+    /// tag there.
     #[inline(always)]
     pub fn hash(&self, seed: u64, protocol: u8) -> u64 {
         let rest = u64::from(self.client_port) << 32 | u64::from(self.pod_port) << 8 | u64::from(protocol);

@@ -13,7 +13,7 @@ use super::network::NodeNumber;
 /// The directory of the CNI configuration, relative to the Node's directory.
 const FOLDER: &str = "run/npl/cni";
 
-/// The Pod network.
+/// The CNI plug-in that connects a cluster's Pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Cni {
     /// A bridge on each Node, and routes between the Nodes.

@@ -50,7 +50,7 @@ fn manager_flags(plane: &ControlPlane) -> Vec<String> {
     vec![
         file("service-account-private-key-file", &plane.signing_key()),
         file("root-ca-file", &plane.certificate()),
-        // The default is a directory of the host.
+        // The default of `flex-volume-plugin-dir` is a directory of the host.
         file("flex-volume-plugin-dir", &plane.directory().join("volume-plugins")),
         format!("--cluster-cidr={}", pod_range()),
         format!("--service-cluster-ip-range={SERVICE_RANGE}"),

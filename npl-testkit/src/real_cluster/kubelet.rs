@@ -51,7 +51,7 @@ pub(super) fn configure(directory: &Path, node: NodeNumber, plane: &ControlPlane
         // Lowering the OOM score requires CAP_SYS_RESOURCE, which a machine may lack.
         "oomScoreAdj": 0,
         "resolvConf": "",
-        // The default is a directory of the host.
+        // The default of `volumePluginDir` is a directory of the host.
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
     });
     let file = folder.join("kubelet.json");

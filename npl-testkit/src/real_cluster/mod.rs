@@ -146,7 +146,7 @@ impl RealCluster {
         self.plane.admin_kubeconfig()
     }
 
-    /// The Pod network.
+    /// The CNI plug-in that connects the cluster's Pods.
     pub fn cni(&self) -> Cni {
         self.cni
     }

@@ -29,7 +29,7 @@ fn lines(verb: &str, addresses: impl Iterator<Item = String>) -> String {
     addresses.map(|address| format!("addr {verb} {address} dev many")).collect::<Vec<_>>().join("\n")
 }
 
-/// The kernel lists addresses of a narrower scope first, and of IPv6 the newest first.
+/// The kernel lists addresses of a narrower scope first, and IPv6 addresses with the newest first.
 fn temporary() -> impl Iterator<Item = String> {
     (1..=TEMPORARY).flat_map(|number| [format!("172.16.0.{number}/32 scope link"), format!("fd01::{number:x}/128")])
 }

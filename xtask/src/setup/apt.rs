@@ -60,7 +60,7 @@ fn update_once() -> Result<()> {
     Ok(())
 }
 
-/// apt-get without questions, which waits for the lock of another package manager.
+/// A non-interactive `apt-get` that waits for another package manager's lock.
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
     command.env("DEBIAN_FRONTEND", "noninteractive").args(["-o", "DPkg::Lock::Timeout=120", "--quiet"]);

@@ -8,7 +8,7 @@ use super::rust_code::comment_start;
 use super::tree::{Tree, is_history};
 
 /// Phrases, and how to write the sentence instead.
-const PHRASES: [(&str, &str); 9] = [
+const PHRASES: [(&str, &str); 20] = [
     ("whoever", "name the client, the process or the operator"),
     ("is told", "say who reports what to whom"),
     ("passes by", "`bypasses` where something is skipped"),
@@ -18,6 +18,17 @@ const PHRASES: [(&str, &str); 9] = [
     ("goes on untouched", "`is passed to the host unchanged`"),
     ("nobody's", "name what owns it, or say that it is unused"),
     ("the last one of the same", "name it, such as `the previous connection with the same five-tuple`"),
+    ("if that is it", "repeat the noun, such as `if it is the primary address`"),
+    ("now and then", "name the interval or the event"),
+    ("numbers prove", "`the packet's numbers fit the entry`"),
+    ("its numbers find", "`looked up by the packet's acknowledgement number`"),
+    ("cancel out", "`add up to zero`"),
+    ("cancels out", "`add up to zero`"),
+    ("yields the slot", "`the slot counts as free`"),
+    ("takes nothing from", "`does not affect`"),
+    ("drawn towards", "`biased towards`"),
+    ("finds back", "name the state by which a reply is translated"),
+    ("a function of its own", "`not inlined`, and why"),
 ];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {

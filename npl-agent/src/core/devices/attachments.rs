@@ -111,7 +111,7 @@ pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16)) -> Option<
     }
 }
 
-/// Whether a device's attachments matter: it leads to Pods with mappings, or may be an uplink.
+/// Whether the agent must inspect a device's attachments: the device leads to Pods with mappings, or may be an uplink.
 pub fn matters(device: &Device, lead_to_pods: &BTreeSet<u32>, uplinks: &DeviceSelection) -> bool {
     let may_be_uplink = match uplinks {
         DeviceSelection::Named(names) => names.contains(&device.name),

@@ -10,7 +10,7 @@ use crate::core::model::Moment;
 /// The length of a grace period. A link takes seconds to come up, and IPv6 duplicate address detection some more.
 pub const GRACE_MILLIS: u64 = 10_000;
 
-/// When each element disappeared.
+/// The time at which each absent element disappeared.
 #[derive(Debug)]
 pub struct GracePeriods<K> {
     since: BTreeMap<K, Moment>,

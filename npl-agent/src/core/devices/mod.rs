@@ -14,7 +14,7 @@ use std::net::IpAddr;
 /// The kind of a network device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// Hardware, or a device that the hypervisor shows as such.
+    /// A hardware device, or one that a hypervisor emulates.
     Physical,
     /// `lo`.
     Loopback,
@@ -117,7 +117,7 @@ pub struct LinkFacts {
     pub has_ingress_queue: bool,
 }
 
-/// Why filters cannot be attached before Linux 6.6, for logs and the doctor.
+/// Why a device with an `ingress` qdisc is refused before Linux 6.6; a text for logs and the doctor.
 pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which has no egress hook: replace it by clsact, which \
                                      holds the same filters";
 
@@ -321,8 +321,8 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     }
 }
 
-/// The addresses that mappings answer on, the more important first: published addresses that a device has, then all
-/// other addresses of devices that are not dummies. (kube-proxy's IPVS mode keeps all cluster IPs on a dummy.)
+/// The addresses on which node ports answer, by priority: published addresses that a device has, then all other
+/// addresses of devices that are not dummies. (kube-proxy's IPVS mode keeps all cluster IPs on a dummy.)
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
     let real = devices.iter().filter(|device| device.kind != DeviceKind::Dummy);
     let all: Vec<IpAddr> = real.flat_map(|device| device.addresses.iter().copied()).collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides what the Node's devices are for: which are uplinks, which translate requests by XDP, which Pods are reached
-//! by redirect, and which addresses mappings answer on.
+//! Decides the role of each device of the Node: which devices are uplinks, which translate requests by XDP, which Pods
+//! are reached by redirect, and on which addresses node ports answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,12 +36,12 @@ pub struct DevicePolicy {
     pub marks_connections: bool,
 }
 
-/// The kernel's connection tracking, as far as it limits offload.
+/// The properties of kernel conntrack that limit offload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ConntrackSettings {
-    /// Whether it marks TCP packets outside of the expected window as invalid.
+    /// Whether kernel conntrack marks TCP packets outside of the expected window as invalid.
     pub is_strict: bool,
-    /// Whether it times out idle connections early because it has not seen every acknowledgement.
+    /// Whether kernel conntrack times out idle connections early because it has not seen every acknowledgement.
     pub forgets_idle: bool,
 }
 
@@ -60,7 +60,7 @@ pub struct NodeNetwork<'a> {
     pub node_ips: &'a [IpAddr],
     /// The Pods that have mappings.
     pub mapped_pods: &'a BTreeSet<IpAddr>,
-    /// The addresses that mappings answer on now.
+    /// The addresses on which node ports answer now.
     pub held_addresses: &'a BTreeSet<IpAddr>,
     /// Devices that carry an uplink's programs now, by their index.
     pub attached_uplinks: &'a BTreeSet<u32>,
@@ -73,7 +73,7 @@ pub struct NodeNetwork<'a> {
 /// Every decision about the Node's devices, with its reason.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceDecisions {
-    /// The addresses that mappings answer on, the more important first.
+    /// The addresses on which node ports answer, by priority.
     pub local_addresses: Vec<IpAddr>,
     /// Why each device is an uplink (`Ok`) or is not (`Err`), by its name.
     pub uplinks: BTreeMap<String, Result<UplinkReason, UplinkReason>>,
@@ -81,7 +81,8 @@ pub struct DeviceDecisions {
     pub xdp: BTreeMap<u32, XdpDecision>,
     /// How each Pod is reached by redirect, or why not.
     pub next_hops: BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>,
-    /// The connections to mark, so that replies of Pods with routing tables of their own are led back.
+    /// The connections to mark, so that replies of Pods with routing tables of their own leave by the interface of the
+    /// request.
     pub markings: BTreeSet<Marking>,
     /// Pods, or addresses of the Node, whose replies leave by another interface than their requests came in by, and why.
     pub reply_route_problem: Option<(ReplyRouteProblem, BTreeSet<IpAddr>)>,
@@ -258,7 +259,7 @@ mod tests {
         Device { addresses: addresses.to_vec(), ..Device::new(2, "br0", DeviceKind::Bridge) }
     }
 
-    /// Decides on these devices, of which the plan before had these uplinks and addresses.
+    /// Decides on these devices. `uplinks` and `addresses` are those of the previous plan.
     fn decide(
         planner: &mut DevicePlanner,
         devices: &[Device],

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides on which uplinks the driver translates requests by XDP, ahead of TC. Every decision has a reason.
+//! Decides on which uplinks the driver translates requests by XDP, before TC. Every decision has a reason.
 
 use std::str::FromStr;
 
@@ -49,7 +49,7 @@ pub enum XdpReason {
     NotRequested,
     /// `--forwarding redirect` or `offload`: after XDP, requests would take the host's stack.
     BypassesStack,
-    /// The program parses Ethernet headers only.
+    /// The device has no Ethernet headers, which the program needs.
     NotEthernet,
     /// Packets of this machine's own stack may have unfinished checksums, which XDP cannot recognize.
     IsVirtual,

@@ -32,7 +32,7 @@ fn refusal(facts: &Facts, device: &Device) -> Option<&'static str> {
     }
 }
 
-/// Checks for addresses of the Node that mappings do not answer on.
+/// Checks for addresses of the Node on which node ports do not answer.
 pub(super) fn addresses(facts: &Facts) -> Finding {
     let key = "addresses";
     let (datapath, devices) = match (&facts.datapath, &facts.devices) {

@@ -74,7 +74,7 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
         Some((ReplyRouteProblem::NoMark, unmarked)) => Finding::warning(
             key,
             format!("{found}; no mark leads their replies to the main table: {}", unmarked.len()),
-            format!("{MEANING}: see \"Beside the rules of others\" in docs/datapath.md"),
+            format!("{MEANING}: see \"Replies leave by another interface\" in docs/troubleshoot.md"),
         ),
         Some((ReplyRouteProblem::MarkNotSet, _)) => Finding::warning(
             key,

@@ -4,7 +4,7 @@
 use super::{Datapath, Device, Facts, Finding, Kernel};
 use crate::core::devices::DeviceKind;
 
-/// The advice where this process may not read something.
+/// The advice if this process lacks the permission to read a fact.
 pub(super) const ASK_AS_ROOT: &str = "this check needs more rights: run it again as root, or in the agent's container";
 
 pub(super) fn version(kernel: &Kernel) -> Finding {
@@ -66,7 +66,7 @@ pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
     ]
 }
 
-/// `CAP_PERFMON` of the process that loads the programs decides their speed.
+/// The check for `CAP_PERFMON`: a loader with this capability gets faster programs.
 fn perfmon(key: &'static str, is_held: bool, facts: &Facts) -> Finding {
     let is_installed = facts.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed);
     let are_mitigated = facts.datapath.as_ref().is_ok_and(|datapath| datapath.has_mitigated_programs);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks for everything that keeps node ports of this Node from working: facts in, findings out.
+//! Checks for every known cause that keeps node ports of this Node from working: turns facts about the machine into
+//! findings.
 
 mod devices;
 pub mod forward_chains;
@@ -31,7 +32,7 @@ pub struct Facts {
     pub has_btf: bool,
     /// The directory of the BPF file system.
     pub bpffs: String,
-    /// Whether it is mounted.
+    /// Whether the BPF file system is mounted.
     pub is_bpffs_mounted: bool,
     /// The capabilities of this process; `None` if they cannot be read.
     pub rights: Option<Rights>,
@@ -88,9 +89,9 @@ pub struct Datapath {
     pub is_installed: bool,
     /// Whether programs with the kernel's barriers against speculation are loaded.
     pub has_mitigated_programs: bool,
-    /// The devices that carry a program in both directions, by their index; a device may be gone.
+    /// The indexes of devices with programs for both directions; a device may have been deleted since.
     pub attached_devices: BTreeSet<u32>,
-    /// The addresses that mappings answer on.
+    /// The addresses on which node ports answer.
     pub addresses: BTreeSet<IpAddr>,
     /// The socket hooks that serve local clients.
     pub socket_hooks: Vec<&'static str>,

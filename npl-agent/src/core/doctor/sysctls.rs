@@ -10,7 +10,7 @@ pub(super) const SEE_PROC: &str = "this setting cannot be read: run the check ag
 const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
 
-/// Strict filtering passes both directions, since each takes the same route as without NPL.
+/// Strict reverse path filtering passes packets of both directions, because their routes are the same as without NPL.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";
     let all = match &facts.sysctls.rp_filter {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Expiry of half-open entries. They have no time stamp and would stay until another flow takes the slot, so the
-//! sweeper counts for how many sweeps an entry has not changed.
+//! Expiry of half-open entries. An entry has no time stamp, so the sweeper counts the sweeps in which the entry has not
+//! changed.
 
 use npl_common::{
     conntrack::{Action, Event, State, step},

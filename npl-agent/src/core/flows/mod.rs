@@ -2,7 +2,7 @@
 //! Expiry of conntrack entries: which entries the sweeper removes, by the state machine of [`npl_common::conntrack`].
 //!
 //! A full flow table evicts the entry that was looked up least recently, which may be an idle open connection. The
-//! sweeper removes closed connections and short UDP exchanges before that.
+//! sweeper removes closed connections and short UDP exchanges before the table is full.
 
 pub mod half_open;
 

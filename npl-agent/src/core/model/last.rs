@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The last value of something, so that a change of it is logged once.
+//! Remembers the last value of a state, so that each change is logged once.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,7 +2,7 @@
 //! The cluster and the datapath in NPL's terms: [`crate::kube`] converts Kubernetes objects into these types, and
 //! decisions are made from them.
 //!
-//! No Kubernetes type gets past this point, and every `Option` has a meaning of its own.
+//! Decisions use no Kubernetes types, and the meaning of each `Option` is documented.
 
 pub mod last;
 pub mod observed;
@@ -369,7 +369,7 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// The value of a mapping: the Pod that it leads to.
+/// The value of a mapping: the Pod that receives its traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Backend {
     /// The Pod's address, of the frontend's family.
@@ -383,7 +383,7 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Whether both lead to the same port of the same Pod.
+    /// Whether both are the same port of the same Pod.
     pub fn has_same_target(&self, other: &Self) -> bool {
         Self { is_restricted: other.is_restricted, ..*self } == *other
     }

@@ -13,7 +13,7 @@ use super::{
 pub struct Observed {
     /// The mappings in the datapath.
     pub mappings: BTreeMap<Frontend, Backend>,
-    /// The allowed sources of each frontend. A mapping that is not restricted ignores those that are left from an
+    /// The allowed sources of each frontend. A mapping that is not restricted ignores sources that are left from an
     /// earlier list.
     pub sources: BTreeMap<Frontend, BTreeSet<SourceRange>>,
     /// The node ports that this process has bound.

@@ -8,7 +8,7 @@ use super::settings::{PortRange, Settings};
 /// The default service node port range of Kubernetes.
 const SERVICE_NODE_PORTS: (u16, u16) = (30000, 32767);
 
-/// The range overlaps ports that something else allocates. The text is one log message.
+/// The range overlaps ports that the kernel or Kubernetes allocates. The text is one log message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RangeWarning {
     /// The kernel uses these ports as ephemeral ports of outgoing connections.
@@ -74,7 +74,7 @@ fn span(text: &str) -> Option<(u16, u16)> {
     Some((first.parse().ok()?, last.parse().ok()?))
 }
 
-/// The warnings about a range; `lent` is `None` where the sysctls cannot be read.
+/// The warnings about a range; `lent` has the ephemeral ports, or `None` if the sysctls cannot be read.
 pub fn port_range_warnings(range: PortRange, lent: Option<&LentPorts>) -> Vec<RangeWarning> {
     let lent = lent.filter(|lent| lent.are_of(range));
     let ephemeral = lent.map(|lent| RangeWarning::Ephemeral { range, first: lent.first, last: lent.last });
@@ -84,7 +84,7 @@ pub fn port_range_warnings(range: PortRange, lent: Option<&LentPorts>) -> Vec<Ra
     ephemeral.into_iter().chain(services).collect()
 }
 
-/// An upper bound of the files that the agent opens besides reserved node ports.
+/// An upper bound on the number of files that the agent opens in addition to its reserved node ports.
 const OTHER_FILES: u64 = 256;
 
 /// A warning if the limit of open files is too low to reserve every node port of the range for each family and

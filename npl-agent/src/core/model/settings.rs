@@ -207,7 +207,7 @@ impl FromStr for NodeIpSource {
     }
 }
 
-/// The fields of an annotation entry, named for the version of Antrea that writes the same.
+/// The fields of an annotation entry. Each format has the name of the Antrea version that writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnnotationFormat {
     /// `podPort, nodeIP, nodePort, protocol, protocols`.

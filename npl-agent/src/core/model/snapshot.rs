@@ -114,13 +114,13 @@ impl Snapshot {
             Change::Service(service) => self.put_service(service, &mut touched),
             Change::ServiceGone(key) => self.remove_service(&key, &mut touched),
             Change::Node(node) => self.node = Some(node),
-            // Mappings stay: the last known addresses still lead to this Node.
+            // Mappings stay, because the last known addresses still belong to this Node.
             Change::NodeGone => {}
         }
         touched
     }
 
-    /// Whether Pods and Services were listed. Before that, a missing object says nothing.
+    /// Whether Pods and Services were listed. Before both lists, a missing object may still exist.
     pub(in crate::core) const fn is_listed(&self) -> bool {
         self.pods_listed && self.services_listed
     }
@@ -338,7 +338,7 @@ impl Snapshot {
     }
 }
 
-/// Whether only fields that agents write have changed: these affect no index and no other Pod.
+/// Whether only fields that agents write have changed. Such a change affects no index and no other Pod.
 fn differ_by_writes_only(known: &Pod, pod: &Pod) -> bool {
     let Pod {
         key,
@@ -364,7 +364,7 @@ fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) 
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)
 }
 
-/// The addresses that a Pod needs exclusively.
+/// The addresses that only one Pod may have.
 fn contended_ips(pod: &Pod) -> impl Iterator<Item = IpAddr> {
     let is_contender = !pod.is_finished && !pod.host_network;
     pod.ips.iter().copied().filter(move |_| is_contender)

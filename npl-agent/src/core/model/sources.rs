@@ -101,7 +101,7 @@ pub enum Sources {
 }
 
 impl Sources {
-    /// The sources of a mapping in the kernel, with its ranges.
+    /// The sources of a mapping in the kernel, from its flag and its ranges.
     pub fn of(backend: Backend, ranges: impl IntoIterator<Item = SourceRange>) -> Self {
         if backend.is_restricted { ranges.into_iter().collect() } else { Self::Anyone }
     }
@@ -117,7 +117,7 @@ impl Sources {
         ranges.into_iter().flatten().copied()
     }
 
-    /// The ranges of one family. Ranges of the other family allow no client of this one.
+    /// The ranges of one family. Ranges of the other family allow no client of this family.
     #[must_use]
     pub fn of_family(&self, family: Family) -> Self {
         match self {

@@ -251,8 +251,8 @@ impl PortTable {
     /// The next port of a free number for which `is_usable` holds. The search continues after the last allocated
     /// number, so that a freed one is reused as late as possible.
     ///
-    /// If all free ports have received packets recently, the one that is quiet soonest is returned: a client that sends
-    /// to every port must not keep Pods from getting one.
+    /// If all free ports have received packets recently, the one whose traffic ceased first is returned: a client that
+    /// sends to every port must not keep Pods from getting a node port.
     pub(in crate::core) fn take_next_free(
         &mut self,
         family: Family,

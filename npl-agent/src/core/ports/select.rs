@@ -28,16 +28,16 @@ pub struct WantedPort {
 /// How a wanted port is exposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Exposure {
-    /// By a host port that already leads to it: no mapping is needed.
+    /// By a host port that already leads to the Pod's port: no mapping is needed.
     HostPort(NodePort),
     /// By a mapping to the Pod's address.
     Mapping,
-    /// Not at present, since the Pod has no address of its own. A node port that it has is kept.
+    /// Not exposed at present, because the Pod has no address of its own. Its node port is kept.
     Pending,
 }
 
 impl Exposure {
-    /// Whether it needs a node port.
+    /// Whether the exposure needs a node port.
     pub(in crate::core) const fn needs_claim(self) -> bool {
         matches!(self, Self::Mapping | Self::Pending)
     }
@@ -162,7 +162,8 @@ impl Selector<'_> {
 
     /// The host port that leads to the Pod's port without NPL.
     ///
-    /// A `hostPort` that is bound to another address than the published one does not: that port gets a mapping.
+    /// A `hostPort` that is bound to another address than the published one does not lead there: such a port gets a
+    /// mapping.
     fn host_port(self, pod: &Pod, port: WantedPort) -> Option<NodePort> {
         if pod.host_network {
             return Some(NodePort(port.pod_port.0));
@@ -194,7 +195,7 @@ impl Wanted {
     }
 }
 
-/// The Pod's ports of a Service port: one for a number, and every container port of the name and protocol for a name.
+/// The Pod ports that a `targetPort` selects: the number, or every container port with that name and protocol.
 fn resolve(pod: &Pod, port: &ServicePort) -> BTreeSet<PodPort> {
     match &port.target {
         TargetPort::Number(number) => BTreeSet::from([*number]),

@@ -43,7 +43,7 @@ pub struct SeenEntry {
 }
 
 impl SeenEntry {
-    /// Where the entry sends clients.
+    /// The node port and protocol to which the entry sends clients.
     pub const fn frontend(&self) -> Frontend {
         Frontend { family: self.family, node_port: self.node_port, protocol: self.protocol }
     }
@@ -70,7 +70,7 @@ pub fn encode(entries: &[Entry], format: AnnotationFormat) -> String {
     // IPv6 first: AKO up to 1.13.1 gives every member of a Pod the address of the last entry.
     sorted.sort_by_key(|entry| (Reverse(entry.family()), entry.node_port, entry.protocol, entry.pod_port));
     let wires = wires(&sorted, format);
-    // Integers and texts always serialize; were it otherwise, an empty list publishes nothing wrong.
+    // Integers and texts always serialize; if serialization failed, an empty list would publish no wrong entry.
     serde_json::to_string(&wires).unwrap_or_else(|_impossible| "[]".to_owned())
 }
 

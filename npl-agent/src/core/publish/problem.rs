@@ -9,7 +9,7 @@ use crate::core::model::{
     sources::{MAX_RANGES, Unreadable},
 };
 
-/// Something that is requested and not served, and the object to show it on.
+/// The reason why a requested Pod port is not served as requested, and the object to which its Event belongs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     /// The object that the Event is about.
@@ -27,7 +27,7 @@ pub enum AffectedObject {
     Service(ServiceKey, ServiceUid),
 }
 
-/// What is wrong; the `Display` text says what to do.
+/// The cause of a problem. The `Display` text also says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
     /// No node port is free.
@@ -95,7 +95,7 @@ pub enum Cause {
     UnreadableSource(Unreadable),
     /// A Service's list of allowed sources is too long.
     TooManySources {
-        /// How many entries are ignored.
+        /// The number of ignored entries.
         beyond: usize,
     },
     /// A host port leads to the Pod without NPL, so the Service's list is not enforced.
@@ -153,7 +153,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The effect of such an entry, and the correct form.
+/// The effect of an entry that cannot be parsed, and the correct form.
 const UNREADABLE: &str = "is not an address or a CIDR range and allows no client; write it as 192.0.2.0/24 or \
                           2001:db8::/32";
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::problem::{AffectedObject, Problem};
 use crate::core::model::Moment;
 
-/// A problem that is over sooner, for instance while a Service is changed in two steps, is not reported.
+/// How long a problem must last before it is reported; a Service that is changed in two steps causes shorter problems.
 pub(crate) const SETTLE_MILLIS: u64 = 1_000;
 /// The minimal time between two Events about the same object and reason.
 pub(crate) const QUIET_MILLIS: u64 = 60_000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a restarted agent takes over: existing mappings first, then the ports that annotations name.
+//! A restarted agent takes over existing mappings first, then the ports that annotations name.
 
 use std::collections::BTreeMap;
 
@@ -29,8 +29,8 @@ pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
 
 /// Assigns every existing mapping to its Pod, and to every Pod the free ports that its annotation names.
 ///
-/// Runs once, when everything is listed. Later, the first annotation of a Pod was copied from another Pod and means
-/// nothing.
+/// Runs once, when everything is listed. After the start, an annotation on a new Pod comes from its template, and its
+/// ports are not reserved.
 pub(in crate::core) fn adopt(state: &mut State) {
     order_address_claims(state);
     adopt_mappings(state);

@@ -106,7 +106,7 @@ impl Assignment<'_> {
     fn claim(&mut self, port: WantedPort, may_allocate: bool) {
         let mut held = self.ports.of_port(&self.pod.uid, port);
         held.sort_by_key(|frontend| (self.ports.rank(*frontend), *frontend));
-        // A claim without a mapping must not hide the `hostPort` of another Pod.
+        // A claim without a mapping must not block the `hostPort` of another Pod.
         let hides_no_other = |frontend: &Frontend| {
             let leads = self.ports.get(*frontend).is_some_and(|claim| claim.backend.is_some());
             leads || !self.snapshot.is_host_port(frontend.node_port)

@@ -3,7 +3,8 @@
 //!
 //! [`State::pass`] returns the next operations. The caller carries them out and reports each with
 //! [`State::record_done`] or [`State::record_failed`]. An operation is only returned once its precondition was
-//! observed, so the agent can stop after any of them without a published mapping that does not work.
+//! observed, so that the agent can stop after any operation without leaving an annotation for a mapping that does not
+//! work.
 
 mod adopt;
 mod assign;
@@ -32,7 +33,7 @@ use super::{
     ports::{PortTable, select::Wanted},
 };
 
-/// How long a port that another process uses is not tried again.
+/// Delay before the agent tries again to reserve a port that another process uses.
 const TAKEN_MILLIS: u64 = 60_000;
 /// The retry delay of a failure that does not belong to the operation.
 const UNEXPECTED_MILLIS: u64 = 1_000;
@@ -63,7 +64,7 @@ pub struct State {
     /// Pods whose annotation may need a write.
     pub(in crate::core) unpublished: BTreeSet<PodKey>,
     pub(in crate::core) writes: BTreeMap<PodUid, Write>,
-    /// Pods that were deleted during a write: its answer must not bring them back.
+    /// Deleted Pods with a patch in flight, whose answer must not re-create their state.
     departed: BTreeSet<PodUid>,
     pub(in crate::core) retries: BTreeMap<RetryKey, Moment>,
     contests: Contests,
@@ -74,7 +75,7 @@ pub struct State {
 pub struct Pass {
     /// The operations; none may be carried out before an earlier one.
     pub ops: Vec<Op>,
-    /// When time alone changes the result.
+    /// The next time at which a timer changes the result.
     pub next_deadline: Option<Moment>,
 }
 
@@ -181,7 +182,7 @@ impl State {
             .collect()
     }
 
-    /// Whether all prerequisites are met. Before that, a pass only reserves the ports of existing mappings.
+    /// Whether all prerequisites are met. Until they are met, a pass only reserves the ports of existing mappings.
     pub fn is_ready(&self) -> bool {
         self.missing_prerequisites().is_empty()
     }
@@ -314,7 +315,7 @@ impl State {
         self.node_ips.values().copied()
     }
 
-    /// Has the next pass examine the frontend and the annotation of its Pod.
+    /// Marks the frontend and the annotation of its Pod for the next pass.
     pub(in crate::core) fn touch(&mut self, frontend: Frontend) {
         self.unsettled.insert(frontend);
         if let Some(owner) = self.ports.get(frontend).and_then(|claim| claim.owner.as_ref()) {
@@ -322,17 +323,17 @@ impl State {
         }
     }
 
-    /// Has the next pass examine all frontends of a Pod: its annotation decides their phases.
+    /// Marks all frontends of a Pod for the next pass, because the Pod's annotation decides their phases.
     pub(in crate::core) fn touch_all_of(&mut self, uid: &PodUid) {
         self.unsettled.extend(self.ports.of_pod(uid).into_iter().map(|(_, frontend)| frontend));
     }
 
-    /// Has the next pass assign every Pod that lacked a node port.
+    /// Marks every Pod that lacks a node port for assignment in the next pass.
     pub(in crate::core) fn retry_waiting_for_port(&mut self) {
         self.dirty.append(&mut self.waiting_for_port);
     }
 
-    /// Has the next pass examine every frontend whose allowed sources did not fit.
+    /// Marks every frontend whose allowed sources did not fit for the next pass.
     fn retry_source_table_full(&mut self) {
         for frontend in std::mem::take(&mut self.source_table_full) {
             if self.lacks_sources(frontend) {
@@ -361,8 +362,8 @@ impl State {
         self.retry_waiting_for_port();
     }
 
-    /// Adopts the Node's addresses. If the Node object has none, the known ones stay: they still lead to this Node, and
-    /// empty annotations would empty every load balancer's pool.
+    /// Adopts the Node's addresses. If the Node object has no addresses, the known addresses stay: they still belong to
+    /// this Node, and empty annotations would empty every load balancer's pool.
     fn adopt_node_ips(&mut self) {
         let node_ips = self.settings.node_ips(self.snapshot.node(), &self.node_ips);
         if !node_ips.is_empty() && node_ips != self.node_ips {

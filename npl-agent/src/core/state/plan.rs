@@ -15,9 +15,9 @@ const FIRST_FRONTEND: Frontend = Frontend { family: Family::V4, node_port: NodeP
 
 /// The next step of a frontend.
 enum Step {
-    /// None until something changes.
+    /// No operation until a Pod, Service or observation changes.
     Settled,
-    /// None until a timer fires.
+    /// No operation until a timer fires.
     Waiting,
     /// An operation.
     Needs(Op),
@@ -100,7 +100,7 @@ impl State {
         let is_named = claim.owner.as_ref().is_some_and(|owner| self.may_be_named(owner, frontend));
         match phase {
             Phase::Active => Some(phase),
-            // No client can know of the port.
+            // The port was never published, so no client can know it.
             Phase::Draining { .. } | Phase::Quarantined { until: None } if !claim.was_mapped && !is_mapped => {
                 Some(Phase::Quarantined { until: Some(now) })
             }
@@ -178,7 +178,8 @@ impl State {
         let Gap { missing, excess } = self.gap(frontend);
         let is_restricted = mapping.is_some_and(|mapping| mapping.is_restricted);
         if !is_restricted && !excess.is_empty() {
-            // The mapping ignores these now, and the next restricted mapping of the frontend must not find them.
+            // The mapping is unrestricted and ignores these sources, but they would apply to the next restricted
+            // mapping of the frontend.
             return Step::Needs(Op::ForgetSources(frontend, excess));
         }
         match (is_over, is_reserved) {

@@ -14,14 +14,14 @@ use crate::core::{
     publish::annotation::{self, Entry, SeenEntry},
 };
 
-/// The state of a write to a Pod that the watch does not show yet.
+/// The state of a write to a Pod whose result the watch has not shown yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) enum Write {
     /// Sent to the executor; not answered yet.
     InFlight,
-    /// Failed, but the API server may have done it: the answer may have been lost.
+    /// Failed, but the API server may have carried out the write: its answer may have been lost.
     Unconfirmed(PodWrite),
-    /// The API server has no such Pod: no write until the watch says otherwise.
+    /// The API server has no such Pod: no write until the watch reports the Pod again.
     Gone,
 }
 
@@ -38,9 +38,9 @@ impl PodWrite {
 
 /// The next step for a Pod's annotation and gate.
 enum Publication {
-    /// None: they are right, or NPL must not write them.
+    /// No write: annotation and gate are correct, or the Pod is gone, terminating, or has a write in flight.
     Settled,
-    /// None yet: a precondition is missing.
+    /// No write yet: a precondition is missing.
     Waiting,
     /// A write.
     Needs(PodUid, PodWrite),
@@ -100,7 +100,7 @@ impl State {
     fn publication(&self, key: &PodKey, blocked: &BTreeSet<PodUid>, now: Moment) -> Publication {
         let Some(pod) = self.snapshot.pod(key) else { return Publication::Settled };
         let is_unconfirmed = match self.writes.get(&pod.uid) {
-            // The answer of the write has the Pod examined again.
+            // The Pod is examined again when the write is answered.
             Some(Write::InFlight | Write::Gone) => return Publication::Settled,
             Some(Write::Unconfirmed(PodWrite::Set(_) | PodWrite::Withdraw)) => true,
             Some(Write::Unconfirmed(PodWrite::OpenGate(_))) | None => false,
@@ -180,8 +180,8 @@ impl State {
         wanted.into_iter().flatten().filter_map(entry).collect()
     }
 
-    /// The node port whose mapping leads to the Pod's port. While the port moves, this is the old one until the new one
-    /// works.
+    /// The node port whose mapping leads to the Pod's port. While the Pod port moves to a new node port, this is the
+    /// old node port until the new mapping works.
     fn working_node_port(&self, uid: &PodUid, port: WantedPort) -> Option<NodePort> {
         let mut working = self.ports.of_port(uid, port);
         working.retain(|frontend| self.works(*frontend));

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The one place that changes packet bytes.
+//! The only module that changes packet bytes.
 //!
-//! TCP and UDP have three checksums to update: the IP header's, the transport's, and `skb->csum`. With checksum offload
-//! the transport field has the sum of the pseudo-header, which hardware completes, and only the kernel knows. For a
-//! request whose field is no such sum the program updates the field itself; otherwise the kernel's helper updates it
-//! for the address, and the result shows which kind it was ([`csum::field_kind`]). Helper calls dominate the cost of a
-//! rewrite.
+//! A rewrite of TCP or UDP updates three checksums: the IP header's, the transport header's, and `skb->csum`. With
+//! checksum offload the transport field has only the sum of the pseudo-header, which hardware completes; programs
+//! cannot read whether that is so. If the field of a request is certainly a complete checksum, the program updates the
+//! field itself. Otherwise the kernel's helper updates the field for the address, and the result shows the kind of the
+//! field ([`csum::field_kind`]). Helper calls dominate the cost of a rewrite.
 //!
 //! SCTP's checksum covers no address, and is 0 with offload.
 
@@ -37,7 +37,7 @@ use crate::{
     },
 };
 
-/// The end of a packet that is rewritten.
+/// Which address and port of a packet are rewritten.
 pub const SOURCE: bool = false;
 pub const DESTINATION: bool = true;
 
@@ -76,7 +76,7 @@ impl ChecksummedHeader for TcpHeader {
 
 impl ChecksummedHeader for UdpHeader {
     const CHECK: usize = offset_of!(Self, check);
-    /// A checksum that comes out as zero would mean "none": the kernel writes its other form.
+    /// In UDP a checksum field of 0 means "no checksum", so the kernel writes 0xffff in its place.
     const FLAGS: u64 = BPF_F_MARK_MANGLED_0 as u64;
 
     #[inline(always)]
@@ -103,7 +103,7 @@ struct Adjacent<T, H> {
     transport: H,
 }
 
-/// Rewrites address and port of one end of a packet. All words are in network byte order.
+/// Rewrites source or destination address and port of a packet. All words are in network byte order.
 #[inline(always)]
 pub fn apply<F: HeaderLayout, const END: bool, const L2: usize, const FAST_PATH: bool>(
     ctx: &TcContext,
@@ -129,12 +129,12 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     let has_checksum = has_checksum(&header);
     let AddressChange { source, destination, ports, difference, port } = AddressChange::new::<END>(packet, addr, port);
     let headers = &packet.headers;
-    // In `skb->csum` the port and the transport checksum cancel out. Without a transport checksum they do not, and the
-    // kernel has to update the sum.
+    // The changes of the port and of the transport checksum add up to zero in `skb->csum`. A UDP packet without
+    // checksum lacks the second change, so the kernel must update `skb->csum`.
     let flags = if has_checksum { F::STORE_FLAGS } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
     let (offset, ip) = (packet.l3 + F::TAIL, F::tail(headers.ttl_fields, source, destination, difference));
     if !FAST_PATH {
-        // Written first, so that it is not kept on the stack.
+        // Written first, so that the tail is not kept on the stack.
         store(ctx, offset, &ip, flags)?;
     }
     let is_complete_checksum =
@@ -151,9 +151,9 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     if !FAST_PATH {
         return store(ctx, headers.l4, &transport, flags);
     }
-    // Requests are written directly: a helper call costs as much as all decisions of a request. Replies are not: for a
-    // program that writes directly, the kernel unshares the header of every packet that a socket still holds, also of
-    // packets passed unchanged.
+    // Requests are written directly, because a helper call costs as much as the rest of the program. Replies are
+    // written by helpers: for a program with direct writes, the kernel unshares the header of every packet that a
+    // socket still holds, also of packets that pass unchanged.
     let needs_no_sum = flags == 0 || is_complete_checksum;
     if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Adjacent { ip, transport }) {
         return Ok(());
@@ -192,7 +192,7 @@ fn write_to_frame<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     if is_written { Ok(()) } else { Err(RewriteError) }
 }
 
-/// Both ends of a packet after the rewrite, and the change of the sums over them.
+/// Both addresses of a packet after the rewrite, the rewritten port, and the change of the addresses' sum.
 struct AddressChange<F: HeaderLayout> {
     source: F::Addr,
     destination: F::Addr,
@@ -231,7 +231,7 @@ fn updated_checksum<H: ChecksummedHeader>(check: u16, difference: u32, port: (u1
     as_transmitted::<H>(csum::replace16(check, port.0, port.1))
 }
 
-/// Rewrites the address of one end of a later fragment.
+/// Rewrites the source or destination address of a later fragment.
 #[inline(always)]
 pub fn apply_address<F: HeaderLayout, const END: bool>(
     ctx: &TcContext,
@@ -257,10 +257,10 @@ fn write_address<F: HeaderLayout, const END: bool>(
     store(ctx, l3 + F::TAIL, &tail, F::STORE_FLAGS)
 }
 
-/// Translates an ICMP error: one end of its own header, and the opposite end of the packet that it quotes. All words
-/// are in network byte order.
+/// Translates an ICMP error: source or destination of its own header, and the opposite address and port of the packet
+/// that it quotes. All words are in network byte order.
 ///
-/// In IPv4 the quoted address and the quoted header's checksum cancel out in ICMP's checksum.
+/// In IPv4, the changes of the quoted address and of the quoted header's checksum add up to zero in ICMP's checksum.
 #[inline(always)]
 pub fn apply_error<F: HeaderLayout, const END: bool>(
     ctx: &TcContext,
@@ -310,7 +310,7 @@ pub fn apply_error<F: HeaderLayout, const END: bool>(
     store(ctx, quoted.l4, &quoted_ports, covered)
 }
 
-/// Offset and value of the quoted transport checksum, if there is one and the quote reaches it.
+/// Offset and value of the quoted transport checksum, if the packet has one and the quote contains it.
 #[inline(always)]
 fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>) -> Option<(usize, u16)> {
     let headers = &error.quote.headers;
@@ -327,7 +327,7 @@ fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>) -> Optio
 /// Whether the transport field certainly is a complete checksum: it differs from the pseudo-header sum that an
 /// offloading sender puts there. A GSO packet's pseudo-header length is unknown.
 ///
-/// One complete checksum in 65 535 equals that sum; the kernel's helper decides then.
+/// One complete checksum in 65 535 equals that sum by chance; the kernel's helper updates such a field.
 #[inline(always)]
 fn is_complete_checksum<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     ctx: &TcContext,
@@ -344,7 +344,7 @@ fn is_complete_checksum<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     !csum::same(header.check(), csum::pseudo_header(ends, headers.protocol, length))
 }
 
-/// Adds to `skb->csum`, if the device has summed the packet up.
+/// Adds to `skb->csum`, if the device has computed a sum of the packet.
 #[inline(always)]
 fn add_to_sum(ctx: &TcContext, summand: u16) {
     if summand == 0 {
@@ -354,7 +354,7 @@ fn add_to_sum(ctx: &TcContext, summand: u16) {
     let _sum_or_none = unsafe { bpf_csum_update(skb(ctx), u32::from(summand)) };
 }
 
-/// The transport field after the rewrite, with the kernel's help for the address.
+/// The transport field after the rewrite. The kernel's helper updates it for the address.
 #[inline(always)]
 fn transport_check<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     ctx: &TcContext,
@@ -368,10 +368,10 @@ fn transport_check<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     let after = packet.read_transport::<H, L2>(ctx).ok_or(RewriteError)?.check();
     match csum::field_kind(before, after, difference) {
         Some(Field::Checksum) => Ok(as_transmitted::<H>(csum::replace16(after, port.0, port.1))),
-        // Hardware adds the ports.
+        // Hardware adds the ports to the sum.
         Some(Field::PseudoHeader) => Ok(after),
-        // Both addresses have the same sum, so the helper's result does not show the kind: the kernel updates the port
-        // too.
+        // Old and new address have the same sum, so the helper's result does not show the kind of the field. The helper
+        // updates the field for the port too.
         None => {
             change(ctx, offset, u64::from(port.0), u64::from(port.1), H::FLAGS | size_of::<u16>() as u64)?;
             packet.read_transport::<H, L2>(ctx).map(|header| header.check()).ok_or(RewriteError)

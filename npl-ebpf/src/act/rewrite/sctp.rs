@@ -28,12 +28,12 @@ pub(super) fn write<F: HeaderLayout, const END: bool>(
         packet.end.ok_or(RewriteError)?.get() - packet.headers.l4,
     );
     write_address::<F, END>(ctx, packet.l3, &packet.headers, addr)?;
-    // The CRC does not cancel out in `skb->csum`.
+    // The change of the CRC does not compensate that of the ports in `skb->csum`.
     let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
     store(ctx, packet.headers.l4, &SctpHeader { ports, check, ..header }, flags)
 }
 
-/// The quoted checksum before and after the ports change, if the quote reaches it. The quoted IP header has the
+/// The quoted checksum before and after the change of the ports, if the quote contains it. The quoted IP header has the
 /// packet's length.
 #[inline(always)]
 pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>, ports: Ports) -> Option<(u32, u32)> {
@@ -46,14 +46,14 @@ pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F
     Some((before, sctp_check(before, quote.ports.as_u32(), ports.as_u32(), end - l4)))
 }
 
-/// The checksum for other ports. 0 means that hardware computes it; a computed checksum is 0 once in 2^32 packets, and
-/// the receiver drops that packet as it drops a damaged one.
+/// The checksum for other ports. 0 means that hardware computes the checksum. One computed checksum in 2^32 is 0 by
+/// chance, and the receiver drops that packet as a damaged one.
 #[inline(always)]
 fn sctp_check(check: u32, ports: u32, new_ports: u32, length: usize) -> u32 {
     if check == 0 { 0 } else { crc::replace_ports(check, ports, new_ports, length as u16, times_element) }
 }
 
-/// Every index has an element; without one the receiver would drop the packet for its checksum.
+/// Every index has an element, which the verifier does not know; 0 would give a wrong checksum.
 #[inline(never)]
 fn times_element(polynomial: u32, index: u32) -> u32 {
     crc::times_element(polynomial, index, |index| CRC.get(index).copied()).unwrap_or(0)

@@ -60,7 +60,7 @@ struct Spread {
 }
 
 impl Report {
-    /// Computes ratios round by round, so that temporary changes of the machine's speed cancel out.
+    /// Computes ratios round by round, so that temporary changes of the machine's speed affect both sides of a ratio.
     pub(crate) fn new(
         rounds: usize,
         samples: &[(Case, Vec<f64>)],

@@ -18,7 +18,7 @@ use super::packet_fields::PacketFields;
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) from: Endpoint,
-    /// More than one frame are the fragments of one datagram.
+    /// The frames; if there are several, they are the fragments of one datagram.
     pub(super) frames: Vec<Vec<u8>>,
     pub(super) exception: Option<Exception>,
     /// Index into [`SERVICES`], and the index of the Node's address that the client uses.
@@ -61,7 +61,8 @@ pub(super) enum Opening {
     Handshake,
     /// With a retransmitted SYN or INIT; for TCP with `ECE` and `CWR`.
     Negotiated,
-    /// The first packet is one in the middle of the stream; kernel conntrack accepts this for TCP, not for SCTP.
+    /// The first packet is from the middle of the stream, which kernel conntrack accepts as the start of a TCP
+    /// connection, but not of an SCTP association.
     MidStream,
     Refused,
 }

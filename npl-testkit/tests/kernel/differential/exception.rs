@@ -16,8 +16,8 @@ use crate::prog_run::fragments::{L3, V6_HEADER};
 /// Why the result of a step differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Exception {
-    /// Kernel conntrack assigns the packet to no connection and leaves it to the host. NPL translates each request by
-    /// itself, and the Pod's stack accepts or rejects the packet.
+    /// Kernel conntrack assigns the packet to no connection and leaves it to the host. NPL translates each request
+    /// independently of its connection, and the Pod's stack accepts or rejects the packet.
     NotTracked,
     /// As [`Self::NotTracked`], for a packet with one random byte: the difference is possible but not certain.
     Broken,
@@ -38,7 +38,7 @@ pub(super) enum Exception {
     LoneFragment,
     /// One client port reaches one Pod port through two NAT addresses: the kernel gives the second connection another
     /// client port, NPL keeps the client port. Replies follow the newer UDP request. Of two TCP connections, the first
-    /// stays undisturbed.
+    /// is not affected.
     TupleConflict,
     /// Only in redirect and offload mode: a packet that no router forwards, because of a wrong header checksum,
     /// hop-by-hop options or an invalid source. The kernel's forwarding drops it; NPL bypasses the stack, and the

@@ -30,7 +30,7 @@ pub(super) const SERVICES: [Service; 4] = [
     Service { node_port: NODE_PORT + 50, pod: 0, pod_port: 9090 },
 ];
 
-/// The Pod whose link has a smaller MTU than the uplink, and the one with a larger MTU.
+/// The Pod whose link has a smaller MTU than the uplink, and the Pod whose link has a larger MTU.
 pub(super) const NARROW: usize = 1;
 pub(super) const WIDE: usize = 2;
 const PODS: usize = 3;
@@ -272,7 +272,7 @@ impl TestNode {
     }
 
     /// Sends a marker to the first Pod and another one back. One processor handles all packets in order, so every
-    /// earlier packet has arrived then, also one that was re-injected.
+    /// earlier packet, including re-injected ones, has arrived before the markers.
     fn settle(&mut self) -> Received {
         self.markers += 1;
         let mut received = Received::default();

@@ -121,6 +121,6 @@ unsafe fn auxiliary_data(message: &libc::msghdr) -> libc::tpacket_auxdata {
     // SAFETY: not null, so it is in the message's buffer.
     let kind = unsafe { (*header).cmsg_type };
     assert_eq!(kind, libc::PACKET_AUXDATA);
-    // SAFETY: of this kind; read as it lies.
+    // SAFETY: the message has data of this kind, which is read without an assumption about its alignment.
     unsafe { libc::CMSG_DATA(header).cast::<libc::tpacket_auxdata>().read_unaligned() }
 }

@@ -99,7 +99,7 @@ fn step(packet: &Packet, from: Endpoint, fields: &PacketFields) -> Step {
     Step::new(from, fields.frames(packet, from))
 }
 
-/// A step of frames that no [`Packet`] represents.
+/// A step with frames that [`Packet`] cannot represent.
 fn frames(frames: Vec<Vec<u8>>) -> Step {
     Step::new(Endpoint::Client, frames)
 }
@@ -451,7 +451,7 @@ fn tuple_conflict(scene: &Scene) -> Vec<Step> {
     ));
     let actions = BOTH.map(|sender| send(sender, 8, PacketFields::PLAIN)).to_vec();
     let mut connection = scene.connection(1, Protocol::Tcp, actions, Ending::Closed(Sender::Client));
-    // Behind the handshake; nothing that follows differs.
+    // After the handshake, because the following packets must not differ.
     let syn = client(&Packet::tcp(scene.client_at(1), second, SYN, b""));
     connection.insert(3, with_exception(Exception::TupleConflict, syn));
     steps.extend(connection);
@@ -469,7 +469,7 @@ fn ends_of_connections(scene: &Scene) -> Vec<Step> {
     let half = Action::Send { sender: Sender::Client, bytes: 0, flags: FIN, fields: PacketFields::PLAIN };
     let actions = [half, send(Sender::Pod, 100, PacketFields::PLAIN), send(Sender::Pod, 100, PacketFields::PLAIN)];
     steps.extend(scene.connection(20, Protocol::Tcp, actions.to_vec(), Ending::None));
-    // Replies without another request.
+    // The Pod replies several times to one request.
     steps.push(client(&scene.request(21, b"one question")));
     steps.extend((0..20_u8).map(|number| pod(&scene.reply(21, &[number; 3]))));
     steps

@@ -90,7 +90,7 @@ fn checksum_complete_of_a_redirected_packet_stays_correct() {
     }
 }
 
-/// The device's checksum covers the CRC too; a change of the CRC does not cancel out.
+/// The device's checksum covers the CRC too, and the change of the CRC does not compensate that of the ports.
 #[test]
 fn checksum_complete_of_an_sctp_packet_stays_correct() {
     if !is_supported() {

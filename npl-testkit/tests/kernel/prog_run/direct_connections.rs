@@ -49,14 +49,14 @@ fn direct_connection_after_an_aborted_handshake_is_no_conflict_and_not_translate
             } else {
                 is_reply_translated(lab, RST | ACK);
             }
-            // The handshake's entry stays: its number finds it, and the direct connection has another.
+            // The handshake's entry stays, because the direct connection has other numbers.
             pod_accepts_directly(lab, vec![]);
             assert_eq!(lab.handshake(flow(Tcp)).map(half_open::phase), Some(Phase::REFUSED));
         }
     });
 }
 
-/// As a load balancer's TCP health check does: the connection ends before the Pod has sent anything but its SYN-ACK.
+/// A load balancer's TCP health check ends before the Pod has sent anything but its SYN-ACK.
 #[test]
 fn direct_connection_after_a_client_reset_is_not_translated() {
     with_mappings(|lab| {
@@ -68,7 +68,7 @@ fn direct_connection_after_a_client_reset_is_not_translated() {
     });
 }
 
-/// As if the flow table had evicted the earlier connection's entry.
+/// The test removes the earlier connection's entry, as an eviction from the flow table would.
 #[test]
 fn entry_of_the_half_open_cache_alone_does_not_take_a_direct_connection() {
     with_mappings(|lab| {

@@ -117,7 +117,7 @@ fn errors_come_from_the_node(lab: &mut Lab, flags: u8) {
     }
 }
 
-/// The quote has the numbers, if it has more than the minimum of RFC 792.
+/// The quote contains both numbers if it is longer than the minimum of RFC 792.
 #[test]
 fn error_about_a_request_in_the_middle_of_a_lost_connection_comes_from_the_node() {
     with_mappings(|lab| {
@@ -366,7 +366,7 @@ fn icmp_error_neither_opens_nor_refreshes_a_flow() {
     });
 }
 
-/// A forged error would otherwise lower the path MTU of the Pod towards any host.
+/// If such errors were translated, a forged one could lower the path MTU of the Pod towards any host.
 #[test]
 fn untracked_error_is_counted_for_an_error_about_a_reply_that_belongs_to_no_flow() {
     with_mappings(|lab| {
@@ -380,7 +380,7 @@ fn untracked_error_is_counted_for_an_error_about_a_reply_that_belongs_to_no_flow
             for error in &errors {
                 is_refused(lab, error);
             }
-            // The Pod has sent nothing that an error can be about.
+            // The Pod has sent no packet that an error could quote.
             open(lab);
             lab.ingress(&tcp(client(), node(), ACK, b""));
             lab.ingress(&sctp(client(), node(), DATA, b""));

@@ -133,7 +133,7 @@ fn half_open_flow_does_not_overwrite_a_handshake_that_waits_for_its_reply() {
     });
 }
 
-/// A flood of SYNs overwrites handshake entries, also those that the Pod has answered.
+/// A flood of SYNs overwrites handshake entries, including entries that the Pod has answered.
 #[test]
 fn connection_whose_handshake_entry_is_lost_is_established_later() {
     with_mappings(|lab| {
@@ -219,7 +219,7 @@ fn client_reset_with_the_number_of_the_handshake_refuses_it() {
     });
 }
 
-/// An attacker may send it.
+/// An attacker may send this segment.
 #[test]
 fn client_reset_with_a_forged_number_does_not_end_the_handshake() {
     with_mappings(|lab| {

@@ -18,15 +18,14 @@ use crate::lab::{Lab, NEXT};
 
 const FLAGS: [u8; 8] = [SYN, SYN | ACK, ACK, FIN | ACK, FIN, RST, RST | ACK, 0];
 
-/// Initial sequence numbers of forged segments, half the number space away from those of the connections or nearer, and
-/// outside of every window.
+/// Initial sequence numbers of forged segments: outside of every window around the numbers of the connections.
 const FORGED_ISNS: [(u32, u32); 3] = [
     (CLIENT_ISN ^ 1 << 31, POD_ISN ^ 1 << 31),
     (CLIENT_ISN + (1 << 26), POD_ISN + (1 << 26)),
     (CLIENT_ISN.wrapping_sub(1 << 26), POD_ISN.wrapping_sub(1 << 26)),
 ];
 
-/// The mapping forwards each forged segment to the Pod, which judges it.
+/// The mapping forwards each forged segment to the Pod, whose stack rejects it.
 #[track_caller]
 fn attack(lab: &mut Lab, node: SocketAddr) {
     for isns in FORGED_ISNS {
@@ -139,7 +138,7 @@ fn lost_entry_is_recovered_within_one_round_trip_despite_forged_segments() {
     });
 }
 
-/// After the client's RST, a late segment opens the lost entry anew, and does not establish the flow.
+/// After the client's RST, a late segment opens a new entry, and does not establish the flow.
 #[test]
 fn reset_by_the_client_ends_the_recovery_of_a_lost_entry() {
     with_mappings(|lab| {
@@ -152,8 +151,8 @@ fn reset_by_the_client_ends_the_recovery_of_a_lost_entry() {
     });
 }
 
-/// A sender who sees a SYN-ACK that is not for its own SYN gets nothing either: the Pod acknowledges the client's
-/// number.
+/// A sender who sees a SYN-ACK that is not for its own SYN cannot establish a flow either: the SYN-ACK acknowledges the
+/// client's number.
 #[test]
 fn refusal_of_a_forged_handshake_does_not_refuse_the_clients() {
     with_mappings(|lab| {

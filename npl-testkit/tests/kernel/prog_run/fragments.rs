@@ -303,7 +303,7 @@ fn datagram_to_the_host_does_not_overwrite_a_mapped_datagrams_record() {
         lab.set_fragment_record(family(), slot_of_mapping, 0);
         lab.run(PROG_INGRESS, &first(&to_host));
         let (slot, host_record) = lab.fragment_records(family())[0];
-        // As if both datagrams had the same slot.
+        // Simulates that both datagrams have the same slot.
         lab.set_fragment_record(family(), slot, of_mapping);
         passes(lab, PROG_INGRESS, &first(&to_host), vec![]);
         assert_eq!(lab.fragment_records(family()), [(slot, of_mapping)]);

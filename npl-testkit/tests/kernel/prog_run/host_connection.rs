@@ -20,7 +20,7 @@ use super::scene::{
 use crate::counters::{establishing_request, first_request, reason, request};
 use crate::lab::{FlowId, Lab, hash};
 
-/// A packet leaves from a node port, unchanged.
+/// Sends a packet of the Node from a node port, which leaves unchanged.
 #[track_caller]
 fn leaves(lab: &mut Lab, packet: &Packet) {
     lab.egress(packet).is(packet, vec![]);
@@ -41,7 +41,8 @@ fn host_connection_gets_the_packets_of_its_peer() {
     });
 }
 
-/// A masqueraded connection whose entry is lost would be reset by an unrelated Pod.
+/// Without the record of the host connection, replies to a masqueraded connection would reach an unrelated Pod, which
+/// resets it.
 #[test]
 fn host_connections_that_share_a_slot_both_get_their_packets() {
     with_mappings(|lab| {
@@ -125,8 +126,8 @@ fn refusals_of_the_host_make_no_host_connection() {
     });
 }
 
-/// Later fragments of masqueraded packets and of redirected replies: no first fragment follows that they could wait
-/// for.
+/// Later fragments of masqueraded packets and of redirected replies are not saved, because no first fragment follows
+/// them.
 #[test]
 fn fragments_that_leave_from_a_node_port_are_not_saved() {
     with_mappings(|lab| {
@@ -138,7 +139,7 @@ fn fragments_that_leave_from_a_node_port_are_not_saved() {
     });
 }
 
-/// The egress program sees redirected replies, and replies that a device above has already translated.
+/// The egress program sees redirected replies, and replies that an upper device such as a VLAN has already translated.
 #[test]
 fn translated_replies_make_no_host_connection() {
     with_mappings(|lab| {
@@ -148,7 +149,7 @@ fn translated_replies_make_no_host_connection() {
             lab.egress(&answer);
             leaves(lab, &from(&answer, node()));
         }
-        // The flow table alone has the flow.
+        // Only the flow table has the flow.
         lab.set_slot(flow(Udp), 0);
         leaves(lab, &from(&answer, node()));
         lab.evict(flow(Udp));

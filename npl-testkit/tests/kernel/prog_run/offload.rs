@@ -16,7 +16,7 @@ use super::redirect::{NEXT_HOP, REDIRECT, after_one_hop, set_next_hop};
 use super::scene::{Tcp, client, flow, from, ip, node, pod, pod_ip, tcp, to, udp, with_mappings};
 use crate::lab::{FlowId, Lab, NEXT, Outcome, hash};
 
-/// Many times the longest time that a flow is redirected without a new stack observation.
+/// A wait far longer than any interval in which a flow is redirected without a new stack observation.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A packet of the client arrives; it is translated and redirected or passed to the stack.

@@ -116,8 +116,8 @@ fn wrong_transport_checksums_stay_wrong() {
     });
 }
 
-/// A correct checksum equals that of a CHECKSUM_PARTIAL packet in one of 65,535 packets, and nothing in the packet
-/// tells the two apart.
+/// In one of 65,535 packets, the correct checksum equals the pseudo-header sum of a CHECKSUM_PARTIAL packet, and no
+/// other field distinguishes the two.
 #[test]
 fn checksum_that_looks_partial_is_updated_as_a_complete_one() {
     with_mappings(|lab| {

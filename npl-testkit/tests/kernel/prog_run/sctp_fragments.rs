@@ -240,7 +240,8 @@ fn no_mapping_is_counted_for_an_unmapped_sctp_fragment() {
     });
 }
 
-/// A cut INIT opens a flow as a whole one does, and a cut ABORT prevents the flow from being established.
+/// A fragmented INIT opens a flow as a whole INIT does, and a fragmented ABORT prevents the flow from being
+/// established.
 #[test]
 fn cut_init_and_abort_are_tracked_as_whole_ones() {
     with_mappings(|lab| {

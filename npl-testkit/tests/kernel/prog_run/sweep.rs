@@ -16,7 +16,7 @@ use npl_testkit::poll;
 use super::scene::{Tcp, Udp, client, establish, flow, node, pod, tcp, udp, with_family, with_mappings};
 use crate::bpffs_pool::BPFFS;
 use crate::lab::{Lab, open};
-/// More than the timeout of a closed TCP connection; those of UDP, and the sweeper's interval, are below.
+/// More than the timeout of a closed TCP connection.
 const AFTER_CLOSED: Duration = Duration::from_secs(31);
 const BEFORE_CLOSED: Duration = Duration::from_secs(29);
 const AFTER_UDP: Duration = Duration::from_secs(301);
@@ -83,7 +83,7 @@ fn fill(every: u32) {
     }
 }
 
-/// One request is unanswered and one is answered: passes are ten seconds apart.
+/// One request is unanswered and one is answered. The sweeper's passes are ten seconds apart.
 #[test]
 fn half_open_entries_time_out_and_established_flows_do_not() {
     with_mappings(|lab| {

@@ -33,7 +33,7 @@ const SINCE_V4: KernelVersion = KernelVersion::new(6, 3, 0);
 /// Time limit for a packet that the socket has already queued.
 const QUEUED: Duration = Duration::from_millis(10);
 
-/// Time limit for a large packet to be seen: a sender has that much data to send only now and then.
+/// Time limit for a large packet to be seen: only some of a sender's packets carry that much data.
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// The side of a device where packets are observed.

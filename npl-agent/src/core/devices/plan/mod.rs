@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The programs that each device is to carry, and the order in which to attach and detach them.
+//! The programs to attach to each device, and the order in which to attach and detach them.
 //!
 //! Two rules decide the order:
 //!
-//! 1. Requests are never translated on a device whose replies are not. So the egress program is attached before the
+//! 1. A device never translates requests without translating replies. So the egress program is attached before the
 //!    ingress program and detached after it, and the driver's XDP program, which translates requests ahead of TC, is
 //!    the first to be detached and the last to be attached.
 //! 2. Programs are detached after all others are attached, so that a Pod or a client that moves to another device is

@@ -21,8 +21,8 @@ pub enum Forwarding {
     Stack,
     /// Translated packets are redirected from device to device, where that is possible in both directions.
     Redirect,
-    /// Packets of established flows are redirected. The host's stack sees the first packets of a flow, and one now and
-    /// then.
+    /// Packets of established flows are redirected. The host's stack sees the first packets of a flow, and then one
+    /// packet per direction every 256 jiffies.
     Offload,
 }
 
@@ -66,8 +66,8 @@ pub enum ProgramSet {
     OffloadUplink,
     /// A Pod's device: translates replies at ingress and redirects them to the client.
     Pods,
-    /// A Pod's device: redirects replies of flows that the host's stack has forwarded, and records at egress which it
-    /// has.
+    /// A Pod's device: redirects replies of flows that the host's stack has forwarded, and records at egress which
+    /// requests the stack has forwarded.
     OffloadPods,
 }
 
@@ -194,8 +194,8 @@ pub fn next_hops(
     routed_by_mark: &BTreeSet<Family>,
 ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
     let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
-    // All uplinks count: replies may leave by another uplink than their requests came in by, and both directions must
-    // be redirected or neither.
+    // All uplinks are checked: a reply may leave by another uplink than its request came in by, and either both
+    // directions are redirected or neither.
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
     let decide = |(addr, route): (&IpAddr, &Route)| {
         let device = device(route.ifindex)?;
@@ -258,8 +258,9 @@ fn hop_kind(device: &Device, uplinks: &BTreeSet<u32>) -> Result<HopKind, Redirec
     }
 }
 
-/// Checks that a redirect bypasses no other software. Replies are redirected at the device's ingress. Requests to a
-/// bridge pass its egress, and requests to a pair are handed to the other end and bypass its egress.
+/// Checks that a redirect bypasses no other software. Replies are redirected at ingress of the Pod's device. Redirected
+/// requests pass through the egress hook of a bridge, but bypass that of a device pair, because the other end receives
+/// them directly.
 fn check_bypass(
     kind: HopKind,
     device: &Device,

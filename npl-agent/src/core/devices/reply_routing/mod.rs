@@ -7,8 +7,9 @@
 //!   1536: from 10.0.64.7 lookup 2                    a Pod of the second interface
 //! ```
 //!
-//! A CNI with several interfaces marks connections to the Node and restores the mark on replies. It sees a translated
-//! request as one to the Pod and does not mark it, so the nftables guard has to.
+//! A CNI with several interfaces marks connections to the Node and restores the mark on replies. To the CNI, a
+//! translated request is one to the Pod's own address, which it does not mark. So the nftables guard marks these
+//! connections.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -85,7 +86,7 @@ pub struct DefaultRoute {
     pub ifindex: u32,
 }
 
-/// Rules and default routes, as far as they decide by which interface replies leave.
+/// The rules and default routes that decide by which interface replies leave.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Routing {
     /// Rules in the order of their priority.
@@ -112,7 +113,7 @@ pub struct Marking {
 pub struct ReplyRoutes {
     /// The connections to mark, so that replies leave by the interface of their request.
     pub markings: BTreeSet<Marking>,
-    /// Pods whose replies do so if their connections are marked.
+    /// Pods whose replies leave by the interface of the request if their connections are marked.
     pub marked: BTreeSet<IpAddr>,
     /// Pods for which no rule evaluates a mark.
     pub unmarked: BTreeSet<IpAddr>,

@@ -132,8 +132,8 @@ impl Round<'_, '_> {
         Ok(())
     }
 
-    /// Compares with the mean of plain patches before and after, so that gradual changes of the machine's speed cancel
-    /// out.
+    /// Compares with the mean of plain patches before and after, so that a gradual change of the machine's speed
+    /// affects both sides equally.
     fn beside(
         &mut self,
         figure: &Figure,
