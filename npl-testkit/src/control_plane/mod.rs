@@ -57,6 +57,8 @@ pub struct ControlPlane {
     directory: PathBuf,
     netns: Option<Netns>,
     reach: Reach,
+    /// Further flags of the API server.
+    flags: Vec<String>,
     ports: Ports,
     tokens: Tokens,
     api_server: Option<Process>,
@@ -91,17 +93,22 @@ impl ControlPlane {
     ///
     /// There are no kubelets and controllers: tests write their updates to the API server themselves.
     pub fn start(run: &Run, netns: Option<&Netns>) -> Result<Self> {
-        let plane = Self::launch(run, netns, Reach::Loopback, &[Account::agent()])?;
+        Self::start_with_flags(run, netns, &[])
+    }
+
+    /// As [`Self::start`], with further flags of the API server.
+    pub fn start_with_flags(run: &Run, netns: Option<&Netns>, flags: &[String]) -> Result<Self> {
+        let plane = Self::launch(run, netns, Reach::Loopback, &[Account::agent()], flags)?;
         write_secret(&plane.agent_kubeconfig(), &plane.kubeconfig(AGENT_USER)?)?;
         Ok(plane)
     }
 
     /// Starts etcd and the API server for kubelets and controllers, at `address` of `netns`.
     pub fn start_for_nodes(run: &Run, netns: &Netns, address: Ipv4Addr, accounts: &[Account]) -> Result<Self> {
-        Self::launch(run, Some(netns), Reach::Network(address), accounts)
+        Self::launch(run, Some(netns), Reach::Network(address), accounts, &[])
     }
 
-    fn launch(run: &Run, netns: Option<&Netns>, reach: Reach, accounts: &[Account]) -> Result<Self> {
+    fn launch(run: &Run, netns: Option<&Netns>, reach: Reach, accounts: &[Account], flags: &[String]) -> Result<Self> {
         let binaries = Binaries::find()?;
         let directory = run.file(&format!("control-plane-{}", random_hex(2)?));
         fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
@@ -110,8 +117,8 @@ impl ControlPlane {
         credentials::write_signing_key(&directory.join("sa.key"), &directory.join("sa.pub"))?;
         let etcd =
             Process::spawn("etcd", etcd_command(&binaries, netns, &directory, ports)?, &directory.join("etcd.log"))?;
-        let netns = netns.cloned();
-        let mut plane = Self { directory, netns, reach, ports, tokens, api_server: None, etcd, binaries };
+        let (netns, flags) = (netns.cloned(), flags.to_vec());
+        let mut plane = Self { directory, netns, reach, flags, ports, tokens, api_server: None, etcd, binaries };
         plane.start_api_server()?;
         write_secret(&plane.admin_kubeconfig(), &plane.kubeconfig(ADMIN)?)?;
         Ok(plane)
@@ -268,7 +275,8 @@ impl ControlPlane {
             .arg(format!("--token-auth-file={}", file("tokens.csv")))
             .arg(format!("--service-cluster-ip-range={SERVICE_RANGE}"))
             .args(["--service-account-issuer=https://kubernetes.default.svc", "--allow-privileged=true"])
-            .args(self.reach.flags());
+            .args(self.reach.flags())
+            .args(&self.flags);
         Ok(command)
     }
 }

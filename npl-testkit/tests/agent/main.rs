@@ -16,6 +16,7 @@ mod families;
 mod faults;
 mod formats;
 mod guard;
+mod install;
 mod life;
 mod local;
 mod main_job;
