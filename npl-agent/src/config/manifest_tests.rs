@@ -4,6 +4,7 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use clap::CommandFactory as _;
+use npl_common::names::PIN_ROOT;
 use serde_json::Value;
 
 use super::args::Cli;
@@ -23,6 +24,10 @@ fn object(file: &str, kind: &str) -> Value {
 
 fn pod() -> Value {
     object("deploy/npl.yaml", "DaemonSet")["spec"]["template"]["spec"].take()
+}
+
+fn pod_namespace() -> String {
+    object("deploy/npl.yaml", "DaemonSet")["metadata"]["namespace"].as_str().unwrap().to_owned()
 }
 
 /// The elements of a list; an absent list has none.
@@ -56,9 +61,11 @@ fn each_command_in_a_container_uses_the_bpffs_and_cgroup_of_the_agent() {
     let pod = pod();
     for container in containers(&pod) {
         let name = &container["name"];
-        let bpffs = mount_point(&pod, container, "/sys/fs/bpf");
-        assert!(bpffs.is_some(), "{name} mounts no BPF file system");
-        assert_eq!(variable(container, "NPL_BPFFS"), bpffs, "NPL_BPFFS of {name}");
+        // Only NPL's own folder: other programs' pins are none of the agent's business.
+        let folder = Path::new("/sys/fs/bpf").join(PIN_ROOT);
+        let pins = mount_point(&pod, container, folder.to_str().unwrap());
+        let expected = variable(container, "NPL_BPFFS").map(|bpffs| Path::new(bpffs).join(PIN_ROOT));
+        assert!(pins.is_some() && pins.map(Path::new) == expected.as_deref(), "{name}: {pins:?}, {expected:?}");
         assert_eq!(variable(container, "NPL_CGROUP"), mount_point(&pod, container, "/sys/fs/cgroup"), "{name}");
         let flags: Vec<&str> =
             strings(&container["args"]).into_iter().filter(|argument| argument.starts_with('-')).collect();
@@ -79,4 +86,31 @@ fn each_variable_of_the_manifest_belongs_to_a_flag() {
     let unknown: Vec<&Value> =
         used.map(|it| &it["name"]).filter(|name| !of_flags.contains(name.as_str().unwrap_or_default())).collect();
     assert!(unknown.is_empty(), "no flag reads {unknown:?}");
+}
+
+#[test]
+fn the_admission_policies_confine_an_agent_in_any_namespace() {
+    let namespace = pod_namespace();
+    let objects = objects("deploy/npl.yaml");
+    let of_kind = |kind: &str| objects.iter().filter(|object| object["kind"] == kind).collect::<Vec<_>>();
+    let policies = of_kind("ValidatingAdmissionPolicy");
+    for policy in &policies {
+        let name = &policy["metadata"]["name"];
+        let conditions = policy["spec"]["matchConditions"].to_string();
+        // Tools that rename a namespace do not rename it in an expression.
+        assert!(!conditions.contains(&namespace), "{name} does not apply in a namespace other than {namespace}");
+        let is_bound = |binding: &&Value| binding["spec"]["policyName"] == *name;
+        assert!(of_kind("ValidatingAdmissionPolicyBinding").iter().any(is_bound), "{name} has no binding");
+    }
+    // Each resource that the agent may write to is confined.
+    let confined: BTreeSet<&str> = policies
+        .iter()
+        .flat_map(|policy| list(&policy["spec"]["matchConstraints"]["resourceRules"]))
+        .flat_map(|rule| strings(&rule["resources"]))
+        .collect();
+    let role = object("deploy/npl.yaml", "ClusterRole");
+    let writing =
+        list(&role["rules"]).iter().filter(|rule| !strings(&rule["verbs"]).is_subset(&["list", "watch"].into()));
+    let written: BTreeSet<&str> = writing.flat_map(|rule| strings(&rule["resources"])).collect();
+    assert_eq!(written, confined);
 }

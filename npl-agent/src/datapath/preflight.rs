@@ -6,6 +6,7 @@ use std::path::Path;
 use aya::util::KernelVersion;
 use caps::{CapSet, Capability};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use npl_common::names::PIN_ROOT;
 
 use super::error::DatapathError;
 use crate::core::{
@@ -100,14 +101,16 @@ fn capabilities() -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// Checks that a BPF file system is mounted at the path.
+/// Checks that a BPF file system is mounted at the path, or at NPL's own folder below it: a container needs no more of the
+/// Node's file system than that folder.
 ///
 /// # Errors
 ///
-/// If the path does not exist or is on another file system.
+/// If neither is on a BPF file system.
 pub fn check_bpffs(bpffs: &Path) -> Result<(), DatapathError> {
-    match statfs(bpffs) {
-        Ok(stat) if stat.filesystem_type() == BPF_FS_MAGIC => Ok(()),
-        _ => Err(DatapathError::NoBpffs(bpffs.to_owned())),
+    let is_bpffs = |path: &Path| statfs(path).is_ok_and(|stat| stat.filesystem_type() == BPF_FS_MAGIC);
+    if is_bpffs(bpffs) || is_bpffs(&bpffs.join(PIN_ROOT)) {
+        return Ok(());
     }
+    Err(DatapathError::NoBpffs(bpffs.to_owned()))
 }

@@ -27,6 +27,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     backoff::{Jittered, Throttle},
+    confinement,
     failure::{FailureKind, REFUSALS_TO_CONFIRM, one_line, root_cause},
     objects::NodeObject,
     token::TokenFile,
@@ -133,11 +134,15 @@ pub(super) async fn open(kubeconfig: Option<&Path>) -> Result<(Client, String), 
     Ok((client, url))
 }
 
-/// Checks the permissions until the API server gives a definite answer. Resolves only if it refuses the agent.
+/// Checks the permissions until the API server gives a definite answer, then the admission policy. Resolves only if the
+/// API server refuses the agent.
 pub(super) async fn refusal(client: Client, url: String, node_name: String) -> ConnectError {
     match wait_for_access(&client, &url, &node_name).await {
         Err(refusal) => refusal,
-        Ok(()) => pending().await,
+        Ok(()) => {
+            confinement::check(&client, &node_name).await;
+            pending().await
+        }
     }
 }
 
@@ -291,7 +296,7 @@ async fn is_node_known(client: &Client, node_name: &str) -> kube::Result<bool> {
     Ok(!nodes.items.is_empty())
 }
 
-async fn bounded<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+pub(super) async fn bounded<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
     timeout(PROBE_TIMEOUT, request).await.unwrap_or_else(|late| Err(kube::Error::Service(late.into())))
 }
 

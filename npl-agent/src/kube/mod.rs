@@ -11,6 +11,7 @@
 
 pub mod backoff;
 pub mod client;
+mod confinement;
 pub mod convert;
 pub mod events;
 pub mod failure;

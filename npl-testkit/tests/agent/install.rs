@@ -3,13 +3,17 @@
 
 use std::fs;
 
+use npl_common::names;
+use npl_testkit::agent::{Agent, Options};
+use npl_testkit::api_client::ApiClient;
 use npl_testkit::cluster::Cluster;
 use npl_testkit::control_plane::ControlPlane;
+use npl_testkit::mounts;
 use npl_testkit::poll;
 use npl_testkit::run::Run;
 use serde_json::{Value, json};
 
-use crate::world::{LIMIT, NODE, manifest};
+use crate::world::{LIMIT, NODE, World, manifest};
 
 /// The agent's namespace.
 const NPL_SYSTEM: &str = "/api/v1/namespaces/npl-system";
@@ -78,4 +82,96 @@ fn a_cluster_that_limits_critical_priorities_admits_the_agents_pods() {
     .unwrap();
     let refusal = format!("{refusal:#}");
     assert!(refusal.contains("insufficient quota to match these scopes"), "{refusal}");
+}
+
+/// A namespace for NPL that the manifest does not name.
+const ELSEWHERE: &str = "elsewhere";
+
+/// Applies the manifest with another namespace, which kustomize does not rename in expressions, and returns a client with
+/// a token as the agent's Pod on [`NODE`] has it.
+fn installed_elsewhere(run: &Run, plane: &ControlPlane, cluster: &Cluster) -> ApiClient {
+    let folder = run.file("overlay");
+    fs::create_dir(&folder).unwrap();
+    fs::copy(manifest(), folder.join("npl.yaml")).unwrap();
+    fs::write(folder.join("kustomization.yaml"), format!("namespace: {ELSEWHERE}\nresources: [npl.yaml]\n")).unwrap();
+    cluster.kubectl(&["apply", "--kustomize", folder.to_str().unwrap()]).unwrap();
+    cluster.create_node(NODE, &[]).unwrap();
+    let container = json!({"name": "npl-agent", "image": "npl-agent"});
+    let spec = json!({"nodeName": NODE, "serviceAccountName": "npl-agent", "containers": [container]});
+    let pod = json!({"metadata": {"name": "agent-0"}, "spec": spec});
+    cluster.client().create(&format!("/api/v1/namespaces/{ELSEWHERE}/pods"), &pod).unwrap();
+    let bound = ["--bound-object-kind=Pod", "--bound-object-name=agent-0"];
+    let words = ["create", "token", "npl-agent", "--namespace", ELSEWHERE];
+    let token = cluster.kubectl(&[&words[..], &bound].concat()).unwrap();
+    plane.client_with(token.trim()).unwrap()
+}
+
+#[test]
+fn the_admission_policies_confine_an_agent_in_another_namespace() {
+    let run = Run::start().unwrap();
+    let plane = ControlPlane::start(&run, None).unwrap();
+    let cluster = Cluster::new(&plane).unwrap();
+    let agent = installed_elsewhere(&run, &plane, &cluster);
+    let status = format!("/api/v1/namespaces/{ELSEWHERE}/pods/agent-0/status");
+    let labels = json!({"metadata": {"labels": {"app": "mine"}}});
+    // The API server applies the policies shortly after their creation.
+    let (refusal, _) = poll::until("the policy for Pods", LIMIT, || agent.merge_patch(&status, &labels).err()).unwrap();
+    assert!(format!("{refusal:#}").contains("labels and finalizers"), "{refusal:#}");
+
+    let events = format!("/apis/events.k8s.io/v1/namespaces/{ELSEWHERE}/events");
+    let event = |name: &str, controller: &str, instance: &str| {
+        json!({
+            "metadata": {"name": name, "namespace": ELSEWHERE},
+            "eventTime": "2026-01-01T00:00:00.000000Z",
+            "reportingController": controller, "reportingInstance": instance,
+            "regarding": {"kind": "Pod", "name": "agent-0", "namespace": ELSEWHERE},
+            "type": "Warning", "reason": "NoFreePort", "action": "Publish", "note": "a note",
+        })
+    };
+    for (name, controller, instance) in [("stranger", "kubelet", NODE), ("other-node", "npl-agent", "node-2")] {
+        let create = || agent.create(&events, &event(name, controller, instance)).err();
+        // Admitted until the second policy takes effect; the name is then taken.
+        let denied = || create().map(|error| format!("{error:#}")).filter(|text| text.contains("denied request"));
+        poll::until(&format!("the refusal of the Event {name}"), LIMIT, denied).unwrap();
+    }
+    agent.create(&events, &event("own", "npl-agent", NODE)).unwrap();
+    let series = json!({"series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}});
+    agent.merge_patch(&format!("{events}/own"), &series).unwrap();
+    cluster.client().create(&events, &event("of-another", "example.org/controller", "it")).unwrap();
+    for (name, change) in [("own", labels), ("of-another", series), ("of-another", json!({}))] {
+        let error = agent.merge_patch(&format!("{events}/{name}"), &change).unwrap_err();
+        assert!(format!("{error:#}").contains("denied request"), "{name} {change}: {error:#}");
+    }
+}
+
+/// The DaemonSet mounts only this folder, in which the agent then cannot remove the mount point itself.
+#[test]
+fn an_agent_needs_only_its_own_folder_of_the_bpf_file_system() {
+    let mut world = World::new();
+    world.create_node();
+    let own = world.bpffs.path().join(names::PIN_ROOT);
+    fs::create_dir(&own).unwrap();
+    let shown = world.run.file("container");
+    mounts::bind(&own, &shown.join(names::PIN_ROOT)).unwrap();
+    let options = Options { bpffs: shown, ..world.agent_options(&[]) };
+    world.agent = Some(Agent::start(options.clone()).unwrap());
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    assert!(world.pins().join("npl_mapping_v4").exists());
+    assert!(options.command(&["status"]).unwrap().contains("running"));
+    world.agent().kill().unwrap();
+    assert!(options.command(&["cleanup"]).unwrap().contains("npl_mapping_v4"));
+    assert_eq!(fs::read_dir(&own).unwrap().count(), 0);
+    assert_eq!(options.command(&["cleanup"]).unwrap().trim(), "nothing to remove");
+}
+
+#[test]
+fn an_agent_that_no_admission_policy_confines_says_so() {
+    let mut world = World::new();
+    world.create_node();
+    world.create_pod("web-0");
+    world.start_agent(&[]);
+    world.wait_for_log("no admission policy confines this agent");
 }

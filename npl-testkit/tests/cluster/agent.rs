@@ -65,7 +65,7 @@ pub(crate) fn the_programs_are_loaded_before_the_agent_starts(world: &mut World)
     // The init container does not use the API server, so no service account token is mounted there.
     let mounts = "jsonpath={.items[*].spec.initContainers[*].volumeMounts[*].mountPath}";
     let mounts = world.kubectl(&["get", "pods", "--namespace", AGENT_NAMESPACE, "--output", mounts]);
-    assert_eq!(mounts, "/bpf /bpf");
+    assert_eq!(mounts, "/bpf/npl /bpf/npl");
 }
 
 pub(crate) fn deleted_agents_do_not_interrupt_service(world: &mut World) {
