@@ -137,13 +137,11 @@ pub(super) async fn open(kubeconfig: Option<&Path>) -> Result<(Client, String), 
 /// Checks the permissions until the API server gives a definite answer, then the admission policy. Resolves only if the
 /// API server refuses the agent.
 pub(super) async fn refusal(client: Client, url: String, node_name: String) -> ConnectError {
-    match wait_for_access(&client, &url, &node_name).await {
-        Err(refusal) => refusal,
-        Ok(()) => {
-            confinement::check(&client, &node_name).await;
-            pending().await
-        }
+    if let Err(refusal) = wait_for_access(&client, &url, &node_name).await {
+        return refusal;
     }
+    confinement::check(&client, &node_name).await;
+    pending().await
 }
 
 /// Loads the given kubeconfig, or the service account of the Pod. `KUBECONFIG` of the environment is ignored, since it
