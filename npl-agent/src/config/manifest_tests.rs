@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use clap::CommandFactory as _;
 use npl_common::names::PIN_ROOT;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::args::Cli;
 
@@ -113,4 +113,90 @@ fn the_admission_policies_confine_an_agent_in_any_namespace() {
         list(&role["rules"]).iter().filter(|rule| !strings(&rule["verbs"]).is_subset(&["list", "watch"].into()));
     let written: BTreeSet<&str> = writing.flat_map(|rule| strings(&rule["resources"])).collect();
     assert_eq!(written, confined);
+}
+
+#[test]
+fn the_agent_is_scheduled_on_nodes_that_its_image_runs_on() {
+    let pod = pod();
+    let affinity = &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    for term in list(&affinity["nodeSelectorTerms"]) {
+        for (key, value) in [("kubernetes.io/os", "linux"), ("kubernetes.io/arch", "amd64")] {
+            let is_required =
+                |it: &Value| it["key"] == key && it["operator"] == "In" && strings(&it["values"]) == [value].into();
+            assert!(list(&term["matchExpressions"]).iter().any(is_required), "{key} in {term}");
+        }
+    }
+    assert!(!list(&affinity["nodeSelectorTerms"]).is_empty());
+}
+
+/// The default SELinux type of unprivileged containers may not call `bpf()`.
+#[test]
+fn each_container_has_the_selinux_type_of_a_privileged_one() {
+    let pod = pod();
+    assert_eq!(pod["securityContext"]["seLinuxOptions"], json!({ "type": "spc_t" }));
+    for container in containers(&pod) {
+        assert_eq!(container["securityContext"]["seLinuxOptions"], Value::Null, "{} overrides it", container["name"]);
+    }
+}
+
+/// The capabilities that the containers add, and that each of them drops.
+fn capabilities(pod: &Value) -> (BTreeSet<&str>, BTreeSet<&str>) {
+    let of =
+        |field: &'static str| containers(pod).map(move |it| strings(&it["securityContext"]["capabilities"][field]));
+    let added = of("add").flatten().collect();
+    let dropped = of("drop").reduce(|all, next| &all & &next).unwrap_or_default();
+    (added, dropped)
+}
+
+#[test]
+fn the_security_context_constraints_of_openshift_permit_what_the_agent_needs_and_no_more() {
+    const FILE: &str = "deploy/openshift/scc.yaml";
+    let (pod, constraints) = (pod(), object(FILE, "SecurityContextConstraints"));
+    let (added, dropped) = capabilities(&pod);
+    assert_eq!(strings(&constraints["allowedCapabilities"]), added);
+    assert_eq!(strings(&constraints["requiredDropCapabilities"]), dropped);
+    for (permission, field) in
+        [("allowHostNetwork", "hostNetwork"), ("allowHostPID", "hostPID"), ("allowHostIPC", "hostIPC")]
+    {
+        assert_eq!(constraints[permission] == true, pod[field] == true, "{permission}");
+    }
+    for (permission, field) in
+        [("allowPrivilegedContainer", "privileged"), ("allowPrivilegeEscalation", "allowPrivilegeEscalation")]
+    {
+        let is_used = containers(&pod).any(|it| it["securityContext"][field] != false);
+        assert_eq!(constraints[permission], is_used, "{permission}");
+    }
+    let is_read_only = containers(&pod).all(|it| it["securityContext"]["readOnlyRootFilesystem"] == true);
+    assert_eq!(constraints["readOnlyRootFilesystem"], is_read_only);
+    let ports: usize = containers(&pod).map(|it| list(&it["ports"]).len()).sum();
+    assert_eq!(constraints["allowHostPorts"], ports > 0);
+    let kind = |volume: &Value| volume.as_object().unwrap().keys().find(|key| *key != "name").unwrap().clone();
+    let volumes: BTreeSet<String> = list(&pod["volumes"]).iter().map(kind).collect();
+    assert_eq!(strings(&constraints["volumes"]), volumes.iter().map(String::as_str).collect());
+    assert_eq!(constraints["allowHostDirVolumePlugin"], volumes.contains("hostPath"));
+    assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    assert_eq!(strings(&constraints["seccompProfiles"]), ["runtime/default"].into());
+    for strategy in ["runAsUser", "seLinuxContext", "fsGroup", "supplementalGroups"] {
+        assert_eq!(constraints[strategy]["type"], "RunAsAny", "{strategy}");
+    }
+}
+
+#[test]
+fn openshift_lets_the_agents_service_account_use_its_constraints() {
+    const FILE: &str = "deploy/openshift/scc.yaml";
+    let all = objects(FILE);
+    let of_kind = |kind: &str| all.iter().find(|object| object["kind"] == kind).unwrap();
+    let (role, binding) = (of_kind("ClusterRole"), of_kind("ClusterRoleBinding"));
+    assert_eq!(
+        role["rules"],
+        json!([{
+            "apiGroups": ["security.openshift.io"], "resources": ["securitycontextconstraints"],
+            "resourceNames": ["npl-agent"], "verbs": ["use"],
+        }])
+    );
+    assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
+    assert_eq!(binding["subjects"], object("deploy/npl.yaml", "ClusterRoleBinding")["subjects"]);
+    assert_eq!(binding["subjects"][0]["name"], pod()["serviceAccountName"]);
+    let overlay = objects("deploy/openshift/kustomization.yaml");
+    assert_eq!(overlay[0]["resources"], json!(["scc.yaml"]));
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Errors of the datapath, each with its effect or remedy.
 
-use std::{io, path::PathBuf};
+use std::{error::Error, io, path::PathBuf};
 
 use aya::{
     EbpfError,
@@ -36,6 +36,19 @@ pub enum DatapathError {
          container of deploy/npl.yaml, add PERFMON to the agent's capabilities, or run Linux 6.6 or newer"
     )]
     NeedsPerfmon,
+    /// The kernel denied an operation, and SELinux enforces its policy on this process.
+    #[error(
+        "the kernel denies this process, on which SELinux enforces the type {kind}, an operation on BPF: run the container \
+         with `seLinuxOptions: {{type: spc_t}}`, as deploy/npl.yaml does; if it has that type, update the Node's SELinux \
+         policy (container-selinux); `ausearch --message avc --comm npl-agent` lists the denials"
+    )]
+    DeniedBySelinux {
+        /// The SELinux type of this process.
+        kind: String,
+        /// The denied operation.
+        #[source]
+        source: Box<Self>,
+    },
     /// The programs of the trace build are too large for the verifier of a process without `CAP_PERFMON`.
     #[cfg(feature = "trace")]
     #[error(
@@ -189,6 +202,31 @@ impl DatapathError {
         if self.is_verifier_refusal() && matches!(has_perfmon, Ok(false)) { Self::NeedsPerfmon } else { self }
     }
 
+    /// Names SELinux in the error of a denied operation, if it enforces a type on this process. Only for a process that holds
+    /// its capabilities.
+    pub(crate) fn or_denied_by_selinux(self, enforced_type: impl FnOnce() -> Option<String>) -> Self {
+        match self.is_denial().then(enforced_type).flatten() {
+            Some(kind) => Self::DeniedBySelinux { kind, source: Box::new(self) },
+            None => self,
+        }
+    }
+
+    /// Whether the kernel answered EPERM or EACCES, as security modules do. The verifier also answers EACCES.
+    fn is_denial(&self) -> bool {
+        if self.is_verifier_refusal() {
+            return false;
+        }
+        let mut cause: Option<&(dyn Error + 'static)> = Some(self);
+        while let Some(error) = cause {
+            let code = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+            if matches!(code, Some(libc::EPERM | libc::EACCES)) {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
+    }
+
     /// Whether the verifier refused a program as unsafe. Other refusals mean that the kernel lacks a feature or a
     /// permission.
     pub(crate) fn is_verifier_refusal(&self) -> bool {
@@ -251,14 +289,33 @@ impl DatapathError {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
+    use std::{io, path::Path};
 
-    use aya::{maps::MapError, programs::ProgramError, sys::SyscallError};
+    use aya::{EbpfError, maps::MapError, programs::ProgramError, sys::SyscallError};
 
     use super::DatapathError;
+    use crate::datapath::pins::pin_error;
 
     fn syscall_error(code: i32) -> SyscallError {
         SyscallError { call: "bpf", io_error: io::Error::from_raw_os_error(code) }
+    }
+
+    #[test]
+    fn a_denied_operation_names_selinux_where_it_enforces_a_type() {
+        let enforced = || Some("container_t".to_owned());
+        let denied = |code| {
+            let io_error = io::Error::from_raw_os_error(code);
+            DatapathError::Load(EbpfError::MapError(MapError::CreateError { name: "npl_flow_v4".to_owned(), io_error }))
+        };
+        let pin = |code| pin_error("create", Path::new("/bpf/npl/v2"), io::Error::from_raw_os_error(code));
+        for error in [denied(libc::EPERM), denied(libc::EACCES), pin(libc::EACCES)] {
+            let text = error.or_denied_by_selinux(enforced).to_string();
+            assert!(text.contains("SELinux enforces the type container_t") && text.contains("spc_t"), "{text}");
+        }
+        for error in [denied(libc::ENOMEM), DatapathError::MissingCapability("CAP_BPF"), pin(libc::EROFS)] {
+            assert!(!error.or_denied_by_selinux(enforced).to_string().contains("SELinux"));
+        }
+        assert!(!denied(libc::EPERM).or_denied_by_selinux(|| None).to_string().contains("SELinux"));
     }
 
     #[test]

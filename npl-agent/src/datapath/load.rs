@@ -15,9 +15,12 @@ use super::{
     attach::Hooks, error::DatapathError, mappings::MappingWriter, next_hops::NextHops, pins::Pins, preflight,
     programs::Programs, tables::Tables, xdp::XdpDevices,
 };
-use crate::core::{
-    devices::{Device, plan::DevicePlan, redirect::PodNextHop},
-    model::{Backend, Frontend, settings::PortRange, sources::SourceRange},
+use crate::{
+    core::{
+        devices::{Device, plan::DevicePlan, redirect::PodNextHop},
+        model::{Backend, Frontend, settings::PortRange, sources::SourceRange},
+    },
+    process::selinux,
 };
 
 /// The programs, their attachments and their maps.
@@ -41,7 +44,10 @@ impl Datapath {
     /// If a requirement is not met, or the kernel refuses.
     pub fn open(bpffs: &Path) -> Result<Self, DatapathError> {
         preflight::check(bpffs)?;
-        let pins = Pins::new(bpffs);
+        Self::adopt(Pins::new(bpffs)).map_err(|error| error.or_denied_by_selinux(selinux::enforced_type))
+    }
+
+    fn adopt(pins: Pins) -> Result<Self, DatapathError> {
         pins.create()?;
         let programs = Programs::open(&pins)?;
         let tables = Tables::open(&pins)?;

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The SELinux type of this process, for errors that look like missing capabilities.
+
+use std::fs;
+
+/// Whether SELinux enforces its policy: 0 or 1. Most containers do not see this file.
+const ENFORCE: &str = "/sys/fs/selinux/enforce";
+/// The label of this process: of SELinux, of AppArmor, or empty.
+const LABEL: &str = "/proc/self/attr/current";
+
+/// The SELinux type of this process, unless SELinux is absent or known to be permissive.
+pub fn enforced_type() -> Option<String> {
+    let enforce = fs::read_to_string(ENFORCE).ok();
+    enforced(enforce.as_deref(), &fs::read_to_string(LABEL).unwrap_or_default())
+}
+
+fn enforced(enforce: Option<&str>, label: &str) -> Option<String> {
+    let is_known_to_enforce = enforce.is_some_and(|text| text.trim() == "1");
+    if enforce.is_some() && !is_known_to_enforce {
+        return None;
+    }
+    // A label is user:role:type:level. AppArmor shows a profile with its mode in parentheses.
+    let fields: Vec<&str> = label.trim_end_matches(['\0', '\n']).split(':').collect();
+    match *fields {
+        [_, _, kind, _, ..] if !label.contains('(') => Some(kind.to_owned()),
+        _ => is_known_to_enforce.then(|| "unknown".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::enforced;
+
+    #[test]
+    fn only_an_enforced_selinux_label_counts() {
+        let container = "system_u:system_r:container_t:s0:c4,c9\0";
+        for (enforce, label, kind) in [
+            (Some("1"), container, Some("container_t")),
+            (None, container, Some("container_t")),
+            (Some("1\n"), "", Some("unknown")),
+            (Some("0"), container, None),
+            (None, "", None),
+            (None, "cri-containerd.apparmor.d (enforce)\n", None),
+            (None, "root//:a:b:c (enforce)\n", None),
+            (None, "unconfined\n", None),
+        ] {
+            assert_eq!(enforced(enforce, label).as_deref(), kind, "{enforce:?} {label:?}");
+        }
+    }
+}
