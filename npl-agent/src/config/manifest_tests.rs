@@ -200,3 +200,34 @@ fn openshift_lets_the_agents_service_account_use_its_constraints() {
     let overlay = objects("deploy/openshift/kustomization.yaml");
     assert_eq!(overlay[0]["resources"], json!(["scc.yaml"]));
 }
+
+/// Each API group, resource and verb of rules.
+fn rights(rules: &[Value]) -> BTreeSet<(&str, &str, &str)> {
+    let mut rights = BTreeSet::new();
+    for rule in rules {
+        for group in strings(&rule["apiGroups"]) {
+            for resource in strings(&rule["resources"]) {
+                rights.extend(strings(&rule["verbs"]).into_iter().map(|verb| (group, resource, verb)));
+            }
+        }
+    }
+    rights
+}
+
+#[test]
+fn every_request_of_the_agent_belongs_to_its_own_priority_level() {
+    let objects = objects("deploy/npl.yaml");
+    let subject = json!({ "name": pod()["serviceAccountName"], "namespace": pod_namespace() });
+    let mut requests = BTreeSet::new();
+    for schema in objects.iter().filter(|object| object["kind"] == "FlowSchema") {
+        let level = &schema["spec"]["priorityLevelConfiguration"]["name"];
+        let is_level = |it: &Value| it["kind"] == "PriorityLevelConfiguration" && it["metadata"]["name"] == *level;
+        assert!(objects.iter().any(is_level), "{level}");
+        for rule in list(&schema["spec"]["rules"]) {
+            assert_eq!(rule["subjects"], json!([{ "kind": "ServiceAccount", "serviceAccount": subject }]));
+            requests.extend(rights(list(&rule["resourceRules"])));
+        }
+    }
+    let role = object("deploy/npl.yaml", "ClusterRole");
+    assert_eq!(requests, rights(list(&role["rules"])));
+}
