@@ -81,6 +81,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     for warning in port_range_warnings(settings.port_range, lent_ports().as_ref()) {
         warn!("{warning}");
     }
+    if let Some(warning) = settings.quarantine_warning() {
+        warn!("{warning}");
+    }
     let listener = http::bind(listen).await?;
     let health = Health::new();
     let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));

@@ -142,6 +142,15 @@ fn xdp_and_redirect_exclude_each_other_and_the_choice_is_the_agents_where_it_has
 }
 
 #[test]
+fn a_quarantine_shorter_than_load_balancers_keep_members_is_warned_of() {
+    let warning = |flags: &[&str]| config(flags).unwrap().settings.quarantine_warning();
+    assert_eq!(warning(&[]), None);
+    assert_eq!(warning(&["--quarantine", "30s"]), None);
+    let text = warning(&["--quarantine", "29s"]).unwrap();
+    assert!(text.contains("--quarantine 29000ms") && text.contains("give at least 30s"), "{text}");
+}
+
+#[test]
 fn a_domain_too_long_for_an_annotation_is_refused() {
     let domain = "a".repeat(64);
     assert!(complaint(&["--annotation-domain", &domain]).contains("at most 63"));

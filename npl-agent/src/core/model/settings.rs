@@ -26,7 +26,22 @@ pub struct Settings {
     pub is_retiring: bool,
 }
 
+/// The shortest quarantine that outlasts the members that load balancers keep: AKO kept removed ones for up to 21 s.
+const SHORTEST_QUARANTINE_MILLIS: u64 = 30_000;
+
 impl Settings {
+    /// A warning if withdrawn node ports may reach another Pod while load balancers still send to them.
+    pub fn quarantine_warning(&self) -> Option<String> {
+        (self.quarantine_millis < SHORTEST_QUARANTINE_MILLIS).then(|| {
+            format!(
+                "--quarantine {}ms is shorter than load balancers keep removed members, so their requests may reach \
+                 another Pod: give at least {}s",
+                self.quarantine_millis,
+                SHORTEST_QUARANTINE_MILLIS / 1000
+            )
+        })
+    }
+
     /// The published address of each family that is served.
     pub fn node_ips(&self, node: Option<&Node>) -> BTreeMap<Family, IpAddr> {
         let candidates = self.node_ip.candidates(node);
