@@ -1,15 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `npl-agent cleanup`: removes all kernel state of NPL from the Node, of every ABI version.
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::{print, print_json};
 use crate::{
-    config::args::{OutputFormat, ViewArgs},
+    config::args::{CleanupArgs, OutputFormat, ViewArgs},
     datapath::{cleanup, preflight},
     process::error_chain::ErrorChain,
     process::lock::{self, LockError},
 };
+
+/// As [`remove`], and then stays until SIGTERM or SIGINT if `--stay` is given.
+///
+/// # Errors
+///
+/// As for [`remove`].
+pub async fn remove_and_stay(args: &CleanupArgs) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    remove(&args.view).await?;
+    if args.stay {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+    Ok(())
+}
 
 /// Removes NPL's pinned maps, programs and links, TC filters, clsact qdiscs and nftables table, and prints each of
 /// them.
@@ -17,7 +36,7 @@ use crate::{
 /// # Errors
 ///
 /// If an agent is running, or some state could not be removed.
-pub async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
+async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     preflight::check_bpffs(&args.bpffs)?;
     // Held until the end: an agent that starts during the cleanup would adopt maps that are about to be removed.
     let _lock = match lock::take() {

@@ -20,6 +20,9 @@ pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     if !preflight::rights().unwrap_or_default().perfmon {
         return print("skipped: without CAP_PERFMON this command gains nothing; the agent loads the programs itself\n");
     }
+    if args.mount_bpffs {
+        preflight::mount_bpffs(&args.bpffs)?;
+    }
     let _lock = match lock::take() {
         Err(LockError::AlreadyRunning) => {
             bail!(

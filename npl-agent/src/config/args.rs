@@ -47,7 +47,7 @@ pub enum Command {
     /// omits its Spectre mitigations from them, which makes them faster; without `CAP_PERFMON`, load does nothing.
     Load(LoadArgs),
     /// Remove everything that npl-agent has left in this Node's kernel. Translation stops and connections break.
-    Cleanup(ViewArgs),
+    Cleanup(CleanupArgs),
 }
 
 /// Flags of `run`.
@@ -172,6 +172,23 @@ pub struct LoadArgs {
     /// Pin the programs below this mount point of the BPF file system, where the agent finds them.
     #[arg(long, env = "NPL_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
     pub bpffs: PathBuf,
+
+    /// First mount a BPF file system there, if none is. This takes `CAP_SYS_ADMIN`, and in a container a mount whose
+    /// propagation is bidirectional.
+    #[arg(long, env = "NPL_MOUNT_BPFFS")]
+    pub mount_bpffs: bool,
+}
+
+/// Flags of `cleanup`.
+#[derive(Debug, Clone, Args)]
+pub struct CleanupArgs {
+    /// Where to clean up, and how to print the removed state.
+    #[command(flatten)]
+    pub view: ViewArgs,
+
+    /// Stay until SIGTERM after the cleanup, for the Pods of a DaemonSet, whose containers must not end.
+    #[arg(long, env = "NPL_STAY")]
+    pub stay: bool,
 }
 
 /// Flags of the subcommands that read the kernel's state.

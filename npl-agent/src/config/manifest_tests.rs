@@ -231,3 +231,28 @@ fn every_request_of_the_agent_belongs_to_its_own_priority_level() {
     let role = object("deploy/npl.yaml", "ClusterRole");
     assert_eq!(requests, rights(list(&role["rules"])));
 }
+
+#[test]
+fn the_manifests_besides_npl_yaml_use_its_image_and_its_nodes() {
+    let agent = pod();
+    let image = |container: &Value| container["image"].as_str().unwrap().to_owned();
+    let images: BTreeSet<String> = containers(&agent).map(image).collect();
+    assert_eq!(images.len(), 1);
+    let daemon_set = objects("deploy/cleanup.yaml").into_iter().find(|object| object["kind"] == "DaemonSet").unwrap();
+    let cleanup = &daemon_set["spec"]["template"]["spec"];
+    let patch = objects("deploy/mount-bpffs.yaml").remove(0);
+    let mounting = &patch["spec"]["template"]["spec"];
+    for pod in [cleanup, mounting] {
+        assert!(containers(pod).all(|container| images.contains(&image(container))));
+    }
+    for field in ["affinity", "tolerations", "hostNetwork", "serviceAccountName", "securityContext"] {
+        assert_eq!(cleanup[field], agent[field], "{field}");
+    }
+    let (added, dropped) = capabilities(cleanup);
+    assert!(added.is_subset(&capabilities(&agent).0) && dropped == capabilities(&agent).1);
+    assert!(containers(cleanup).all(|it| variable(it, "NPL_BPFFS") == mount_point(cleanup, it, "/sys/fs/bpf")));
+    for container in containers(mounting) {
+        let folder = Path::new(mount_point(mounting, container, "/sys/fs").unwrap()).join("bpf");
+        assert_eq!(variable(container, "NPL_BPFFS").map(Path::new), Some(folder.as_path()));
+    }
+}

@@ -5,10 +5,13 @@ use std::path::Path;
 
 use aya::util::KernelVersion;
 use caps::{CapSet, Capability};
-use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use nix::{
+    mount::{MsFlags, mount},
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+};
 use npl_common::names::PIN_ROOT;
 
-use super::error::DatapathError;
+use super::{error::DatapathError, pins::pin_error};
 use crate::core::{
     devices::planner::ConntrackSettings,
     doctor::{Kernel, Rights},
@@ -113,4 +116,17 @@ pub fn check_bpffs(bpffs: &Path) -> Result<(), DatapathError> {
         return Ok(());
     }
     Err(DatapathError::NoBpffs(bpffs.to_owned()))
+}
+
+/// Mounts a BPF file system at the path, unless one is mounted there.
+///
+/// # Errors
+///
+/// If the path does not exist, or the kernel refuses.
+pub fn mount_bpffs(path: &Path) -> Result<(), DatapathError> {
+    if check_bpffs(path).is_ok() {
+        return Ok(());
+    }
+    mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), None::<&str>)
+        .map_err(|errno| pin_error("mount a BPF file system at", path, errno.into()))
 }

@@ -10,7 +10,9 @@ use npl_testkit::cluster::Cluster;
 use npl_testkit::control_plane::ControlPlane;
 use npl_testkit::mounts;
 use npl_testkit::poll;
+use npl_testkit::process::Process;
 use npl_testkit::run::Run;
+use npl_testkit::tools;
 use serde_json::{Value, json};
 
 use crate::world::{LIMIT, NODE, World, manifest};
@@ -113,9 +115,14 @@ fn the_admission_policies_confine_an_agent_in_another_namespace() {
     let cluster = Cluster::new(&plane).unwrap();
     let agent = installed_elsewhere(&run, &plane, &cluster);
     let status = format!("/api/v1/namespaces/{ELSEWHERE}/pods/agent-0/status");
-    let labels = json!({"metadata": {"labels": {"app": "mine"}}});
-    // The API server applies the policies shortly after their creation.
-    let (refusal, _) = poll::until("the policy for Pods", LIMIT, || agent.merge_patch(&status, &labels).err()).unwrap();
+    // The API server applies the policies shortly after their creation. Until then it stores the label, so each attempt writes
+    // another one.
+    let mut number = 0;
+    let refused = || {
+        number += 1;
+        agent.merge_patch(&status, &json!({"metadata": {"labels": {"number": number.to_string()}}})).err()
+    };
+    let (refusal, _) = poll::until("the policy for Pods", LIMIT, refused).unwrap();
     assert!(format!("{refusal:#}").contains("labels and finalizers"), "{refusal:#}");
 
     let events = format!("/apis/events.k8s.io/v1/namespaces/{ELSEWHERE}/events");
@@ -138,10 +145,63 @@ fn the_admission_policies_confine_an_agent_in_another_namespace() {
     let series = json!({"series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}});
     agent.merge_patch(&format!("{events}/own"), &series).unwrap();
     cluster.client().create(&events, &event("of-another", "example.org/controller", "it")).unwrap();
+    let labels = json!({"metadata": {"labels": {"app": "mine"}}});
     for (name, change) in [("own", labels), ("of-another", series), ("of-another", json!({}))] {
         let error = agent.merge_patch(&format!("{events}/{name}"), &change).unwrap_err();
         assert!(format!("{error:#}").contains("denied request"), "{name} {change}: {error:#}");
     }
+}
+
+#[test]
+fn the_patch_for_nodes_without_a_bpf_file_system_mounts_one_before_the_programs_are_loaded() {
+    let run = Run::start().unwrap();
+    let plane = ControlPlane::start(&run, None).unwrap();
+    let cluster = Cluster::new(&plane).unwrap();
+    cluster.kubectl(&["apply", "--filename", manifest().to_str().unwrap()]).unwrap();
+    let patch = tools::repository_file("deploy/mount-bpffs.yaml");
+    let daemon_set = ["patch", "daemonset", "npl-agent", "--namespace", "npl-system"];
+    cluster.kubectl(&[&daemon_set[..], &["--patch-file", patch.to_str().unwrap()]].concat()).unwrap();
+    let names = ["get", "daemonset", "npl-agent", "--namespace", "npl-system", "--output"];
+    let path = "jsonpath={.spec.template.spec.initContainers[*].name}";
+    assert_eq!(cluster.kubectl(&[&names[..], &[path]].concat()).unwrap(), "mount-bpffs load-programs");
+    // The other manifest for DaemonSets, whose namespace exists here.
+    let cleanup = tools::repository_file("deploy/cleanup.yaml");
+    let accepted = cluster.kubectl(&["apply", "--dry-run=server", "--filename", cleanup.to_str().unwrap()]).unwrap();
+    assert!(accepted.contains("daemonset.apps/npl-cleanup"), "{accepted}");
+}
+
+#[test]
+fn load_mounts_a_bpf_file_system_where_there_is_none() {
+    let world = World::new();
+    let folder = world.run.file("sys-fs-bpf");
+    fs::create_dir(&folder).unwrap();
+    let (agent, folder) = (world.agent_options(&[]).binary, folder.to_str().unwrap().to_owned());
+    // In a mount namespace of its own. The second call finds the file system of the first one.
+    let load = format!("{} load --bpffs {folder}", agent.display());
+    let script = format!("{load} 2>&1; {load} --mount-bpffs && {load} --mount-bpffs && ls {folder}/npl");
+    let mut command = world.topology.node().command("unshare").unwrap();
+    let output = tools::output(command.args(["--mount", "sh", "-c", &script])).unwrap();
+    assert!(output.starts_with("npl-agent: "), "without the flag: {output}");
+    assert!(
+        output.contains("is not a BPF file system") && output.contains("loaded") && output.contains("v2"),
+        "{output}"
+    );
+}
+
+/// The Pods of the cleanup DaemonSet must not end, since their containers would be started again.
+#[test]
+fn cleanup_can_stay_after_its_work_until_it_is_stopped() {
+    let world = World::with_agent(&[]);
+    let options = world.agent_options(&[]);
+    drop(world.agent);
+    let mut command = world.topology.node().command(&options.binary).unwrap();
+    command.args(["cleanup", "--stay", "--bpffs"]).arg(&options.bpffs);
+    let log = world.run.file("cleanup.log");
+    let mut cleanup = Process::spawn("npl-agent cleanup", command, &log).unwrap();
+    let own = world.bpffs.path().join(names::PIN_ROOT);
+    poll::until("the pins to be removed", LIMIT, || (!own.exists()).then_some(())).unwrap();
+    assert!(cleanup.exit_status().is_none());
+    assert!(cleanup.terminate(LIMIT).unwrap().success());
 }
 
 /// The DaemonSet mounts only this folder, in which the agent then cannot remove the mount point itself.

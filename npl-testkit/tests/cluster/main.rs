@@ -122,11 +122,17 @@ const OFFLOAD_TESTS: &[ClusterTest] = &[
     ),
 ];
 
-/// The last test, because it uninstalls the agent.
-const UNINSTALL: ClusterTest = ClusterTest::new(
-    "uninstalling_removes_everything_and_does_not_affect_workloads",
-    uninstall::uninstalling_removes_everything_and_does_not_affect_workloads,
-);
+/// The last tests, because they uninstall the agent.
+const UNINSTALL: &[ClusterTest] = &[
+    ClusterTest::new(
+        "the_cleanup_daemon_set_removes_what_deleted_agents_have_left",
+        uninstall::the_cleanup_daemon_set_removes_what_deleted_agents_have_left,
+    ),
+    ClusterTest::new(
+        "uninstalling_removes_everything_and_does_not_affect_workloads",
+        uninstall::uninstalling_removes_everything_and_does_not_affect_workloads,
+    ),
+];
 
 fn main() -> ExitCode {
     harness::run(|networks| {
@@ -135,10 +141,10 @@ fn main() -> ExitCode {
                 Suite::new(Network::new(Cni::Bridge, KubeProxy::Iptables), &[TESTS]),
                 Suite::new(
                     Network::new(Cni::FlannelVxlan, KubeProxy::Nftables),
-                    &[NETWORK_TESTS, OFFLOAD_TESTS, &[UNINSTALL]],
+                    &[NETWORK_TESTS, OFFLOAD_TESTS, UNINSTALL],
                 ),
             ];
         }
-        networks.iter().map(|network| Suite::new(*network, &[TESTS, OFFLOAD_TESTS, &[UNINSTALL]])).collect()
+        networks.iter().map(|network| Suite::new(*network, &[TESTS, OFFLOAD_TESTS, UNINSTALL])).collect()
     })
 }

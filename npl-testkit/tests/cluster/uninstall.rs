@@ -57,6 +57,25 @@ pub(crate) fn uninstalling_removes_everything_and_does_not_affect_workloads(worl
     }
 }
 
+/// The agents are deleted without being retired; then the DaemonSet of `deploy/cleanup.yaml` removes what they have left.
+pub(crate) fn the_cleanup_daemon_set_removes_what_deleted_agents_have_left(world: &mut World) {
+    let manifest = tools::repository_file("deploy/npl.yaml");
+    let cleanup = tools::repository_file("deploy/cleanup.yaml");
+    world.kubectl(&["delete", "--filename", manifest.to_str().unwrap(), "--timeout=60s"]);
+    let before = traces(world);
+    assert!(before.iter().all(|(is_there, _)| *is_there), "deleted agents must leave kernel state: {before:?}");
+    world.kubectl(&["apply", "--filename", cleanup.to_str().unwrap()]);
+    world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-cleanup");
+    let after = traces(world);
+    assert!(after.iter().all(|(is_there, _)| !is_there), "{after:?}");
+    world.kubectl(&["delete", "--filename", cleanup.to_str().unwrap(), "--timeout=60s"]);
+
+    // The next test uninstalls a running agent.
+    world.kubectl(&["apply", "--filename", manifest.to_str().unwrap()]);
+    world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
+    world.wait_for_shop(4);
+}
+
 /// The output of each command on each Node, and whether it shows state of NPL.
 fn traces(world: &World) -> Vec<(bool, String)> {
     let nodes = world.cluster.nodes().iter();
