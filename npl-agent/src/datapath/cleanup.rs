@@ -129,9 +129,10 @@ fn remove_tree(dir: &Path, removed: &mut Vec<PathBuf>, errors: &mut Vec<CleanupE
             }
         }
     }
+    use io::ErrorKind::{NotFound, ReadOnlyFilesystem, ResourceBusy};
     match fs::remove_dir(dir) {
-        // In the agent's container, NPL's folder is a mount point and stays, empty.
-        Err(source) if !matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ResourceBusy) => {
+        // In the agent's container, NPL's folder is a mount point in a read-only root file system and stays, empty.
+        Err(source) if !matches!(source.kind(), NotFound | ResourceBusy | ReadOnlyFilesystem) => {
             errors.push(pin_error("remove", dir, source).into());
         }
         _ => {}

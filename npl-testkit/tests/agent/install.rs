@@ -2,6 +2,7 @@
 //! `deploy/npl.yaml` on API servers that restrict what a manifest may create.
 
 use std::fs;
+use std::process::Command;
 
 use npl_common::names;
 use npl_testkit::agent::{Agent, Options};
@@ -211,8 +212,13 @@ fn an_agent_needs_only_its_own_folder_of_the_bpf_file_system() {
     world.create_node();
     let own = world.bpffs.path().join(names::PIN_ROOT);
     fs::create_dir(&own).unwrap();
+    // The container's root file system, which is read-only.
     let shown = world.run.file("container");
+    fs::create_dir(&shown).unwrap();
+    let mount = |words: &[&str]| tools::output(Command::new("mount").args(words).arg(&shown)).unwrap();
+    mount(&["-t", "tmpfs", "none"]);
     mounts::bind(&own, &shown.join(names::PIN_ROOT)).unwrap();
+    mount(&["-o", "remount,ro"]);
     let options = Options { bpffs: shown, ..world.agent_options(&[]) };
     world.agent = Some(Agent::start(options.clone()).unwrap());
     world.create_service();
