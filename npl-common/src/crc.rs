@@ -46,7 +46,7 @@ pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times:
 }
 
 /// The product of `a` and the element `index` of [`TABLE`], modulo the CRC polynomial. `element` reads an element of
-/// the table; `None` if it returns `None`.
+/// the table; `None` if `element` returns `None`.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "callers with little stack wrap it in a function")]
 #[expect(clippy::cast_possible_truncation, reason = "each half of the product is taken")]

@@ -39,7 +39,7 @@ reasons! {
     /// A Pod's packet without a conntrack entry, such as one of a direct connection; passed on unchanged.
     UntrackedReply = 3, "untracked_reply";
     /// Two connections have the same client and Pod endpoints, through two NAT addresses or one of them direct; replies
-    /// follow the newer one, for TCP once the Pod accepts it.
+    /// follow the newer connection, for TCP once the Pod accepts it.
     TupleConflict = 4, "tuple_conflict";
     /// The flow table refused a conntrack entry; the packet is translated, and the flow stays in the half-open cache.
     FlowTableFull = 5, "flow_table_full";

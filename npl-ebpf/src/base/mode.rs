@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! How a program forwards the packets that it translates: a constant that each program is compiled for.
+//! Forwarding modes. Each program is compiled for one mode, which decides how the program forwards the packets that it
+//! translates.
 
 /// Through the host's stack.
 pub const STACK: u8 = 0;

@@ -29,7 +29,7 @@ pub fn count_local_flow(stats_index: u32) {
     }
 }
 
-/// Lets `update` change this processor's counters of a mapping.
+/// Calls `update` with this processor's counters of a mapping.
 #[inline(always)]
 pub fn update_mapping(stats_index: u32, update: impl FnOnce(&mut MappingStats)) {
     if let Some(stats) = STATS.get_ptr_mut(stats_index) {

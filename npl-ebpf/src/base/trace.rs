@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The packet that a program of the trace build works on, and the verdict on it, until `path::trace` logs both.
+//! The note of the trace build: a packet and the verdict on it, until `path::trace` logs both.
 //!
 //! The note is in a map, because the stack of most programs has no room for it.
 
@@ -34,7 +34,7 @@ pub fn note() -> Option<*mut Note> {
     NOTE.get_ptr_mut(0)
 }
 
-/// Notes the verdict.
+/// Stores the verdict in the note.
 #[inline(always)]
 pub fn note_verdict(verdict: Verdict) {
     if let Some(note) = note() {

@@ -16,7 +16,7 @@ use super::{
 /// bits.
 ///
 /// One word instead of an enum: a variant without a payload leaves it uninitialized, and the verifier of a program
-/// without `CAP_PERFMON` refuses a speculative read of it.
+/// without `CAP_PERFMON` refuses a speculative read of such a payload.
 #[must_use]
 #[derive(Clone, Copy)]
 pub struct Verdict(u32);

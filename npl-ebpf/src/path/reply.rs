@@ -51,7 +51,7 @@ struct Reply<'k, F: Family> {
 pub struct Replies<const MODE: u8>;
 
 impl<const MODE: u8> Replies<MODE> {
-    /// Whether replies are seen at the Pod's device, ahead of the host's stack.
+    /// Whether the program runs at the Pod's device, before the host's stack.
     const AT_POD: bool = MODE == REDIRECT || MODE == OFFLOAD;
 }
 

@@ -121,8 +121,8 @@ fn redirected_transfers_are_complete_with_and_without_device_offloads() {
     assert_served(&world);
 }
 
-/// Fragments and ICMP errors must bypass the stack too: a firewall that sees half of a connection drops or
-/// masquerades its packets.
+/// Fragments and ICMP errors must bypass the stack too: a firewall that sees only one direction of a connection drops
+/// or masquerades its packets.
 #[test]
 fn fragments_and_icmp_errors_bypass_the_stack() {
     let mut world = redirected();

@@ -91,7 +91,7 @@ impl Connection<'_> {
     }
 }
 
-/// A line to be answered, and one that requests data.
+/// A line that the server answers, and a line that requests data.
 fn question(round: u64) -> String {
     format!("{round:0>BYTES$}\nDOWNLOAD {BYTES} {round}\n")
 }
