@@ -63,6 +63,7 @@ fn examples() -> Vec<Problem> {
         Cause::NodePortConflict { node_port, service: service() },
         Cause::NodePortShadowed { node_port, pod: pod() },
         Cause::UnsupportedProtocol { protocol: Protocol::Sctp },
+        Cause::ProtocolsNotMerged { pod_port: PodPort(53) },
         Cause::UnsupportedFamily { family: Family::V6 },
         Cause::UnreadableSource(unreadable),
         Cause::TooManySources { beyond: 12 },
