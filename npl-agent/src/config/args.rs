@@ -14,7 +14,7 @@ use crate::{
         devices::{DeviceSelection, redirect::Forwarding, xdp::Attach},
         model::{
             Protocol,
-            settings::{AnnotationFormat, NodeIpSource, PortRange},
+            settings::{AnnotationFormat, NodeIpSource, PortRange, ProtocolPairing},
         },
     },
     datapath::CgroupSelection,
@@ -112,6 +112,11 @@ pub struct RunArgs {
     /// v2.6.
     #[arg(long, env = "NPL_ANNOTATION_FORMAT", value_name = "VERSION", default_value = "v1.7")]
     pub annotation_format: AnnotationFormat,
+
+    /// Publish the protocols of one Pod port with a node port each, as Antrea does; or with "merged" as one entry with one
+    /// node port for all of them, for load balancers that ignore the protocol of an entry, such as AKO and F5 CIS.
+    #[arg(long, env = "NPL_PROTOCOL_PAIRING", value_name = "separate|merged", default_value = "separate")]
+    pub protocol_pairing: ProtocolPairing,
 
     /// Keep translating a mapping for this long after the annotation stops naming it, so that load balancers can drain
     /// its connections: numbers with the units ms, s, m and h, for example 1m30s, at most a day.

@@ -7,7 +7,10 @@ use crate::{
     config::args::{Cli, Command},
     core::{
         devices::{redirect::Forwarding, xdp::Attach},
-        model::{Protocol, settings::NodeIpSource},
+        model::{
+            Protocol,
+            settings::{NodeIpSource, ProtocolPairing},
+        },
     },
     nft_guard::GuardMode,
 };
@@ -51,10 +54,22 @@ fn every_flag_has_a_variable_and_a_help_text() {
 }
 
 #[test]
+fn protocol_pairing_is_separate_or_merged() {
+    let pairing = |text: &str| config(&["--protocol-pairing", text]).map(|config| config.settings.protocol_pairing);
+    assert_eq!(pairing("merged"), Ok(ProtocolPairing::Merged));
+    assert_eq!(pairing("separate"), Ok(ProtocolPairing::Separate));
+    assert_eq!(
+        complaint(&["--protocol-pairing", "both"]),
+        "--protocol-pairing: protocol pairing \"both\" is not known: give separate or merged"
+    );
+}
+
+#[test]
 fn defaults_are_those_of_antrea_and_of_the_architecture() {
     let config = config(&[]).unwrap();
     assert_eq!(config.settings.port_range.to_string(), "61000-62000");
     assert_eq!(config.settings.protocols, [Protocol::Tcp, Protocol::Udp]);
+    assert_eq!(config.settings.protocol_pairing, ProtocolPairing::Separate);
     assert_eq!(config.settings.node_ip, NodeIpSource::Internal);
     assert_eq!((config.settings.drain_millis, config.settings.quarantine_millis), (30_000, 60_000));
     assert_eq!(config.devices, DeviceSelection::Auto);

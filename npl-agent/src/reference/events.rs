@@ -64,6 +64,7 @@ fn examples() -> Vec<Problem> {
         Cause::NodePortShadowed { node_port, pod: pod() },
         Cause::AnnotationContested { manager: Some("antrea-agent".to_owned()) },
         Cause::UnsupportedProtocol { protocol: Protocol::Sctp },
+        Cause::ProtocolsNotMerged { pod_port: PodPort(53) },
         Cause::UnsupportedFamily { family: Family::V6 },
         Cause::UnreadableSource(unreadable),
         Cause::TooManySources { beyond: 12 },

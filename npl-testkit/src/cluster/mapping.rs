@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::consumers;
 use crate::echo::Protocol;
 
-/// One element of a Pod's annotation.
+/// One port of a Pod's annotation. An element with several protocols is several entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
@@ -24,13 +24,36 @@ pub struct Entry {
     pub protocol: Protocol,
 }
 
+/// One element as it is written: with `protocol`, or with `protocols` alone.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Element {
+    pod_port: u16,
+    #[serde(rename = "nodeIP")]
+    node_ip: IpAddr,
+    node_port: u16,
+    protocol: Option<Protocol>,
+    #[serde(default)]
+    protocols: Vec<Protocol>,
+}
+
+impl Element {
+    fn entries(self) -> Vec<Entry> {
+        let Self { pod_port, node_ip, node_port, protocol, protocols } = self;
+        let protocols = protocol.map_or(protocols, |protocol| vec![protocol]);
+        protocols.into_iter().map(|protocol| Entry { pod_port, node_ip, node_port, protocol }).collect()
+    }
+}
+
 impl Entry {
-    /// Parses an annotation, and verifies that the known consumers read the same entries.
+    /// Parses an annotation, and verifies that the known consumers read one member from each of its elements.
     pub fn parse(annotation: &str) -> Result<Vec<Self>> {
-        let entries: Vec<Self> =
+        let elements: Vec<Element> =
             serde_json::from_str(annotation).with_context(|| format!("parse the annotation {annotation}"))?;
-        consumers::agree(annotation, &entries)?;
-        Ok(entries)
+        let entries: Vec<Vec<Self>> = elements.into_iter().map(Element::entries).collect();
+        let members: Vec<Self> = entries.iter().filter_map(|of_element| of_element.first().cloned()).collect();
+        consumers::agree(annotation, &members)?;
+        Ok(entries.into_iter().flatten().collect())
     }
 
     /// The address to which clients connect.

@@ -5,12 +5,14 @@
 mod ako;
 mod cis;
 mod go_json;
+mod pools;
 
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
 
 pub use self::ako::Ako;
+pub use self::pools::{Consumer, Member, PoolPort, Pools};
 use crate::cluster::Entry;
 
 /// A target port without entries.

@@ -19,11 +19,12 @@ fn events(world: &World, object: &str) -> Vec<Value> {
     list["items"].as_array().unwrap().iter().filter(is_about).cloned().collect()
 }
 
-/// Waits until there is exactly one Event about an object, with this reason.
+/// Waits until there is exactly one Event about an object with this reason.
 pub(crate) fn wait_for_event(world: &World, object: &str, reason: &str) -> Value {
-    let the_one = || match events(world, object).as_slice() {
-        [event] if event["reason"] == reason => Some(event.clone()),
-        _ => None,
+    let the_one = || {
+        let mut of_reason = events(world, object);
+        of_reason.retain(|event| event["reason"] == reason);
+        if let [event] = of_reason.as_slice() { Some(event.clone()) } else { None }
     };
     let waited = poll::until(&format!("the Event {reason} about {object}"), LIMIT, the_one);
     assert!(waited.is_ok(), "{waited:?}: {:?}", events(world, object));
@@ -52,7 +53,9 @@ fn exhaustion_is_reported_on_the_pod_once_and_ends_with_the_first_free_port() {
     assert!(described(&world, "pod", "web-1").contains("PortRangeExhausted"));
     assert_eq!(world.wait_for_entries("web-1", 1)[0].protocol, Protocol::Udp, "the Pod's other port is not served");
     world.wait_for_metric(r#"npl_problems{reason="PortRangeExhausted"} 1"#);
-    world.wait_for_metric(r#"npl_events_total{outcome="created"} 1"#);
+    // The other Event is the Service's: both protocols of its target port have a node port of their own.
+    wait_for_event(&world, "web", "ProtocolsNotMerged");
+    world.wait_for_metric(r#"npl_events_total{outcome="created"} 2"#);
     world.delete_pod("web-0");
     world.wait_for_entries("web-1", 2);
     world.assert_served("web-1");
@@ -98,6 +101,23 @@ fn an_unsupported_protocol_is_reported_on_the_service() {
     );
     assert!(described(&world, "service", "web").contains("UnsupportedProtocol"));
     world.wait_for_metric(r#"npl_problems{reason="UnsupportedProtocol"} 1"#);
+}
+
+#[test]
+fn a_mapping_that_has_the_node_port_of_a_service_is_reported_on_both() {
+    let mut world = World::with_agent(&["--port-range", "32000-32001"]);
+    let port = Port::new("web", POD_PORT, Protocol::Tcp);
+    world.cluster.create_service(&ServiceObject::new(NAMESPACE, "web", "web", vec![port]).enabled()).unwrap();
+    world.create_pod("web-0");
+    world.create_pod("web-1");
+    world.wait_for_entries("web-1", 1);
+    let taken = world.address("web-0", Protocol::Tcp).port();
+    let service = json!({"metadata": {"name": "ingress"}, "spec": {"type": "NodePort", "selector": {"app": "ingress"},
+                         "ports": [{"port": 80, "nodePort": taken}]}});
+    world.cluster.client().create(&format!("/api/v1/namespaces/{NAMESPACE}/services"), &service).unwrap();
+    wait_for_event(&world, "web-0", "NodePortConflict");
+    wait_for_event(&world, "ingress", "NodePortShadowed");
+    assert_eq!(world.address("web-0", Protocol::Tcp).port(), taken, "no other node port is free");
 }
 
 #[test]

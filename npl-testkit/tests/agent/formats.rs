@@ -53,6 +53,17 @@ fn the_format_of_antrea_2_6_has_the_ip_family() {
     );
 }
 
+#[test]
+fn merged_protocols_are_one_element_with_one_node_port_that_serves_both() {
+    let mut world = World::with_agent(&["--protocol-pairing", "merged"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    let entries = world.wait_for_entries("web-0", 2);
+    assert_eq!(entries[0].node_port, entries[1].node_port, "{entries:?}");
+    world.assert_served("web-0");
+}
+
 /// Consumers that ignore the protocol would use an SCTP port as a TCP port, so SCTP is off by default.
 #[test]
 fn sctp_is_served_and_published_when_enabled() {

@@ -38,6 +38,7 @@ fn bad_flags_are_usage_errors_with_an_example() {
     let bad = [
         (["--port-range", "61000"], "61000-62000"),
         (["--port-range", "0-100"], "1-65535"),
+        (["--protocol-pairing", "both"], "merged"),
         (["--drain", "soon"], "30s"),
         (["--listen", "nowhere"], "127.0.0.1:9911"),
     ];

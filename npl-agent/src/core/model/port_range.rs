@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use crate::core::model::{
         Family, Protocol,
-        settings::{AnnotationFormat, NodeIpSource},
+        settings::{AnnotationFormat, NodeIpSource, ProtocolPairing},
     };
 
     #[test]
@@ -116,6 +116,7 @@ mod tests {
             port_range: "61000-62000".parse().unwrap(),
             node_ip: NodeIpSource::Internal,
             annotation_format: AnnotationFormat::V1_7,
+            protocol_pairing: ProtocolPairing::Separate,
             families: Family::ALL.to_vec(),
             protocols: vec![Protocol::Tcp, Protocol::Udp],
             drain_millis: 0,

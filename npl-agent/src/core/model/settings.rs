@@ -14,6 +14,8 @@ pub struct Settings {
     pub node_ip: NodeIpSource,
     /// The fields of an annotation entry.
     pub annotation_format: AnnotationFormat,
+    /// Whether the protocols of one Pod port share a node port number and an entry.
+    pub protocol_pairing: ProtocolPairing,
     /// The families that the datapath serves.
     pub families: Vec<Family>,
     /// The protocols that the datapath serves.
@@ -216,6 +218,32 @@ pub enum AnnotationFormat {
     V2_0,
     /// Without `protocols`, with `ipFamily`.
     V2_6,
+}
+
+/// How several protocols of one Pod port are published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProtocolPairing {
+    /// A node port and an entry of its own for each protocol, as Antrea does.
+    Separate,
+    /// One node port number, and one entry with all protocols in `protocols`.
+    Merged,
+}
+
+/// The text is not a protocol pairing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("protocol pairing {0:?} is not known: give separate or merged")]
+pub struct ProtocolPairingError(String);
+
+impl FromStr for ProtocolPairing {
+    type Err = ProtocolPairingError;
+
+    fn from_str(text: &str) -> Result<Self, ProtocolPairingError> {
+        match text {
+            "separate" => Ok(Self::Separate),
+            "merged" => Ok(Self::Merged),
+            other => Err(ProtocolPairingError(other.to_owned())),
+        }
+    }
 }
 
 /// The text is not an annotation format.

@@ -231,8 +231,17 @@ impl PortTable {
             && self.of_number(frontend.node_port).all(is_its)
     }
 
-    fn is_free(&self, frontend: Frontend) -> bool {
-        self.is_available(frontend) && self.of_number(frontend.node_port).next().is_none()
+    /// Whether a Pod's port holds the node port, and may keep it.
+    pub(in crate::core) fn is_well_held(&self, frontend: Frontend, uid: &PodUid, port: WantedPort) -> bool {
+        let owner = self.claims.get(&frontend).and_then(|claim| claim.owner.as_ref());
+        let is_its = owner.is_some_and(|owner| owner.uid == *uid && owner.port == port);
+        is_its && self.is_well_placed(frontend)
+    }
+
+    /// Whether nobody holds a number, and no other process uses it by one of these protocols.
+    fn is_free(&self, family: Family, node_port: NodePort, protocols: &[Protocol]) -> bool {
+        let is_available = |protocol: &Protocol| self.is_available(Frontend { family, node_port, protocol: *protocol });
+        protocols.iter().all(is_available) && self.of_number(node_port).next().is_none()
     }
 
     /// The port with the number that the Pod uses for the same port in the other family, if it is free; or with the
@@ -248,7 +257,7 @@ impl PortTable {
         same_number.into_iter().find(|frontend| self.is_free_for(*frontend, uid))
     }
 
-    /// The next port of a free number for which `is_usable` holds. The search continues after the last allocated
+    /// The next port of a free number, for the first of the protocols that are to share it, for which `is_usable` holds. The search continues after the last allocated
     /// number, so that a freed one is reused as late as possible.
     ///
     /// If all free ports have received packets recently, the one whose traffic ceased first is returned: a client that
@@ -256,15 +265,16 @@ impl PortTable {
     pub(in crate::core) fn take_next_free(
         &mut self,
         family: Family,
-        protocol: Protocol,
+        protocols: &[Protocol],
         is_usable: impl Fn(NodePort) -> bool,
     ) -> Option<Frontend> {
+        let protocol = *protocols.first()?;
         let mut node_port = self.cursor.unwrap_or(self.range.start());
         for _ in 0..self.range.len() {
             let frontend = Frontend { family, node_port, protocol };
             node_port = self.range.after(node_port);
             let is_quiet = !self.recent_traffic.contains_key(&frontend.node_port);
-            if is_quiet && is_usable(frontend.node_port) && self.is_free(frontend) {
+            if is_quiet && is_usable(frontend.node_port) && self.is_free(family, frontend.node_port, protocols) {
                 self.cursor = Some(node_port);
                 return Some(frontend);
             }
@@ -273,7 +283,9 @@ impl PortTable {
             let frontend = Frontend { family, node_port: *node_port, protocol };
             (frontend, *until)
         });
-        let usable = busy.filter(|(frontend, _)| is_usable(frontend.node_port) && self.is_free(*frontend));
+        let usable = busy.filter(|(frontend, _)| {
+            is_usable(frontend.node_port) && self.is_free(family, frontend.node_port, protocols)
+        });
         usable.min_by_key(|(_, until)| *until).map(|(frontend, _)| frontend)
     }
 

@@ -8,8 +8,10 @@ use std::{
 
 use crate::core::{
     model::{
-        ContainerPort, Family, NodePort, Pod, PodPort, Protocol, Service, ServicePort, TargetPort, settings::Settings,
-        snapshot::Snapshot, sources::Sources,
+        ContainerPort, Family, NodePort, Pod, PodPort, Protocol, Service, ServicePort, TargetPort,
+        settings::{ProtocolPairing, Settings},
+        snapshot::Snapshot,
+        sources::Sources,
     },
     publish::problem::{AffectedObject, Cause, Problem},
 };
@@ -109,7 +111,31 @@ impl Selector<'_> {
             }
         }
         self.place(pod, &mut wanted);
+        self.report_separate_protocols(pod, &mut wanted);
         wanted
+    }
+
+    /// Reports every Service that requests a Pod port with a node port for each of several protocols.
+    fn report_separate_protocols(self, pod: &Pod, wanted: &mut Wanted) {
+        if self.settings.protocol_pairing == ProtocolPairing::Merged {
+            return;
+        }
+        let mapped = wanted.ports.iter().filter(|(_, exposure)| exposure.needs_claim()).map(|(port, _)| *port);
+        let is_separate = |port: &WantedPort| {
+            let is_other = |other: &WantedPort| other.pod_port == port.pod_port && other.protocol != port.protocol;
+            wanted.ports.keys().any(is_other)
+        };
+        let separate: BTreeSet<PodPort> = mapped.filter(is_separate).map(|port| port.pod_port).collect();
+        if separate.is_empty() {
+            return;
+        }
+        for service in self.snapshot.services_of(pod) {
+            let served = service.ports.iter().filter(|port| self.settings.protocols.contains(&port.protocol));
+            for pod_port in served.flat_map(|port| resolve(pod, port)).filter(|port| separate.contains(port)) {
+                let subject = AffectedObject::Service(service.key.clone(), service.uid.clone());
+                wanted.problems.insert(Problem { subject, cause: Cause::ProtocolsNotMerged { pod_port } });
+            }
+        }
     }
 
     /// The address of the Pod, unless another Pod has the better claim to it.

@@ -5,7 +5,10 @@ use std::{cmp::Reverse, collections::BTreeSet, net::IpAddr};
 
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 
-use crate::core::model::{Family, Frontend, NodePort, Pod, PodPort, Protocol, settings::AnnotationFormat};
+use crate::core::model::{
+    Family, Frontend, NodePort, Pod, PodPort, Protocol,
+    settings::{AnnotationFormat, ProtocolPairing, Settings},
+};
 
 /// The API server's limit for all annotations of an object together.
 const MAX_BYTES: usize = 256 * 1024;
@@ -57,19 +60,42 @@ struct Wire {
     #[serde(rename = "nodeIP")]
     node_ip: String,
     node_port: u16,
-    protocol: String,
+    /// Absent from an entry with several protocols, as in Antrea before v1.7.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    protocol: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     protocols: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ip_family: Option<String>,
 }
 
+/// How entries are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Style {
+    /// The fields of an entry.
+    pub format: AnnotationFormat,
+    /// Whether entries that differ only in the protocol are one.
+    pub pairing: ProtocolPairing,
+}
+
+impl From<AnnotationFormat> for Style {
+    fn from(format: AnnotationFormat) -> Self {
+        Self { format, pairing: ProtocolPairing::Separate }
+    }
+}
+
+impl From<&Settings> for Style {
+    fn from(settings: &Settings) -> Self {
+        Self { format: settings.annotation_format, pairing: settings.protocol_pairing }
+    }
+}
+
 /// The annotation's value for these entries; equal sets give equal bytes.
-pub fn encode(entries: &[Entry], format: AnnotationFormat) -> String {
+pub fn encode(entries: &[Entry], style: impl Into<Style>) -> String {
     let mut sorted = entries.to_vec();
     // IPv6 first: AKO up to 1.13.1 gives every member of a Pod the address of the last entry.
     sorted.sort_by_key(|entry| (Reverse(entry.family()), entry.node_port, entry.protocol, entry.pod_port));
-    let wires = wires(&sorted, format);
+    let wires = wires(&sorted, style.into());
     // Integers and texts always serialize; if serialization failed, an empty list would publish no wrong entry.
     serde_json::to_string(&wires).unwrap_or_else(|_impossible| "[]".to_owned())
 }
@@ -77,10 +103,10 @@ pub fn encode(entries: &[Entry], format: AnnotationFormat) -> String {
 /// Whether a value already has exactly these entries, in any order and spacing.
 ///
 /// Rewriting an equal set would cost every consumer an event. Only the order of families matters: IPv6 comes first.
-pub fn is_right(seen: &str, entries: &[Entry], format: AnnotationFormat) -> bool {
+pub fn is_right(seen: &str, entries: &[Entry], style: impl Into<Style>) -> bool {
     let Some(mut seen) = read::<Vec<Wire>>(seen) else { return false };
     let families: Vec<_> = seen.iter().map(|wire| wire.node_ip.parse().ok().map(Family::of)).collect();
-    let mut right = wires(entries, format);
+    let mut right = wires(entries, style.into());
     seen.sort_unstable();
     right.sort_unstable();
     seen == right && families.is_sorted_by_key(|family| Reverse(*family))
@@ -101,18 +127,36 @@ fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
     if text.len() > MAX_BYTES { None } else { serde_json::from_str(text).ok() }
 }
 
-fn wires(entries: &[Entry], format: AnnotationFormat) -> Vec<Wire> {
+fn wires(entries: &[Entry], style: Style) -> Vec<Wire> {
+    let Style { format, pairing } = style;
     // With both families in one value, consumers need the family of each entry.
     let with_family = format == AnnotationFormat::V2_6 || entries.iter().any(|entry| entry.family() == Family::V6);
-    let wire = |entry: &Entry| Wire {
-        pod_port: entry.pod_port.0,
-        node_ip: entry.node_ip.to_string(),
-        node_port: entry.node_port.0,
-        protocol: entry.protocol.to_string(),
-        protocols: (format == AnnotationFormat::V1_7).then(|| vec![entry.protocol.to_string()]),
-        ip_family: with_family.then(|| entry.family().to_string()),
+    let wire = |(entry, protocols): (Entry, BTreeSet<Protocol>)| {
+        let protocols: Vec<_> = protocols.iter().map(ToString::to_string).collect();
+        let is_one = protocols.len() == 1;
+        Wire {
+            pod_port: entry.pod_port.0,
+            node_ip: entry.node_ip.to_string(),
+            node_port: entry.node_port.0,
+            protocol: is_one.then(|| entry.protocol.to_string()),
+            protocols: (format == AnnotationFormat::V1_7 || !is_one).then_some(protocols),
+            ip_family: with_family.then(|| entry.family().to_string()),
+        }
     };
-    entries.iter().map(wire).collect()
+    merged(entries, pairing).into_iter().map(wire).collect()
+}
+
+/// The entries with their protocols, in the order of their first occurrence.
+fn merged(entries: &[Entry], pairing: ProtocolPairing) -> Vec<(Entry, BTreeSet<Protocol>)> {
+    let mut merged: Vec<(Entry, BTreeSet<Protocol>)> = Vec::new();
+    for entry in entries {
+        let is_same = |(known, _): &&mut (Entry, _)| Entry { protocol: entry.protocol, ..*known } == *entry;
+        match merged.iter_mut().find(is_same).filter(|_| pairing == ProtocolPairing::Merged) {
+            Some((_, protocols)) => drop(protocols.insert(entry.protocol)),
+            None => merged.push((*entry, BTreeSet::from([entry.protocol]))),
+        }
+    }
+    merged
 }
 
 /// An element of the array. A malformed element does not invalidate the others.

@@ -49,7 +49,8 @@ event_reasons! {
         "The Node has no address of an IP family of the Service. The Pod gets no node port of that family.",
         "Add an address of the family to the Node, or name it with `NPL_NODE_IP`.";
     AddressConflict on Pod,
-        "Another Pod of the Node has the same address, and that Pod gets the traffic.",
+        "Another Pod of the Node has the same address, and that Pod gets the traffic: the one that got the address last, unless it is \
+         being deleted.",
         "Delete one of the two Pods, and find out why the CNI assigned the address twice.";
     HostPortConflict on Pod,
         "The `hostPort` of the Pod is the node port of another Pod's mapping, which gets the traffic.",
@@ -71,6 +72,10 @@ event_reasons! {
         "The protocol of a port is not among the agent's protocols. The port gets no node port; the Service's other ports are \
          served.",
         "Add the protocol to `NPL_PROTOCOLS`; add `sctp` only if the load balancer reads the protocol of an entry.";
+    ProtocolsNotMerged on Service,
+        "Services request several protocols of one Pod port, and each has a node port of its own. Load balancers that ignore \
+         the protocol of an entry, such as AKO and F5 CIS, have both node ports in the pool of each protocol.",
+        "Set `NPL_PROTOCOL_PAIRING=merged`, or ignore the Event if your load balancer heeds the protocol.";
     UnsupportedFamily on Service,
         "The agent serves no IP family of the Service. The Service gets no node ports.",
         "Add IPv4 or IPv6 to `spec.ipFamilies`.";

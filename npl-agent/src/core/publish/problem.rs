@@ -53,6 +53,12 @@ pub enum Cause {
         /// The protocol.
         protocol: Protocol,
     },
+    /// A Pod port has a node port for each of its protocols, and consumers that ignore the protocol take each of them for
+    /// every protocol.
+    ProtocolsNotMerged {
+        /// The Pod's port.
+        pod_port: PodPort,
+    },
     /// The datapath serves none of the Service's families.
     UnsupportedFamily {
         /// The first family of the Service.
@@ -128,6 +134,7 @@ impl Problem {
             Cause::RangeExhausted { .. } => EventReason::PortRangeExhausted,
             Cause::UnresolvedTargetPort { .. } => EventReason::UnresolvedTargetPort,
             Cause::UnsupportedProtocol { .. } => EventReason::UnsupportedProtocol,
+            Cause::ProtocolsNotMerged { .. } => EventReason::ProtocolsNotMerged,
             Cause::UnsupportedFamily { .. } => EventReason::UnsupportedFamily,
             Cause::NoNodeAddress { .. } => EventReason::NoNodeAddress,
             Cause::AddressConflict { .. } => EventReason::AddressConflict,
@@ -176,6 +183,12 @@ impl fmt::Display for Cause {
                      node port; the service's other ports are served"
                 )
             }
+            Self::ProtocolsNotMerged { pod_port } => write!(
+                f,
+                "pod port {pod_port} has several protocols and a node port for each; load balancers that ignore the \
+                 protocol of an entry, such as AKO and F5 CIS, send every protocol to every one of them: set the \
+                 agent's --protocol-pairing=merged"
+            ),
             Self::UnsupportedFamily { family } => {
                 write!(f, "the agent does not serve family {family}: add another one to spec.ipFamilies")
             }

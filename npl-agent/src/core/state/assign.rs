@@ -7,7 +7,9 @@ use std::{
 };
 
 use crate::core::{
-    model::{Backend, Family, Frontend, NodePort, Pod, PodKey, Protocol, snapshot::Snapshot},
+    model::{
+        Backend, Family, Frontend, NodePort, Pod, PodKey, Protocol, settings::ProtocolPairing, snapshot::Snapshot,
+    },
     ports::{
         Claim, Owner, Phase, PortTable,
         select::{Exposure, Selector, Wanted, WantedPort},
@@ -40,6 +42,7 @@ impl State {
             snapshot: &self.snapshot,
             ports: &mut self.ports,
             exhausted,
+            pairing: self.settings.protocol_pairing,
             lacks_port: false,
             touched: Vec::new(),
         };
@@ -71,6 +74,7 @@ struct Assignment<'a> {
     /// Families and protocols without a free port in this pass, so that a thousand waiting Pods do not search the range
     /// each.
     exhausted: &'a mut BTreeSet<(Family, Protocol)>,
+    pairing: ProtocolPairing,
     lacks_port: bool,
     touched: Vec<Frontend>,
 }
@@ -112,8 +116,11 @@ impl Assignment<'_> {
             leads || !self.snapshot.is_host_port(frontend.node_port)
         };
         let (held, lost): (Vec<_>, Vec<_>) = held.into_iter().partition(hides_no_other);
+        let shared = self.shared_number(port);
         let may_stay = |frontend: &Frontend| {
-            self.ports.is_well_placed(*frontend) && self.snapshot.service_with_port(frontend.node_port).is_none()
+            self.ports.is_well_placed(*frontend)
+                && self.snapshot.service_with_port(frontend.node_port).is_none()
+                && (self.pairing == ProtocolPairing::Separate || shared == Some(frontend.node_port))
         };
         let kept = held.iter().copied().find(may_stay);
         let chosen = kept.or_else(|| if may_allocate { self.allocate(port) } else { None }).or_else(|| {
@@ -141,14 +148,19 @@ impl Assignment<'_> {
 
     fn allocate(&mut self, port: WantedPort) -> Option<Frontend> {
         let space = (port.family, port.protocol);
-        let snapshot = self.snapshot;
+        let WantedPort { family, protocol, .. } = port;
+        let (snapshot, group) = (self.snapshot, self.group(port));
         let is_usable = |node_port| !snapshot.is_used_by_others(node_port);
-        let mut free = self.sibling(port, false);
+        let shared = self.shared_number(port).map(|node_port| Frontend { family, node_port, protocol });
+        let shared = shared.filter(|frontend| self.ports.is_free_for(*frontend, &self.pod.uid));
+        let mut free = shared.or_else(|| self.sibling(port, false));
         if free.is_none() && !self.exhausted.contains(&space) {
-            free = self.ports.take_next_free(port.family, port.protocol, is_usable);
+            free = self.ports.take_next_free(family, &group, is_usable);
         }
-        // A consumer that ignores the protocol reads such entries as one member, which leads to the right Pod port.
-        let free = free.or_else(|| self.sibling(port, true));
+        if self.pairing == ProtocolPairing::Separate {
+            // A consumer that ignores the protocol reads such entries as one member, which leads to the right Pod port.
+            free = free.or_else(|| self.sibling(port, true));
+        }
         if let Some(frontend) = free {
             let owner = Owner { pod: self.pod.key.clone(), uid: self.pod.uid.clone(), port };
             self.ports.insert(frontend, Claim::new(owner));
@@ -157,6 +169,42 @@ impl Assignment<'_> {
             self.lacks_port = true;
         }
         free
+    }
+
+    /// The protocols that need the same number as a port: the port's own, which comes first, and with
+    /// [`ProtocolPairing::Merged`] all others of the Pod port.
+    fn group(&self, port: WantedPort) -> Vec<Protocol> {
+        let is_other = |(other, exposure): &(&WantedPort, &Exposure)| {
+            let is_same_port = (other.pod_port, other.family) == (port.pod_port, port.family);
+            is_same_port && other.protocol != port.protocol && exposure.needs_claim()
+        };
+        let others = self.wanted.ports.iter().filter(is_other).map(|(other, _)| other.protocol);
+        let is_merged = self.pairing == ProtocolPairing::Merged;
+        [port.protocol].into_iter().chain(others.filter(|_| is_merged)).collect()
+    }
+
+    /// The number that the Pod already has for some protocol or family of a Pod port, and that all protocols can use.
+    fn shared_number(&self, port: WantedPort) -> Option<NodePort> {
+        if self.pairing == ProtocolPairing::Separate {
+            return None;
+        }
+        let uid = &self.pod.uid;
+        let group = self.group(port);
+        let suits = |node_port: NodePort| {
+            let has_room = |protocol: &Protocol| {
+                let WantedPort { pod_port, family, .. } = port;
+                let frontend = Frontend { family, node_port, protocol: *protocol };
+                let member = WantedPort { pod_port, protocol: *protocol, family };
+                self.ports.is_free_for(frontend, uid) || self.ports.is_well_held(frontend, uid, member)
+            };
+            !self.snapshot.is_used_by_others(node_port) && group.iter().all(has_room)
+        };
+        let mut held = self.ports.of_pod(uid);
+        held.retain(|(claimed, frontend)| claimed.pod_port == port.pod_port && suits(frontend.node_port));
+        let nearest = held.into_iter().map(|(_, frontend)| frontend).min_by_key(|frontend| {
+            (frontend.family != port.family, self.ports.rank(*frontend), frontend.node_port, frontend.protocol)
+        });
+        nearest.map(|frontend| frontend.node_port)
     }
 
     fn sibling(&self, port: WantedPort, any_protocol: bool) -> Option<Frontend> {

@@ -113,7 +113,7 @@ impl State {
             return self.gate(pod, &entries);
         }
         if !entries.is_empty() {
-            let value = annotation::encode(&entries, self.settings.annotation_format);
+            let value = annotation::encode(&entries, &self.settings);
             return Publication::Needs(pod.uid.clone(), PodWrite::Set(value));
         }
         if !pod.is_terminating {
@@ -130,7 +130,7 @@ impl State {
 
     pub(in crate::core) fn has_right_annotation(&self, pod: &Pod, entries: &[Entry]) -> bool {
         match &pod.annotation {
-            Some(seen) if !entries.is_empty() => annotation::is_right(seen, entries, self.settings.annotation_format),
+            Some(seen) if !entries.is_empty() => annotation::is_right(seen, entries, &self.settings),
             Some(_) => false,
             None => entries.is_empty(),
         }

@@ -5,8 +5,11 @@ use std::collections::BTreeSet;
 
 use proptest::{prelude::*, sample::select};
 
-use super::{Entry, SeenEntry, encode, is_right, seen_entries};
-use crate::core::model::{Family, NodePort, PodPort, Protocol, settings::AnnotationFormat};
+use super::{Entry, SeenEntry, Style, encode, is_right, seen_entries};
+use crate::core::model::{
+    Family, NodePort, PodPort, Protocol,
+    settings::{AnnotationFormat, ProtocolPairing},
+};
 
 fn entry(pod_port: u16, node_ip: &str, node_port: u16, protocol: Protocol) -> Entry {
     Entry { node_ip: node_ip.parse().unwrap(), node_port: NodePort(node_port), protocol, pod_port: PodPort(pod_port) }
@@ -30,6 +33,28 @@ fn each_format_is_what_its_version_of_antrea_wrote() {
     assert_eq!(
         encode(&one, AnnotationFormat::V2_6),
         r#"[{"podPort":8080,"nodeIP":"10.10.10.10","nodePort":61002,"protocol":"tcp","ipFamily":"IPv4"}]"#
+    );
+}
+
+#[test]
+fn merged_protocols_are_one_entry_that_every_consumer_reads_as_one_member() {
+    let both = [
+        entry(53, "192.0.2.1", 61001, Protocol::Udp),
+        entry(53, "192.0.2.1", 61001, Protocol::Tcp),
+        entry(80, "192.0.2.1", 61000, Protocol::Tcp),
+    ];
+    let merged = |format| Style { format, pairing: ProtocolPairing::Merged };
+    let text = encode(&both, merged(AnnotationFormat::V1_7));
+    assert_eq!(
+        text,
+        r#"[{"podPort":80,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp","protocols":["tcp"]},{"podPort":53,"nodeIP":"192.0.2.1","nodePort":61001,"protocols":["tcp","udp"]}]"#
+    );
+    assert!(is_right(&text, &both, merged(AnnotationFormat::V1_7)));
+    assert!(!is_right(&text, &both, AnnotationFormat::V1_7));
+    assert_eq!(seen_entries(&text).len(), 3);
+    assert_eq!(
+        encode(&both[..2], merged(AnnotationFormat::V2_0)),
+        r#"[{"podPort":53,"nodeIP":"192.0.2.1","nodePort":61001,"protocols":["tcp","udp"]}]"#
     );
 }
 

@@ -10,8 +10,8 @@ use std::{
 use super::world::World;
 use crate::core::{
     model::{
-        Backend, Family, Frontend, Pod, PodKey, PodPort, PodUid, Service, ServicePort, TargetPort, snapshot::Change,
-        sources::SourceRange,
+        Backend, Family, Frontend, Pod, PodKey, PodPort, PodUid, Service, ServicePort, TargetPort,
+        settings::ProtocolPairing, snapshot::Change, sources::SourceRange,
     },
     op::{Failure, Op, PodWrite},
     ports::select::WantedPort,
@@ -346,7 +346,8 @@ impl Chaos {
             assert!(former.is_none_or(|former| former == frontend), "{owner:?} moved from {former:?} to {frontend:?}");
         }
         self.former = published;
-        self.may_move = false;
+        // A protocol that a Service adds may need another number than the other protocols have.
+        self.may_move = self.world.settings.protocol_pairing == ProtocolPairing::Merged;
     }
 
     /// A client may use a Pod's port if at least one of the Services that request the port allows the client or has no

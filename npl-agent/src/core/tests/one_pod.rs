@@ -8,11 +8,11 @@ use expect_test::expect;
 use proptest::{collection::vec, prelude::*};
 
 use super::{
-    properties::{Event, cluster_event, fates, frontend, happen, start},
+    properties::{Event, cluster_event, fates, frontend, happen, start, start_with},
     script::{check, key, node, pod, service},
     world::{World, settings},
 };
-use crate::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
+use crate::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol, settings::ProtocolPairing};
 
 /// Events of a cluster in which only the agent writes annotations and mappings. Without `hostPort`, whose numbers users
 /// choose.
@@ -41,6 +41,17 @@ fn event() -> impl Strategy<Value = Event> {
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The same with one number for all protocols of a Pod port.
+    #[test]
+    fn a_merged_number_that_one_pod_has_or_had_recently_never_leads_to_another(events in vec(event(), 0..60)) {
+        let mut chaos = start_with(ProtocolPairing::Merged);
+        chaos.world.is_undisturbed = true;
+        for event in events {
+            happen(&mut chaos, event);
+        }
+        chaos.settle();
+    }
 
     /// No number that a published or recently withdrawn entry of one Pod names leads to another Pod, by any protocol.
     #[test]
@@ -117,6 +128,7 @@ fn both_families_of_a_port_share_a_number_and_other_ports_do_not() {
                 PortRangeExhausted: pod default/dns-1: no IPv6 node port is free for pod port 53/tcp: widen the agent's --port-range
                 PortRangeExhausted: pod default/dns-1: no IPv4 node port is free for pod port 53/udp: widen the agent's --port-range
                 PortRangeExhausted: pod default/dns-1: no IPv6 node port is free for pod port 53/udp: widen the agent's --port-range
+                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to every one of them: set the agent's --protocol-pairing=merged
         "#]],
     );
 }
@@ -143,6 +155,110 @@ fn the_protocols_of_one_pod_port_share_a_number_if_no_other_is_free() {
                 map 61001/udp IPv4 -> 10.0.0.5 8080
                 map 61001/tcp IPv4 -> 10.0.0.5 8080
                 annotate default/web-0 8080=192.0.2.1:61001/tcp 8080=192.0.2.1:61001/udp
+        "#]],
+    );
+}
+
+#[test]
+fn merged_protocols_share_a_number_that_is_free_for_all_of_them() {
+    check(
+        "pairing merged
+         range 61000-61005
+         node 192.0.2.1 2001:db8:1::1
+         service default/dns app=dns 53/tcp 53/udp dual
+         steal 61000/udp
+         start
+         pod default/dns-0 app=dns 10.0.0.5 2001:db8::5
+         pod default/dns-1 app=dns 10.0.0.6
+         show",
+        &expect![[r#"
+            pairing merged
+            range 61000-61005
+            node 192.0.2.1 2001:db8:1::1
+            service default/dns app=dns 53/tcp 53/udp dual
+            steal 61000/udp
+            start
+            pod default/dns-0 app=dns 10.0.0.5 2001:db8::5
+                reserve 61000/tcp IPv4
+                reserve 61000/udp IPv4
+                reserve 61000/tcp IPv6
+                reserve 61000/udp IPv6
+                reserve 61001/tcp IPv4
+                reserve 61001/udp IPv4
+                map 61000/tcp IPv6 -> 2001:db8::5 53
+                map 61000/udp IPv6 -> 2001:db8::5 53
+                release 61000/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.5 53
+                map 61001/udp IPv4 -> 10.0.0.5 53
+                annotate default/dns-0 53=2001:db8:1::1:61000/tcp+udp 53=192.0.2.1:61001/tcp+udp
+            pod default/dns-1 app=dns 10.0.0.6
+                reserve 61002/tcp IPv4
+                reserve 61002/udp IPv4
+                map 61002/tcp IPv4 -> 10.0.0.6 53
+                map 61002/udp IPv4 -> 10.0.0.6 53
+                annotate default/dns-1 53=192.0.2.1:61002/tcp+udp
+            show
+                61001/tcp IPv4 of default/dns-0: Active
+                61001/udp IPv4 of default/dns-0: Active
+                61002/tcp IPv4 of default/dns-1: Active
+                61002/udp IPv4 of default/dns-1: Active
+                61000/tcp IPv6 of default/dns-0: Active
+                61000/udp IPv6 of default/dns-0: Active
+        "#]],
+    );
+}
+
+#[test]
+fn merging_moves_one_protocol_to_the_number_of_the_other() {
+    check(
+        "node 192.0.2.1
+         service default/dns app=dns 53/tcp 53/udp
+         start
+         pod default/dns-0 app=dns 10.0.0.5
+         show
+         pairing merged
+         start
+         wait 30s
+         show
+         pairing separate
+         start
+         show",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/dns app=dns 53/tcp 53/udp
+            start
+            pod default/dns-0 app=dns 10.0.0.5
+                reserve 61000/tcp IPv4
+                reserve 61001/udp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 53
+                map 61001/udp IPv4 -> 10.0.0.5 53
+                annotate default/dns-0 53=192.0.2.1:61000/tcp 53=192.0.2.1:61001/udp
+            show
+                61000/tcp IPv4 of default/dns-0: Active
+                61001/udp IPv4 of default/dns-0: Active
+                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to every one of them: set the agent's --protocol-pairing=merged
+            pairing merged
+            start
+                reserve 61000/tcp IPv4
+                reserve 61000/udp IPv4
+                reserve 61001/udp IPv4
+                map 61000/udp IPv4 -> 10.0.0.5 53
+                annotate default/dns-0 53=192.0.2.1:61000/tcp+udp
+            wait 30s
+                unmap 61001/udp IPv4
+            show
+                61000/tcp IPv4 of default/dns-0: Active
+                61000/udp IPv4 of default/dns-0: Active
+                61001/udp IPv4 of default/dns-0: Quarantined { until: Some(Moment(91000)) }
+            pairing separate
+            start
+                reserve 61000/tcp IPv4
+                reserve 61000/udp IPv4
+                annotate default/dns-0 53=192.0.2.1:61000/tcp 53=192.0.2.1:61000/udp
+            show
+                61000/tcp IPv4 of default/dns-0: Active
+                61000/udp IPv4 of default/dns-0: Active
+                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to every one of them: set the agent's --protocol-pairing=merged
         "#]],
     );
 }

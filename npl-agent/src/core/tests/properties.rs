@@ -13,6 +13,7 @@ use crate::core::{
     model::{
         ContainerPort, Family, Frontend, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
         ServicePort, ServiceType, ServiceUid, TargetPort,
+        settings::{ProtocolPairing, Settings},
         snapshot::Change,
         sources::{AllowList, SourceRange},
     },
@@ -210,7 +211,11 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 pub(super) fn start() -> Chaos {
-    let mut world = World::new(settings("61000-61005"));
+    start_with(ProtocolPairing::Separate)
+}
+
+pub(super) fn start_with(protocol_pairing: ProtocolPairing) -> Chaos {
+    let mut world = World::new(Settings { protocol_pairing, ..settings("61000-61005") });
     world.put_node(Node {
         name: "n1".to_owned(),
         internal_ips: vec!["192.0.2.1".parse().unwrap(), "2001:db8:1::1".parse().unwrap()],

@@ -54,6 +54,7 @@ fn run(world: &mut World, command: &str) -> Vec<Op> {
     match verb {
         "range" => world.settings.port_range = rest.parse().unwrap(),
         "format" => world.settings.annotation_format = rest.parse().unwrap(),
+        "pairing" => world.settings.protocol_pairing = rest.parse().unwrap(),
         "protocols" => world.settings.protocols = words.iter().map(|word| word.parse().unwrap()).collect(),
         "node-ip" => world.settings.node_ip = rest.parse().unwrap(),
         "retire" => world.settings.is_retiring = true,
@@ -254,7 +255,10 @@ fn entries(value: &str) -> String {
     let values: Vec<serde_json::Value> = serde_json::from_str(value).unwrap();
     let entry = |value: &serde_json::Value| {
         let text = |field: &str| value[field].as_str().unwrap().to_owned();
-        format!("{}={}:{}/{}", value["podPort"], text("nodeIP"), value["nodePort"], text("protocol"))
+        let protocols = value["protocols"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str);
+        let protocol =
+            value["protocol"].as_str().map_or_else(|| protocols.collect::<Vec<_>>().join("+"), str::to_owned);
+        format!("{}={}:{}/{protocol}", value["podPort"], text("nodeIP"), value["nodePort"])
     };
     if values.is_empty() { "nothing".to_owned() } else { values.iter().map(entry).collect::<Vec<_>>().join(" ") }
 }

@@ -10,7 +10,7 @@ use crate::core::{
     model::{
         Backend, Family, Frontend, Gate, Moment, Node, NodePort, Pod, PodKey, PodUid, Protocol, Service, ServiceKey,
         observed::Observed,
-        settings::{AnnotationFormat, NodeIpSource, Settings},
+        settings::{AnnotationFormat, NodeIpSource, ProtocolPairing, Settings},
         snapshot::Change,
         sources::SourceRange,
     },
@@ -25,6 +25,7 @@ pub(super) fn settings(port_range: &str) -> Settings {
         port_range: port_range.parse().unwrap(),
         node_ip: NodeIpSource::Internal,
         annotation_format: AnnotationFormat::V1_7,
+        protocol_pairing: ProtocolPairing::Separate,
         families: vec![Family::V4, Family::V6],
         protocols: vec![Protocol::Tcp, Protocol::Udp],
         drain_millis: 30_000,

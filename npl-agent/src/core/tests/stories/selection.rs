@@ -355,6 +355,7 @@ fn sctp_is_served_where_it_is_asked_for_and_withdrawn_where_it_no_longer_is() {
             show
                 61000/tcp IPv4 of default/web-0: Active
                 61001/sctp IPv4 of default/web-0: Active
+                ProtocolsNotMerged: service default/web: pod port 99 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to every one of them: set the agent's --protocol-pairing=merged
             protocols tcp udp
             start
                 reserve 61000/tcp IPv4
