@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 pub use self::credentials::Account;
@@ -163,6 +163,32 @@ impl ControlPlane {
             Some(mut process) => process.terminate(STOP_LIMIT).map(drop),
             None => Ok(()),
         }
+    }
+
+    /// Copies etcd's data while etcd is stopped. Returns once the API server is ready again.
+    pub fn back_up_etcd(&mut self) -> Result<()> {
+        self.etcd.kill()?;
+        self.copy_data("etcd", "etcd-backup")?;
+        self.restart_etcd()
+    }
+
+    /// Puts the copy of [`Self::back_up_etcd`] back, so that all resource versions go back too.
+    pub fn restore_etcd(&mut self) -> Result<()> {
+        self.stop_api_server()?;
+        self.etcd.kill()?;
+        fs::remove_dir_all(self.directory.join("etcd")).context("remove the data of etcd")?;
+        self.copy_data("etcd-backup", "etcd")?;
+        let command = etcd_command(&self.binaries, self.netns.as_ref(), &self.directory, self.ports)?;
+        self.etcd = Process::spawn("etcd", command, &self.directory.join("etcd.log"))?;
+        self.start_api_server()
+    }
+
+    fn copy_data(&self, from: &str, to: &str) -> Result<()> {
+        let mut copy = Command::new("cp");
+        copy.arg("--archive").arg(self.directory.join(from)).arg(self.directory.join(to));
+        let status = copy.status().context("run cp")?;
+        ensure!(status.success(), "copy the data of etcd: {status}");
+        Ok(())
     }
 
     /// Kills etcd and starts it again with the same data. Returns once the API server is ready again.

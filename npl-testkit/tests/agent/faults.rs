@@ -148,6 +148,29 @@ fn an_expired_watch_restarts_from_a_list() {
 }
 
 #[test]
+fn an_etcd_restored_from_a_backup_is_followed_within_seconds() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("a");
+    world.wait_for_entries("a", 2);
+    world.plane.back_up_etcd().unwrap();
+    world.delete_pod("a");
+    world.create_pod("b");
+    world.wait_for_entries("b", 2);
+    for number in 0..100 {
+        let annotation = format!("example.org/number={number}");
+        world.cluster.kubectl(&["annotate", "node", NODE, &annotation, "--overwrite"]).unwrap();
+    }
+    world.plane.restore_etcd().unwrap();
+    world.annotations = world.cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
+    world.wait_for_entries("a", 2);
+    world.create_pod("c");
+    world.wait_for_entries("c", 2);
+    world.wait_for_metric(r#"npl_watch_errors_total{subject="pods",kind="restored"} 1"#);
+}
+
+#[test]
 fn requests_rejected_by_an_overloaded_api_server_are_retried() {
     let mut world = World::with_agent(&[]);
     let bystander = Bystander::begin(&mut world);
