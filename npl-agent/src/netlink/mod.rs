@@ -147,7 +147,8 @@ async fn read_network() -> Result<NetworkState, NetlinkError> {
     let links = links(&lists).await?;
     let mut addresses = read_addresses(&lists).await?;
     let default_routes = rules::read_default_routes(&lists).await?;
-    let routing = Routing { rules: rules::read_rules(&lists).await?, default_routes };
+    let (rules, incoming) = rules::read_rules(&lists).await?;
+    let routing = Routing { rules, default_routes, incoming };
     let of_main = routing.default_routes.iter().filter(|route| route.table == MAIN_TABLE);
     let routed: BTreeSet<u32> = of_main.map(|route| route.ifindex).collect();
     let queues = tc_inspection::read_queues(&lists).await;

@@ -11,7 +11,7 @@ use rtnetlink::packet_route::{
 
 use super::{FAMILIES, NetlinkError, list::Lists, outgoing_devices};
 use crate::core::{
-    devices::reply_routing::{DefaultRoute, Mark, Rule, Selector},
+    devices::reply_routing::{DefaultRoute, IncomingRule, Mark, Rule, Selector},
     model::Family,
 };
 
@@ -20,9 +20,10 @@ const SUPPRESSES_NOTHING: u32 = u32::MAX;
 /// The mask of a rule that matches the whole mark.
 const WHOLE: u32 = u32::MAX;
 
-/// Rules that select a single source address or a mark, in the order in which the kernel applies them.
-pub(super) async fn read_rules(lists: &Lists) -> Result<Vec<Rule>, NetlinkError> {
-    let mut rules = Vec::new();
+/// Rules that select a single source address or a mark, and those that select an incoming device, in the order in which
+/// the kernel applies them.
+pub(super) async fn read_rules(lists: &Lists) -> Result<(Vec<Rule>, Vec<IncomingRule>), NetlinkError> {
+    let (mut rules, mut incoming) = (Vec::new(), Vec::new());
     for family in FAMILIES {
         let mut wanted = RuleMessage::default();
         wanted.header.family = family;
@@ -30,10 +31,14 @@ pub(super) async fn read_rules(lists: &Lists) -> Result<Vec<Rule>, NetlinkError>
         match lists.dump("list rules", RouteNetlinkMessage::GetRule(wanted), pick).await {
             // A kernel without policy routing answers with an error.
             Err(NetlinkError::Request { .. }) => {}
-            listed => rules.extend(listed?.iter().filter_map(rule)),
+            listed => {
+                let listed = listed?;
+                rules.extend(listed.iter().filter_map(rule));
+                incoming.extend(listed.iter().filter_map(incoming_rule));
+            }
         }
     }
-    Ok(rules)
+    Ok((rules, incoming))
 }
 
 /// The default routes of all tables; a multipath route counts once for each of its devices.
@@ -71,13 +76,35 @@ const fn family_of(family: AddressFamily) -> Option<Family> {
 }
 
 fn rule(message: &RuleMessage) -> Option<Rule> {
+    let table = table(message)?;
+    let selector = source(message).or_else(|| mark(message))?;
+    Some(Rule { family: family_of(message.header.family)?, selector, table })
+}
+
+/// A rule for all packets of an incoming device; `None` if the rule has another condition.
+fn incoming_rule(message: &RuleMessage) -> Option<IncomingRule> {
+    let table = table(message)?;
+    let header = &message.header;
+    let is_all = (header.src_len, header.dst_len, header.tos) == (0, 0, 0);
+    let name = |it: &RuleAttribute| if let RuleAttribute::Iifname(name) = it { Some(name.clone()) } else { None };
+    let is_known =
+        |it: &RuleAttribute| matches!(it, RuleAttribute::Iifname(_)) || (has_no_other_condition(it) && !is_of_mark(it));
+    let device = message.attributes.iter().find_map(name)?;
+    (is_all && message.attributes.iter().all(is_known)).then_some(())?;
+    Some(IncomingRule { family: family_of(header.family)?, device, table })
+}
+
+/// The table of a rule that leads to one, unless its conditions are inverted.
+fn table(message: &RuleMessage) -> Option<u32> {
     if message.header.action != RuleAction::ToTable || message.header.flags.contains(RuleFlags::Invert) {
         return None;
     }
-    let selector = source(message).or_else(|| mark(message))?;
     let of_table = |it: &RuleAttribute| if let RuleAttribute::Table(table) = it { Some(*table) } else { None };
-    let table = message.attributes.iter().find_map(of_table).unwrap_or_else(|| message.header.table.into());
-    Some(Rule { family: family_of(message.header.family)?, selector, table })
+    Some(message.attributes.iter().find_map(of_table).unwrap_or_else(|| message.header.table.into()))
+}
+
+const fn is_of_mark(attribute: &RuleAttribute) -> bool {
+    matches!(attribute, RuleAttribute::FwMark(_) | RuleAttribute::FwMask(_))
 }
 
 /// The selector of a rule for a single source address.
@@ -123,7 +150,7 @@ mod tests {
         rule::{RuleAction, RuleAttribute as Of, RuleFlags, RuleMessage},
     };
 
-    use super::{Mark, Rule, Selector, rule};
+    use super::{IncomingRule, Mark, Rule, Selector, incoming_rule, rule};
     use crate::core::{devices::reply_routing::MAIN_TABLE, model::Family};
 
     const POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 64, 7));
@@ -151,6 +178,19 @@ mod tests {
         let mark = |mask| Selector::Mark(Mark::new(0x80, mask).unwrap());
         assert_eq!(rule(&marked(Some(0x80))), read(mark(0x80), MAIN_TABLE));
         assert_eq!(rule(&marked(None)), read(mark(u32::MAX), MAIN_TABLE));
+    }
+
+    #[test]
+    fn rules_for_an_incoming_device_are_read_unless_they_have_other_conditions() {
+        let of_device = |further: Vec<Of>| {
+            let attributes = [vec![Of::Iifname("vlan.eth.1".to_owned()), Of::Table(101)], further].concat();
+            incoming_rule(&message(0, attributes))
+        };
+        let expected = IncomingRule { family: Family::V4, device: "vlan.eth.1".to_owned(), table: 101 };
+        assert_eq!(of_device(Vec::new()), Some(expected));
+        assert_eq!(of_device(vec![Of::FwMark(0x80)]), None);
+        assert_eq!(of_device(vec![Of::Oifname("eth1".to_owned())]), None);
+        assert_eq!(incoming_rule(&marked(Some(0x80))), None, "a rule without a device");
     }
 
     #[test]

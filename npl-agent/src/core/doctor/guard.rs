@@ -97,7 +97,8 @@ mod tests {
         let mark = ahead.map(|mark| Rule { family, selector: Selector::Mark(mark), table: MAIN_TABLE });
         let pod = Rule { family, selector: Selector::Source("10.0.64.7".parse().unwrap()), table: 2 };
         let default_routes = [DefaultRoute { family, table: MAIN_TABLE, ifindex }].into();
-        facts.routing = Ok(Routing { rules: mark.into_iter().chain([pod]).collect(), default_routes });
+        facts.routing =
+            Ok(Routing { rules: mark.into_iter().chain([pod]).collect(), default_routes, ..Routing::default() });
     }
 
     fn marks(facts: &mut Facts, mark: Mark) {

@@ -5,6 +5,7 @@ mod devices;
 pub mod forward_chains;
 mod forwarding;
 mod guard;
+mod incoming_rules;
 mod kernel;
 mod sysctls;
 
@@ -229,8 +230,9 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         sysctls::conntrack_liberal(&facts.sysctls),
         sysctls::conntrack_timeouts(&facts.sysctls),
         sysctls::port_range(facts),
+        sysctls::service_ports(&facts.sysctls),
     ]);
-    findings.extend([guard::masquerading(facts), guard::reply_routes(facts)]);
+    findings.extend([guard::masquerading(facts), guard::reply_routes(facts), incoming_rules::incoming_rules(facts)]);
     findings
 }
 

@@ -35,7 +35,11 @@ fn marked(family: Family, value: u32, mask: u32, table: u32) -> Rule {
 fn reply_routes(rules: &[Rule]) -> ReplyRoutes {
     let tables = [(MAIN_TABLE, FIRST), (2, SECOND), (3, THIRD)];
     let route = |family| tables.map(|(table, ifindex)| DefaultRoute { family, table, ifindex });
-    let routing = Routing { rules: rules.to_vec(), default_routes: Family::ALL.into_iter().flat_map(route).collect() };
+    let routing = Routing {
+        rules: rules.to_vec(),
+        default_routes: Family::ALL.into_iter().flat_map(route).collect(),
+        ..Routing::default()
+    };
     let device = Device {
         has_default_route: true,
         addresses: vec![ip(OWN)],
