@@ -78,7 +78,8 @@ mod tests {
             (
                 |it| {
                     rule(it, "cali1", 101);
-                    [MAIN_TABLE, 101].into_iter().for_each(|table| default_route(it, table));
+                    default_route(it, MAIN_TABLE);
+                    default_route(it, 101);
                 },
                 KEY,
                 State::Ok,
