@@ -20,7 +20,7 @@ use crate::{
 pub async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     preflight::check_bpffs(&args.bpffs)?;
     // Held until the end: an agent that starts during the cleanup would adopt maps that are about to be removed.
-    let _lock = match lock::take() {
+    let _lock = match lock::take(&args.bpffs) {
         Err(LockError::AlreadyRunning) => {
             bail!("clean up: an npl-agent runs on this Node and would recreate its kernel state; stop it first")
         }

@@ -20,7 +20,8 @@ pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     if !preflight::rights().unwrap_or_default().perfmon {
         return print("skipped: without CAP_PERFMON this command gains nothing; the agent loads the programs itself\n");
     }
-    let _lock = match lock::take() {
+    preflight::check(&args.bpffs)?;
+    let _lock = match lock::take(&args.bpffs) {
         Err(LockError::AlreadyRunning) => {
             bail!(
                 "load: an npl-agent runs on this Node and has loaded its programs; restart its Pod, and the init \

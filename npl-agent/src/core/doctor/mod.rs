@@ -36,7 +36,7 @@ pub struct Facts {
     pub is_bpffs_mounted: bool,
     /// The capabilities of this process; `None` if they cannot be read.
     pub rights: Option<Rights>,
-    /// Whether an agent runs in this network namespace.
+    /// Whether an agent uses this BPF file system.
     pub is_agent_running: bool,
     /// The pinned datapath.
     pub datapath: Result<Datapath, String>,
