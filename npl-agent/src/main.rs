@@ -12,7 +12,10 @@ use npl_agent::{
         args::{Cli, Command, RunArgs},
         environment,
     },
-    process::{memory, telemetry},
+    process::{
+        memory,
+        telemetry::{self, LogFormat},
+    },
 };
 use tracing::warn;
 
@@ -38,6 +41,13 @@ fn usage_error(error: impl Into<anyhow::Error>) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
+/// Reports the error that ends the agent.
+fn report_fatal(format: LogFormat, error: &anyhow::Error) {
+    if !telemetry::log_fatal(format, error) {
+        cli::report_error(error);
+    }
+}
+
 fn run_agent(args: RunArgs, runtime: &tokio::runtime::Runtime) -> ExitCode {
     let format = args.log_format;
     for name in environment::unknown_variables() {
@@ -46,14 +56,14 @@ fn run_agent(args: RunArgs, runtime: &tokio::runtime::Runtime) -> ExitCode {
     let config = match Config::try_from(args) {
         Ok(config) => config,
         Err(error) => {
-            telemetry::report_fatal(format, &error.into());
+            report_fatal(format, &error.into());
             return ExitCode::from(USAGE);
         }
     };
     match runtime.block_on(run::run(config)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            telemetry::report_fatal(format, &error);
+            report_fatal(format, &error);
             ExitCode::FAILURE
         }
     }

@@ -33,7 +33,7 @@ use crate::{
         },
         state::State,
     },
-    datapath::{Datapath, Pins, Tables, cleanup},
+    datapath::{Datapath, Pins, Tables, cleanup, preflight},
     devices::{local_clients::LocalClients, uplinks::Uplinks},
     http::{self, Health},
     kube::{self, events::Recorder, patch::PodPatcher},
@@ -77,7 +77,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         guard,
         listen,
     } = config;
-    let _lock = lock::take()?;
+    // The lock is a folder of the BPF file system, so its absence is reported first.
+    preflight::check(&bpffs)?;
+    let _lock = lock::take(&bpffs)?;
     limits::raise_open_files(&settings);
     for warning in port_range_warnings(settings.port_range, lent_ports().as_ref()) {
         warn!("{warning}");

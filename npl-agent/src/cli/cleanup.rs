@@ -39,7 +39,7 @@ pub async fn remove_and_stay(args: &CleanupArgs) -> anyhow::Result<()> {
 async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     preflight::check_bpffs(&args.bpffs)?;
     // Held until the end: an agent that starts during the cleanup would adopt maps that are about to be removed.
-    let _lock = match lock::take() {
+    let _lock = match lock::take(&args.bpffs) {
         Err(LockError::AlreadyRunning) => {
             bail!("clean up: an npl-agent runs on this Node and would recreate its kernel state; stop it first")
         }

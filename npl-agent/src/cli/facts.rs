@@ -42,7 +42,7 @@ pub(super) async fn gather(args: &ViewArgs) -> Facts {
         bpffs: args.bpffs.display().to_string(),
         is_bpffs_mounted: preflight::check_bpffs(&args.bpffs).is_ok(),
         rights: preflight::rights(),
-        is_agent_running: lock::is_taken(),
+        is_agent_running: lock::is_taken(&args.bpffs),
         datapath: datapath.map_err(|error| ErrorChain(&error).to_string()),
         cgroup: cgroup::hierarchy().map(|path| path.display().to_string()),
         pod_devices: routes.into_iter().map(|(pod, route)| (pod, route.ifindex)).collect(),

@@ -23,7 +23,8 @@ pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     if args.mount_bpffs {
         preflight::mount_bpffs(&args.bpffs)?;
     }
-    let _lock = match lock::take() {
+    preflight::check(&args.bpffs)?;
+    let _lock = match lock::take(&args.bpffs) {
         Err(LockError::AlreadyRunning) => {
             bail!(
                 "load: an npl-agent runs on this Node and has loaded its programs; restart its Pod, and the init \

@@ -94,7 +94,8 @@ struct UnsupportedDevice {
 pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
     let inspection = Inspection::read(&args.bpffs)?;
     let devices = netlink::interfaces().await?;
-    let status = Status::new(&inspection, &devices, nft_guard::read_state());
+    let is_running = lock::is_taken(&args.bpffs);
+    let status = Status::new(&inspection, is_running, &devices, nft_guard::read_state());
     match args.output {
         OutputFormat::Json => print_json(&status),
         OutputFormat::Table => print(&as_text(&status, &inspection)),
@@ -102,7 +103,7 @@ pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
 }
 
 impl Status {
-    fn new(inspection: &Inspection, devices: &[Device], held: io::Result<TableState>) -> Self {
+    fn new(inspection: &Inspection, agent_running: bool, devices: &[Device], held: io::Result<TableState>) -> Self {
         let name = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex).map(|it| it.name.clone());
         let leads_to_pods = |ifindex| inspection.redirected.values().any(|hop| hop.ifindex == ifindex);
         let config = inspection.config.filter(|config| config.abi != 0);
@@ -113,7 +114,7 @@ impl Status {
             format!("{} from {device}: {}", it.family, it.mark)
         };
         Self {
-            agent_running: lock::is_taken(),
+            agent_running,
             installed: inspection.is_installed,
             hooks: if preflight::has_tcx() { "tcx" } else { "clsact" },
             abi: config.map(|config| config.abi),

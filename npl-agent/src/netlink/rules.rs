@@ -11,7 +11,7 @@ use rtnetlink::packet_route::{
 
 use super::{FAMILIES, NetlinkError, is_gateway, list::Lists, outgoing_devices};
 use crate::core::{
-    devices::reply_routing::{DefaultRoute, Mark, Routing, Rule, Selector},
+    devices::reply_routing::{DefaultRoute, IncomingRule, Mark, Routing, Rule, Selector},
     model::Family,
 };
 
@@ -20,11 +20,11 @@ const SUPPRESSES_NOTHING: u32 = u32::MAX;
 /// The mask of a rule that matches the whole mark.
 const WHOLE: u32 = u32::MAX;
 
-/// Policy routing: rules that select a single source address or a mark, in the order in which the kernel applies them,
-/// and the tables of all rules that need a mark.
+/// Policy routing: rules that select a single source address, a mark or an incoming device, in the order in which the
+/// kernel applies them, and the tables of all rules that need a mark.
 /// Also returns the devices by which routes with a gateway leave.
 pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32>), NetlinkError> {
-    let (mut rules, mut tables_of_marks) = (Vec::new(), BTreeSet::new());
+    let mut routing = Routing::default();
     for family in FAMILIES {
         let mut wanted = RuleMessage::default();
         wanted.header.family = family;
@@ -34,13 +34,14 @@ pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32
             Err(NetlinkError::Request { .. }) => {}
             listed => {
                 let listed = listed?;
-                rules.extend(listed.iter().filter_map(rule));
-                tables_of_marks.extend(listed.iter().filter_map(table_of_mark));
+                routing.rules.extend(listed.iter().filter_map(rule));
+                routing.tables_of_marks.extend(listed.iter().filter_map(table_of_mark));
+                routing.incoming.extend(listed.iter().filter_map(incoming_rule));
             }
         }
     }
     let (default_routes, with_gateway) = read_routes(lists).await?;
-    Ok((Routing { rules, default_routes, tables_of_marks }, with_gateway))
+    Ok((Routing { default_routes, ..routing }, with_gateway))
 }
 
 /// The default routes of all tables, and the devices of all routes with a gateway; a multipath route counts once for
@@ -94,25 +95,42 @@ const fn family_of(family: AddressFamily) -> Option<Family> {
 }
 
 fn rule(message: &RuleMessage) -> Option<Rule> {
+    let table = table(message)?;
+    let selector = source(message).or_else(|| mark(message))?;
+    Some(Rule { family: family_of(message.header.family)?, selector, table })
+}
+
+/// A rule for all packets of an incoming device; `None` if the rule has another condition.
+fn incoming_rule(message: &RuleMessage) -> Option<IncomingRule> {
+    let table = table(message)?;
+    let header = &message.header;
+    let is_all = (header.src_len, header.dst_len, header.tos) == (0, 0, 0);
+    let name = |it: &RuleAttribute| if let RuleAttribute::Iifname(name) = it { Some(name.clone()) } else { None };
+    let is_known =
+        |it: &RuleAttribute| matches!(it, RuleAttribute::Iifname(_)) || (has_no_other_condition(it) && !is_of_mark(it));
+    let device = message.attributes.iter().find_map(name)?;
+    (is_all && message.attributes.iter().all(is_known)).then_some(())?;
+    Some(IncomingRule { family: family_of(header.family)?, device, table })
+}
+
+/// The table of a rule that leads to one, unless its conditions are inverted.
+fn table(message: &RuleMessage) -> Option<u32> {
     if message.header.action != RuleAction::ToTable || message.header.flags.contains(RuleFlags::Invert) {
         return None;
     }
-    let selector = source(message).or_else(|| mark(message))?;
-    Some(Rule { family: family_of(message.header.family)?, selector, table: table(message) })
+    let of_table = |it: &RuleAttribute| if let RuleAttribute::Table(table) = it { Some(*table) } else { None };
+    Some(message.attributes.iter().find_map(of_table).unwrap_or_else(|| message.header.table.into()))
 }
 
-fn table(rule: &RuleMessage) -> u32 {
-    let of_table = |it: &RuleAttribute| if let RuleAttribute::Table(table) = it { Some(*table) } else { None };
-    rule.attributes.iter().find_map(of_table).unwrap_or_else(|| rule.header.table.into())
+const fn is_of_mark(attribute: &RuleAttribute) -> bool {
+    matches!(attribute, RuleAttribute::FwMark(_) | RuleAttribute::FwMask(_))
 }
 
 /// The table to which a rule leads packets with a mark. An inverted rule applies to packets without the mark.
 fn table_of_mark(rule: &RuleMessage) -> Option<(Family, u32)> {
-    if rule.header.action != RuleAction::ToTable || rule.header.flags.contains(RuleFlags::Invert) {
-        return None;
-    }
+    let table = table(rule)?;
     mark_of(rule)?;
-    Some((family_of(rule.header.family)?, table(rule)))
+    Some((family_of(rule.header.family)?, table))
 }
 
 /// The selector of a rule for a single source address.
@@ -163,7 +181,19 @@ mod tests {
         rule::{RuleAction, RuleAttribute as Of, RuleFlags, RuleMessage},
     };
 
-    use super::{Mark, Rule, Selector, devices_with_gateway, rule, table_of_mark};
+    let of_table = |it: &RuleAttribute| if let RuleAttribute::Table(table) = it { Some(*table) } else { None };
+    Some(message.attributes.iter().find_map(of_table).unwrap_or_else(|| message.header.table.into()))
+}
+
+const fn is_of_mark(attribute: &RuleAttribute) -> bool {
+    matches!(attribute, RuleAttribute::FwMark(_) | RuleAttribute::FwMask(_))
+}
+
+/// The table to which a rule leads packets with a mark. An inverted rule applies to packets without the mark.
+fn table_of_mark(rule: &RuleMessage) -> Option<(Family, u32)> {
+    let table = table(rule)?;
+    mark_of(rule)?;
+    Some((family_of(rule.header.family)?, table))
     use crate::core::{devices::reply_routing::MAIN_TABLE, model::Family};
 
     const POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 64, 7));
@@ -194,34 +224,19 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_a_mark_is_read_whatever_other_conditions_the_rule_has() {
-        let found = Some((Family::V4, MAIN_TABLE));
-        let mut conditional = marked(Some(0x80));
-        conditional.attributes.push(Of::Iifname("eth0".to_owned()));
-        assert_eq!([marked(None), conditional].map(|message| table_of_mark(&message)), [found, found]);
-        let mut inverted = marked(Some(0x80));
-        inverted.header.flags = RuleFlags::Invert;
-        let of_pod = message(32, vec![Of::Source(POD), Of::Table(1002)]);
-        assert_eq!([inverted, of_pod].map(|message| table_of_mark(&message)), [None, None]);
-    }
+    let of_table = |it: &RuleAttribute| if let RuleAttribute::Table(table) = it { Some(*table) } else { None };
+    Some(message.attributes.iter().find_map(of_table).unwrap_or_else(|| message.header.table.into()))
+}
 
-    #[test]
-    fn the_hops_of_a_route_that_lead_to_a_gateway_are_found() {
-        let hop = |interface_index, attributes| {
-            let mut hop = RouteNextHop::default();
-            (hop.interface_index, hop.attributes) = (interface_index, attributes);
-            hop
-        };
-        let route = |attributes| {
-            let mut route = RouteMessage::default();
-            route.attributes = attributes;
-            devices_with_gateway(&route)
-        };
-        let gateway = RouteAttribute::Gateway(RouteAddress::Inet([192, 0, 2, 1].into()));
-        let by_v6 = RouteAttribute::Via(RouteVia::Inet6("fe80::1".parse().unwrap()));
-        assert_eq!(route(vec![RouteAttribute::Oif(7), gateway]), [7]);
-        assert_eq!(route(vec![RouteAttribute::Oif(7)]), [0; 0]);
-        assert_eq!(route(vec![RouteAttribute::MultiPath(vec![hop(7, vec![by_v6]), hop(8, vec![])])]), [7]);
+const fn is_of_mark(attribute: &RuleAttribute) -> bool {
+    matches!(attribute, RuleAttribute::FwMark(_) | RuleAttribute::FwMask(_))
+}
+
+/// The table to which a rule leads packets with a mark. An inverted rule applies to packets without the mark.
+fn table_of_mark(rule: &RuleMessage) -> Option<(Family, u32)> {
+    let table = table(rule)?;
+    mark_of(rule)?;
+    Some((family_of(rule.header.family)?, table))
     }
 
     #[test]

@@ -1,101 +1,211 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A lock for each network namespace, so that only one process changes the datapath: `run`, `load` or `cleanup`.
+//! A lock for each BPF file system, so that only one process changes the datapath: `run`, `load` or `cleanup`.
+//!
+//! The lock is a `flock` on the folder of the pins, which only root can open. An abstract Unix socket could be bound by
+//! every Pod of the host network.
 
 use std::{
+    fs::{self, DirBuilder, File, Permissions},
     io,
-    os::linux::net::SocketAddrExt as _,
-    os::unix::net::{SocketAddr, UnixDatagram},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
-/// The name of an abstract Unix socket. The kernel scopes it to the network namespace, as the datapath is, and releases
-/// it when the process ends.
-const NAME: &[u8] = b"npl-agent";
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
+use npl_common::names::PIN_ROOT;
+
+/// The mode of the folder: nobody but root can open it and lock it.
+const ONLY_ROOT: u32 = 0o700;
+/// The time for which a process tries to take a lock that no agent holds.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The delay between two attempts. A check holds the lock for microseconds.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Why the lock could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another `npl-agent run`, `load` or `cleanup` holds the lock of this network namespace.
+    /// Another `npl-agent run`, `load` or `cleanup` holds the lock of this BPF file system.
     #[error(
         "another npl-agent runs on this Node: stop it, or delete the second DaemonSet; if it is `npl-agent cleanup`, \
          wait until it ends"
     )]
     AlreadyRunning,
-    /// The kernel refused the lock's socket.
-    #[error("lock this Node against a second npl-agent: bind the abstract Unix socket `npl-agent`")]
-    Socket(#[source] io::Error),
+    /// The folder could not be created, opened or locked.
+    #[error("lock this Node against a second npl-agent: lock the folder {}; run the agent as root", folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
 }
 
-/// The lock, held until this value is dropped.
+/// The lock, held until this value is dropped or the process ends.
 #[derive(Debug)]
 pub struct Lock {
-    _socket: UnixDatagram,
+    _folder: Flock<File>,
 }
 
-/// Takes the lock of this network namespace.
+/// Takes the lock of a mounted BPF file system.
 ///
 /// # Errors
 ///
-/// If another process holds the lock, or the kernel refuses the socket.
-pub fn take() -> Result<Lock, LockError> {
-    take_named(NAME)
+/// If another process holds the lock, or this process may not create or open the folder of the pins.
+pub fn take(bpffs: &Path) -> Result<Lock, LockError> {
+    let folder = bpffs.join(PIN_ROOT);
+    let started = Instant::now();
+    loop {
+        match attempt(&folder) {
+            Ok(Some(lock)) => return Ok(lock),
+            Ok(None) if started.elapsed() < PATIENCE => thread::sleep(PAUSE),
+            Ok(None) => return Err(LockError::AlreadyRunning),
+            Err(source) if is_held(&source) => return Err(LockError::AlreadyRunning),
+            Err(source) => return Err(LockError::Folder { folder, source }),
+        }
+    }
 }
 
-/// Whether a process of this network namespace holds the lock. The check does not take the lock, so an agent that
-/// starts at the same time is not refused.
-pub fn is_taken() -> bool {
-    is_taken_named(NAME)
+/// Whether a process holds the lock. The check does not keep an agent that starts at the same time from taking it.
+pub fn is_taken(bpffs: &Path) -> bool {
+    let opened = File::open(bpffs.join(PIN_ROOT));
+    opened.is_ok_and(|folder| lock(folder, FlockArg::LockSharedNonblock).is_err_and(|error| is_held(&error)))
 }
 
-fn take_named(name: &[u8]) -> Result<Lock, LockError> {
-    let bound = SocketAddr::from_abstract_name(name).and_then(|address| UnixDatagram::bind_addr(&address));
-    bound.map(|socket| Lock { _socket: socket }).map_err(|error| {
-        if error.kind() == io::ErrorKind::AddrInUse { LockError::AlreadyRunning } else { LockError::Socket(error) }
-    })
+/// `None` if only checks of the lock were in the way, or the folder was removed meanwhile. A shared lock fails if an
+/// agent has the lock, and succeeds beside checks.
+fn attempt(folder: &Path) -> io::Result<Option<Lock>> {
+    match DirBuilder::new().mode(ONLY_ROOT).create(folder) {
+        // An earlier version may have created the folder with another mode.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::set_permissions(folder, Permissions::from_mode(ONLY_ROOT)).or_else(ignore_absence)?;
+        }
+        created => created?,
+    }
+    let opened = match File::open(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let shared = lock(opened, FlockArg::LockSharedNonblock)?;
+    match shared.relock(FlockArg::LockExclusiveNonblock) {
+        Err(Errno::EWOULDBLOCK) => return Ok(None),
+        taken => taken?,
+    }
+    // A cleanup removes the folder; a lock on a removed folder excludes nobody.
+    let is_current = fs::metadata(folder).is_ok_and(|now| shared.metadata().is_ok_and(|it| it.ino() == now.ino()));
+    Ok(is_current.then_some(Lock { _folder: shared }))
 }
 
-fn is_taken_named(name: &[u8]) -> bool {
-    let connect = |address| UnixDatagram::unbound().and_then(|socket| socket.connect_addr(&address));
-    SocketAddr::from_abstract_name(name).and_then(connect).is_ok()
+fn lock(folder: File, how: FlockArg) -> io::Result<Flock<File>> {
+    Flock::lock(folder, how).map_err(|(_, errno)| errno.into())
+}
+
+fn is_held(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock
+}
+
+fn ignore_absence(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
 #[cfg(test)]
 mod tests {
     use std::{
+        fs::{self, Permissions},
+        os::unix::fs::PermissionsExt as _,
+        path::{Path, PathBuf},
         process,
         sync::atomic::{AtomicBool, Ordering},
         thread,
     };
 
-    use super::{LockError, is_taken_named, take_named};
+    use npl_common::names::PIN_ROOT;
 
-    /// A lock name that no other test or process uses.
-    fn name(test: &str) -> Vec<u8> {
-        format!("npl-agent-{test}-{}", process::id()).into_bytes()
+    use super::{LockError, is_taken, take};
+
+    /// A folder in place of a BPF file system, which is removed at the end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(test: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("npl-lock-{test}-{}", process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        fn pins(&self) -> PathBuf {
+            self.0.join(PIN_ROOT)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            drop(fs::remove_dir_all(&self.0));
+        }
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
     }
 
     #[test]
     fn only_one_process_holds_the_lock_and_others_can_check() {
-        let name = name("one");
-        assert!(!is_taken_named(&name));
-        let lock = take_named(&name).unwrap();
-        assert!(is_taken_named(&name));
-        assert!(matches!(take_named(&name), Err(LockError::AlreadyRunning)));
+        let folder = Folder::new("one");
+        assert!(!is_taken(&folder.0));
+        let lock = take(&folder.0).unwrap();
+        assert!(is_taken(&folder.0));
+        assert!(matches!(take(&folder.0), Err(LockError::AlreadyRunning)));
         drop(lock);
-        assert!(!is_taken_named(&name));
-        take_named(&name).unwrap();
+        assert!(!is_taken(&folder.0));
+        take(&folder.0).unwrap();
+    }
+
+    #[test]
+    fn nobody_but_root_can_open_the_folder_of_the_lock() {
+        let folder = Folder::new("mode");
+        let lock = take(&folder.0).unwrap();
+        assert_eq!(mode(&folder.pins()), 0o700);
+        drop(lock);
+        fs::set_permissions(folder.pins(), Permissions::from_mode(0o755)).unwrap();
+        let _lock = take(&folder.0).unwrap();
+        assert_eq!(mode(&folder.pins()), 0o700, "the folder of an earlier version");
+    }
+
+    #[test]
+    fn a_lock_is_taken_anew_after_a_cleanup_has_removed_the_folder() {
+        let folder = Folder::new("removed");
+        let cleanup = take(&folder.0).unwrap();
+        fs::remove_dir(folder.pins()).unwrap();
+        let agent = take(&folder.0).unwrap();
+        drop(cleanup);
+        assert!(is_taken(&folder.0));
+        drop(agent);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_created_is_named() {
+        let missing = Path::new("/proc/no-such-folder");
+        let error = take(missing).unwrap_err();
+        assert!(error.to_string().contains("/proc/no-such-folder/npl"), "{error}");
+        assert!(!is_taken(missing));
     }
 
     /// `npl-agent status` checks the lock while an agent may be starting.
     #[test]
     fn checking_the_lock_does_not_block_a_starting_agent() {
-        let (name, is_over) = (name("checked"), AtomicBool::new(false));
+        let (folder, is_over) = (Folder::new("checked"), AtomicBool::new(false));
         thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    is_taken_named(&name);
+                    is_taken(&folder.0);
                 }
             });
-            let refused = (0..20_000).filter(|_| take_named(&name).is_err()).count();
+            let refused = (0..500).filter(|_| take(&folder.0).is_err()).count();
             is_over.store(true, Ordering::Relaxed);
             assert_eq!(refused, 0);
         });

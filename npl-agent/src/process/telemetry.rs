@@ -67,14 +67,15 @@ where
     }
 }
 
-/// Reports the error that ends the agent, with its causes: as a log line in JSON, so that log collectors parse it, and
-/// else as the commands do.
-pub fn report_fatal(format: LogFormat, error: &anyhow::Error) {
-    if format == LogFormat::Json && tracing::enabled!(Level::ERROR) {
+/// Logs the error that ends the agent, with its causes, if the log is JSON, so that log collectors parse it. Returns
+/// whether it was logged; else the caller reports it as the commands do.
+#[must_use]
+pub fn log_fatal(format: LogFormat, error: &anyhow::Error) -> bool {
+    let is_logged = format == LogFormat::Json && tracing::enabled!(Level::ERROR);
+    if is_logged {
         error!("{error:#}");
-    } else {
-        crate::cli::report_error(error);
     }
+    is_logged
 }
 
 /// An empty value means the default, since Helm charts render an unset variable as an empty one.
@@ -92,7 +93,7 @@ mod tests {
 
     use tracing_subscriber::layer::SubscriberExt as _;
 
-    use super::{LogFormat, lines, parse_filter, report_fatal};
+    use super::{LogFormat, lines, log_fatal, parse_filter};
 
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);
@@ -113,7 +114,10 @@ mod tests {
         let writer = written.clone();
         let log = tracing_subscriber::registry().with(lines(LogFormat::Json, move || writer.clone(), false));
         let error = anyhow::anyhow!("the port is in use").context("serve probes");
-        tracing::subscriber::with_default(log, || report_fatal(LogFormat::Json, &error));
+        tracing::subscriber::with_default(log, || {
+            assert!(log_fatal(LogFormat::Json, &error));
+            assert!(!log_fatal(LogFormat::Text, &error), "the caller reports it");
+        });
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
         let line: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["level"], "ERROR", "{text}");

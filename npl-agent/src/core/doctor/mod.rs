@@ -6,6 +6,7 @@ mod devices;
 pub mod forward_chains;
 mod forwarding;
 mod guard;
+mod incoming_rules;
 mod kernel;
 mod sysctls;
 
@@ -36,7 +37,7 @@ pub struct Facts {
     pub is_bpffs_mounted: bool,
     /// The capabilities of this process; `None` if they cannot be read.
     pub rights: Option<Rights>,
-    /// Whether an agent runs in this network namespace.
+    /// Whether an agent uses this BPF file system.
     pub is_agent_running: bool,
     /// The pinned datapath.
     pub datapath: Result<Datapath, String>,
@@ -230,8 +231,9 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         sysctls::conntrack_liberal(&facts.sysctls),
         sysctls::conntrack_timeouts(&facts.sysctls),
         sysctls::port_range(facts),
+        sysctls::service_ports(&facts.sysctls),
     ]);
-    findings.extend([guard::masquerading(facts), guard::reply_routes(facts)]);
+    findings.extend([guard::masquerading(facts), guard::reply_routes(facts), incoming_rules::incoming_rules(facts)]);
     findings
 }
 

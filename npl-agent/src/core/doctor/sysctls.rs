@@ -75,16 +75,40 @@ pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
     Finding::ok(key, found)
 }
 
-pub(super) fn port_range(facts: &Facts) -> Finding {
-    let key = "port_range";
-    let reserved = match &facts.sysctls.reserved_ports {
+/// The ephemeral ports of outgoing connections; `None` if they cannot be read.
+fn lent_ports(sysctls: &Sysctls) -> Option<LentPorts> {
+    let reserved = match &sysctls.reserved_ports {
         Setting::Is(ports) => ports,
         Setting::Missing | Setting::Unreadable(_) => "",
     };
-    let lent = match &facts.sysctls.local_ports {
+    match &sysctls.local_ports {
         Setting::Is(range) => LentPorts::parse(range, reserved),
         Setting::Missing | Setting::Unreadable(_) => None,
+    }
+}
+
+/// Outgoing connections must not take node ports of Services either. NPL does not use these ports, but an operator who
+/// reserves its range can forget them.
+pub(super) fn service_ports(sysctls: &Sysctls) -> Finding {
+    let key = "service_ports";
+    let Some(lent) = lent_ports(sysctls) else {
+        return Finding::unknown(key, "net.ipv4.ip_local_port_range cannot be read", SEE_PROC);
     };
+    let found = format!("ephemeral ports of outgoing connections are {lent}");
+    if !lent.overlap_service_node_ports() {
+        return Finding::ok(key, found);
+    }
+    Finding::warning(
+        key,
+        found,
+        "connections of the Node may take ports of Services of type NodePort, and those Services then lose clients: \
+         add 30000-32767 to net.ipv4.ip_local_reserved_ports, or the cluster's --service-node-port-range",
+    )
+}
+
+pub(super) fn port_range(facts: &Facts) -> Finding {
+    let key = "port_range";
+    let lent = lent_ports(&facts.sysctls);
     let lends = lent.as_ref().map_or_else(
         || "net.ipv4.ip_local_port_range cannot be read".to_owned(),
         |lent| format!("ephemeral ports of outgoing connections are {lent}"),

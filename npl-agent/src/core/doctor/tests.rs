@@ -92,9 +92,11 @@ pub(super) fn check(rows: &[Row]) {
         assert_eq!(advised.is_empty(), *state == State::Ok, "row {number}: {finding:?}");
         let changed = findings.iter().zip(&usual).filter(|(now, usual)| now.state != usual.state);
         let others: Vec<_> = changed.map(|(now, _)| now.key).filter(|other| other != key).collect();
-        // Pins, devices and a running agent affect more than one check.
+        // Pins, devices, rules, ephemeral ports and a running agent affect more than one check.
         let matters_to_many = facts.datapath != well().datapath
             || facts.devices.is_err()
+            || facts.routing.is_err()
+            || facts.sysctls.local_ports != well().sysctls.local_ports
             || !facts.is_bpffs_mounted
             || !facts.is_agent_running;
         assert!(others.is_empty() || matters_to_many, "row {number} also changes {others:?}");
@@ -124,8 +126,10 @@ fn where_all_is_well_every_check_says_so_and_none_advises() {
         "conntrack_liberal",
         "conntrack_timeouts",
         "port_range",
+        "service_ports",
         "nft_guard",
         "reply_routes",
+        "incoming_rules",
     ];
     assert_eq!(keys, expected);
     for finding in findings {
@@ -336,6 +340,22 @@ fn short_conntrack_timeouts_are_reported_for_offload() {
         ),
         (|it| it.sysctls.tcp_established = Setting::Unreadable("why".to_owned()), KEY, State::Unknown, "why", "root"),
     ]);
+}
+
+#[test]
+fn ephemeral_ports_among_the_node_ports_of_services_are_reported_unless_reserved() {
+    const KEY: &str = "service_ports";
+    let mut facts = well();
+    let mut state = |local: &str, reserved: &str| {
+        (facts.sysctls.local_ports, facts.sysctls.reserved_ports) = (is(local), is(reserved));
+        examine(&facts).into_iter().find(|finding| finding.key == KEY).unwrap()
+    };
+    assert_eq!(state("32768 60999", "").state, State::Ok);
+    let finding = state("1024 65535", "61000-62000");
+    assert_eq!(finding.state, State::Warning);
+    assert!(finding.advice.unwrap().contains("add 30000-32767 to net.ipv4.ip_local_reserved_ports"));
+    assert_eq!(state("1024 65535", "30000-32767,61000-62000").state, State::Ok);
+    assert_eq!(state("nonsense", "").state, State::Unknown);
 }
 
 #[test]

@@ -57,8 +57,18 @@ impl LentPorts {
 
     /// Whether the range contains an ephemeral port.
     fn are_of(&self, range: PortRange) -> bool {
+        self.are_between(range.start().0, range.end().0)
+    }
+
+    /// Whether the kernel may use a port of the default range of Services of type `NodePort`.
+    pub fn overlap_service_node_ports(&self) -> bool {
+        let (first, last) = SERVICE_NODE_PORTS;
+        self.are_between(first, last)
+    }
+
+    fn are_between(&self, first: u16, last: u16) -> bool {
         let is_reserved = |port| self.reserved.iter().any(|(first, last)| (*first..=*last).contains(&port));
-        (self.first.max(range.start().0)..=self.last.min(range.end().0)).any(|port| !is_reserved(port))
+        (self.first.max(first)..=self.last.min(last)).any(|port| !is_reserved(port))
     }
 }
 

@@ -95,6 +95,19 @@ pub struct Routing {
     pub default_routes: BTreeSet<DefaultRoute>,
     /// The tables of all rules that need a mark, with or without other conditions.
     pub tables_of_marks: BTreeSet<(Family, u32)>,
+    /// Rules for all packets of an incoming device.
+    pub incoming: Vec<IncomingRule>,
+}
+
+/// A policy routing rule for all packets that come in by a device, such as `iif DEVICE lookup TABLE`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IncomingRule {
+    /// The family.
+    pub family: Family,
+    /// The name of the device.
+    pub device: String,
+    /// The routing table's number.
+    pub table: u32,
 }
 
 /// Connections to mark: those whose request came in by a device.

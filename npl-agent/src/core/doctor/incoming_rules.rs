@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whether policy routing rules for an incoming device lead replies of Pods elsewhere, as security groups for Pods of
+//! the AWS VPC CNI do.
+
+use std::collections::BTreeSet;
+
+use super::{Facts, Finding, kernel::ASK_AS_ROOT};
+use crate::core::{
+    devices::{Device, reply_routing::MAIN_TABLE},
+    model::Family,
+};
+
+/// The number of the table of local addresses.
+const LOCAL_TABLE: u32 = 255;
+
+pub(super) fn incoming_rules(facts: &Facts) -> Finding {
+    let key = "incoming_rules";
+    let (routing, devices) = match (&facts.routing, &facts.devices) {
+        (Ok(routing), Ok(devices)) => (routing, devices),
+        (Err(reason), _) | (_, Err(reason)) => return Finding::unknown(key, reason, ASK_AS_ROOT),
+    };
+    let uplinks: BTreeSet<u32> = facts.uplinks().map(|uplink| uplink.ifindex).collect();
+    let leads_to_pods = |device: &Device, family| {
+        facts.pod_devices.iter().any(|(pod, ifindex)| *ifindex == device.ifindex && Family::of(*pod) == family)
+    };
+    let elsewhere = routing.incoming.iter().filter(|rule| {
+        let routes = &routing.default_routes;
+        let is_its =
+            |uplink| routes.iter().any(|it| (it.family, it.table, it.ifindex) == (rule.family, rule.table, uplink));
+        // A table of its own that has a default route by an uplink leads replies there, as the main table does.
+        let is_as_main = routes.iter().any(|it| {
+            (it.family, it.table) == (rule.family, MAIN_TABLE) && uplinks.contains(&it.ifindex) && is_its(it.ifindex)
+        });
+        ![MAIN_TABLE, LOCAL_TABLE].contains(&rule.table)
+            && !is_as_main
+            && devices.iter().any(|device| device.name == rule.device && leads_to_pods(device, rule.family))
+    });
+    let found: Vec<String> = elsewhere.map(|rule| format!("iif {} lookup {}", rule.device, rule.table)).collect();
+    if found.is_empty() {
+        return Finding::ok(key, "no rule for an incoming device leads replies of mapped Pods elsewhere");
+    }
+    Finding::warning(
+        key,
+        format!("policy routing rules for devices of mapped Pods: {}", found.join(", ")),
+        "with --forwarding stack and offload, replies of these Pods follow the table of the rule instead of the route \
+         to the client, and may be lost: let the CNI route these Pods by the main table (AWS VPC CNI: \
+         POD_SECURITY_GROUP_ENFORCING_MODE=standard), or publish them by a load balancer",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Facts, State, tests::check};
+    use crate::core::{
+        devices::reply_routing::{DefaultRoute, IncomingRule, MAIN_TABLE},
+        model::Family,
+    };
+
+    const KEY: &str = "incoming_rules";
+    const UPLINK: u32 = 2;
+
+    fn rule(facts: &mut Facts, device: &str, table: u32) {
+        let rule = IncomingRule { family: Family::V4, device: device.to_owned(), table };
+        facts.routing.as_mut().unwrap().incoming.push(rule);
+    }
+
+    fn default_route(facts: &mut Facts, table: u32) {
+        let route = DefaultRoute { family: Family::V4, table, ifindex: UPLINK };
+        facts.routing.as_mut().unwrap().default_routes.insert(route);
+    }
+
+    #[test]
+    fn a_rule_by_the_device_of_a_mapped_pod_is_reported_unless_it_leads_to_the_same_uplink() {
+        check(&[
+            (|it| rule(it, "cali1", 101), KEY, State::Warning, "iif cali1 lookup 101", "ENFORCING_MODE=standard"),
+            (|it| rule(it, "cali1", MAIN_TABLE), KEY, State::Ok, "no rule", ""),
+            (|it| rule(it, "cali2", 101), KEY, State::Ok, "no rule", ""),
+            (
+                |it| {
+                    rule(it, "cali1", 101);
+                    default_route(it, MAIN_TABLE);
+                    default_route(it, 101);
+                },
+                KEY,
+                State::Ok,
+                "no rule",
+                "",
+            ),
+        ]);
+    }
+}
