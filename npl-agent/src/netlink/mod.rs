@@ -179,7 +179,7 @@ async fn links(lists: &Lists) -> Result<Vec<LinkMessage>, NetlinkError> {
 /// # Errors
 ///
 /// If the kernel refuses the socket.
-async fn routes_to(addresses: &BTreeSet<IpAddr>) -> Result<BTreeMap<IpAddr, Route>, NetlinkError> {
+pub async fn routes_to(addresses: &BTreeSet<IpAddr>) -> Result<BTreeMap<IpAddr, Route>, NetlinkError> {
     if addresses.is_empty() {
         return Ok(BTreeMap::new());
     }

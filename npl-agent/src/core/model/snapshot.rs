@@ -115,6 +115,11 @@ impl Snapshot {
         pods.min_by_key(|pod| (pod.is_terminating, &pod.uid))
     }
 
+    /// The addresses of Pods that have addresses of their own.
+    pub(in crate::core) fn pod_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.by_ip.keys().copied()
+    }
+
     /// Whether a Pod of this Node declares the port as a `hostPort`.
     pub(in crate::core) fn is_host_port(&self, port: NodePort, protocol: Protocol) -> bool {
         self.by_host_port.contains_key(&(port, protocol))
