@@ -173,6 +173,7 @@ impl Reconciler {
             // The Node's addresses decide which devices are uplinks. They come first, so that nothing is published that
             // no device serves.
             self.follow_node_addresses().await?;
+            self.follow_pod_routes().await?;
             if self.was_attached {
                 self.settle()?;
                 if self.uplinks.are_out_of_date(&self.executor.datapath) {
@@ -328,7 +329,7 @@ impl Reconciler {
 
     fn begin_survey(&mut self) {
         self.network_due = None;
-        self.survey = Some(self.uplinks.survey(&self.executor.datapath));
+        self.survey = Some(self.uplinks.survey(&self.executor.datapath, self.state.pod_addresses()));
     }
 
     /// Surveys the network before anything else continues. A survey in flight may be outdated, so another survey
@@ -386,6 +387,13 @@ impl Reconciler {
         info!(addresses = ?now, "the Node's published addresses");
         self.node_ips = now;
         self.look_at_network().await
+    }
+
+    /// Finds Pods on the Node's own network, before anything is published for them.
+    async fn follow_pod_routes(&mut self) -> Result<(), LoopError> {
+        let found = self.uplinks.pods_on_node_network(&self.state.pod_addresses()).await?;
+        self.state.set_pods_on_node_network(found);
+        Ok(())
     }
 
     fn instant(&self, moment: Moment) -> Instant {

@@ -12,6 +12,7 @@ use crate::{
     core::{
         devices::{
             Coverage, Device, DeviceSelection, Direction, UplinkReason,
+            node_network::{PodRoutes, PodsOnNodeNetwork},
             plan::AttachedHooks,
             planner::{ConntrackSettings, DeviceDecisions, DevicePlanner, DevicePolicy, NodeNetwork, XdpDecision},
             redirect::Forwarding,
@@ -29,8 +30,9 @@ use crate::{
 #[derive(Debug)]
 pub struct Uplinks {
     planner: DevicePlanner,
-    /// The Pods with mappings at the last survey.
+    /// The Pods with mappings whose routes the last survey contains.
     pods: BTreeSet<IpAddr>,
+    pod_routes: PodRoutes,
     markings: BTreeSet<Marking>,
 }
 
@@ -77,7 +79,12 @@ impl Uplinks {
     /// No program attached yet.
     pub fn new(selection: DeviceSelection, forwarding: Forwarding, attach: Attach, guard: GuardMode) -> Self {
         let policy = DevicePolicy { selection, forwarding, attach, marks_connections: guard != GuardMode::Off };
-        Self { planner: DevicePlanner::new(policy), pods: BTreeSet::new(), markings: BTreeSet::new() }
+        Self {
+            planner: DevicePlanner::new(policy),
+            pods: BTreeSet::new(),
+            pod_routes: PodRoutes::default(),
+            markings: BTreeSet::new(),
+        }
     }
 
     /// The connections to mark, so that replies leave by the interface that their requests came in by.
@@ -90,17 +97,33 @@ impl Uplinks {
         self.planner.policy().forwarding != Forwarding::Stack && datapath.pod_addresses() != self.pods
     }
 
-    /// Begins a survey of the Node's devices. If packets may be redirected, it includes the routes to Pods with
-    /// mappings, and the programs and filters on the way.
-    pub fn survey(&self, datapath: &Datapath) -> SurveyTask {
+    /// Begins a survey of the Node's devices and of the routes to these Pods. If packets may be redirected, it includes
+    /// the programs and filters on the way to Pods with mappings.
+    pub fn survey(&self, datapath: &Datapath, pods: BTreeSet<IpAddr>) -> SurveyTask {
         let DevicePolicy { selection, forwarding, .. } = self.planner.policy();
         if *forwarding == Forwarding::Stack {
-            return netlink::survey(BTreeSet::new(), None);
+            return netlink::survey(pods, None);
         }
         let own = datapath.hooks.own_programs();
         let inspection =
             TcInspection { uplinks: selection.clone(), programs_on: Box::new(move |ifindex| own.programs_on(ifindex)) };
-        netlink::survey(datapath.pod_addresses(), Some(inspection))
+        netlink::survey(&pods | &datapath.pod_addresses(), Some(inspection))
+    }
+
+    /// Looks up the routes to Pods that are new, and returns those that are on the Node's own network. The look-ups
+    /// need no lock of the kernel.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses a netlink socket.
+    pub async fn pods_on_node_network(
+        &mut self,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Result<PodsOnNodeNetwork, FollowError> {
+        let new = self.pod_routes.retain(addresses);
+        let routes = netlink::routes_to(&new).await?;
+        self.pod_routes.add(new, routes);
+        Ok(self.pod_routes.on_node_network())
     }
 
     /// Surveys the Node's devices and attaches the programs.
@@ -109,7 +132,7 @@ impl Uplinks {
     ///
     /// If devices cannot be listed, and as [`Self::apply`].
     pub async fn follow(&mut self, datapath: &mut Datapath, node_ips: &[IpAddr]) -> Result<Coverage, FollowError> {
-        let survey = netlink::join_survey(&mut self.survey(datapath)).await?;
+        let survey = netlink::join_survey(&mut self.survey(datapath, BTreeSet::new())).await?;
         Ok(self.apply(datapath, survey, node_ips, Moment::default())?.coverage)
     }
 
@@ -130,8 +153,11 @@ impl Uplinks {
         node_ips: &[IpAddr],
         now: Moment,
     ) -> Result<DeviceReport, DatapathError> {
-        let Survey { pods, routes, devices, routing, attachments } = survey;
-        self.pods = pods;
+        let Survey { pods, mut routes, devices, routing, attachments } = survey;
+        let mapped_pods = datapath.pod_addresses();
+        self.pods = &pods & &mapped_pods;
+        self.pod_routes.replace(&devices, node_ips, pods, routes.clone());
+        routes.retain(|addr, _| mapped_pods.contains(addr));
         let is_offload = self.planner.policy().forwarding == Forwarding::Offload;
         let conntrack = if is_offload { preflight::conntrack_settings() } else { ConntrackSettings::default() };
         let attached = datapath.hooks.attached_hooks()?;
@@ -141,7 +167,7 @@ impl Uplinks {
             routes: &routes,
             attachments: &attachments,
             node_ips,
-            mapped_pods: &datapath.pod_addresses(),
+            mapped_pods: &mapped_pods,
             held_addresses: &datapath.tables.local_addresses()?,
             attached_uplinks: &uplinks_of(&attached),
             conntrack,

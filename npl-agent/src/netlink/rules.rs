@@ -181,19 +181,7 @@ mod tests {
         rule::{RuleAction, RuleAttribute as Of, RuleFlags, RuleMessage},
     };
 
-    let of_table = |it: &RuleAttribute| if let RuleAttribute::Table(table) = it { Some(*table) } else { None };
-    Some(message.attributes.iter().find_map(of_table).unwrap_or_else(|| message.header.table.into()))
-}
-
-const fn is_of_mark(attribute: &RuleAttribute) -> bool {
-    matches!(attribute, RuleAttribute::FwMark(_) | RuleAttribute::FwMask(_))
-}
-
-/// The table to which a rule leads packets with a mark. An inverted rule applies to packets without the mark.
-fn table_of_mark(rule: &RuleMessage) -> Option<(Family, u32)> {
-    let table = table(rule)?;
-    mark_of(rule)?;
-    Some((family_of(rule.header.family)?, table))
+    use super::{IncomingRule, Mark, Rule, Selector, devices_with_gateway, incoming_rule, rule, table_of_mark};
     use crate::core::{devices::reply_routing::MAIN_TABLE, model::Family};
 
     const POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 64, 7));
@@ -224,19 +212,47 @@ fn table_of_mark(rule: &RuleMessage) -> Option<(Family, u32)> {
     }
 
     #[test]
-    let of_table = |it: &RuleAttribute| if let RuleAttribute::Table(table) = it { Some(*table) } else { None };
-    Some(message.attributes.iter().find_map(of_table).unwrap_or_else(|| message.header.table.into()))
-}
+    fn rules_for_an_incoming_device_are_read_unless_they_have_other_conditions() {
+        let of_device = |further: Vec<Of>| {
+            let attributes = [vec![Of::Iifname("vlan.eth.1".to_owned()), Of::Table(101)], further].concat();
+            incoming_rule(&message(0, attributes))
+        };
+        let expected = IncomingRule { family: Family::V4, device: "vlan.eth.1".to_owned(), table: 101 };
+        assert_eq!(of_device(Vec::new()), Some(expected));
+        assert_eq!(of_device(vec![Of::FwMark(0x80)]), None);
+        assert_eq!(of_device(vec![Of::Oifname("eth1".to_owned())]), None);
+        assert_eq!(incoming_rule(&marked(Some(0x80))), None, "a rule without a device");
+    }
 
-const fn is_of_mark(attribute: &RuleAttribute) -> bool {
-    matches!(attribute, RuleAttribute::FwMark(_) | RuleAttribute::FwMask(_))
-}
+    #[test]
+    fn the_table_of_a_mark_is_read_whatever_other_conditions_the_rule_has() {
+        let found = Some((Family::V4, MAIN_TABLE));
+        let mut conditional = marked(Some(0x80));
+        conditional.attributes.push(Of::Iifname("eth0".to_owned()));
+        assert_eq!([marked(None), conditional].map(|message| table_of_mark(&message)), [found, found]);
+        let mut inverted = marked(Some(0x80));
+        inverted.header.flags = RuleFlags::Invert;
+        let of_pod = message(32, vec![Of::Source(POD), Of::Table(1002)]);
+        assert_eq!([inverted, of_pod].map(|message| table_of_mark(&message)), [None, None]);
+    }
 
-/// The table to which a rule leads packets with a mark. An inverted rule applies to packets without the mark.
-fn table_of_mark(rule: &RuleMessage) -> Option<(Family, u32)> {
-    let table = table(rule)?;
-    mark_of(rule)?;
-    Some((family_of(rule.header.family)?, table))
+    #[test]
+    fn the_hops_of_a_route_that_lead_to_a_gateway_are_found() {
+        let hop = |interface_index, attributes| {
+            let mut hop = RouteNextHop::default();
+            (hop.interface_index, hop.attributes) = (interface_index, attributes);
+            hop
+        };
+        let route = |attributes| {
+            let mut route = RouteMessage::default();
+            route.attributes = attributes;
+            devices_with_gateway(&route)
+        };
+        let gateway = RouteAttribute::Gateway(RouteAddress::Inet([192, 0, 2, 1].into()));
+        let by_v6 = RouteAttribute::Via(RouteVia::Inet6("fe80::1".parse().unwrap()));
+        assert_eq!(route(vec![RouteAttribute::Oif(7), gateway]), [7]);
+        assert_eq!(route(vec![RouteAttribute::Oif(7)]), [0; 0]);
+        assert_eq!(route(vec![RouteAttribute::MultiPath(vec![hop(7, vec![by_v6]), hop(8, vec![])])]), [7]);
     }
 
     #[test]

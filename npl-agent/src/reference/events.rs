@@ -59,6 +59,7 @@ fn examples() -> Vec<Problem> {
         Cause::UnresolvedTargetPort { service: service(), name, protocol },
         Cause::NoNodeAddress { family: Family::V6 },
         Cause::AddressConflict { ip, holder: pod() },
+        Cause::OnNodeNetwork { ip: Ipv4Addr::new(192, 0, 2, 77).into(), device: "eth0".to_owned() },
         Cause::HostPortConflict { node_port, protocol },
         Cause::NodePortConflict { node_port, service: service() },
         Cause::NodePortShadowed { node_port, pod: pod() },

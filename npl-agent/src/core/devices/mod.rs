@@ -3,6 +3,7 @@
 
 pub mod attachments;
 pub mod grace_periods;
+pub mod node_network;
 pub mod plan;
 pub mod planner;
 pub mod redirect;

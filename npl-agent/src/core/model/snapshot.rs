@@ -152,6 +152,11 @@ impl Snapshot {
         pods.max_by_key(|(pod, claim)| (!pod.is_terminating, *claim, &pod.uid)).map(|(pod, _)| pod)
     }
 
+    /// The addresses of Pods that have addresses of their own.
+    pub(in crate::core) fn pod_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.by_ip.keys().copied()
+    }
+
     /// Orders claims of a first list, in which a Pod's version may be newer than its claim, by the mappings that an
     /// earlier agent left. Claims of later events are newer than these.
     pub(in crate::core) fn order_claims(&mut self, evidence: &BTreeMap<(IpAddr, PodKey), ClaimEvidence>) {

@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::core::{
+    devices::node_network::PodsOnNodeNetwork,
     model::{
         ContainerPort, Family, NodePort, Pod, PodPort, Protocol, Service, ServicePort, TargetPort,
         settings::{ProtocolPairing, Settings},
@@ -61,6 +62,7 @@ pub(in crate::core) struct Selector<'a> {
     pub(in crate::core) settings: &'a Settings,
     pub(in crate::core) snapshot: &'a Snapshot,
     pub(in crate::core) node_ips: &'a BTreeMap<Family, IpAddr>,
+    pub(in crate::core) on_node_network: &'a PodsOnNodeNetwork,
 }
 
 /// The problems of a Service that do not depend on its Pods.
@@ -164,6 +166,7 @@ impl Selector<'_> {
     fn place(self, pod: &Pod, wanted: &mut Wanted) {
         let mut host_ports = BTreeSet::new();
         let mut causes = BTreeSet::new();
+        let mut past_the_node = BTreeSet::new();
         for (port, exposure) in &mut wanted.ports {
             let Some(ip) = pod.ip_of(port.family) else { continue };
             let host_port = self.host_port(pod, *port).filter(|node_port| {
@@ -175,12 +178,17 @@ impl Selector<'_> {
                 if wanted.sources.get(port).is_some_and(Sources::is_restricted) {
                     causes.insert(Cause::UnenforcedSources { node_port, protocol: port.protocol });
                 }
+            } else if let Some(device) = self.on_node_network.get(&ip) {
+                causes.insert(Cause::OnNodeNetwork { ip, device: device.clone() });
+                past_the_node.insert(*port);
             } else if self.pod_ip(pod, port.family).is_some() {
                 *exposure = Exposure::Mapping;
             } else if let Some(holder) = self.snapshot.holder(ip) {
                 causes.insert(Cause::AddressConflict { ip, holder: holder.key.clone() });
             }
         }
+        // Not pending: a mapping that exists drains.
+        wanted.ports.retain(|port, _| !past_the_node.contains(port));
         for cause in causes {
             wanted.blame(pod, cause);
         }

@@ -52,6 +52,11 @@ event_reasons! {
         "Another Pod of the Node has the same address, and that Pod gets the traffic: the one that got the address last, unless it is \
          being deleted.",
         "Delete one of the two Pods, and find out why the CNI assigned the address twice.";
+    PodOnNodeNetwork on Pod,
+        "The route to the Pod leaves by a device that clients use: the Pod is attached to the Node's own network by macvlan, \
+         ipvlan or a bridge. It would answer clients directly, with its own address instead of the Node's. The Pod gets no \
+         node port.",
+        "Let the load balancer use the Pod's address, or attach the Pod to a network behind the Node.";
     HostPortConflict on Pod,
         "The `hostPort` of the Pod is the node port of another Pod's mapping, which gets the traffic.",
         "Choose a `hostPort` outside `NPL_PORT_RANGE`.";

@@ -76,6 +76,13 @@ pub enum Cause {
         /// The Pod that gets the traffic of the address.
         holder: PodKey,
     },
+    /// The Pod is on the network of an uplink, and answers clients past the Node.
+    OnNodeNetwork {
+        /// The Pod's address.
+        ip: IpAddr,
+        /// The name of the uplink.
+        device: String,
+    },
     /// The Pod's `hostPort` is the node port of another Pod's mapping.
     HostPortConflict {
         /// The port.
@@ -138,6 +145,7 @@ impl Problem {
             Cause::UnsupportedFamily { .. } => EventReason::UnsupportedFamily,
             Cause::NoNodeAddress { .. } => EventReason::NoNodeAddress,
             Cause::AddressConflict { .. } => EventReason::AddressConflict,
+            Cause::OnNodeNetwork { .. } => EventReason::PodOnNodeNetwork,
             Cause::HostPortConflict { .. } => EventReason::HostPortConflict,
             Cause::NodePortConflict { .. } => EventReason::NodePortConflict,
             Cause::NodePortShadowed { .. } => EventReason::NodePortShadowed,
@@ -198,6 +206,12 @@ impl fmt::Display for Cause {
             Self::AddressConflict { ip, holder } => {
                 write!(f, "pod {holder} has the same address {ip} and gets the traffic: delete one of the two pods")
             }
+            Self::OnNodeNetwork { ip, device } => write!(
+                f,
+                "the pod's address {ip} is on the network of the node's device {device}, so the pod would answer clients \
+                 of a node port directly and with its own address: let the load balancer use the pod's address, or \
+                 attach the pod to a network behind the node"
+            ),
             Self::HostPortConflict { node_port, protocol } => write!(
                 f,
                 "host port {node_port}/{protocol} is in use as the node port of another pod: choose a host port \

@@ -112,7 +112,12 @@ fn resolve_duplicates(state: &mut State) {
 }
 
 fn adopt_annotations(state: &mut State) {
-    let selector = Selector { settings: &state.settings, snapshot: &state.snapshot, node_ips: &state.node_ips };
+    let selector = Selector {
+        settings: &state.settings,
+        snapshot: &state.snapshot,
+        node_ips: &state.node_ips,
+        on_node_network: &state.on_node_network,
+    };
     for pod in state.snapshot.pods() {
         let wanted = selector.wanted(pod);
         for entry in annotation::named_by(pod) {

@@ -33,7 +33,12 @@ impl State {
     fn assign_pod(&mut self, key: PodKey, exhausted: &mut BTreeSet<(Family, Protocol)>) {
         self.waiting_for_port.remove(&key);
         let Some(pod) = self.snapshot.pod(&key) else { return };
-        let selector = Selector { settings: &self.settings, snapshot: &self.snapshot, node_ips: &self.node_ips };
+        let selector = Selector {
+            settings: &self.settings,
+            snapshot: &self.snapshot,
+            node_ips: &self.node_ips,
+            on_node_network: &self.on_node_network,
+        };
         let pod_ip = |family| Some((family, selector.pod_ip(pod, family)?));
         let mut assignment = Assignment {
             pod,

@@ -23,6 +23,7 @@ use std::{
 pub use self::usage::MappingView;
 use self::{contest::Contests, publication::Write};
 use super::{
+    devices::node_network::PodsOnNodeNetwork,
     model::{
         Family, Frontend, Moment, PodKey, PodUid,
         observed::Observed,
@@ -44,6 +45,8 @@ pub struct State {
     pub(in crate::core) settings: Settings,
     pub(in crate::core) snapshot: Snapshot,
     pub(in crate::core) node_ips: BTreeMap<Family, IpAddr>,
+    /// Pods that get no mapping, since they answer clients past the Node.
+    pub(in crate::core) on_node_network: PodsOnNodeNetwork,
     /// The last observation; `None` before the first one.
     pub(in crate::core) observed: Option<Observed>,
     pub(in crate::core) is_adopted: bool,
@@ -114,6 +117,7 @@ impl State {
             ports: PortTable::new(settings.port_range),
             node_ips: settings.node_ips(None, &BTreeMap::new()),
             settings,
+            on_node_network: PodsOnNodeNetwork::new(),
             snapshot: Snapshot::default(),
             observed: None,
             is_adopted: false,
@@ -139,6 +143,22 @@ impl State {
         for frontend in changed {
             self.touch(frontend);
         }
+    }
+
+    /// Replaces the Pods that are on the Node's own network.
+    pub fn set_pods_on_node_network(&mut self, found: PodsOnNodeNetwork) {
+        if found == self.on_node_network {
+            return;
+        }
+        let before = std::mem::replace(&mut self.on_node_network, found);
+        let changed = |ip: &IpAddr| before.get(ip) != self.on_node_network.get(ip);
+        let affected = self.snapshot.pods().filter(|pod| pod.ips.iter().any(changed));
+        self.dirty.extend(affected.map(|pod| pod.key.clone()));
+    }
+
+    /// The addresses of this Node's Pods.
+    pub fn pod_addresses(&self) -> BTreeSet<IpAddr> {
+        self.snapshot.pod_addresses().collect()
     }
 
     /// Applies a change that a watch reports.

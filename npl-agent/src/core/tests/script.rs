@@ -76,6 +76,11 @@ fn run(world: &mut World, command: &str) -> Vec<Op> {
             pod.annotation_manager = Some("antrea-agent".into());
             world.put_pod(pod);
         }
+        "beside-node" => {
+            let pairs = words.iter().map(|word| word.split_once('@').unwrap());
+            let found = pairs.map(|(ip, device)| (ip.parse().unwrap(), device.to_owned())).collect();
+            world.state.set_pods_on_node_network(found);
+        }
         "steal" => drop(world.stolen.insert(frontend(rest))),
         "return" => drop(world.stolen.remove(&frontend(rest))),
         "send" => drop(world.recent_traffic.insert(frontend(rest))),

@@ -485,3 +485,42 @@ fn a_mapping_that_cannot_leave_the_number_of_a_service_is_reported_on_both() {
         "#]],
     );
 }
+
+/// spidernet-io/spiderpool#2039: macvlan, ipvlan and underlay bridges.
+#[test]
+fn a_pod_on_the_nodes_own_network_is_not_published_and_the_problem_names_the_device() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         beside-node 192.0.2.77@eth0
+         pod default/macvlan app=web 192.0.2.77
+         pod default/veth app=web 10.0.0.5
+         show
+         beside-node
+         beside-node 192.0.2.77@eth0
+         wait 30s",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            beside-node 192.0.2.77@eth0
+            pod default/macvlan app=web 192.0.2.77
+            pod default/veth app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/veth 8080=192.0.2.1:61000/tcp
+            show
+                61000/tcp IPv4 of default/veth: Active
+                PodOnNodeNetwork: pod default/macvlan: the pod's address 192.0.2.77 is on the network of the node's device eth0, so the pod would answer clients of a node port directly and with its own address: let the load balancer use the pod's address, or attach the pod to a network behind the node
+            beside-node
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 192.0.2.77 8080
+                annotate default/macvlan 8080=192.0.2.1:61001/tcp
+            beside-node 192.0.2.77@eth0
+                withdraw default/macvlan
+            wait 30s
+                unmap 61001/tcp IPv4
+        "#]],
+    );
+}
