@@ -13,7 +13,8 @@ use crate::{
 /// Records a packet that leaves from a port of the range, unless the packet is a reply that was translated before: at
 /// the Pod's device in redirect mode, or on an upper device such as a VLAN.
 ///
-/// A RST is not recorded: the host sends it to refuse a client of a port that has no mapping yet.
+/// A RST is not recorded: the host sends it to refuse a client of a port that has no mapping yet. A SYN-ACK is not
+/// recorded either: the flow tuple alone does not find the handshake that a translated one belongs to.
 #[inline(always)]
 pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let Some(config) = CONFIG.get(0) else { return };
@@ -21,7 +22,8 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let (client_port, pod_port) = (u16::from_be(ports.destination), u16::from_be(ports.source));
     let tuple = &FlowTuple::<F> { client: headers.destination, client_port, pod: headers.source, pod_port };
     let protocol = headers.protocol;
-    if tcp_flags & tcp_flag::RST != 0 || is_translated_reply(config, tuple, protocol) {
+    let is_syn_ack = tcp_flags & tcp_flag::SYN != 0 && tcp_flags & tcp_flag::ACK != 0;
+    if is_syn_ack || tcp_flags & tcp_flag::RST != 0 || is_translated_reply(config, tuple, protocol) {
         return;
     }
     let hash = tuple.hash(config.seed, protocol);

@@ -157,3 +157,16 @@ fn translated_replies_make_no_host_connection() {
         lab.ingress(&question).is(&to(&question, pod()), first_request("61000/udp", length(&question)));
     });
 }
+
+/// An upper device such as a VLAN has translated the SYN-ACK. Later the connection's entry is lost.
+#[test]
+fn translated_syn_ack_makes_no_host_connection() {
+    with_mappings(|lab| {
+        lab.ingress(&tcp(client(), node(), SYN, b""));
+        is_reply_translated(lab, SYN | ACK);
+        leaves(lab, &tcp(node(), client(), SYN | ACK, b""));
+        lab.forget_handshake(flow(Tcp));
+        let more = tcp(client(), node(), PSH | ACK, b"more");
+        assert_eq!(lab.ingress(&more).bytes, to(&more, pod()).build());
+    });
+}
