@@ -161,6 +161,6 @@ mod tests {
         for (value, second) in [(Some(annotation.as_str()), 0), (None, 1), (Some(annotation.as_str()), 2)] {
             pools.observe("web-0", &["web"], value, Duration::from_secs(second));
         }
-        assert_eq!(pools.members(Duration::from_secs(60)).count(), 1);
+        assert_eq!(pools.members(Duration::from_mins(1)).count(), 1);
     }
 }

@@ -172,6 +172,17 @@ impl fmt::Display for Problem {
 const UNREADABLE: &str = "is not an address or a CIDR range and allows no client; write it as 192.0.2.0/24 or \
                           2001:db8::/32";
 
+fn write_contested(f: &mut fmt::Formatter<'_>, manager: Option<&str>) -> fmt::Result {
+    match manager {
+        Some(manager) => write!(f, "field manager {manager:?}")?,
+        None => f.write_str("another writer")?,
+    }
+    f.write_str(
+        " keeps changing the annotation that NPL writes, so the agent writes it at most once a minute: let only one \
+         controller publish node ports, for example disable NodePortLocal in Antrea",
+    )
+}
+
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -244,16 +255,7 @@ impl fmt::Display for Cause {
                 "host port {node_port}/{protocol} bypasses NPL, so allowed-source-ranges is not enforced: remove \
                  the host port, or restrict it in the node's firewall"
             ),
-            Self::AnnotationContested { manager } => {
-                match manager {
-                    Some(manager) => write!(f, "field manager {manager:?}")?,
-                    None => f.write_str("another writer")?,
-                }
-                f.write_str(
-                    " keeps changing the annotation that NPL writes, so the agent writes it at most once a minute: let \
-                     only one controller publish node ports, for example disable NodePortLocal in Antrea",
-                )
-            }
+            Self::AnnotationContested { manager } => write_contested(f, manager.as_deref()),
             Self::SourceTableFull { node_port, protocol, family } => write!(
                 f,
                 "the node's {family} map of allowed sources is full, so some allowed clients of node port \
