@@ -135,7 +135,7 @@ fn misrouted_replies_are_reported_until_a_mark_routes_them_back() {
     assert_ok(&world, key, "no policy routing rule");
     let (node, pod) = (world.topology.node().clone(), world.topology.pods()[0].ip());
     node.ip(&format!("rule add from {pod} lookup 100 priority 1536")).unwrap();
-    assert_reported(&world, key, "warning", "docs/datapath.md");
+    assert_reported(&world, key, "warning", "docs/troubleshoot.md");
     node.ip("rule add fwmark 0x80/0x80 lookup main priority 1024").unwrap();
     world.wait_for_log("marks connections to mappings");
     assert_ok(&world, key, "nftables table inet npl marks their connections");

@@ -137,7 +137,7 @@ mod tests {
                 KEY,
                 State::Warning,
                 "no mark leads their replies to the main table: 1",
-                "docs/datapath.md",
+                "docs/troubleshoot.md",
             ),
             (|it| routed_apart(it, Some(mark())), KEY, State::Warning, "are not marked", "--nft-guard"),
             (
