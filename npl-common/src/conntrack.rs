@@ -111,13 +111,6 @@ impl Phase {
         self.0 == other.0
     }
 
-    /// Whether the Pod has replied, and neither side has aborted.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-    pub const fn has_pod_replied(self) -> bool {
-        self.is(Self::REPLIED) || self.is(Self::ESTABLISHED)
-    }
-
     /// Whether the client is opening the flow.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]

@@ -58,8 +58,8 @@ reasons! {
     /// A packet for the Node with too many or cut-off IPv6 extension headers, or a source route with segments left;
     /// passed to the host unchanged.
     Ipv6ExtensionHeaders = 11, "ipv6_extension_headers";
-    /// An ICMP error about a packet that is not the reply of a known flow: of the Node's own connection, of a flow that
-    /// has ended, or forged; passed to the host unchanged.
+    /// An ICMP error about a packet that belongs to no known flow: of the Node's own traffic, of a flow that has ended,
+    /// or forged; passed to the host unchanged.
     UntrackedError = 12, "untracked_error";
 }
 

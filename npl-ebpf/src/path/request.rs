@@ -115,7 +115,7 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         let Some(backend) = F::mapping(frontend).map(F::backend) else { return Verdict::pass(Reason::NoMapping) };
         let (client, client_port) = (quote.headers.destination, u16::from_be(quote.ports.destination));
         let tuple = FlowTuple::<F> { client, client_port, pod: backend.addr, pod_port: backend.port };
-        if !conntrack::has_pod_replied(config.seed, &tuple, protocol, icmp::quoted_numbers(ctx, &quote)) {
+        if !conntrack::has_flow(config.seed, &tuple, protocol, icmp::quoted_numbers(ctx, &quote)) {
             return Verdict::pass(Reason::UntrackedError);
         }
         if backend.refuses(frontend, quote.headers.destination) {

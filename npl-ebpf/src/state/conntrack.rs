@@ -530,23 +530,18 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 }
 
-/// Whether the flow exists, the Pod has sent a reply on it, and neither side has sent RST or ABORT. `numbers` are those
-/// of a Pod's segment, by which a handshake is looked up.
+/// Whether a client has a flow to a Pod through a mapping, in any phase. `numbers` are those of a Pod's segment, by which
+/// a handshake is looked up.
 ///
 /// Not inlined, because its caller has no stack left.
 #[inline(never)]
-pub fn has_pod_replied<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
+pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let reply = Segment { numbers, flags: 0 };
     let key = F::flow_key(tuple, protocol);
     Flow::<F>::new(seed, tuple, protocol, &key).is_some_and(|flow| {
-        flow.half_open().is_some_and(|entry| half_open::phase(entry).has_pod_replied())
-            || flow.table_entry().is_some()
-            || slots::find_handshake::<F>(mid_stream_key(flow.hash))
-                .is_some_and(|(slot, _)| half_open::phase(slot.load()).has_pod_replied())
-            || (slots::find_handshake::<F>(reply_key(flow.hash, reply.sequence().wrapping_add(1))).is_some()
-                && !flow
-                    .acknowledged_handshake(reply)
-                    .is_some_and(|slot| half_open::phase(slot.load()).is(Phase::REFUSED)))
+        flow.has_entry()
+            || slots::find_handshake::<F>(reply_key(flow.hash, reply.sequence().wrapping_add(1))).is_some()
+            || flow.acknowledged_handshake(reply).is_some()
     })
 }
 
