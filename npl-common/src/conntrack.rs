@@ -725,7 +725,8 @@ mod tests {
             prop_assert_ne!(state.phase, Phase::ESTABLISHED, "{:?}", state);
         }
 
-        /// A sender who guesses no number changes neither an established TCP connection nor its timeout.
+        /// Segments whose sequence and acknowledgement numbers do not fit the connection change neither an established TCP
+        /// connection nor its timeout.
         #[test]
         fn no_sequence_of_forged_segments_changes_an_established_connection(
             flags in vec(select(ALL_FLAGS.to_vec()), 1..20), client: bool, pod: bool,

@@ -11,11 +11,11 @@
 
 use crate::mapping::protocol;
 
-/// Slots, a power of two: 512 KiB.
+/// Number of slots, a power of two. They take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
-/// Lifetime of a record in [`time`]'s unit, 32 s: near the kernel's reassembly timeout of 30 s. A sender reuses
-/// identifications afterwards.
+/// Lifetime of a record in [`time`]'s unit, 32 s: near the kernel's reassembly timeout of 30 s. After that time a
+/// sender may use the same IP identification for another datagram.
 pub const LIFETIME: u64 = 30;
 
 const NODE_PORT_MASK: u64 = 0xffff;

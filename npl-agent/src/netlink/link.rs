@@ -84,7 +84,7 @@ fn master(link: &LinkMessage) -> Option<Master> {
     Some(if is_of_vrf { Master::Vrf } else { Master::TakesFrames })
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "the programs support the headers of few link layers")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "the programs support only the link layers that are named")]
 fn link_layer(link: &LinkMessage) -> LinkLayer {
     match link.header.link_layer_type {
         LinkLayerType::Ether if keeps_vlan_tags(link) => LinkLayer::Tagged,

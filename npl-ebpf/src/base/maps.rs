@@ -159,8 +159,9 @@ pub static STACK_SEEN_V6: Array<StackSeen, { offload::SLOTS as usize }> = Array:
 #[btf_map(name = "npl_slow")]
 pub static SLOW_PATH: ProgramArray<{ SLOW_PATH_PROGRAMS.len() }> = ProgramArray::new();
 
-/// Written once by the agent. Elements are single words, because the verifier of a program without `CAP_PERFMON` checks
-/// the following instructions once for each offset into a larger element.
+/// Written once by the agent. An element is one word, which the key selects. In a larger element the program would add
+/// a variable offset to the pointer, and without `CAP_PERFMON` the verifier would check the rest of the program once for
+/// each offset.
 #[btf_map(name = "npl_crc")]
 pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 

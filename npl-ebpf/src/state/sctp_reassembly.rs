@@ -159,8 +159,8 @@ extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direct
     let is_same = is_fresh(first) && hash.load() == key;
     if !is_same || known_length.load() != 0 {
         if length & WAITING != 0 && (is_same || !is_occupied(first)) {
-            // The last fragment may arrive before the first one: with its length stored, the first fragment need not
-            // wait.
+            // If the last fragment arrives before the first one, the datagram's length is stored, and the first fragment
+            // need not wait.
             time.store(nanoseconds());
             known_length.store(length & LENGTH_MASK);
             hash.store(key);

@@ -40,7 +40,7 @@ pub struct Backend<F: Family> {
     pub port: u16,
     pub generation: u32,
     pub stats_index: u32,
-    /// Bit set of `FLAG_*`.
+    /// The mapping's flags: a bit set of `npl_common::mapping::FLAG_*`.
     pub flags: u16,
 }
 

@@ -9,39 +9,50 @@ use serde_json::json;
 
 use crate::world::{LIMIT, NAMESPACE, NODE, World};
 
+/// Values that are not a Pod's right annotation.
+fn wrong_annotations(right: &str) -> Vec<String> {
+    vec![
+        String::new(),
+        "null".to_owned(),
+        "{}".to_owned(),
+        "not JSON".to_owned(),
+        r#"[{"podPort":"8080","nodeIP":"192.0.2.10","nodePort":"61000","protocol":"tcp","protocols":["tcp"]}]"#
+            .to_owned(),
+        r#"[{"podPort":8080.0,"nodeIP":"192.0.2.10","nodePort":61000.0,"protocol":"tcp","protocols":["tcp"]}]"#
+            .to_owned(),
+        r#"[{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61000,"nodePort":61001,"protocol":"tcp"}]"#.to_owned(),
+        right.replace("}]", r#","NODEPORT":1}]"#),
+        right.replace("192.0.2.10", "192.0.2.99"),
+        format!("{}{}", "[".repeat(50_000), "]".repeat(50_000)),
+        format!("[{}]", vec![right.trim_matches(['[', ']']); 1_000].join(",")),
+    ]
+}
+
+/// The agent restores three values of a Pod at once, and later ones with a growing delay.
 #[test]
 fn a_tampered_annotation_of_any_content_is_restored() {
+    const AT_ONCE: usize = 3;
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
-    world.create_pod("web-0");
-    world.wait_for_entries("web-0", 2);
-    let right = world.cluster.pod_annotation(NAMESPACE, "web-0").unwrap().unwrap();
-    let foreign = right.replace("192.0.2.10", "192.0.2.99");
-    let nested = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
-    let huge = format!("[{}]", vec![right.trim_matches(['[', ']']); 1_000].join(","));
-    let wrong = [
-        "",
-        "null",
-        "{}",
-        "not JSON",
-        r#"[{"podPort":"8080","nodeIP":"192.0.2.10","nodePort":"61000","protocol":"tcp","protocols":["tcp"]}]"#,
-        r#"[{"podPort":8080.0,"nodeIP":"192.0.2.10","nodePort":61000.0,"protocol":"tcp","protocols":["tcp"]}]"#,
-        r#"[{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61000,"nodePort":61001,"protocol":"tcp"}]"#,
-        &right.replace("}]", r#","NODEPORT":1}]"#),
-        &foreign,
-        &nested,
-        &huge,
-    ];
-    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/web-0");
-    for value in wrong {
-        let tampered = json!({"metadata": {"annotations": {MAPPING_ANNOTATION: value}}});
-        world.cluster.client().merge_patch(&path, &tampered).unwrap();
-        world.annotations.wait_for("web-0", LIMIT, |value| value == Some(&right)).unwrap();
+    let count = wrong_annotations("").len();
+    let pods: Vec<_> = (0..count.div_ceil(AT_ONCE)).map(|number| format!("web-{number}")).collect();
+    for (number, pod) in pods.iter().enumerate() {
+        world.create_pod(pod);
+        world.wait_for_entries(pod, 2);
+        let right = world.cluster.pod_annotation(NAMESPACE, pod).unwrap().unwrap();
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}");
+        for value in wrong_annotations(&right).into_iter().skip(number * AT_ONCE).take(AT_ONCE) {
+            let tampered = json!({"metadata": {"annotations": {MAPPING_ANNOTATION: value}}});
+            world.cluster.client().merge_patch(&path, &tampered).unwrap();
+            world.annotations.wait_for(pod, LIMIT, |value| value == Some(&right)).unwrap();
+        }
     }
-    // The agent still follows the Pod's Service.
+    // The agent still follows the Pods' Service.
     world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
-    world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
+    for pod in &pods {
+        world.annotations.wait_for(pod, LIMIT, |value| value.is_none()).unwrap();
+    }
     world.enable_service();
     world.assert_served("web-0");
 }

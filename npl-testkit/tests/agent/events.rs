@@ -111,13 +111,13 @@ fn a_mapping_that_has_the_node_port_of_a_service_is_reported_on_both() {
     world.create_pod("web-0");
     world.create_pod("web-1");
     world.wait_for_entries("web-1", 1);
-    let taken = world.address("web-0", Protocol::Tcp).port();
+    let taken = world.wait_for_entries("web-0", 1)[0].node_port;
     let service = json!({"metadata": {"name": "ingress"}, "spec": {"type": "NodePort", "selector": {"app": "ingress"},
                          "ports": [{"port": 80, "nodePort": taken}]}});
     world.cluster.client().create(&format!("/api/v1/namespaces/{NAMESPACE}/services"), &service).unwrap();
     wait_for_event(&world, "web-0", "NodePortConflict");
     wait_for_event(&world, "ingress", "NodePortShadowed");
-    assert_eq!(world.address("web-0", Protocol::Tcp).port(), taken, "no other node port is free");
+    assert_eq!(world.wait_for_entries("web-0", 1)[0].node_port, taken, "no other node port is free");
 }
 
 #[test]
@@ -187,7 +187,8 @@ fn an_agent_without_permission_for_events_serves_and_logs_a_warning() {
     world.cluster.create_service(&ServiceObject::new(NAMESPACE, "admin", "web", vec![nowhere]).enabled()).unwrap();
     world.create_pod("web-0");
     world.assert_served("web-0");
-    world.wait_for_metric(r#"npl_events_total{outcome="denied"} 1"#);
+    // That of the target port, and that of the two protocols of one Pod port.
+    world.wait_for_metric(r#"npl_events_total{outcome="denied"} 2"#);
     let log = std::fs::read_to_string(world.agent().process().log()).unwrap();
     assert!(log.contains("may not create and patch Events, so users do not see why"), "{log}");
     assert!(events(&world, "web-0").is_empty());

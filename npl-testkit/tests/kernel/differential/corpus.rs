@@ -26,7 +26,8 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// All steps in their order, from client addresses that no case with another number uses.
+    /// The steps of all connections and single packets, in the order of the schedule. `number` selects the client's
+    /// address, so that cases with different numbers share no address.
     pub(super) fn steps(&self, number: u16) -> Vec<Step> {
         let client = |family, index: usize| -> SocketAddr {
             (client(family, number), 20_000 + u16::try_from(index).unwrap()).into()
