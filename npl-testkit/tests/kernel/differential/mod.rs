@@ -40,7 +40,7 @@ const FIRST_CASE: u16 = 0x1000;
 
 /// Number of packets that are compared in each mode.
 fn packets() -> u64 {
-    setting("NPL_DIFFERENTIAL_PACKETS").unwrap_or(if is_emulated() { 3000 } else { 75_000 })
+    setting("NPL_DIFFERENTIAL_PACKETS").unwrap_or(if is_emulated() { 1500 } else { 75_000 })
 }
 
 fn setting(name: &str) -> Option<u64> {
