@@ -159,7 +159,8 @@ pub fn is_marked(ctx: &TcContext, config: &Config) -> bool {
 /// The last word of `skb->cb` that programs may use: the stack does not overwrite it.
 const MARK: usize = 4;
 
-/// Forwards a packet that was rewritten.
+/// Redirects a rewritten packet to its next hop. If the rewrite failed or the next hop is the stack, returns the verdict
+/// of the rewrite.
 #[inline(always)]
 pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, next_hop: NextHop<F>) -> Verdict {
     if rewritten.is_err() || next_hop.is_stack() {

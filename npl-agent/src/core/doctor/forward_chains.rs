@@ -122,7 +122,7 @@ impl Condition {
     }
 }
 
-/// `IFNAMSIZ`: rules compare names that are padded to this length, or a prefix.
+/// `IFNAMSIZ`: rules compare the whole interface name, zero-padded to this length, or a prefix such as `eth*`.
 const NAME_SIZE: usize = 16;
 /// `ct state new`, as nftables numbers the states.
 pub const STATE_NEW: u32 = 8;

@@ -126,7 +126,7 @@ fn foreign_programs_on_a_bridge_are_not_bypassed() {
     assert_eq!(redirected_after(&mut world, Forwarding::Redirect), ADDRESSES);
 }
 
-/// A redirected reply leaves an uplink as the host's packets do, and passes everything there.
+/// A redirected reply traverses the uplink's qdisc and TC programs like a packet of the host.
 #[test]
 fn foreign_programs_after_npls_on_an_uplink_are_not_bypassed() {
     let mut world = redirected();
