@@ -145,7 +145,8 @@ impl Uplinks {
     ///
     /// # Errors
     ///
-    /// If an address cannot be written to the BPF maps, or the pins of attached programs cannot be listed. A device that refuses is reported, and the others are served.
+    /// If an address cannot be written to the BPF maps, or the pins of attached programs cannot be listed. A device on
+    /// which attaching fails is reported, and the others are served.
     pub fn apply(
         &mut self,
         datapath: &mut Datapath,

@@ -42,7 +42,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(super::watch::WATCH_SECONDS a
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// When a connection counts as dead although nobody has closed it.
+/// The limits after which the agent gives up a connection that no longer carries answers, although neither end has
+/// closed it.
 #[derive(Debug, Clone, Copy)]
 struct Liveness {
     /// Time without a packet after which TCP probes the other end.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Watches the Pods of this Node, all Services and this Node, and sends their changes in the API server's order.
 //!
-//! A watch goes on at the last version that it has seen. If the API server's store was restored from a backup, the
+//! A watch resumes at the last version that it has received. If the API server's store was restored from a backup, the
 //! store has not reached that version, and the API server would send nothing until it has. So a watch that did not end
 //! on time asks for the newest version first, and starts again with a list if that is an older one.
 
@@ -229,8 +229,8 @@ impl<W: Watched> Follower<W> {
     }
 }
 
-/// The page with which a list goes on after a failure that the same page would repeat; `None` to request the same page
-/// again.
+/// The page from which a list continues, if a request for the same page would fail again; `None` to request the same
+/// page again.
 fn start_over(page: &Page, failure: FailureKind) -> Option<Page> {
     match failure {
         // The state of the first page has been compacted. An unpaged list cannot expire.

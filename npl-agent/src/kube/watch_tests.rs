@@ -286,16 +286,16 @@ async fn lists_and_watches_wait_as_long_as_the_api_server_asks() {
         request.answer_with_headers(429, &[("retry-after", seconds)], "Too many requests, please try again later.");
         Instant::now()
     };
-    let told = slow_down(scene.server.next_request().await, "25");
+    let answered = slow_down(scene.server.next_request().await, "25");
     let second = scene.server.next_request().await;
-    assert!(told.elapsed() >= Duration::from_secs(25), "{:?}", told.elapsed());
+    assert!(answered.elapsed() >= Duration::from_secs(25), "{:?}", answered.elapsed());
     page(second, None, "one");
     assert_eq!(service_names(&scene.change().await), ["one"]);
-    let told = slow_down(scene.server.next_request().await, "20");
+    let answered = slow_down(scene.server.next_request().await, "20");
     newest(scene.server.next_request().await, 10);
-    assert!(told.elapsed() >= Duration::from_secs(20), "{:?}", told.elapsed());
+    assert!(answered.elapsed() >= Duration::from_secs(20), "{:?}", answered.elapsed());
     // A proxy with a large value does not make the agent deaf for an hour.
-    let told = slow_down(scene.server.next_request().await, "3600");
+    let answered = slow_down(scene.server.next_request().await, "3600");
     newest(scene.server.next_request().await, 10);
-    assert!(told.elapsed() <= Duration::from_mins(2), "{:?}", told.elapsed());
+    assert!(answered.elapsed() <= Duration::from_mins(2), "{:?}", answered.elapsed());
 }

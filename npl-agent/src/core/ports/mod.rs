@@ -223,7 +223,7 @@ impl PortTable {
         }
     }
 
-    /// Whether a Pod may claim the port: nobody holds it, and no other Pod holds the number.
+    /// Whether a Pod may claim the port: no Pod holds the port, and no other Pod holds the number.
     pub(in crate::core) fn is_free_for(&self, frontend: Frontend, uid: &PodUid) -> bool {
         let is_its = |(_, claim): (Frontend, &Claim)| uid_of(claim) == Some(uid);
         self.is_available(frontend)
@@ -238,7 +238,7 @@ impl PortTable {
         is_its && self.is_well_placed(frontend)
     }
 
-    /// Whether nobody holds a number, and no other process uses it by one of these protocols.
+    /// Whether no Pod holds the number, and no other process uses the number by one of these protocols.
     fn is_free(&self, family: Family, node_port: NodePort, protocols: &[Protocol]) -> bool {
         let is_available = |protocol: &Protocol| self.is_available(Frontend { family, node_port, protocol: *protocol });
         protocols.iter().all(is_available) && self.of_number(node_port).next().is_none()

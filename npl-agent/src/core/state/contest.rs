@@ -21,7 +21,7 @@ const LONGEST_MILLIS: u64 = 60_000;
 /// A contest is over after this long without another writer.
 const OVER_MILLIS: u64 = 600_000;
 
-/// The Pods whose annotation others have changed lately.
+/// The Pods whose annotation another writer has changed within the last ten minutes.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Contests(BTreeMap<PodUid, Contest>);
 
