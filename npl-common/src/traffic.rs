@@ -23,7 +23,7 @@ pub const PROG_IDLE: &str = "npl_idle";
 pub const PROG_SHORTCUT: &str = "npl_shortcut";
 /// The XDP program that only returns.
 pub const PROG_IDLE_XDP: &str = "npl_idle_xdp";
-/// The TC program that counts at the Pod.
+/// The TC program that counts packets at their destination, a Pod or the client.
 pub const PROG_COUNT: &str = "npl_count";
 
 /// Random bits of a client's address and port together.
@@ -54,7 +54,7 @@ map_type! {
         pub ports: u32,
         /// Number of mappings that flows are distributed over in round-robin order.
         pub mappings: u32,
-        /// The first packet. Its IPv4 identification is the Pod port at which the packet must arrive.
+        /// The first packet. Its IPv4 identification is the destination port at which the packet must arrive.
         pub frame: [u8; FRAME_BYTES],
         /// If nonzero, each client has a random port and an address with [`RANDOM_ADDRESS_BITS`] random bits.
         pub random: u16,
@@ -74,16 +74,23 @@ pub mod fate {
 }
 
 map_type! {
-    /// The Pod endpoints at which packets are counted.
-    pub struct Target: 12, align 4 {
-        /// Network order.
-        pub pod_addr: [u8; 4],
-        /// First pod port, host order.
+    /// The packets that are counted: those that arrive at these ports and, if `source_port` is nonzero, from this
+    /// source.
+    pub struct Target: 20, align 4 {
+        /// Destination address, network order.
+        pub addr: [u8; 4],
+        /// First destination port, host order.
         pub port_min: u16,
-        /// Last pod port, host order, inclusive.
+        /// Last destination port, host order, inclusive.
         pub port_max: u16,
         /// Index of the Node's end of the Pod's device, for the program that only redirects.
         pub ifindex: u32,
+        /// Source address, network order.
+        pub source_addr: [u8; 4],
+        /// Source port, host order. Zero: packets from every source are counted.
+        pub source_port: u16,
+        /// Always zero.
+        pub reserved: u16,
     }
 }
 

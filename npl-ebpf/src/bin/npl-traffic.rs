@@ -81,7 +81,7 @@ pub fn npl_generate(ctx: XdpContext) -> u32 {
     generate(&ctx).unwrap_or(xdp_action::XDP_ABORTED)
 }
 
-/// Counts and drops packets that arrived at their intended port; passes all other packets to the Pod.
+/// Counts and drops packets that arrived at their intended port; passes all other packets on.
 #[classifier]
 pub fn npl_count(ctx: TcContext) -> i32 {
     if arrived(&ctx).is_some() { TC_ACT_SHOT } else { TC_ACT_UNSPEC }
@@ -176,7 +176,7 @@ const fn plus(word: u16, summand: u16) -> u16 {
     u16::from_be(word).wrapping_add(summand).to_be()
 }
 
-/// Counts a packet that has reached the intended Pod and port.
+/// Counts a packet that has reached the intended address and port, with the intended source if there is one.
 #[inline(always)]
 fn arrived(ctx: &TcContext) -> Option<()> {
     // The frame may be shorter than generated: the Node has removed the padding.
@@ -186,11 +186,13 @@ fn arrived(ctx: &TcContext) -> Option<()> {
     let target = TARGET.get(0)?;
     let port = u16::from_be(headers.destination_port);
     let is_there = headers.ether_type == ETH_P_IP
-        && headers.destination == target.pod_addr
+        && headers.destination == target.addr
         && port >= target.port_min
         && port <= target.port_max
         && headers.id == headers.destination_port;
-    if !is_there {
+    let is_from_source = target.source_port == 0
+        || headers.source == target.source_addr && u16::from_be(headers.source_port) == target.source_port;
+    if !is_there || !is_from_source {
         return None;
     }
     let counter = ARRIVED.get_ptr_mut(0)?;

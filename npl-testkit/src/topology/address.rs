@@ -76,6 +76,9 @@ impl Uplink {
     }
 }
 
+/// The Node's IPv4 gateway, as in [`FIRST_UPLINK`].
+pub(super) const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
 /// The client's end has the gateway's address in addition to the client's own address.
 pub(super) const FIRST_UPLINK: Uplink = Uplink {
     node: "addr add 192.0.2.10/24 dev {device}

@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 pub use self::address::{ClientAddresses, NodeAddresses, PodAddresses};
-use self::address::{FIRST_UPLINK, SECOND_UPLINK};
+use self::address::{FIRST_UPLINK, GATEWAY, SECOND_UPLINK};
 pub use self::device::{Device, Offload};
 use crate::netns::Netns;
 use crate::poll;
@@ -245,6 +245,17 @@ impl Topology {
         self.node.ip(&format!("link set {name} up"))?;
         wait_for_carrier(&self.node, name)?;
         wait_for_carrier(peer, "eth0")
+    }
+}
+
+impl Client {
+    /// Adds a permanent neighbor entry for the Node's gateway, which the first client is, so that the Node sends no ARP
+    /// requests.
+    pub fn fix_neighbour(&self) -> Result<()> {
+        let address = self.device.link_address()?.map(|byte| format!("{byte:02x}")).join(":");
+        let device = self.uplink.name();
+        let entry = format!("neigh replace {GATEWAY} lladdr {address} dev {device} nud permanent");
+        self.uplink.netns().ip(&entry).map(drop)
     }
 }
 

@@ -1,25 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The measured cases, and which of them are compared.
+//! The measured cases.
 
 use std::fmt;
 
-use npl_testkit::echo::Protocol;
-use npl_testkit::meter::Entry;
+use npl_testkit::meter::{Entry, Segment};
 
 /// The number of mappings in most cases: enough for some hundred Pods.
 pub(crate) const MAPPINGS: u16 = 500;
 /// The largest measured number of mappings.
 pub(crate) const MOST_MAPPINGS: u16 = 10_000;
 
-/// The traffic that the client sends.
+/// The packets that are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Workload {
-    /// One established UDP flow, opened by two real requests to which the Pod responded.
+    /// Requests of one established UDP flow, opened by two real requests to which the Pod responded.
     Established,
+    /// Replies of such a flow, sent by the Pod and counted at the client.
+    Replies,
     /// TCP SYNs, each from a different client address or port, spread evenly over the mappings.
     NewFlows,
     /// TCP SYNs, each from a random client address and port that was not used before.
     SynFlood,
+    /// TCP ACKs of no connection, from the same clients.
+    AckFlood,
+    /// UDP datagrams from the same clients.
+    UdpFlood,
+    /// First fragments of UDP datagrams from the same clients. The other fragments are never sent.
+    FragmentFlood,
 }
 
 impl Workload {
@@ -27,17 +34,28 @@ impl Workload {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Established => "established",
+            Self::Replies => "replies",
             Self::NewFlows => "new_flows",
             Self::SynFlood => "syn_flood",
+            Self::AckFlood => "ack_flood",
+            Self::UdpFlood => "udp_flood",
+            Self::FragmentFlood => "fragment_flood",
         }
     }
 
-    /// The transport protocol of the packets.
-    pub(crate) const fn protocol(self) -> Protocol {
+    /// The packets' kind.
+    pub(crate) const fn segment(self) -> Segment {
         match self {
-            Self::Established => Protocol::Udp,
-            Self::NewFlows | Self::SynFlood => Protocol::Tcp,
+            Self::Established | Self::Replies | Self::UdpFlood => Segment::Datagram,
+            Self::NewFlows | Self::SynFlood => Segment::Syn,
+            Self::AckFlood => Segment::Ack,
+            Self::FragmentFlood => Segment::FirstFragment,
         }
+    }
+
+    /// Whether all packets belong to one established flow.
+    pub(crate) const fn is_one_flow(self) -> bool {
+        matches!(self, Self::Established | Self::Replies)
     }
 }
 
@@ -226,8 +244,8 @@ impl Mode {
         }
     }
 
-    /// Where packets enter the Node.
-    pub(crate) const fn entry(self) -> Entry {
+    /// Where requests enter the Node.
+    const fn entry(self) -> Entry {
         match self {
             Self::RoutingWire | Self::OursWire | Self::OursXdp => Entry::Wire,
             Self::ShortcutXdp => Entry::Pod,
@@ -262,114 +280,15 @@ impl Case {
     pub(crate) const fn network(self) -> Self {
         Self { workload: self.workload, mode: self.mode.network() }
     }
+
+    /// Where packets enter the Node.
+    pub(crate) const fn entry(self) -> Entry {
+        if matches!(self.workload, Workload::Replies) { Entry::PodUplink } else { self.mode.entry() }
+    }
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} by {}", self.workload.name(), self.mode.name())
     }
-}
-
-/// Two cases that are compared round by round.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ratio {
-    /// The case in the numerator.
-    pub(crate) numerator: Case,
-    /// The case in the denominator, usually with the same workload.
-    pub(crate) denominator: Case,
-    /// The lower bound that the project aims for.
-    pub(crate) aim: Option<f64>,
-}
-
-impl Ratio {
-    /// The name in results and for `--only`.
-    pub(crate) fn name(&self) -> String {
-        let Self { numerator, denominator, aim: _ } = self;
-        let base = denominator.mode.name();
-        let base = if numerator.workload == denominator.workload {
-            base
-        } else {
-            format!("{}_{base}", denominator.workload.name())
-        };
-        format!("{}_{}_vs_{base}", numerator.workload.name(), numerator.mode.name())
-    }
-}
-
-/// Every comparison, in display order.
-pub(crate) const RATIOS: [Ratio; 46] = {
-    use Mode::{
-        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursMitigated, OursOf, OursOffload,
-        OursOffloadConntrack, OursRedirect, OursWire, OursXdp, Routing, RoutingBesideIdle, RoutingBesideOurs,
-        RoutingConntrack, RoutingWire, Shortcut, ShortcutXdp,
-    };
-    use Workload::{Established, NewFlows, SynFlood};
-    [
-        ratio(Established, Ours, Routing, Some(0.92)),
-        ratio(Established, Ours, Iptables(1), Some(1.3)),
-        ratio(Established, Ours, Nftables, None),
-        ratio(Established, OursRedirect, Routing, Some(1.35)),
-        ratio(Established, OursRedirect, Iptables(1), None),
-        ratio(Established, OursOffload, Routing, Some(1.35)),
-        ratio(Established, OursOffloadConntrack, RoutingConntrack, None),
-        ratio(Established, RoutingBesideOurs, Routing, Some(0.98)),
-        ratio(Established, OursConntrack, RoutingConntrack, None),
-        ratio(Established, OursConntrack, Iptables(1), None),
-        ratio(Established, OursMitigated, Routing, None),
-        ratio(Established, OursWire, RoutingWire, None),
-        ratio(Established, OursXdp, RoutingWire, None),
-        ratio(Established, OursXdp, OursWire, None),
-        ratio(NewFlows, Ours, Routing, None),
-        ratio(NewFlows, Ours, Iptables(1), None),
-        ratio(NewFlows, Ours, Iptables(MAPPINGS), Some(10.0)),
-        ratio(NewFlows, Ours, IptablesNewest(MAPPINGS), Some(10.0)),
-        ratio(NewFlows, Ours, Nftables, Some(3.5)),
-        ratio(NewFlows, OursRedirect, Iptables(MAPPINGS), Some(12.0)),
-        ratio(NewFlows, OursRedirect, IptablesNewest(MAPPINGS), Some(12.0)),
-        ratio(NewFlows, OursRedirect, Nftables, None),
-        ratio(NewFlows, OursOf(100), OursOf(1), Some(0.95)),
-        ratio(NewFlows, OursOf(1000), OursOf(1), Some(0.95)),
-        ratio(NewFlows, OursOf(MOST_MAPPINGS), OursOf(1), Some(0.95)),
-        ratio(NewFlows, OursConntrack, RoutingConntrack, None),
-        ratio(NewFlows, OursConntrack, Iptables(MAPPINGS), None),
-        ratio(NewFlows, OursWire, RoutingWire, None),
-        ratio(NewFlows, OursXdp, RoutingWire, None),
-        ratio(NewFlows, OursXdp, OursWire, None),
-        ratio(SynFlood, Ours, Routing, None),
-        Ratio { denominator: Case { workload: Established, mode: Ours }, ..ratio(SynFlood, Ours, Ours, None) },
-        // The cost of any program at the hook, and the additional cost of NPL's program.
-        ratio(Established, RoutingBesideIdle, Routing, None),
-        ratio(Established, RoutingBesideOurs, RoutingBesideIdle, None),
-        // Upper bounds: plain routing for translation in the stack, and a minimal redirect for a bypass of the stack.
-        ratio(Established, Routing, Iptables(1), None),
-        ratio(NewFlows, Routing, Iptables(MAPPINGS), None),
-        ratio(NewFlows, Routing, IptablesNewest(MAPPINGS), None),
-        ratio(NewFlows, Routing, Nftables, None),
-        ratio(Established, Shortcut, Routing, None),
-        ratio(Established, ShortcutXdp, Routing, None),
-        ratio(Established, OursRedirect, Shortcut, None),
-        ratio(NewFlows, Shortcut, Iptables(MAPPINGS), None),
-        ratio(NewFlows, Shortcut, IptablesNewest(MAPPINGS), None),
-        ratio(NewFlows, ShortcutXdp, Iptables(MAPPINGS), None),
-        ratio(NewFlows, ShortcutXdp, IptablesNewest(MAPPINGS), None),
-        ratio(NewFlows, OursRedirect, Shortcut, None),
-    ]
-};
-
-const fn ratio(workload: Workload, mode: Mode, base: Mode, aim: Option<f64>) -> Ratio {
-    Ratio { numerator: Case { workload, mode }, denominator: Case { workload, mode: base }, aim }
-}
-
-/// The cases that `ratios` compare, without duplicates. Cases that share a network are grouped and measured one right
-/// after the other.
-pub(crate) fn needed_for(ratios: &[Ratio]) -> Vec<Vec<Case>> {
-    let mut networks: Vec<Vec<Case>> = Vec::new();
-    for case in ratios.iter().flat_map(|ratio| [ratio.denominator, ratio.numerator]) {
-        let shared = networks.iter_mut().find(|cases| cases.iter().any(|other| other.network() == case.network()));
-        match shared {
-            Some(cases) if cases.contains(&case) => {}
-            Some(cases) => cases.push(case),
-            None => networks.push(vec![case]),
-        }
-    }
-    networks
 }

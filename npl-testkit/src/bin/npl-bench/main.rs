@@ -18,6 +18,7 @@ mod control_plane;
 mod figures;
 mod ours;
 mod program;
+mod ratios;
 mod report;
 mod sockets;
 mod tcp;
@@ -33,8 +34,9 @@ use clap::Parser;
 use npl_testkit::run::Run;
 use npl_testkit::{interrupt, process};
 
-use self::cases::{Case, RATIOS, Ratio};
+use self::cases::Case;
 use self::figures::{Figure, Row, Samples, Stage};
+use self::ratios::{RATIOS, Ratio};
 use self::report::{Format, Report};
 use self::testbed::Testbed;
 
@@ -156,7 +158,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         bail!("no ratio or figure name contains {:?}; available names: {}", arguments.only, known.join(", "));
     }
     let effort = if arguments.quick { QUICK } else { FULL };
-    let samples = measure(arguments, &cases::needed_for(&ratios), effort)?;
+    let samples = measure(arguments, &ratios::needed_for(&ratios), effort)?;
     let mut seen = Samples::default();
     program::measure(&figures, &arguments.traffic_object, effort, &mut seen)?;
     sockets::measure(&figures, effort, &mut seen)?;

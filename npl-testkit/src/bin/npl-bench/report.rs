@@ -9,8 +9,9 @@ use clap::ValueEnum;
 use comfy_table::{CellAlignment, Table, TableStyle, presets};
 use serde::Serialize;
 
-use crate::cases::{Case, Ratio};
+use crate::cases::Case;
 use crate::figures::{self, Row};
+use crate::ratios::Ratio;
 
 /// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -169,7 +170,8 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::{Format, Report, Spread};
-    use crate::cases::{Case, Mode, Ratio, Workload};
+    use crate::cases::{Case, Mode, Workload};
+    use crate::ratios::Ratio;
 
     #[test]
     fn a_ratio_meets_its_goal_with_the_median_of_its_rounds() {

@@ -2,18 +2,17 @@
 //! A test network of the bench: client, Node and Pod, the Node's translation, and the packet generator and counter.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use aya::programs::ProgramInfo;
 use aya::sys::{Stats, enable_stats};
 use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::core::devices::xdp::Attach;
 use npl_common::names::PROG_INGRESS;
 use npl_testkit::echo::{EchoServer, Protocol};
-use npl_testkit::meter::{self, Clients, Entry, Flows, Lost, Meter};
+use npl_testkit::meter::{self, Arrival, Clients, Entry, Flows, Lost, Meter};
 use npl_testkit::run::Run;
 use npl_testkit::topology::{Client, Offload, Options, Pod, Topology};
 use npl_testkit::{poll, traffic};
@@ -58,10 +57,6 @@ impl Mappings {
     pub(crate) fn ports(self) -> impl Iterator<Item = (u16, u16)> {
         (0..self.count).map(|n| (FIRST_NODE_PORT + n, FIRST_POD_PORT + n))
     }
-
-    const fn pod_ports(self) -> RangeInclusive<u16> {
-        FIRST_POD_PORT..=FIRST_POD_PORT + self.count - 1
-    }
 }
 
 /// A network and everything that its cases need. Removed in field order when dropped.
@@ -83,21 +78,27 @@ impl Testbed {
         let pod = topology.add_pod(run, "pod")?;
         let client = topology.client();
         pod.fix_neighbour()?;
-        match mode.entry() {
+        let entry = Case { workload, mode }.entry();
+        match entry {
             Entry::Uplink => {}
+            Entry::PodUplink => client.fix_neighbour()?,
             Entry::Wire => join_drivers(client)?,
             Entry::Pod => pod.device.set_offloads(&[Offload::Gro], true)?,
         }
-        let mappings = Mappings { protocol: workload.protocol(), pod_ip: pod.ip(), count: mode.mappings() };
+        let mappings = Mappings { protocol: workload.segment().protocol(), pod_ip: pod.ip(), count: mode.mappings() };
         let ours = translate(run, &name, mode, &topology, mappings)?;
+        if mode.has_conntrack() {
+            // A flow must not expire between two samples. The sysctl is in whole seconds.
+            topology.node().sysctl("net/netfilter/nf_conntrack_udp_timeout_stream", "86400")?;
+        }
         let flows_of = |case: &Case| Ok((*case, flows(*case, &topology, &pod)?));
         let flows: Vec<_> = cases.iter().map(flows_of).collect::<Result<_>>()?;
-        if let (Workload::Established, Some(Ours { datapath, .. })) = (workload, &ours) {
+        if let (true, Some(Ours { datapath, .. })) = (workload.is_one_flow(), &ours) {
             let translated = cases.iter().filter(|case| case.mode.is_translated()).count();
             ensure!(datapath.tables.flow_count()? == translated, "the Pod's responses did not establish the flows");
         }
-        let (_, first) = flows.first().context("the case has no flows")?;
-        let mut meter = Meter::new(object, client, first, &pod, mappings.pod_ports())?;
+        let (_, first) = flows.first().context("the network has no flows")?;
+        let mut meter = Meter::new(object, client, &pod, first)?;
         if mode == Mode::Shortcut {
             meter.attach_shortcut()?;
         }
@@ -125,15 +126,19 @@ impl Testbed {
 
     fn measure(&mut self, case: Case, effort: Effort) -> Result<f64> {
         let packets = match case.workload {
-            Workload::Established => effort.established,
-            Workload::NewFlows | Workload::SynFlood => effort.new_flows,
+            Workload::Established | Workload::Replies => effort.established,
+            Workload::NewFlows
+            | Workload::SynFlood
+            | Workload::AckFlood
+            | Workload::UdpFlood
+            | Workload::FragmentFlood => effort.new_flows,
         };
         self.send(case, packets, effort.longest)
     }
 
     fn send(&mut self, case: Case, packets: u64, longest: Duration) -> Result<f64> {
         let rate = self.meter.measure(packets, longest)?;
-        if case.workload != Workload::Established && case.mode.has_conntrack() {
+        if !case.workload.is_one_flow() && case.mode.has_conntrack() {
             // The conntrack table has room for the flows of one sample only.
             self.topology.node().forget_connections()?;
         }
@@ -184,22 +189,44 @@ impl Testbed {
     }
 }
 
-/// The traffic of a case. Opens the flow of an established workload.
+/// The traffic of a case. Opens the flow of a workload of one flow.
 fn flows(case: Case, topology: &Topology, pod: &Pod) -> Result<Flows> {
     let Case { workload, mode } = case;
-    let (first, spread) = mode.flows_to();
+    let (first, mappings) = mode.flows_to();
+    let pod_port = FIRST_POD_PORT + first;
     let server: SocketAddr = if mode.is_translated() {
         (topology.node_addresses().v4, FIRST_NODE_PORT + first).into()
     } else {
-        (pod.ip(), FIRST_POD_PORT + first).into()
+        (pod.ip(), pod_port).into()
     };
+    if workload == Workload::Replies {
+        return replies(case, topology, pod, server);
+    }
     let (source, clients) = match workload {
-        Workload::Established => (establish(topology, pod, server)?, Clients::One),
+        Workload::Established | Workload::Replies => (establish(topology, pod, server)?, Clients::One),
         Workload::NewFlows => (FIRST_CLIENT, Clients::InTurn { ports: PORTS_PER_CLIENT }),
-        Workload::SynFlood => (FIRST_RANDOM_CLIENT, Clients::Random),
+        Workload::SynFlood | Workload::AckFlood | Workload::UdpFlood | Workload::FragmentFlood => {
+            (FIRST_RANDOM_CLIENT, Clients::Random)
+        }
     };
-    let frame = meter::frame(workload.protocol(), topology.client(), source, server, FIRST_POD_PORT + first)?;
-    Ok(Flows { frame, clients, entry: mode.entry(), mappings: spread })
+    let client = topology.client();
+    let frame = meter::frame(workload.segment(), [&client.device, &client.uplink], [source, server], pod_port)?;
+    let ports = [FIRST_POD_PORT, FIRST_POD_PORT + mode.mappings() - 1];
+    let arrival = Arrival { address: pod.ip(), ports, source: None };
+    Ok(Flows { frame, clients, entry: case.entry(), mappings, arrival })
+}
+
+/// Replies of an established flow: sent by the Pod, counted at the client if they come from `server`.
+fn replies(case: Case, topology: &Topology, pod: &Pod, server: SocketAddr) -> Result<Flows> {
+    let client = establish(topology, pod, server)?;
+    let pod_end = SocketAddr::from((pod.ip(), FIRST_POD_PORT));
+    let devices = [&pod.device, &pod.host_device];
+    let frame = meter::frame(case.workload.segment(), devices, [pod_end, client], client.port())?;
+    let (SocketAddr::V4(from), SocketAddr::V4(to)) = (server, client) else {
+        bail!("the bench sends IPv4 packets only")
+    };
+    let arrival = Arrival { address: *to.ip(), ports: [to.port(); 2], source: Some(from) };
+    Ok(Flows { frame, clients: Clients::One, entry: case.entry(), mappings: 1, arrival })
 }
 
 /// The number of runs of a program and their total time in nanoseconds.

@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::util::KernelVersion;
 use npl_common::traffic::random_client;
-use npl_testkit::echo::Protocol;
 use npl_testkit::live_frames;
-use npl_testkit::meter::{self, Clients, Entry, Flows, Meter};
+use npl_testkit::meter::{self, Arrival, Clients, Entry, Flows, Meter, Segment};
 use npl_testkit::packet::{Packet, tcp_flags};
 
 use super::FLOODED_PORT;
@@ -43,10 +42,11 @@ impl<'p> Source<'p> {
         let (pod, _) = &world.pods[1];
         pod.fix_neighbour().unwrap();
         let client = world.topology.client();
-        let frame = meter::frame(Protocol::Tcp, client, (FIRST_CLIENT, 0).into(), flooded, POD_PORT).unwrap();
-        let flows = Flows { frame, clients: Clients::Random, entry: Entry::Uplink, mappings: 1 };
-        let ports = POD_PORT..=POD_PORT;
-        Self::Uplink(Box::new(Meter::new(&meter::object().unwrap(), client, &flows, pod, ports).unwrap()))
+        let (devices, ends) = ([&client.device, &client.uplink], [(FIRST_CLIENT, 0).into(), flooded]);
+        let frame = meter::frame(Segment::Syn, devices, ends, POD_PORT).unwrap();
+        let arrival = Arrival { address: pod.ip(), ports: [POD_PORT; 2], source: None };
+        let flows = Flows { frame, clients: Clients::Random, entry: Entry::Uplink, mappings: 1, arrival };
+        Self::Uplink(Box::new(Meter::new(&meter::object().unwrap(), client, pod, &flows).unwrap()))
     }
 
     /// Sends SYNs from one processor, at most until `is_over`; returns their number.

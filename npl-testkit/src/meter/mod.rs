@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sends generated packets into the Node's uplink from inside the kernel and counts those that arrive at the Pod.
+//! Sends generated packets into the Node from inside the kernel and counts those that arrive at a Pod or a client.
+
+mod dispatcher;
+mod frame;
 
 use std::env;
 use std::error::Error;
 use std::fmt;
-use std::net::SocketAddr;
-use std::ops::RangeInclusive;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,17 +22,22 @@ use npl_common::traffic::{
     Traffic, fate,
 };
 
-use crate::echo::Protocol;
+pub use self::frame::{Segment, frame};
+
+use self::dispatcher::IdleDevice;
 use crate::interrupt;
 use crate::live_frames::{self, Stopwatch};
-use crate::packet::{Ethernet, Packet, tcp_flags};
 use crate::topology::{Client, Device, Pod};
 use crate::{poll, tools};
 
 /// Packets sent between two checks for an interruption.
 const CHUNK: u32 = 50_000;
 
-/// The time that packets in flight need to reach the Pod after the last one is sent.
+/// Packets of a call, and number of calls, that measure the cost of a call. A call without packets does not run.
+const SMALLEST: u32 = 2;
+const SMALL_CALLS: usize = 9;
+
+/// The time that packets in flight need to arrive after the last one is sent.
 const STRAGGLERS: Duration = Duration::from_millis(500);
 
 /// Tolerated packet loss in 1/1000. With more loss, the measured rate is not the forwarding rate.
@@ -44,7 +51,7 @@ pub fn object() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A packet generator at one end of the Node's uplink and a counter on a Pod's device. Both are detached when dropped.
+/// A packet generator and a counter at the packets' destination. Both are detached when dropped.
 #[derive(Debug)]
 pub struct Meter {
     ebpf: Ebpf,
@@ -52,9 +59,12 @@ pub struct Meter {
     /// The device for which the generator runs.
     entry: Device,
     ifindex: u32,
+    /// Index of the Node's end of the Pod's veth pair.
+    pod_ifindex: u32,
     frame: [u8; FRAME_BYTES],
     /// The link of the idle program, if it is attached.
     idle: Option<SchedClassifierLinkId>,
+    idle_device: IdleDevice,
 }
 
 /// The generated flows.
@@ -68,6 +78,19 @@ pub struct Flows {
     pub entry: Entry,
     /// The number of mappings over which the packets are spread.
     pub mappings: u16,
+    /// The packets that are counted.
+    pub arrival: Arrival,
+}
+
+/// The addresses and ports with which packets have to arrive in order to be counted.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// The destination address.
+    pub address: Ipv4Addr,
+    /// The first and the last destination port.
+    pub ports: [u16; 2],
+    /// The source address and port; without it, packets from every source are counted.
+    pub source: Option<SocketAddrV4>,
 }
 
 /// Where packets enter the Node.
@@ -80,6 +103,8 @@ pub enum Entry {
     Wire,
     /// At the Pod's end of its veth pair, as frames from the uplink's driver. Requires GRO at the Pod's end.
     Pod,
+    /// Above the driver of the Node's end of the Pod's veth pair, as frames that the Pod has sent.
+    PodUplink,
 }
 
 /// The clients of the generated flows.
@@ -114,27 +139,27 @@ impl fmt::Display for Lost {
 impl Error for Lost {}
 
 impl Meter {
-    /// Loads the generator and the counter. The counter consumes packets to `ports`, so the Pod itself receives none of
+    /// Loads the generator and the counter. The counter consumes the packets: neither the Pod nor the client receives
     /// them.
-    pub fn new(object: &Path, client: &Client, flows: &Flows, to: &Pod, ports: RangeInclusive<u16>) -> Result<Self> {
+    pub fn new(object: &Path, client: &Client, pod: &Pod, flows: &Flows) -> Result<Self> {
         let mut ebpf =
             EbpfLoader::new().load_file(object).with_context(|| format!("load the generator {}", object.display()))?;
         let entry = match flows.entry {
             Entry::Uplink | Entry::Pod => client.uplink.clone(),
             Entry::Wire => client.device.clone(),
+            Entry::PodUplink => pod.host_device.clone(),
         };
-        let target = target(to, &ports)?;
-        Array::try_from(ebpf.map_mut(MAP_TARGET).context("the object has no counter")?)?.set(0, target, 0)?;
-
+        let device = if flows.entry == Entry::PodUplink { &client.device } else { &pod.device };
         let generator: &mut Xdp = ebpf.program_mut(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         generator.load().context("load the packet generator")?;
         let counter: &mut SchedClassifier =
             ebpf.program_mut(PROG_COUNT).context("the object has no counter")?.try_into()?;
         counter.load().context("load the counter")?;
-        let device = to.device.name();
-        to.netns.run(|| counter.attach(device, TcAttachType::Ingress))?.context("attach the counter to the Pod")?;
-        let (uplink, ifindex) = (client.uplink.clone(), entry.ifindex()?);
-        let mut meter = Self { ebpf, uplink, entry, ifindex, frame: flows.frame, idle: None };
+        let attached = device.netns().run(|| counter.attach(device.name(), TcAttachType::Ingress))?;
+        attached.with_context(|| format!("attach the counter to {}", device.name()))?;
+        let (uplink, ifindex, pod_ifindex) = (client.uplink.clone(), entry.ifindex()?, pod.host_device.ifindex()?);
+        let (frame, idle_device) = (flows.frame, IdleDevice::new()?);
+        let mut meter = Self { ebpf, uplink, entry, ifindex, pod_ifindex, frame, idle: None, idle_device };
         meter.turn_to(flows)?;
         Ok(meter)
     }
@@ -147,7 +172,7 @@ impl Meter {
             Clients::Random => (0, 1),
         };
         let fate = match flows.entry {
-            Entry::Uplink => fate::RECEIVED,
+            Entry::Uplink | Entry::PodUplink => fate::RECEIVED,
             Entry::Wire => fate::SENT,
             Entry::Pod => fate::REDIRECTED,
         };
@@ -156,6 +181,8 @@ impl Meter {
         let Traffic { next, .. } = traffic.get(&0, 0)?;
         let (mappings, frame) = (flows.mappings.into(), flows.frame);
         traffic.set(0, Traffic { next, ports, mappings, frame, random, fate }, 0)?;
+        let target = flows.arrival.target(self.pod_ifindex);
+        Array::try_from(self.ebpf.map_mut(MAP_TARGET).context("the object has no counter")?)?.set(0, target, 0)?;
         self.frame = frame;
         Ok(())
     }
@@ -202,8 +229,13 @@ impl Meter {
     ///
     /// # Errors
     ///
-    /// [`Lost`], if more packets were lost than [`TOLERATED_PER_MILLE`].
+    /// [`Lost`], if more packets were lost than [`TOLERATED_PER_MILLE`]. Any other error if the generator's calls
+    /// themselves took more than 1 % of the time.
     pub fn measure(&mut self, packets: u64, limit: Duration) -> Result<f64> {
+        let idle_device = &self.idle_device;
+        let generator: &mut Xdp =
+            self.ebpf.program_mut(PROG_GENERATE).context("the object has no generator")?.try_into()?;
+        let _in_dispatcher = idle_device.attach(generator)?;
         let before = self.arrived()?;
         let (packets, elapsed) = self.send_alone(packets, limit)?;
         let expected = packets - packets * TOLERATED_PER_MILLE / 1000;
@@ -222,21 +254,26 @@ impl Meter {
         self.entry.netns().run(|| live_frames::run(program, &self.frame, self.ifindex, packets))?
     }
 
-    /// Sends packets from a processor reserved for this work. Returns the number of packets and the elapsed time.
+    /// Sends packets from a processor reserved for this work. Returns the number of packets of the sample and the elapsed
+    /// time.
     fn send_alone(&self, packets: u64, limit: Duration) -> Result<(u64, Duration)> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();
         self.entry.netns().run(|| {
             live_frames::occupy_one_processor()?;
+            let call = |packets| live_frames::run(program, &self.frame, self.ifindex, packets);
+            let cost = cost_of_a_call(call)?;
             let stopwatch = Stopwatch::start()?;
-            let mut sent = 0;
+            let (mut sent, mut calls) = (0, 0);
             while sent < packets && stopwatch.elapsed()? < limit {
                 ensure!(!interrupt::is_requested(), "interrupted");
                 let now = u32::try_from(packets - sent).unwrap_or(CHUNK).min(CHUNK);
-                live_frames::run(program, &self.frame, self.ifindex, now)?;
-                sent += u64::from(now);
+                call(now)?;
+                (sent, calls) = (sent + u64::from(now), calls + 1);
             }
-            Ok((sent, stopwatch.elapsed()?))
+            let elapsed = stopwatch.elapsed()?;
+            dispatcher::check(cost, calls, elapsed)?;
+            Ok((sent, elapsed))
         })?
     }
 
@@ -256,29 +293,23 @@ impl Meter {
     }
 }
 
-fn target(pod: &Pod, ports: &RangeInclusive<u16>) -> Result<Target> {
-    let (port_min, port_max) = (*ports.start(), *ports.end());
-    Ok(Target { pod_addr: pod.ip().octets(), port_min, port_max, ifindex: pod.host_device.ifindex()? })
+/// The median time of calls with almost no packets. Their packets do not belong to the sample.
+fn cost_of_a_call(call: impl Fn(u32) -> Result<()>) -> Result<Duration> {
+    let mut times = [Duration::ZERO; SMALL_CALLS];
+    for time in &mut times {
+        let stopwatch = Stopwatch::start()?;
+        call(SMALLEST)?;
+        *time = stopwatch.elapsed()?;
+    }
+    times.sort_unstable();
+    Ok(times[SMALL_CALLS / 2])
 }
 
-/// The first frame, a datagram or a SYN: from `source` through the client's uplink to `pod_port`.
-pub fn frame(
-    protocol: Protocol,
-    client: &Client,
-    source: SocketAddr,
-    server: SocketAddr,
-    pod_port: u16,
-) -> Result<[u8; FRAME_BYTES]> {
-    let mut packet = match protocol {
-        Protocol::Udp => Packet::udp(source, server, &[0; FRAME_BYTES - 14 - 20 - 8]),
-        Protocol::Tcp => Packet::tcp(source, server, tcp_flags::SYN, &[]),
-        Protocol::Sctp => bail!("the generator does not support SCTP"),
-    };
-    let (destination, source) = (client.uplink.link_address()?, client.device.link_address()?);
-    packet.ethernet = Some(Ethernet { destination, source, vlans: Vec::new() });
-    packet.ipv4_mut().context("an IPv4 packet")?.identification = pod_port;
-    let mut bytes = packet.build();
-    // Ethernet pads frames below the minimum length.
-    bytes.resize(FRAME_BYTES, 0);
-    bytes.try_into().ok().context("a frame of the right length")
+impl Arrival {
+    /// The settings of the counter, and of the program that only redirects to the Pod.
+    fn target(&self, ifindex: u32) -> Target {
+        let [port_min, port_max] = self.ports;
+        let (source_addr, source_port) = self.source.map_or_else(Default::default, |it| (it.ip().octets(), it.port()));
+        Target { addr: self.address.octets(), port_min, port_max, ifindex, source_addr, source_port, reserved: 0 }
+    }
 }

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Keeps the generator in the kernel's XDP dispatcher, and measures the cost of one call of the generator.
+//!
+//! The dispatcher is a generated function that calls XDP programs directly instead of through a pointer.
+//! `BPF_PROG_TEST_RUN` enters its program at the start of each call and removes the program at the end. The kernel waits
+//! for an RCU grace period in both steps: some 28 ms per call, in which no packet is sent. A program that is attached to
+//! a device is in the dispatcher already, so that the kernel skips both steps.
+
+use std::fs::File;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use aya::programs::Xdp;
+use aya::programs::xdp::{XdpLink, XdpMode};
+use nix::sched::{CloneFlags, setns, unshare};
+
+use crate::process;
+
+/// The interface index of the loopback device in every network namespace.
+const LOOPBACK: u32 = 1;
+
+/// The largest part of a sample that calls may take without sending packets, in thousandths.
+const TOLERATED_PER_MILLE: u32 = 10;
+
+/// The loopback device of a network namespace of its own, on which no packet is ever received.
+#[derive(Debug)]
+pub(super) struct IdleDevice {
+    namespace: File,
+}
+
+impl IdleDevice {
+    pub(super) fn new() -> Result<Self> {
+        let namespace = process::on_own_thread(|| {
+            unshare(CloneFlags::CLONE_NEWNET).context("create a network namespace")?;
+            File::open("/proc/thread-self/ns/net").context("open the network namespace")
+        });
+        Ok(Self { namespace: namespace? })
+    }
+
+    /// Attaches `program` until the link is dropped.
+    pub(super) fn attach(&self, program: &mut Xdp) -> Result<XdpLink> {
+        let id = process::on_own_thread(|| {
+            setns(&self.namespace, CloneFlags::CLONE_NEWNET).context("enter the namespace of the idle device")?;
+            program.attach_to_if_index(LOOPBACK, XdpMode::Skb).context("attach the generator to an idle device")
+        });
+        program.take_link(id?).context("take the generator's link")
+    }
+}
+
+/// Checks that `calls` calls without packets take at most one hundredth of a sample.
+///
+/// # Errors
+///
+/// If they take longer: the rate would contain time that is not spent on packets.
+pub(super) fn check(cost: Duration, calls: u32, sample: Duration) -> Result<()> {
+    let overhead = cost * calls;
+    ensure!(
+        overhead * 1000 <= sample * TOLERATED_PER_MILLE,
+        "the generator's own overhead is {overhead:.1?} of a sample of {sample:.1?} ({calls} calls of {cost:.1?}), more than \
+         1 %: the rate would be too low"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::check;
+
+    #[test]
+    fn overhead_above_one_percent_of_the_sample_is_an_error() {
+        let sample = Duration::from_millis(700);
+        check(Duration::from_micros(14), 20, sample).unwrap();
+        check(Duration::from_micros(350), 20, sample).unwrap();
+        let error = check(Duration::from_micros(351), 20, sample).unwrap_err().to_string();
+        assert!(error.contains("7.0ms of a sample of 700.0ms (20 calls of 351.0µs)"), "{error}");
+        check(Duration::from_millis(28), 20, sample).unwrap_err();
+    }
+}

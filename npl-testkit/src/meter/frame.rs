@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The frames that the generator starts from.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result};
+use npl_common::traffic::FRAME_BYTES;
+
+use crate::echo::Protocol;
+use crate::packet::{Ethernet, Packet, tcp_flags};
+use crate::topology::Device;
+
+/// Bytes of the Ethernet, IPv4 and UDP headers.
+const UDP_HEADERS: usize = 14 + 20 + 8;
+
+/// Payload of a first fragment: with the UDP header a multiple of eight bytes, as all fragments but the last one are.
+const FRAGMENT_PAYLOAD: usize = 16;
+
+/// A generated packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Segment {
+    /// A UDP datagram.
+    Datagram,
+    /// A TCP segment with the flag SYN.
+    Syn,
+    /// A TCP segment with the flag ACK.
+    Ack,
+    /// The first fragment of a UDP datagram whose other fragments never follow.
+    FirstFragment,
+}
+
+impl Segment {
+    /// The transport protocol.
+    pub const fn protocol(self) -> Protocol {
+        match self {
+            Self::Datagram | Self::FirstFragment => Protocol::Udp,
+            Self::Syn | Self::Ack => Protocol::Tcp,
+        }
+    }
+
+    fn packet(self, source: SocketAddr, destination: SocketAddr) -> Packet {
+        match self {
+            Self::Datagram => Packet::udp(source, destination, &[0; FRAME_BYTES - UDP_HEADERS]),
+            Self::Syn => Packet::tcp(source, destination, tcp_flags::SYN, &[]),
+            Self::Ack => Packet::tcp(source, destination, tcp_flags::ACK, &[]),
+            Self::FirstFragment => Packet::udp(source, destination, &[0; FRAGMENT_PAYLOAD]),
+        }
+    }
+}
+
+/// The first frame, as sent by device `from` to device `to`. The packet must arrive at port `arrives_at`.
+pub fn frame(
+    segment: Segment,
+    [from, to]: [&Device; 2],
+    [source, destination]: [SocketAddr; 2],
+    arrives_at: u16,
+) -> Result<[u8; FRAME_BYTES]> {
+    let mut packet = segment.packet(source, destination);
+    packet.ethernet =
+        Some(Ethernet { destination: to.link_address()?, source: from.link_address()?, vlans: Vec::new() });
+    let header = packet.ipv4_mut().context("the generator sends IPv4 packets only")?;
+    header.identification = arrives_at;
+    if segment == Segment::FirstFragment {
+        (header.dont_fragment, header.more_fragments) = (false, true);
+    }
+    let mut bytes = packet.build();
+    // Ethernet pads frames below the minimum length.
+    bytes.resize(FRAME_BYTES, 0);
+    bytes.try_into().ok().context("the frame is longer than the generator's")
+}
