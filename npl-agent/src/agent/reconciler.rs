@@ -13,7 +13,7 @@ use tokio::{
     sync::mpsc::Receiver,
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use crate::{
     agent::{
@@ -80,6 +80,13 @@ pub struct Reconciler {
     survey: Option<SurveyTask>,
     /// Whether any device that clients reach has carried the programs; nothing is published before.
     was_attached: bool,
+    /// Whether the last survey found no device that failed.
+    is_covered: bool,
+    /// Whether programs and maps of earlier agents may have to be removed. An attempt that failed is repeated at the
+    /// next resync.
+    has_predecessors: bool,
+    /// Whether Pods or devices may have changed since the Pods' routes were last looked up.
+    are_routes_due: bool,
     node_ips: Vec<IpAddr>,
     change_log: ChangeLog,
     /// When to return freed memory, if nothing else happens.
@@ -131,6 +138,9 @@ impl Reconciler {
             network_seen: Instant::now(),
             survey: None,
             was_attached: false,
+            is_covered: false,
+            has_predecessors: true,
+            are_routes_due: true,
             node_ips: Vec::new(),
             change_log,
             quiet_due: None,
@@ -193,6 +203,7 @@ impl Reconciler {
             self.metrics.observe_watch_change(subject(&change), wall_clock());
             self.state.apply(change);
         }
+        self.are_routes_due = true;
         self.quiet_due = Some(Instant::now() + QUIET);
     }
 
@@ -201,6 +212,7 @@ impl Reconciler {
         self.executor.datapath.check_pins()?;
         self.look_at_mappings()?;
         self.look_at_network_soon();
+        self.has_predecessors = true;
         self.executor.forget_other_pods(|| self.state.pod_uids());
         let served = self.local_clients.serve(&mut self.executor.datapath);
         self.change_log.log_local_clients(&served);
@@ -222,6 +234,7 @@ impl Reconciler {
             Ok(patched) => {
                 // The answer is newer than the watch; the core ignores the watch event that repeats it.
                 self.state.apply(Change::Pod(patched.pod));
+                self.are_routes_due = true;
                 self.record_success(&op);
             }
             Err(error) => self.record_failure(&op, &OpError::Patch(error)),
@@ -274,8 +287,32 @@ impl Reconciler {
         self.change_log.log_problems(&self.state, &self.metrics, self.now());
         if self.state.is_ready() && !self.state.is_retiring() {
             self.health.set_synced();
+            if is_settled && is_clean {
+                self.retire_predecessors();
+            }
         }
         Ok(())
+    }
+
+    /// Removes the programs and maps of earlier agents that this one replaces, once it translates all mappings on all
+    /// devices.
+    fn retire_predecessors(&mut self) {
+        if !self.is_covered || !mem::take(&mut self.has_predecessors) {
+            return;
+        }
+        match self.executor.datapath.retire_predecessors() {
+            Ok(versions) if versions.is_empty() => {}
+            Ok(versions) => {
+                info!(?versions, "removed the programs and maps of other ABI versions");
+                // Their XDP programs may have kept this agent's from being attached.
+                self.look_at_network_soon();
+            }
+            Err(error) => warn!(
+                err = %ErrorChain(&error),
+                "cannot remove the programs and maps of other ABI versions, which may translate withdrawn mappings; the \
+                 agent tries again at the next resync"
+            ),
+        }
     }
 
     fn record_success(&mut self, op: &Op) {
@@ -365,6 +402,8 @@ impl Reconciler {
         let now = self.now();
         let report = self.uplinks.apply(&mut self.executor.datapath, survey, &self.node_ips, now)?;
         let (coverage, reaches_clients) = (report.coverage, report.reaches_clients);
+        self.is_covered = report.errors.is_empty();
+        self.are_routes_due = true;
         self.change_log.log_devices(report);
         self.executor.guard.mark(self.uplinks.markings());
         if let Some(at) = self.uplinks.next_deadline() {
@@ -391,6 +430,9 @@ impl Reconciler {
 
     /// Finds Pods on the Node's own network, before anything is published for them.
     async fn follow_pod_routes(&mut self) -> Result<(), LoopError> {
+        if !mem::take(&mut self.are_routes_due) {
+            return Ok(());
+        }
         let found = self.uplinks.pods_on_node_network(&self.state.pod_addresses()).await?;
         self.state.set_pods_on_node_network(found);
         Ok(())

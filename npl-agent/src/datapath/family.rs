@@ -23,6 +23,7 @@ use super::{
     error::DatapathError,
     layout::{Layout, frontend_key},
     pins::Pins,
+    predecessor::{Entries, Predecessor},
     sys,
     tables::{open, tolerate_missing},
 };
@@ -101,20 +102,24 @@ pub(super) trait FamilyMaps: Send {
     /// address is of the other family.
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError>;
     fn remove_local_address(&mut self, addr: IpAddr, index: u32) -> Result<(), DatapathError>;
+
+    /// Copies entries of an earlier agent's maps that these maps do not have. Returns the numbers of mappings and of
+    /// conntrack entries.
+    fn copy_from(&mut self, from: &Predecessor, entries: Entries) -> Result<[usize; 2], DatapathError>;
 }
 
 /// The pinned maps of an IP family.
 pub(super) struct Maps<L: Layout> {
     local: HashMap<MapData, L::Local, LocalAddress>,
     local_index: Array<MapData, L::Local>,
-    mapping: HashMap<MapData, mapping::Frontend, L::Backend>,
-    allow: LpmTrie<MapData, L::Source, u32>,
+    pub(super) mapping: HashMap<MapData, mapping::Frontend, L::Backend>,
+    pub(super) allow: LpmTrie<MapData, L::Source, u32>,
     endpoint: HashMap<MapData, L::Endpoint, Endpoint>,
-    flow: HashMap<MapData, L::FlowKey, L::Flow>,
+    pub(super) flow: HashMap<MapData, L::FlowKey, L::Flow>,
     lookup_cache: Array<MapData, L::CacheEntry>,
     half_open: Array<MapData, u64>,
     unmapped: Array<MapData, u64>,
-    socket_rnat: HashMap<MapData, L::SocketRnatKey, L::SocketRnat>,
+    pub(super) socket_rnat: HashMap<MapData, L::SocketRnatKey, L::SocketRnat>,
 }
 
 impl<L: Layout> Maps<L> {
@@ -320,6 +325,10 @@ impl<L: Layout> FamilyMaps for Maps<L> {
             // A CPU that sees an index reused for another address must also see the cleared slots.
             fence(Ordering::SeqCst);
         })
+    }
+
+    fn copy_from(&mut self, from: &Predecessor, entries: Entries) -> Result<[usize; 2], DatapathError> {
+        self.copy_entries(from, entries)
     }
 
     fn last_unmapped(&self, port: NodePort) -> Result<u64, DatapathError> {

@@ -59,6 +59,8 @@ pub(super) trait Layout {
     /// The Pod endpoint of a conntrack entry.
     fn pod_endpoint(key: &Self::FlowKey) -> Sender;
     fn state(flow: &Self::Flow) -> &FlowState;
+    /// A conntrack entry with its state replaced.
+    fn with_state(flow: &Self::Flow, state: FlowState) -> Self::Flow;
     /// The Pod address and port (host byte order) that a local client is connected to.
     fn socket_rnat_pod(key: &Self::SocketRnatKey) -> (IpAddr, u16);
 }
@@ -158,6 +160,10 @@ macro_rules! layout {
 
             fn state(flow: &$flow) -> &FlowState {
                 &flow.state
+            }
+
+            fn with_state(flow: &$flow, state: FlowState) -> $flow {
+                $flow { state, ..*flow }
             }
 
             fn socket_rnat_pod(key: &$socket_rnat_key) -> (IpAddr, u16) {

@@ -12,8 +12,16 @@ use std::{
 use npl_common::{config::Config, names::ABI_VERSION};
 
 use super::{
-    attach::Hooks, error::DatapathError, mappings::MappingWriter, next_hops::NextHops, pins::Pins, preflight,
-    programs::Programs, tables::Tables, xdp::XdpDevices,
+    attach::Hooks,
+    error::DatapathError,
+    mappings::MappingWriter,
+    next_hops::NextHops,
+    pins::Pins,
+    predecessor::{self, Entries},
+    preflight,
+    programs::Programs,
+    tables::Tables,
+    xdp::XdpDevices,
 };
 use crate::{
     core::{
@@ -33,6 +41,8 @@ pub struct Datapath {
     next_hops: NextHops,
     xdp_devices: XdpDevices,
     writer: MappingWriter,
+    /// Whether pins of earlier agents may remain that this agent replaces.
+    has_predecessors: bool,
 }
 
 impl Datapath {
@@ -50,12 +60,30 @@ impl Datapath {
     fn adopt(pins: Pins) -> Result<Self, DatapathError> {
         pins.create()?;
         let programs = Programs::open(&pins)?;
-        let tables = Tables::open(&pins)?;
+        let mut tables = Tables::open(&pins)?;
+        tables.copy_from_predecessors(&pins, Entries::All)?;
         let next_hops = NextHops::open(&pins)?;
         let xdp_devices = XdpDevices::open(&pins)?;
         Tables::write_crc_table(&pins)?;
         let hooks = Hooks::new(programs, pins);
-        Ok(Self { hooks, tables, next_hops, xdp_devices, writer: MappingWriter::default() })
+        Ok(Self { hooks, tables, next_hops, xdp_devices, writer: MappingWriter::default(), has_predecessors: true })
+    }
+
+    /// Detaches the programs of agents of other ABI versions and removes their pins. Returns those versions. Later calls
+    /// do nothing.
+    ///
+    /// Only for an agent that has written all mappings and attached its programs to all devices.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses. The next call tries again.
+    pub fn retire_predecessors(&mut self) -> Result<Vec<u32>, DatapathError> {
+        if !self.has_predecessors {
+            return Ok(Vec::new());
+        }
+        let retired = predecessor::retire(&self.hooks.pins, &mut self.tables)?;
+        self.has_predecessors = false;
+        Ok(retired)
     }
 
     /// Removes the next hops that are absent from the plan or differ from it. Their packets take the kernel stack from

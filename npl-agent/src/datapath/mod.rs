@@ -20,6 +20,7 @@ mod next_hops;
 mod object;
 mod own_programs;
 pub mod pins;
+mod predecessor;
 pub mod preflight;
 mod programs;
 mod sys;

@@ -4,18 +4,18 @@
 use std::path::Path;
 
 use aya::{
-    maps::MapData,
+    maps::{MapData, MapInfo},
     programs::{CgroupSockAddr, ProgramError, ProgramFd, SchedClassifier, Xdp},
 };
 use aya_obj::{Object, ProgramSection, generated::bpf_prog_type, programs::XdpAttachType};
 use npl_common::names::{PINNED_MAPS, SOCKET_PROGRAMS};
 use ring::digest::{SHA256, digest as hash};
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::{
     error::DatapathError,
     pins::{Pins, pin_error, unpin},
-    sys,
+    predecessor, sys,
 };
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/npl.bpf.o"));
@@ -36,8 +36,9 @@ pub(super) fn digest(object: &[u8]) -> String {
     format!("{:016x}", u64::from_be_bytes(first))
 }
 
-/// Removes pinned maps whose type or layout differs from the object's, since aya would use them without a check. A map
-/// that cannot be opened, for lack of file descriptors or permissions, is an error: it may hold all mappings.
+/// Moves or removes pinned maps whose type or layout differs from the object's, since aya would use them without a
+/// check. A map with another number of elements or other flags is moved, and its elements are copied later. A map that
+/// cannot be opened, for lack of file descriptors or permissions, is an error: it may hold all mappings.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {
@@ -51,20 +52,28 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<()
             pinned => pinned,
         };
         let info = pinned.ok().and_then(|fd| MapData::from_fd(fd).ok()?.info().ok());
-        let fits = info.is_some_and(|info| {
+        let has_layout = |info: &MapInfo| {
             info.map_type().ok().map(|kind| kind as u32) == Some(wanted.map_type())
                 && info.key_size() == wanted.key_size()
                 && info.value_size() == wanted.value_size()
-                && info.max_entries() == wanted.max_entries()
-                && info.map_flags() == wanted.map_flags()
-        });
-        if !fits {
-            warn!(
-                map = *name,
-                "the pinned map has another type or size than this agent uses: it is replaced by an empty map, so open \
-                 connections may have to reconnect"
-            );
-            unpin(&path)?;
+        };
+        let has_size =
+            |info: &MapInfo| info.max_entries() == wanted.max_entries() && info.map_flags() == wanted.map_flags();
+        match info.filter(has_layout) {
+            Some(info) if has_size(&info) => {}
+            Some(info) => {
+                let (pinned, wanted) = (info.max_entries(), wanted.max_entries());
+                info!(map = *name, pinned, wanted, "the pinned map has another number of elements: copying them");
+                predecessor::keep_for_copying(pins, name)?;
+            }
+            None => {
+                warn!(
+                    map = *name,
+                    "the pinned map has another type or layout than this agent uses: it is replaced by an empty map, so \
+                     open connections may have to reconnect"
+                );
+                unpin(&path)?;
+            }
         }
     }
     Ok(())

@@ -9,20 +9,16 @@ use tracing::debug;
 use super::{pins::Pins, sys};
 use crate::core::devices::attachments::{AttachmentOwner, DeviceAttachments};
 
-/// The ids of all programs that agents of this ABI version have pinned.
+/// The ids of all programs that agents of any ABI version have pinned.
 #[derive(Debug)]
 pub struct OwnPrograms(BTreeSet<u32>);
 
 impl OwnPrograms {
     /// Reads the ids of the pinned programs. A program that cannot be read counts as one of other software.
     pub(super) fn read(pins: &Pins) -> Self {
-        let builds = pins.builds().unwrap_or_default();
-        let of_build = |build: &String| {
-            let names = pins.program_names(build).unwrap_or_default();
-            names.into_iter().map(|name| pins.program(build, &name)).collect::<Vec<_>>()
-        };
+        let others = pins.other_versions().unwrap_or_default();
         let id = |pin: PathBuf| sys::program_facts(sys::open_pin(&pin).ok()?.as_fd()).ok().map(|facts| facts.id);
-        Self(builds.iter().flat_map(of_build).filter_map(id).collect())
+        Self(others.iter().chain([pins]).flat_map(programs_of).filter_map(id).collect())
     }
 
     /// The owners of the programs on a device's TCX and netkit hooks, in the order in which they run; `None` if the
@@ -45,6 +41,15 @@ impl OwnPrograms {
             }
         }
     }
+}
+
+/// The pins of all programs of one ABI version.
+fn programs_of(pins: &Pins) -> Vec<PathBuf> {
+    let of_build = |build: &String| {
+        let names = pins.program_names(build).unwrap_or_default();
+        names.into_iter().map(|name| pins.program(build, &name)).collect::<Vec<_>>()
+    };
+    pins.builds().unwrap_or_default().iter().flat_map(of_build).collect()
 }
 
 /// Whether the error means that the hook does not exist: the kernel is too old, the device is of another kind, or it

@@ -3,8 +3,9 @@
 //!
 //! ```text
 //! <bpffs>/npl/                   removed by `npl-agent cleanup`
-//! └── v2/                        one folder for each ABI version
+//! └── v2/                        one folder for each ABI version; an agent removes those of other versions
 //!     ├── npl_config … npl_reason    maps, by name
+//!     ├── replaced/npl_flow_v4 …     maps with another number of elements, until their entries are copied
 //!     ├── links/<ifindex>_in         ingress: a BPF link; before Linux 6.6 an empty folder that records a filter
 //!     ├── links/<ifindex>_out        egress, likewise
 //!     ├── links/<ifindex>_pods       egress of a Pod's device: observes which packets the kernel stack forwards
@@ -30,6 +31,7 @@ pub use crate::core::devices::Direction;
 
 const CLSACT_DIR: &str = "clsact";
 const XDP_REASON_DIR: &str = "xdp";
+const REPLACED_DIR: &str = "replaced";
 /// The end of the name of an XDP link's pin.
 const XDP_SUFFIX: &str = "xdp";
 /// The beginning of the name of a constants map's pin.
@@ -49,14 +51,36 @@ const fn suffix(direction: Direction) -> &'static str {
 pub struct Pins {
     root: PathBuf,
     version: PathBuf,
+    abi: u32,
 }
 
 impl Pins {
     /// The paths below a mounted bpffs. Creates nothing.
     pub fn new(bpffs: &Path) -> Self {
-        let root = bpffs.join(PIN_ROOT);
-        let version = root.join(format!("v{ABI_VERSION}"));
-        Self { root, version }
+        Self::of_abi(bpffs.join(PIN_ROOT), ABI_VERSION)
+    }
+
+    fn of_abi(root: PathBuf, abi: u32) -> Self {
+        let version = root.join(format!("v{abi}"));
+        Self { root, version, abi }
+    }
+
+    /// The paths of all other ABI versions that have pins, in descending order.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be listed.
+    pub fn other_versions(&self) -> Result<Vec<Self>, DatapathError> {
+        let names = names_in(&self.root)?;
+        let mut versions: Vec<u32> = names.iter().filter_map(|name| name.strip_prefix('v')?.parse().ok()).collect();
+        versions.retain(|abi| *abi != self.abi);
+        versions.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(versions.into_iter().map(|abi| Self::of_abi(self.root.clone(), abi)).collect())
+    }
+
+    /// The ABI version.
+    pub const fn abi(&self) -> u32 {
+        self.abi
     }
 
     /// `<bpffs>/npl`.
@@ -72,6 +96,12 @@ impl Pins {
     /// The pin of a map.
     pub fn map(&self, name: &str) -> PathBuf {
         self.version.join(name)
+    }
+
+    /// The folder of maps that this version has replaced by maps with another number of elements, and whose entries are
+    /// still to be copied.
+    pub(super) fn replaced_maps(&self) -> PathBuf {
+        self.version.join(REPLACED_DIR)
     }
 
     /// The pin of the TC link of a device and direction.
@@ -241,6 +271,15 @@ pub fn unpin(path: &Path) -> Result<(), DatapathError> {
         Err(source) if source.kind() != io::ErrorKind::NotFound => Err(pin_error("remove", path, source)),
         _ => Ok(()),
     }
+}
+
+/// Removes a folder and everything in it. Removing an absent one succeeds.
+pub(super) fn remove_folder(dir: &Path) -> Result<(), DatapathError> {
+    for name in names_in(dir)? {
+        let path = dir.join(name);
+        if path.is_dir() { remove_folder(&path)? } else { unpin(&path)? }
+    }
+    unpin(dir)
 }
 
 /// The names in a folder; an absent folder has none.

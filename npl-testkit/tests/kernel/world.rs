@@ -74,9 +74,7 @@ impl World {
 
     /// As [`Self::install`], with the programs on `devices`.
     pub(crate) fn install_on(&mut self, devices: &[Device]) {
-        let mut datapath = self.open();
-        datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
-        set_addresses(&mut datapath, &self.node_ips());
+        let mut datapath = self.open_configured();
         for (index, (pod, _)) in self.pods.iter().enumerate() {
             let node_port = NODE_PORT + u16::try_from(index).unwrap();
             for protocol in [Protocol::Tcp, Protocol::Udp] {
@@ -123,6 +121,14 @@ impl World {
     pub(crate) fn open(&self) -> Datapath {
         let path: &Path = self.bpffs.path();
         self.node().run(|| Datapath::open(path)).unwrap().unwrap()
+    }
+
+    /// As [`Self::open`], and writes the port range and the node addresses, as a starting agent does.
+    pub(crate) fn open_configured(&self) -> Datapath {
+        let mut datapath = self.open();
+        datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
+        set_addresses(&mut datapath, &self.node_ips());
+        datapath
     }
 
     /// Attaches the programs to every uplink.

@@ -11,4 +11,5 @@ mod other_programs;
 mod pins;
 pub(crate) mod programs;
 mod restart;
+mod versions;
 mod xdp;

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Takes over from earlier agents whose maps this agent cannot use: those of another ABI version, and maps of this
+//! version that had another number of elements.
+//!
+//! The agent first copies mappings and conntrack entries into its own maps, then attaches its programs ahead of the
+//! earlier ones. These keep translating the packets of flows that only they know. When this agent has written all
+//! mappings and attached its programs to all devices, it copies the remaining conntrack entries, detaches the earlier
+//! programs and removes the earlier pins ([`Datapath::retire_predecessors`]).
+//!
+//! [`Datapath::retire_predecessors`]: super::load::Datapath::retire_predecessors
+
+use std::{fs, path::PathBuf};
+
+use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError};
+use aya_obj::generated::BPF_NOEXIST;
+use npl_common::{flow::FlowState, names::ABI_VERSION};
+use tracing::{info, warn};
+
+use super::{
+    attach::detach_filter,
+    error::DatapathError,
+    family::Maps,
+    layout::Layout,
+    pins::{Pins, pin_error, remove_folder, unpin},
+    tables::Tables,
+};
+
+/// An earlier agent's pinned maps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Predecessor {
+    abi: u32,
+    /// The folder of the maps.
+    maps: PathBuf,
+}
+
+/// The entries that are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Entries {
+    /// Mappings, their allow-lists, conntrack entries and socket reverse NAT.
+    All,
+    /// Conntrack entries and socket reverse NAT.
+    Flows,
+}
+
+impl Predecessor {
+    /// All predecessors with pins on this Node. Other ABI versions come in descending order.
+    pub(super) fn all(pins: &Pins) -> Result<Vec<Self>, DatapathError> {
+        let same = Self { abi: ABI_VERSION, maps: pins.replaced_maps() };
+        let mut found = Vec::new();
+        if same.maps.is_dir() {
+            found.push(same);
+        }
+        for other in pins.other_versions()? {
+            found.push(Self { abi: other.abi(), maps: other.version().to_owned() });
+        }
+        Ok(found)
+    }
+
+    /// The path of the map with the entries of this agent's map `name`; `None` if this agent does not know the layout
+    /// of that ABI version.
+    fn map(&self, name: &str) -> Option<PathBuf> {
+        match self.abi {
+            ABI_VERSION => Some(self.maps.join(name)),
+            1 => Some(self.maps.join(name_in_abi_1(name)?)),
+            _ => None,
+        }
+    }
+
+    /// Opens the map with the entries of this agent's map `name`. `None` if there is no such map, or its keys or values
+    /// have other sizes.
+    fn open<T: TryFrom<Map, Error = MapError>>(&self, name: &'static str) -> Option<T> {
+        let path = self.map(name).filter(|path| path.exists())?;
+        let opened = MapData::from_pin(&path).and_then(Map::from_map_data).and_then(T::try_from);
+        opened.inspect_err(|error| warn!(map = name, %error, "cannot copy the entries of an earlier agent's map")).ok()
+    }
+
+    /// A conntrack entry's state, as this agent's programs read it.
+    const fn state(&self, state: FlowState) -> FlowState {
+        match self.abi {
+            // ABI 1 has an interface index in these bytes.
+            1 => FlowState { pod_acknowledgement: 0, ..state },
+            _ => state,
+        }
+    }
+}
+
+/// The name in ABI 1 of a map whose keys and values have the same layout there.
+fn name_in_abi_1(name: &str) -> Option<&'static str> {
+    use npl_common::names::{
+        MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, MAP_SOCKET_RNAT_V4,
+        MAP_SOCKET_RNAT_V6,
+    };
+    match name {
+        MAP_MAPPING_V4 => Some("npl_map_v4"),
+        MAP_MAPPING_V6 => Some("npl_map_v6"),
+        MAP_ALLOW_V4 => Some("npl_allow_v4"),
+        MAP_ALLOW_V6 => Some("npl_allow_v6"),
+        MAP_FLOW_V4 => Some("npl_flow_v4"),
+        MAP_FLOW_V6 => Some("npl_flow_v6"),
+        MAP_SOCKET_RNAT_V4 => Some("npl_peer_v4"),
+        MAP_SOCKET_RNAT_V6 => Some("npl_peer_v6"),
+        _ => None,
+    }
+}
+
+impl Tables {
+    /// Copies the entries of all predecessors that this agent's maps do not have yet. Mappings are copied only into
+    /// empty maps: an agent that was killed meanwhile has newer ones.
+    pub(super) fn copy_from_predecessors(&mut self, pins: &Pins, entries: Entries) -> Result<(), DatapathError> {
+        for predecessor in Predecessor::all(pins)? {
+            let mut copied = [0; 2];
+            for family in crate::core::model::Family::ALL {
+                let of_family = self.family_mut(family).copy_from(&predecessor, entries)?;
+                copied = [0, 1].map(|kind: usize| copied[kind] + of_family[kind]);
+            }
+            let [mappings, flows] = copied;
+            info!(abi = predecessor.abi, mappings, flows, "copied the entries of an earlier agent's maps");
+        }
+        Ok(())
+    }
+}
+
+impl<L: Layout> Maps<L> {
+    /// Copies entries that this agent's maps do not have. Returns the numbers of mappings and of conntrack entries.
+    pub(super) fn copy_entries(&mut self, from: &Predecessor, entries: Entries) -> Result<[usize; 2], DatapathError> {
+        let mut mappings = 0;
+        if entries == Entries::All && self.mapping.keys().next().is_none() {
+            // Allow-lists come first: a restricted mapping without its list would drop all packets.
+            if let Some(old) = from.open::<LpmTrie<_, L::Source, u32>>(L::ALLOW) {
+                for (key, value) in old.iter().filter_map(Result::ok) {
+                    self.allow.insert(&key, value, 0).map_err(DatapathError::map("write", L::ALLOW))?;
+                }
+            }
+            mappings = copy(from.open(L::MAPPING).as_ref(), &mut self.mapping, L::MAPPING, |value| value)?;
+        }
+        let adapt = |flow| L::with_state(&flow, from.state(*L::state(&flow)));
+        let flows = copy(from.open(L::FLOW).as_ref(), &mut self.flow, L::FLOW, adapt)?;
+        copy(from.open(L::SOCKET_RNAT).as_ref(), &mut self.socket_rnat, L::SOCKET_RNAT, |value| value)?;
+        Ok([mappings, flows])
+    }
+}
+
+/// Copies the elements of `from` whose keys `to` does not have. Returns their number. An element that does not fit into
+/// a full map is left out.
+fn copy<K: aya::Pod, V: aya::Pod>(
+    from: Option<&HashMap<MapData, K, V>>,
+    to: &mut HashMap<MapData, K, V>,
+    name: &'static str,
+    adapt: impl Fn(V) -> V,
+) -> Result<usize, DatapathError> {
+    let mut copied = 0;
+    // The earlier programs may remove elements meanwhile.
+    for (key, value) in from.into_iter().flat_map(HashMap::iter).filter_map(Result::ok) {
+        match to.insert(key, adapt(value), BPF_NOEXIST.into()) {
+            Ok(()) => copied += 1,
+            Err(error) if is_present_or_full(&error) => {}
+            Err(error) => return Err(DatapathError::map("write", name)(error)),
+        }
+    }
+    Ok(copied)
+}
+
+fn is_present_or_full(error: &MapError) -> bool {
+    let MapError::SyscallError(error) = error else { return false };
+    matches!(error.io_error.raw_os_error(), Some(libc::EEXIST | libc::E2BIG | libc::ENOMEM))
+}
+
+/// Moves the pin of a map whose elements can be copied, so that this agent can create its own map of that name.
+pub(super) fn keep_for_copying(pins: &Pins, name: &str) -> Result<(), DatapathError> {
+    let folder = pins.replaced_maps();
+    fs::create_dir_all(&folder).map_err(|source| pin_error("create", &folder, source))?;
+    let (from, to) = (pins.map(name), folder.join(name));
+    // Left by an agent that was killed before it had copied the elements; its map is older than this one.
+    unpin(&to)?;
+    fs::rename(&from, &to).map_err(|source| pin_error("move", &from, source))
+}
+
+/// Detaches the programs of predecessors and removes their pins, after the last copy of their conntrack entries.
+/// Returns the ABI versions that were removed.
+///
+/// The XDP programs end first: from then on only this agent's programs receive requests, so that the copy misses no
+/// flow.
+pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, DatapathError> {
+    let others = pins.other_versions()?;
+    for other in &others {
+        for ifindex in other.xdp_links()? {
+            unpin(&other.xdp_link(ifindex))?;
+        }
+    }
+    tables.copy_from_predecessors(pins, Entries::Flows)?;
+    for other in &others {
+        detach(pins, other)?;
+        remove_folder(other.version())?;
+    }
+    remove_folder(&pins.replaced_maps())?;
+    Ok(others.iter().map(Pins::abi).collect())
+}
+
+/// Removes the links of another version. On kernels without TCX, this agent's filters have replaced those of the other
+/// version on its own devices, and the filters of other devices are removed.
+fn detach(pins: &Pins, other: &Pins) -> Result<(), DatapathError> {
+    let own = pins.links()?;
+    for (ifindex, direction) in other.links()? {
+        let pin = other.link(ifindex, direction);
+        if pin.is_dir()
+            && !own.contains(&(ifindex, direction))
+            && let Ok(name) = nix::net::if_::if_indextoname(ifindex)
+        {
+            detach_filter(&name.to_string_lossy(), direction);
+        }
+        unpin(&pin)?;
+    }
+    for ifindex in other.clsact_marks()? {
+        // The qdisc has this agent's filters now, and `cleanup` has to find its mark.
+        let mark = pins.clsact_mark(ifindex);
+        fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use npl_common::{
+        flow::FlowState,
+        names::{ABI_VERSION, MAP_FLOW_V4, MAP_HALF_OPEN_V4, MAP_MAPPING_V6},
+    };
+
+    use super::Predecessor;
+
+    fn predecessor(abi: u32) -> Predecessor {
+        Predecessor { abi, maps: "/maps".into() }
+    }
+
+    #[test]
+    fn maps_of_known_layouts_are_found_by_their_names() {
+        let path = |abi, name| predecessor(abi).map(name);
+        assert_eq!(path(1, MAP_MAPPING_V6).as_deref(), Some(Path::new("/maps/npl_map_v6")));
+        assert_eq!(path(1, MAP_HALF_OPEN_V4), None, "the words of ABI 1 have another layout");
+        assert_eq!(path(ABI_VERSION, MAP_FLOW_V4), Some(Path::new("/maps").join(MAP_FLOW_V4)));
+        assert_eq!(path(ABI_VERSION + 1, MAP_FLOW_V4), None, "a later version may have changed the layout");
+    }
+
+    #[test]
+    fn an_interface_index_of_abi_1_does_not_become_an_acknowledgement_number() {
+        let state = FlowState {
+            last_seen_ns: 1,
+            generation: 2,
+            refreshed: 3,
+            pod_acknowledgement: 4,
+            node_port: 5,
+            client_tcp_flags: 6,
+            pod_tcp_flags: 7,
+        };
+        assert_eq!(predecessor(1).state(state), FlowState { pod_acknowledgement: 0, ..state });
+        assert_eq!(predecessor(ABI_VERSION).state(state), state);
+    }
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Upgrades from another ABI version, and to maps of another size: the next agent takes the entries over.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use aya::maps::{HashMap, Map, MapData};
+use aya_obj::generated::bpf_map_type;
+use npl_agent::core::model::Family;
+use npl_agent::datapath::{Datapath, Pins};
+use npl_common::flow::{FlowKeyV4, FlowV4, MAX_FLOWS};
+use npl_common::names::{
+    ABI_VERSION, MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_MAPPING_V4, MAP_MAPPING_V6,
+    MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6, PIN_ROOT,
+};
+use npl_testkit::echo::Protocol;
+use npl_testkit::poll;
+use npl_testkit::traffic::{Direction, Load, Request, Transfer};
+
+use crate::world::{World, is_emulated};
+
+/// Time limit for a few requests, also on an emulated processor.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// This version's maps, and their names in ABI 1. The layout of keys and values is the same.
+const ABI_1_NAMES: [(&str, &str); 8] = [
+    (MAP_MAPPING_V4, "npl_map_v4"),
+    (MAP_MAPPING_V6, "npl_map_v6"),
+    (MAP_ALLOW_V4, "npl_allow_v4"),
+    (MAP_ALLOW_V6, "npl_allow_v6"),
+    (MAP_FLOW_V4, "npl_flow_v4"),
+    (MAP_FLOW_V6, "npl_flow_v6"),
+    (MAP_SOCKET_RNAT_V4, "npl_peer_v4"),
+    (MAP_SOCKET_RNAT_V6, "npl_peer_v6"),
+];
+
+fn version(bpffs: &Path, abi: u32) -> PathBuf {
+    bpffs.join(PIN_ROOT).join(format!("v{abi}"))
+}
+
+/// Renames all pins as if an agent of ABI `abi` had created them.
+fn pretend_to_be(bpffs: &Path, abi: u32) {
+    let folder = version(bpffs, abi);
+    fs::rename(version(bpffs, ABI_VERSION), &folder).unwrap();
+    if abi == 1 {
+        for (ours, theirs) in ABI_1_NAMES {
+            fs::rename(folder.join(ours), folder.join(theirs)).unwrap_or_else(|error| {
+                assert!(ours == theirs, "rename {ours}: {error}");
+            });
+        }
+    }
+}
+
+/// Starts requests of both protocols, and a long upload.
+fn load(world: &World) -> (Load, Transfer) {
+    let request = |protocol| Request {
+        protocol,
+        server: world.frontend(),
+        pod: world.pod().name.clone(),
+        client: world.client_ip(),
+    };
+    let load = Load::start(world.client(), 100, vec![request(Protocol::Tcp), request(Protocol::Udp)]);
+    let bytes = if is_emulated() { 1 << 20 } else { 8 << 20 };
+    let upload = Transfer::start(world.client(), world.frontend(), Direction::Upload, bytes, bytes / 2).unwrap();
+    (load, upload)
+}
+
+fn answered(load: &Load) {
+    let before = load.report().total();
+    let more = || (load.report().total() >= before + 20 || !load.report().failures.is_empty()).then_some(());
+    poll::until("twenty more requests", LIMIT, more).unwrap();
+}
+
+fn flows(datapath: &Datapath) -> usize {
+    datapath.tables.flow_count().unwrap()
+}
+
+#[test]
+fn no_packet_is_lost_when_an_agent_takes_over_from_abi_1() {
+    let mut world = World::fresh(1);
+    world.restrict("192.0.2.0/24,198.51.100.0/24,2001:db8::/32");
+    world.assert_answers();
+    let (requests, upload) = load(&world);
+    let mappings = world.datapath().mappings().unwrap();
+    world.datapath = None;
+    pretend_to_be(world.bpffs.path(), 1);
+    answered(&requests);
+
+    let mut next = world.open_configured();
+    assert_eq!(next.mappings().unwrap(), mappings, "the mappings of ABI 1");
+    let copied = flows(&next);
+    assert!(copied > 0, "the conntrack entries of ABI 1");
+    world.attach(&mut next);
+    answered(&requests);
+    assert_eq!(next.retire_predecessors().unwrap(), [1]);
+    assert!(!version(world.bpffs.path(), 1).exists(), "the pins of ABI 1 are left");
+    assert_eq!(next.retire_predecessors().unwrap(), [0_u32; 0]);
+    answered(&requests);
+    assert_eq!(requests.stop().failures, []);
+    upload.join().unwrap();
+    let ingress = next.hooks.own_programs().programs_on(world.uplinks()[0].ifindex);
+    assert!(ingress.is_none_or(|on| on.ingress.len() <= 1), "programs of ABI 1 are left");
+    let totals = next.tables.totals(Family::V4).unwrap();
+    assert!(totals.request_packets > 0, "the next agent's programs translate");
+    world.datapath = Some(next);
+    world.assert_answers();
+}
+
+/// A later version may have another layout, so nothing is copied from it. Its programs translate until this agent has
+/// written its own mappings.
+#[test]
+fn no_packet_is_lost_when_an_agent_is_rolled_back_from_a_later_abi() {
+    let mut world = World::fresh(1);
+    world.assert_answers();
+    let (requests, upload) = load(&world);
+    let mappings = world.datapath().mappings().unwrap();
+    world.datapath = None;
+    pretend_to_be(world.bpffs.path(), ABI_VERSION + 1);
+
+    let mut next = world.open_configured();
+    assert!(next.mappings().unwrap().is_empty() && flows(&next) == 0, "entries of an unknown layout were copied");
+    world.attach(&mut next);
+    answered(&requests);
+    assert!(next.upsert_mappings(&mappings).is_empty());
+    answered(&requests);
+    assert_eq!(next.retire_predecessors().unwrap(), [ABI_VERSION + 1]);
+    answered(&requests);
+    assert_eq!(requests.stop().failures, []);
+    upload.join().unwrap();
+}
+
+/// Replaces the pinned flow table of IPv4 by one with the same entries and half the capacity.
+fn replace_by_smaller(pin: &Path) {
+    type FlowTable = HashMap<MapData, [u8; size_of::<FlowKeyV4>()], [u8; size_of::<FlowV4>()]>;
+    let table = |data| FlowTable::try_from(Map::from_map_data(data).unwrap()).unwrap();
+    let old = MapData::from_pin(pin).unwrap();
+    let flags = old.info().unwrap().map_flags();
+    let (key, value) = (size_of::<FlowKeyV4>().try_into().unwrap(), size_of::<FlowV4>().try_into().unwrap());
+    let kind = bpf_map_type::BPF_MAP_TYPE_LRU_HASH as u32;
+    let data = MapData::create(aya_obj::Map::new_from_params(kind, key, value, MAX_FLOWS / 2, flags), "half", None);
+    let (old, mut new) = (table(old), table(data.unwrap()));
+    for item in old.iter() {
+        let (key, value) = item.unwrap();
+        new.insert(key, value, 0).unwrap();
+    }
+    fs::remove_file(pin).unwrap();
+    new.pin(pin).unwrap();
+}
+
+/// The flow table of another build may have another number of elements.
+#[test]
+fn conntrack_entries_move_to_a_map_of_another_size() {
+    let mut world = World::fresh(1);
+    world.assert_answers();
+    let (mappings, before) = (world.datapath().mappings().unwrap(), flows(world.datapath()));
+    world.datapath = None;
+    let pins = Pins::new(world.bpffs.path());
+    replace_by_smaller(&pins.map(MAP_FLOW_V4));
+
+    let next = world.open();
+    assert_eq!(flows(&next), before, "the conntrack entries of the map with another size");
+    world.datapath = Some(next);
+    assert_eq!(world.datapath().mappings().unwrap(), mappings);
+    assert_eq!(world.datapath().retire_predecessors().unwrap(), [0_u32; 0]);
+    assert!(!pins.version().join("replaced").exists(), "the former map is left");
+}
