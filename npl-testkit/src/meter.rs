@@ -30,7 +30,7 @@ use crate::{poll, tools};
 /// Packets sent between two checks for an interruption.
 const CHUNK: u32 = 50_000;
 
-/// The time that packets in flight need to reach the Pod after the last one is sent.
+/// The time in which packets in flight reach the Pod after the last one is sent.
 const STRAGGLERS: Duration = Duration::from_millis(500);
 
 /// Tolerated packet loss in 1/1000. With more loss, the measured rate is not the forwarding rate.
@@ -49,7 +49,7 @@ pub fn object() -> Result<PathBuf> {
 pub struct Meter {
     ebpf: Ebpf,
     uplink: Device,
-    /// The device for which the generator runs.
+    /// The device on which the generator runs.
     entry: Device,
     ifindex: u32,
     frame: [u8; FRAME_BYTES],
@@ -139,7 +139,7 @@ impl Meter {
         Ok(meter)
     }
 
-    /// Switches to other flows that enter at the same place. Clients that were used before are not used again.
+    /// Switches to other flows with the same entry point. Clients that were used before are not used again.
     pub fn turn_to(&mut self, flows: &Flows) -> Result<()> {
         let (ports, random) = match flows.clients {
             Clients::One => (0, 0),
@@ -160,7 +160,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Attaches a program that only returns, after the programs that are on the uplink already, or detaches it.
+    /// Attaches an empty program after the programs on the uplink, or detaches it.
     pub fn set_idle(&mut self, is_there: bool) -> Result<()> {
         if is_there == self.idle.is_some() {
             return Ok(());
@@ -172,7 +172,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Attaches a program to the uplink that only redirects to the Pod. It stays attached until the meter is dropped.
+    /// Attaches a program that redirects every packet to the Pod to the uplink, until the meter is dropped.
     pub fn attach_shortcut(&mut self) -> Result<()> {
         self.attach(PROG_SHORTCUT).map(drop)
     }
@@ -193,7 +193,7 @@ impl Meter {
         Ok(self.ebpf.program_mut(name).with_context(|| format!("the object has no {name}"))?.try_into()?)
     }
 
-    /// The program that only returns.
+    /// The empty program.
     pub fn idle(&self) -> Result<&SchedClassifier> {
         Ok(self.ebpf.program(PROG_IDLE).context("the object has no idle program")?.try_into()?)
     }
@@ -215,7 +215,7 @@ impl Meter {
         Ok(arrived as f64 / elapsed.as_secs_f64() / 1e6)
     }
 
-    /// Sends packets from the calling thread. Its processor also does all of the Node's work for these packets.
+    /// Sends packets from the calling thread. Its processor also does all of the Node's work on these packets.
     pub fn send(&self, packets: u32) -> Result<()> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();
