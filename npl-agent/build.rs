@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hands the kernel object to the crate, which embeds `$OUT_DIR/npl.bpf.o`.
+//! Embeds the kernel object, which the crate includes as `$OUT_DIR/npl.bpf.o`.
 //!
-//! The object is made by `cargo xtask build-ebpf` with another compiler. Without it the crate still compiles, around
-//! an empty object with which the agent refuses to start: checks and unit tests need no eBPF toolchain.
+//! `cargo xtask build-ebpf` makes the object with another compiler. Without the object, the crate compiles with an
+//! empty file, and the agent exits with an error at start: checks and unit tests need no eBPF toolchain.
 
 use std::env;
 use std::error::Error;
@@ -10,15 +10,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Names the object; an absolute path.
+/// The variable with the absolute path of the object.
 const VARIABLE: &str = "NPL_BPF_OBJECT";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-env-changed={VARIABLE}");
     println!("cargo::rerun-if-env-changed=CARGO_TARGET_DIR");
     if reads_packed_relocations() {
-        // A static binary finds its own place in memory: by a list of a megabyte, all of which is read and stays
-        // resident, or by one of some ten kilobytes.
+        // A static binary relocates itself at start. Unpacked relocations are a megabyte, all of which is read and
+        // stays resident; packed ones are some ten kilobytes.
         println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }
     let embedded = PathBuf::from(env::var("OUT_DIR")?).join("npl.bpf.o");
@@ -30,14 +30,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     if usual.is_file() {
         return Ok(embed(&usual, &embedded)?);
     }
-    // Looked at again on every build, until the object is there.
+    // Cargo checks for the object on every build, until it exists.
     println!("cargo::rerun-if-changed={}", usual.display());
     println!("cargo::warning=no kernel object is embedded: `cargo xtask build` makes an agent that can start");
     Ok(fs::write(&embedded, [])?)
 }
 
-/// Whether the libc that is linked in reads them, as glibc does since 2.36: with an earlier one, the agent would not
-/// start.
+/// Whether the linked libc supports packed relocations, as glibc does since 2.36: with an earlier one, the agent would
+/// not start.
 fn reads_packed_relocations() -> bool {
     if env::var("CARGO_CFG_TARGET_ENV").as_deref() != Ok("gnu") || env::var("HOST").ok() != env::var("TARGET").ok() {
         return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The `NodePortLocal` agent: it watches the cluster, decides in [`core`], applies the decision to the kernel, and
-//! writes the annotations last, so that clients never read a mapping that the datapath does not have.
+//! The `NodePortLocal` agent: it watches the cluster, decides in [`core`], applies the decisions to the kernel, and
+//! writes the annotations last, so that load balancers never read a mapping that the datapath does not have.
 //!
 //! ```text
 //! kube ──► Change ──► agent::reconciler ──► core ──► Op ──► agent::executor ──► datapath, sockets, nft_guard, kube

@@ -41,7 +41,7 @@ fn usage_error(error: impl Into<anyhow::Error>) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// Reports the error that ends the agent.
+/// Reports the error with which the agent exits.
 fn report_fatal(format: LogFormat, error: &anyhow::Error) {
     if !telemetry::log_fatal(format, error) {
         cli::report_error(error);
@@ -51,7 +51,10 @@ fn report_fatal(format: LogFormat, error: &anyhow::Error) {
 fn run_agent(args: RunArgs, runtime: &tokio::runtime::Runtime) -> ExitCode {
     let format = args.log_format;
     for name in environment::unknown_variables() {
-        warn!(name, "this environment variable begins with NPL_ and is none of the agent's: check its spelling");
+        warn!(
+            name,
+            "this environment variable begins with NPL_, but the agent has no such variable: check its spelling"
+        );
     }
     let config = match Config::try_from(args) {
         Ok(config) => config,
@@ -86,7 +89,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Load(args) => cli::load::load(&args).map(|()| ExitCode::SUCCESS),
         Command::Cleanup(args) => runtime.block_on(cli::cleanup::remove_and_stay(&args)).map(|()| ExitCode::SUCCESS),
     };
-    // A blocking thread may still wait for the kernel, and the process ends without its result.
+    // A blocking thread may still be in a system call, and the process exits without its result.
     runtime.shutdown_background();
     outcome
 }

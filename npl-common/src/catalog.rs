@@ -34,7 +34,7 @@ use crate::{
     unmapped,
 };
 
-/// A map, or the two maps of a purpose: IPv4 and IPv6.
+/// The map, or the IPv4 and IPv6 pair of maps, that serves one purpose.
 #[derive(Debug, Clone, Copy)]
 pub struct Map {
     /// The names of the maps; with two, the first is for IPv4.
@@ -62,18 +62,18 @@ pub enum MapKind {
     Array,
     /// One value for each index and CPU.
     PerCpuArray,
-    /// A hash table that refuses elements when it is full.
+    /// A hash table that rejects new elements when it is full.
     Hash,
     /// A hash table that evicts the least recently used elements when it is full.
     LruHash,
-    /// Longest prefix match.
+    /// A longest prefix match trie.
     LpmTrie,
-    /// Programs for tail calls.
+    /// Program file descriptors for tail calls.
     ProgramArray,
 }
 
 impl MapKind {
-    /// The kernel's number of the type, `BPF_MAP_TYPE_*`.
+    /// The kernel's number of the map type, `BPF_MAP_TYPE_*`.
     pub const fn number(self) -> u32 {
         match self {
             Self::Hash => 1,
@@ -85,7 +85,7 @@ impl MapKind {
         }
     }
 
-    /// The name of the type that `bpftool map` prints.
+    /// The name of the map type that `bpftool map` prints.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Hash => "hash",
@@ -105,14 +105,14 @@ pub enum Content {
     U32(&'static str),
     /// A `u64`, and its meaning.
     U64(&'static str),
-    /// A map type: one for each name of the map, or one for all.
+    /// A map type: one for each name of the map, or one for all names.
     Type(&'static [Layout]),
     /// A prefix length of four bytes, and a map type as in [`Self::Type`].
     Prefix(&'static [Layout]),
 }
 
 impl Content {
-    /// The types, one for each name of the map, or one for all; none for a number.
+    /// The types, one for each name of the map, or one for all names; none for a number.
     pub const fn layouts(self) -> &'static [Layout] {
         match self {
             Self::U32(_) | Self::U64(_) => &[],
@@ -120,7 +120,7 @@ impl Content {
         }
     }
 
-    /// Bytes in the map with this position among the names.
+    /// Size in bytes in the map with this position among the names.
     pub fn size(self, position: usize) -> usize {
         let layouts = self.layouts();
         let of_type = layouts.get(position).or(layouts.first()).map_or(0, |layout| layout.size);

@@ -2,13 +2,13 @@
 //! Configuration of the kernel programs: one array element, which the agent writes.
 
 map_type! {
-    /// Configuration that all programs read. Changing it takes effect with the next packet.
+    /// Configuration that all programs read. A change takes effect with the next packet.
     pub struct Config: 40, align 8 {
         /// Secret random seed of the hash that chooses slots, so that a sender cannot choose a slot; kept over agent
         /// restarts.
         pub seed: u64,
         /// The Node's primary IPv4 address, network order, which the programs recognize without a map look-up; all zero
-        /// if unset. Address and index are one aligned word, written and read as one.
+        /// if unset. Address and index are in one aligned word, which is written and read atomically.
         pub primary_v4: [u8; 4],
         /// Position of `primary_v4` in the address index map.
         pub primary_v4_index: u32,
@@ -21,18 +21,19 @@ map_type! {
         /// [`crate::names::ABI_VERSION`], the layout version of all maps.
         pub abi: u32,
         /// Changes whenever a mapping, an endpoint, a next hop or a node address changes, and invalidates the lookup
-        /// caches: see [`crate::lookup_cache`]. Epoch and `abi` are one aligned word, written and read as one.
+        /// caches: see [`crate::lookup_cache`]. Epoch and `abi` are in one aligned word, which is written and read
+        /// atomically.
         pub epoch: u32,
-        /// Cookie of the host's network namespace: only there are loopback addresses those of the Node; 0 if unknown.
+        /// Cookie of the host's network namespace, the only one whose loopback addresses are the Node's; 0 if unknown.
         pub netns_cookie: u64,
     }
 }
 
-/// At least one device runs the XDP program; `npl_xdp_dev` has the indexes of these devices. On them, TC sees packets
-/// that XDP has translated as packets from a client to the Pod.
+/// At least one device runs the XDP program; `npl_xdp_dev` has the indexes of these devices. At TC on these devices, a
+/// packet that XDP has translated is a direct packet from the client to the Pod.
 pub const FLAG_XDP: u32 = 1;
 
-/// Devices that can run the XDP program at a time.
+/// Maximum number of devices that run the XDP program at the same time.
 pub const MAX_XDP_DEVICES: u32 = 256;
 
 /// The value of every device in `npl_xdp_dev`.

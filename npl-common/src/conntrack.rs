@@ -28,19 +28,19 @@
 //! | established | silence of [`established_timeout_ns`] | absent | remove |
 //! | absent | Pod: any packet | absent | ignore |
 //!
-//! A client's SYN never changes an established entry. It opens a handshake with an entry of its own.
+//! A client's SYN never changes an established entry. It opens a handshake, which has its own entry.
 //!
 //! # Proof
 //!
-//! Anybody can send a packet with a client's address. A sender who does not see the client's traffic has to guess
-//! 32-bit numbers. So an event is `proven` if the segment's sequence or acknowledgement number fits the connection:
+//! Anybody can send a packet with a client's source address. An off-path sender has to guess 32-bit numbers. So an
+//! event is `proven` if the segment's sequence or acknowledgement number matches the connection:
 //!
 //! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: the acknowledgement number
 //!   is part of the entry's hash ([`handshake_key`]).
 //! * A client's segment completes a handshake if it acknowledges the Pod's SYN-ACK exactly: [`reply_key`].
 //! * If a segment in the middle of a connection opened the entry, a Pod's segment belongs to the entry if its numbers
 //!   are near those of the client's segment: [`Numbers::admit`].
-//! * A FIN or RST of the client counts if its number is near the Pod's last acknowledgement:
+//! * A FIN or RST of the client counts if its sequence number is near the Pod's last acknowledgement number:
 //!   [`is_near_acknowledgement`].
 
 use crate::{
@@ -51,29 +51,30 @@ use crate::{
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Silence after which an unanswered request times out, nanoseconds: as kernel conntrack's `nf_conntrack_udp_timeout`.
+/// Idle time after which an unanswered request times out, nanoseconds: as kernel conntrack's
+/// `nf_conntrack_udp_timeout`.
 pub const REQUESTED_NS: u64 = 30 * SECOND;
-/// Silence after which a request that the Pod has answered times out, nanoseconds: a Pod may push datagrams minutes
+/// Idle time after which a request that the Pod has answered times out, nanoseconds: a Pod may push datagrams minutes
 /// after the request.
 pub const REPLIED_NS: u64 = 300 * SECOND;
-/// Silence after a RST of one side or a FIN of each side, nanoseconds: as `nf_conntrack_tcp_timeout_last_ack`.
+/// Idle time after a RST of one side or a FIN of each side, nanoseconds: as `nf_conntrack_tcp_timeout_last_ack`.
 pub const CLOSED_NS: u64 = 30 * SECOND;
-/// Silence after a FIN of one side only, nanoseconds: as `nf_conntrack_tcp_timeout_fin_wait`.
+/// Idle time after a FIN of one side only, nanoseconds: as `nf_conntrack_tcp_timeout_fin_wait`.
 pub const HALF_CLOSED_NS: u64 = 120 * SECOND;
-/// Silence of a TCP connection whose Pod has sent nothing but its SYN-ACK, nanoseconds: as
+/// Idle time of a TCP connection whose Pod has sent only its SYN-ACK, nanoseconds: as
 /// `nf_conntrack_tcp_timeout_syn_recv`.
 pub const UNANSWERED_NS: u64 = 60 * SECOND;
-/// Silence of an established TCP connection, nanoseconds: as `nf_conntrack_tcp_timeout_established`.
+/// Idle timeout of an established TCP connection, nanoseconds: as `nf_conntrack_tcp_timeout_established`.
 pub const TCP_NS: u64 = 5 * 24 * 3600 * SECOND;
-/// Silence of a UDP flow, nanoseconds: RFC 4787, section 4.3.
+/// Idle timeout of a UDP flow, nanoseconds: RFC 4787, section 4.3.
 pub const UDP_NS: u64 = 300 * SECOND;
-/// Silence of a UDP flow while the flow table is crowded: most of its flows are then one query and its response, as of
-/// DNS.
+/// Idle timeout of a UDP flow while the flow table is crowded, nanoseconds: most of its flows are then one query and
+/// its response, like DNS.
 pub const UDP_CROWDED_NS: u64 = 30 * SECOND;
-/// Silence of an SCTP association, whose heartbeats come every 30 s (RFC 9260), nanoseconds.
+/// Idle timeout of an SCTP association, whose heartbeats have an interval of 30 s (RFC 9260), nanoseconds.
 pub const SCTP_NS: u64 = 3600 * SECOND;
 
-/// How far a flow has come.
+/// The phase of a flow, from the client's first packet on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Phase(u8);
 
@@ -89,7 +90,7 @@ impl Phase {
     /// There is no entry.
     pub const ABSENT: Self = Self(4);
 
-    /// The phase that two bits of a half-open cache entry encode.
+    /// The phase from its two bits in a half-open cache entry.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     #[expect(clippy::cast_possible_truncation, reason = "two bits")]
@@ -118,7 +119,7 @@ impl Phase {
         self.0 <= Self::REPLIED.0
     }
 
-    /// The name that views and tables show.
+    /// The name in views and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::REQUESTED => "requested",
@@ -133,7 +134,7 @@ impl Phase {
 /// The state of one entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct State {
-    /// How far the flow has come.
+    /// The phase of the flow.
     pub phase: Phase,
     /// TCP flags that the client has sent since the flow was established, or-ed together.
     pub client_flags: u8,
@@ -160,14 +161,16 @@ impl State {
         Self { phase: Phase::ESTABLISHED, client_flags, pod_flags }
     }
 
-    /// Whether the Pod has sent a segment other than its SYN-ACK. A Pod that has does not retransmit the SYN-ACK.
+    /// Whether the Pod has sent a segment other than its SYN-ACK. After that segment, the Pod does not retransmit the
+    /// SYN-ACK.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn has_pod_spoken(self) -> bool {
         self.pod_flags & ACK != 0
     }
 
-    /// Whether the Pod may retransmit its SYN-ACK, because the client's acknowledgement was lost between Node and Pod.
+    /// Whether the Pod may retransmit its SYN-ACK, because the client's acknowledgement may be lost between Node and
+    /// Pod.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn may_repeat_syn_ack(self) -> bool {
@@ -192,7 +195,7 @@ impl Segment {
     /// A datagram, which has no numbers.
     pub const DATAGRAM: Self = Self::new(0, 0, 0);
 
-    /// A segment; the numbers in host order.
+    /// Creates a segment. The numbers are in host order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn new(sequence: u32, acknowledgement: u32, flags: u8) -> Self {
@@ -288,14 +291,14 @@ impl Numbers {
             && is_near(reply.sequence(), acknowledgement, Self::WINDOW)
     }
 
-    /// Whether another segment of the same sender belongs to the same connection.
+    /// Whether another segment from the same sender belongs to the same connection.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn is_near(self, later: Self) -> bool {
         self.admit(Segment { numbers: Self(later.0.rotate_left(u32::BITS)), flags: ACK })
     }
 
-    /// The checksum that is stored beside these numbers, so that a reader uses them for this entry only.
+    /// The checksum that is stored beside these numbers. A reader accepts the numbers only for the matching entry.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn checksum(self, key: u64, entry: u64) -> u64 {
@@ -303,32 +306,33 @@ impl Numbers {
     }
 }
 
-/// Largest distance in bytes, in either direction, of a client's FIN or RST from the Pod's last recorded
-/// acknowledgement. A blind sender's number is within the distance with a probability of 1 in 4096.
+/// Largest distance in bytes, in either direction, between the sequence number of a client's FIN or RST and the Pod's
+/// last recorded acknowledgement number. A blind sender's number is within the distance with a probability of 1 in
+/// 4096.
 pub const CLOSING_WINDOW: u32 = 1 << 19;
 
-/// Whether a client's sequence number is near the Pod's last recorded acknowledgement: only then a FIN or RST counts.
+/// Whether a client's sequence number is near the Pod's last recorded acknowledgement number, as a FIN or RST needs.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {
     is_near(sequence, pod_acknowledgement, CLOSING_WINDOW)
 }
 
-/// Whether two numbers are at most `window` apart, where numbers wrap.
+/// Whether two sequence numbers are at most `window` apart, modulo 2^32.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 const fn is_near(a: u32, b: u32, window: u32) -> bool {
     a.wrapping_sub(b).wrapping_add(window) < 2 * window
 }
 
-/// Events of an entry.
+/// An event that changes the state of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
     /// The client's TCP segment or SCTP packet.
     ClientSegment {
         /// Its flags: [`crate::flow::tcp_flag`].
         flags: u8,
-        /// Whether its numbers fit the connection.
+        /// Whether its numbers match the connection.
         is_proven: bool,
     },
     /// The client's datagram.
@@ -337,7 +341,7 @@ pub enum Event {
     PodSegment {
         /// Its flags: [`crate::flow::tcp_flag`].
         flags: u8,
-        /// Whether its numbers fit the connection.
+        /// Whether its numbers match the connection.
         is_proven: bool,
     },
     /// The Pod's datagram.
@@ -348,7 +352,7 @@ pub enum Event {
         ns: u64,
         /// The flow's protocol: [`protocol`].
         protocol: u8,
-        /// Whether the flow table is crowded.
+        /// Whether the flow table is nearly full.
         is_crowded: bool,
     },
 }
@@ -372,9 +376,9 @@ impl Event {
 /// Actions of the caller of [`step`] on the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// No entry fits the packet, and none is created: the packet is not translated.
+    /// No entry matches the packet, and none is created: the packet is not translated.
     Ignore,
-    /// The entry stays as it is.
+    /// Leave the entry unchanged.
     Keep,
     /// Write a new entry to the half-open cache.
     Open,
@@ -388,7 +392,7 @@ pub enum Action {
     Remove,
 }
 
-/// The next state of an entry, and the action that the caller carries out on the entry. See the table of the module.
+/// The next state of an entry, and the action that the caller executes on the entry. See the table of the module.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn step(state: State, event: Event) -> (State, Action) {
@@ -457,7 +461,7 @@ const fn pod_packet(state: State, flags: u8, is_proven: bool) -> (State, Action)
     }
 }
 
-/// Silence after which an established entry times out, nanoseconds.
+/// Idle timeout of an established entry, nanoseconds.
 pub const fn established_timeout_ns(state: State, protocol: u8, is_crowded: bool) -> u64 {
     let (client, pod) = (state.client_flags, state.pod_flags);
     let is_closed = client & pod & FIN != 0 || (client | pod) & RST != 0;
@@ -486,7 +490,7 @@ const fn is_mid_stream(flags: u8) -> bool {
     flags & (SYN | RST | ACK) == ACK
 }
 
-/// Whether a Pod's segment accepts or refuses a handshake.
+/// Whether a Pod's segment accepts or rejects a handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn is_handshake_reply(flags: u8) -> bool {
@@ -508,12 +512,12 @@ mod tests {
         State::half_open(phase)
     }
 
-    /// A segment of the client whose numbers fit the connection.
+    /// A segment of the client whose numbers match the connection.
     fn client(flags: u8) -> Event {
         Event::ClientSegment { flags, is_proven: true }
     }
 
-    /// A segment with the client's address whose numbers do not fit the connection.
+    /// A segment with the client's address whose numbers do not match the connection.
     fn forged(flags: u8) -> Event {
         Event::ClientSegment { flags, is_proven: false }
     }
@@ -725,8 +729,8 @@ mod tests {
             prop_assert_ne!(state.phase, Phase::ESTABLISHED, "{:?}", state);
         }
 
-        /// Segments whose sequence and acknowledgement numbers do not fit the connection change neither an established TCP
-        /// connection nor its timeout.
+        /// Segments whose sequence and acknowledgement numbers do not match the connection change neither an
+        /// established TCP connection nor its timeout.
         #[test]
         fn no_sequence_of_forged_segments_changes_an_established_connection(
             flags in vec(select(ALL_FLAGS.to_vec()), 1..20), client: bool, pod: bool,
@@ -739,8 +743,8 @@ mod tests {
             prop_assert_eq!(established_timeout_ns(after, TCP, false), established_timeout_ns(before, TCP, false));
         }
 
-        /// A sender who guesses no number can only open an entry, and a reply of another connection does not match that
-        /// entry.
+        /// A sender who guesses no number can only open an entry, and that entry does not match a reply of another
+        /// connection.
         #[test]
         fn no_sequence_of_forged_segments_takes_a_reply_of_another_connection(
             flags in vec((select(ALL_FLAGS.to_vec()), any::<bool>()), 1..20),

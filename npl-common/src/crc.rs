@@ -2,15 +2,15 @@
 //! Incremental update of SCTP's checksum, `CRC32c` (RFC 9260, appendix A), without reading the packet.
 //!
 //! A CRC is linear for messages of one length: its change depends only on the changed bits and on the number of bytes
-//! behind them. The ports are a packet's first four bytes, so
+//! after them. The ports are a packet's first four bytes, so
 //!
 //! ```text
 //! crc' = crc + (ports' - ports) x^8n   modulo the polynomial, for a packet of n bytes
 //! ```
 //!
-//! where sum and difference of polynomials over one bit are both "exclusive or". The power is looked up by the two
-//! bytes of `n`, so a table of 3 KiB suffices for any length. The lowest bit of a word is the coefficient of the
-//! highest power of `x`, and words are loaded little-endian.
+//! where sum and difference of polynomials over GF(2) are both "exclusive or". The power is the product of two table
+//! elements, one for each byte of `n`, so a table of 3 KiB suffices for any length. The lowest bit of a word is the
+//! coefficient of the highest power of `x`, and words are loaded little-endian.
 
 /// The polynomial without its highest power.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
@@ -18,25 +18,25 @@ const POLYNOMIAL: u32 = 0x82f6_3b78;
 const ONE: u32 = 1 << 31;
 /// `x^8`, the factor for one more byte.
 const BYTE: u32 = 1 << 23;
-/// Values of a byte.
+/// Number of values of a byte.
 const BYTES: usize = 256;
 /// Mask of every fourth bit. Products of masked words have no carry into another masked bit.
 const LANES: u64 = 0x1111_1111_1111_1111;
 
-/// Position of the table of each byte times `x^32`, to divide a word byte by byte.
+/// Offset in [`TABLE`] of each byte times `x^32`, to divide a word byte by byte.
 const REMAINDERS: u32 = 0;
-/// Position of the table of `x` to the power of eight times the index.
+/// Offset in [`TABLE`] of `x` to the power of eight times the index.
 const POWERS: u32 = 256;
-/// Position of the table of `x` to the power of 2048 times the index.
+/// Offset in [`TABLE`] of `x` to the power of 2048 times the index.
 const HIGH_POWERS: u32 = 512;
-/// Elements of [`TABLE`].
+/// Number of elements of [`TABLE`].
 pub const ELEMENTS: usize = 3 * BYTES;
 
-/// The table that [`times_element`] uses. The agent writes it into a map for the kernel programs.
+/// The precomputed products for [`times_element`]. The agent writes the table into a map for the kernel programs.
 pub static TABLE: [u32; ELEMENTS] = table();
 
-/// The checksum of an SCTP packet of `length` bytes after its ports changed. Checksums and ports are words as loaded by
-/// a little-endian processor. `times` is [`times_element`] or a wrapper of it.
+/// The checksum of an SCTP packet of `length` bytes after a change of its ports. Checksums and ports are words as
+/// loaded by a little-endian processor. `times` is [`times_element`] or a wrapper of it.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times: impl Fn(u32, u32) -> u32) -> u32 {
@@ -46,12 +46,12 @@ pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times:
 }
 
 /// The product of `a` and the element `index` of [`TABLE`], modulo the CRC polynomial. `element` reads an element of
-/// the table; `None` if `element` returns `None`.
+/// the table. Returns `None` if `element` does.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "callers with little stack wrap it in a function")]
 #[expect(clippy::cast_possible_truncation, reason = "each half of the product is taken")]
 pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -> Option<u32> {
-    // The product has 63 bits, and the highest power is the lowest bit.
+    // The product has 63 bits, and the coefficient of the highest power is the lowest bit.
     let product = carryless(a, element(index)?) << 1;
     let mut rest = product as u32;
     for _ in 0..size_of::<u32>() {
@@ -62,8 +62,8 @@ pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -
 
 /// The carry-less product of two words.
 ///
-/// Ordinary multiplication produces carries. In factors with every fourth bit only, at most eight ones are added at one
-/// position, so a carry never reaches the next bit that is used.
+/// Ordinary multiplication produces carries. If both factors have only every fourth bit, at most eight ones are added
+/// at one position, so a carry never reaches the next used bit.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "callers with little stack wrap it in a function")]
 const fn carryless(a: u32, b: u32) -> u64 {
@@ -88,7 +88,7 @@ const fn table() -> [u32; ELEMENTS] {
         doubled *= 2;
     }
     loop {
-        // The lowest byte of a word has the highest powers, which eight steps reduce.
+        // The lowest byte of a word has the highest powers, which eight shifts reduce.
         table[REMAINDERS as usize | byte as usize] = shifted(byte as u32, 8);
         table[POWERS as usize | byte as usize] = power;
         table[HIGH_POWERS as usize | byte as usize] = high_power;
@@ -100,8 +100,8 @@ const fn table() -> [u32; ELEMENTS] {
     }
 }
 
-/// The product of two polynomials modulo the CRC polynomial, bit by bit, for the table, which is computed at compile
-/// time.
+/// The product of two polynomials modulo the CRC polynomial, computed bit by bit. Used only at compile time, for the
+/// table.
 const fn times_bitwise(a: u32, b: u32) -> u32 {
     let mut product = 0;
     let mut power = 0;
@@ -138,7 +138,7 @@ mod tests {
         super::times_element(a, index, |index| TABLE.get(index as usize).copied()).unwrap()
     }
 
-    /// The CRC from its definition, bit by bit, as the independent check of the shortcuts.
+    /// The CRC computed from its definition, bit by bit, as an independent check of the table-driven functions.
     fn full(bytes: &[u8]) -> u32 {
         let mut register = u32::MAX;
         for byte in bytes {
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(full(&[0; 32]), 0x8a91_36aa);
     }
 
-    /// The longest packet of either family, and the places where a byte of the length begins.
+    /// The longest packet of either family, and the lengths at which the high byte changes.
     #[test]
     fn every_kind_of_length_is_known() {
         for length in [12, 13, 255, 256, 257, 511, 512, 1500, 4095, 4096, 9000, 32_767, 32_768, 65_535] {
@@ -181,7 +181,7 @@ mod tests {
     proptest! {
         #[test]
         fn replacing_ports_equals_a_full_crc(mut packet in prop::collection::vec(any::<u8>(), 12..9000), ports: [u8; 4]) {
-            // The CRC is computed with zero in the checksum field.
+            // The CRC is computed with the checksum field set to zero.
             packet[8..12].fill(0);
             let (before, old) = (full(&packet), word(&packet));
             packet[..4].copy_from_slice(&ports);

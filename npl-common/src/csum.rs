@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Incremental Internet checksum, RFC 1624 equation 3.
 //!
-//! Checksums and words are values as loaded from the packet, in the processor's byte order. A ones-complement sum is
-//! independent of the byte order if all words have the same one.
+//! Checksums and words have the byte order in which they are loaded from the packet. A ones-complement sum is
+//! independent of the byte order if all words have the same byte order.
 
 /// Folds the carries of a sum of up to 65 536 words into 16 bits.
 #[inline(always)]
@@ -43,8 +43,9 @@ pub const fn difference32(old: u32, new: u32) -> u32 {
     sum32(!old) + sum32(new)
 }
 
-/// The sum of a pseudo-header (RFC 9293, RFC 8200), which the transport checksum field contains if hardware completes
-/// the checksum. `ends` is the sum of both addresses, `length` is in host order; the result is in network order.
+/// The sum of a pseudo-header (RFC 9293, RFC 8200). The transport checksum field contains this sum if hardware
+/// completes the checksum. `ends` is the sum of both addresses, `length` is in host order; the result is in network
+/// order.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn pseudo_header(ends: u32, protocol: u8, length: u16) -> u16 {
@@ -61,18 +62,18 @@ pub const fn same(a: u16, b: u16) -> bool {
 /// The content of a transport checksum field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
-    /// The checksum: the complement of a sum.
+    /// The checksum: the complement of the sum of pseudo-header and segment.
     Checksum,
-    /// The sum of the pseudo-header alone, not complemented, to which hardware adds the sum of the segment
+    /// Only the sum of the pseudo-header, not complemented, to which hardware adds the sum of the segment
     /// (`CHECKSUM_PARTIAL`).
     PseudoHeader,
 }
 
 /// The content of a checksum field, inferred from the kernel's update when the pseudo-header changed by `difference`.
 ///
-/// Programs cannot read whether a field is a checksum or a sum that hardware completes. The kernel's update of the
-/// field reveals it: the kernel subtracts a difference from a checksum and adds it to a sum. `None` if the difference
-/// is zero.
+/// Programs cannot read whether a field is a complete checksum or a partial sum. The kernel's helper reveals it: it
+/// subtracts the change of the pseudo-header from a complete checksum, and adds the change to a partial sum. `None` if
+/// the change is zero.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn field_kind(before: u16, after: u16, difference: u32) -> Option<Field> {
@@ -92,7 +93,7 @@ mod tests {
 
     use super::{Field, difference32, field_kind, fold, pseudo_header, replace16, replace32, same, sum32};
 
-    /// The checksum from its definition (RFC 1071), as the independent check of the shortcuts.
+    /// The checksum computed from its definition (RFC 1071), as an independent check of the incremental updates.
     fn full(words: &[u16]) -> u16 {
         let mut sum = 0_u64;
         for word in words {
@@ -106,7 +107,7 @@ mod tests {
 
     #[test]
     fn the_example_of_rfc_1624_holds() {
-        // Section 4: header checksum 0xDD2F, a word changes from 0x5555 to 0x3285, the result is 0x0000.
+        // RFC 1624, section 4: header checksum 0xDD2F, a word changes from 0x5555 to 0x3285, the result is 0x0000.
         assert_eq!(replace16(0xdd2f, 0x5555, 0x3285), 0x0000);
     }
 

@@ -1,31 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The flow table: conntrack entries of established flows. Only reverse NAT needs these entries; the destination of a
-//! request follows from its mapping.
+//! The flow table: conntrack entries of established flows. Only reverse NAT needs these entries; the mapping alone
+//! determines the destination of a request.
 
 /// Entries per family; 128 Ki of them take about 14 MiB.
 pub const MAX_FLOWS: u32 = 131_072;
 
 /// Interval, in jiffies, at which an entry's time is refreshed and a [`crate::lookup_cache::CachedReply`] expires. A
 /// write on every packet would move a cache line between the processors of both directions each time. 256 jiffies are
-/// 0.25 s (HZ=1000) to 2.6 s (HZ=100).
 pub const REFRESH_INTERVAL_JIFFIES: u32 = 256;
 
 /// TCP flags in the byte at offset 13 (RFC 9293). SCTP chunks are recorded as the TCP flags with the same meaning.
 pub mod tcp_flag {
     /// No more data from the sender.
     pub const FIN: u8 = 0x01;
-    /// Opens one direction of the connection.
+    /// The sender opens its direction of the connection.
     pub const SYN: u8 = 0x02;
     /// Aborts the connection.
     pub const RST: u8 = 0x04;
-    /// The acknowledgement number is valid; every segment but a connection's first one has this flag.
+    /// The acknowledgement number is valid; every segment except a connection's first one has this flag.
     pub const ACK: u8 = 0x10;
     /// The flags that open or end a connection.
     pub const OPENS_OR_ENDS: u8 = SYN | FIN | RST;
 }
 
 map_type! {
-    /// A flow as the Pod sees it: from the client to the Pod.
+    /// A flow as the Pod sees it, from the client to the Pod.
     pub struct FlowKeyV4: 16, align 4 {
         /// Network order.
         pub client_addr: [u8; 4],
@@ -103,7 +102,7 @@ map_type! {
 }
 
 impl FlowV4 {
-    /// An entry; the address in network order.
+    /// Creates an entry. The address is in network order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn new(state: FlowState, node_addr: [u8; 4]) -> Self {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Fragment tracking. Only the first fragment of a datagram has ports. Its record states how the later fragments are
-//! translated.
+//! Fragment tracking. Only the first fragment of a datagram has ports. Its record determines the translation of the
+//! later fragments.
 //!
-//! One 64-bit word per slot, as in [`crate::half_open`]: a flood of fragments overwrites slots and cannot take memory.
+//! One 64-bit word per slot, as in [`crate::half_open`]: a flood of fragments overwrites slots and allocates no memory.
 //!
 //! ```text
 //! 63        34 33       33 32      26 25      24 23        16 15        0
@@ -15,21 +15,21 @@ use crate::mapping::protocol;
 pub const SLOTS: u32 = 65_536;
 
 /// Lifetime of a record in [`time`]'s unit, 32 s: near the kernel's reassembly timeout of 30 s. After that time a
-/// sender may use the same IP identification for another datagram.
+/// sender may reuse the IP identification for another datagram.
 pub const LIFETIME: u64 = 30;
 
 const NODE_PORT_MASK: u64 = 0xffff;
 const ADDRESS_SHIFT: u32 = 16;
 const PROTOCOL_SHIFT: u32 = 24;
 const TIME_SHIFT: u32 = 26;
-/// The first fragment took the host's stack, though the forwarding mode can bypass it.
+/// The host's stack forwarded the first fragment, although the forwarding mode can bypass the stack.
 const BY_STACK: u64 = 1 << 33;
 const TAG_SHIFT: u32 = 34;
 const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
 const PROTOCOL_MASK: u64 = 0x3;
 const TIME_MASK: u64 = 0x7f;
 
-// Protocols of a record; 0 is UDP.
+// Codes of protocols in a record; 0 is UDP.
 const TCP: u64 = 1;
 const SCTP: u64 = 2;
 
@@ -98,23 +98,23 @@ pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
 }
 
-/// Whether a record translates the later fragments of some datagram at this [`time`]. Such a record is not overwritten
-/// by the record of an untranslated datagram.
+/// Whether a record translates the later fragments of some datagram at this [`time`]. The record of an untranslated
+/// datagram does not overwrite such a record.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn translates(word: u64, time: u64) -> bool {
     word & NODE_PORT_MASK != 0 && is_young(word, time)
 }
 
-/// The record with a mark that the first fragment took the host's stack. All fragments of a datagram must take the same
-/// path. Otherwise kernel conntrack would reassemble an incomplete datagram.
+/// The record with a mark that the host's stack forwarded the first fragment. The stack must then forward all fragments
+/// of the datagram, because kernel conntrack would otherwise wait for the missing ones.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn by_stack(word: u64) -> u64 {
     word | BY_STACK
 }
 
-/// Whether a record is marked by [`by_stack`].
+/// Whether a record has the mark of [`by_stack`].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn is_by_stack(word: u64) -> bool {
@@ -127,14 +127,14 @@ pub const fn aged(word: u64, units: u64) -> u64 {
     word & !(TIME_MASK << TIME_SHIFT) | time << TIME_SHIFT
 }
 
-/// Whether a [`time`] is more than [`LIFETIME`] ago.
+/// Whether a [`time`] is more than [`LIFETIME`] in the past.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn is_over(time: u64, now: u64) -> bool {
     now.wrapping_sub(time) > LIFETIME
 }
 
-/// The slot of a hash, by bits that are not part of the tag.
+/// The slot of a hash, chosen by bits that are not part of the tag.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 #[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]

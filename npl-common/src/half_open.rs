@@ -2,10 +2,9 @@
 //! The half-open cache: one 64-bit word for each conntrack entry of a flow whose handshake or first exchange of packets
 //! is not complete.
 //!
-//! The cache is direct-mapped and never full: a flood overwrites slots, and can neither take memory nor evict entries
-//! of the flow table. A flow has two candidate slots. It takes the first one, or the second one if the first has
-//! another flow's entry that waits for the Pod's first reply. A word is read and written as one, so that a reader sees
-//! an old or a new entry and never a mixture:
+//! The cache is direct-mapped and never full: a flood overwrites slots, but allocates no memory and evicts no entries
+//! of the flow table. A flow has two candidate slots. It uses the second slot only if the first slot has an entry of
+//! another flow that waits for the Pod's first reply. A word is read and written atomically:
 //!
 //! ```text
 //! 63            26 25  24 23        16 15        0
@@ -15,8 +14,8 @@
 //! An entry in [`Phase::ESTABLISHED`] is a copy of the flow table's entry: requests that match the copy skip the
 //! look-up in the flow table.
 //!
-//! Handshakes have 16 384 separate slots behind the slots of flows: few enough to stay in the processor's cache during
-//! a SYN flood, and separate, so that the flood overwrites no established flow's entry.
+//! Handshakes have 16 384 separate slots after the slots of flows: few enough to stay in the processor's cache during a
+//! SYN flood, and separate, so that the flood overwrites no established flow's entry.
 
 use crate::conntrack::Phase;
 
@@ -44,8 +43,8 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// The second candidate slot of a flow: one of four slots in the same group of eight as [`slot`], which is most likely
-/// one cache line.
+/// The second candidate slot of a flow: one of four slots in the same group of eight as [`slot`], which is usually one
+/// cache line.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn second_slot(hash: u64) -> u32 {
@@ -66,7 +65,7 @@ pub const fn second_handshake_slot(hash: u64) -> u32 {
     SLOTS | second_slot(hash) & (HANDSHAKE_SLOTS - 1)
 }
 
-/// Packs an entry. `address_index` is the position of the node address, `node_port` is in host byte order.
+/// Packs an entry. `address_index` is the index of the node address, `node_port` is in host byte order.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn entry(hash: u64, phase: Phase, address_index: u8, node_port: u16) -> u64 {
@@ -117,7 +116,7 @@ pub const fn has_same_nat_address(entry: u64, other: u64) -> bool {
     address_index(entry) == address_index(other) && node_port(entry) == node_port(other)
 }
 
-/// The position of an entry's node address.
+/// The index of an entry's node address.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 #[expect(clippy::cast_possible_truncation, reason = "eight bits above the port are the index")]
@@ -178,7 +177,8 @@ mod tests {
         assert_spread(&taken);
     }
 
-    /// The second candidate slot is another one of the same cache line: one of four, all with the same probability.
+    /// The second candidate slot is a different slot of the same cache line: one of four, all with the same
+    /// probability.
     #[test]
     fn flows_of_one_slot_spread_over_the_second() {
         let mut taken = [0_u32; 8];
@@ -238,7 +238,7 @@ mod tests {
     }
 
     fn assert_spread(taken: &[u32]) {
-        // 65 536 balls into 65 536 bins: 63 % of the bins are hit, and hardly any more than eight times.
+        // With 65 536 balls in 65 536 bins, 63 % of the bins are hit, and hardly any bin more than eight times.
         let used = taken.iter().filter(|n| **n > 0).count();
         let fullest = taken.iter().max().unwrap();
         assert!((40_000..43_000).contains(&used), "{used} slots used");

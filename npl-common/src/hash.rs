@@ -2,7 +2,7 @@
 //! The seeded hash that chooses slots and tags. A sender who does not know the seed cannot choose two flows that share
 //! a slot.
 
-/// Hashes a flow's identity into 64 bits: the low bits choose a slot, the high bits are its tag.
+/// Hashes a flow's identity to 64 bits: the low bits choose a slot, the high bits are its tag.
 ///
 /// Two rounds of multiplication and xor-shift: cheap for the processor, and few instructions for the verifier.
 #[inline(always)]
@@ -17,7 +17,7 @@ pub const fn flow(seed: u64, addresses: u64, ports_and_protocol: u64) -> u64 {
     h ^ (h >> 32)
 }
 
-/// Mixes another word of a longer identity into the seed of [`flow`].
+/// Mixes another 64-bit word of a longer identity into the seed of [`flow`].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn absorb(seed: u64, word: u64) -> u64 {

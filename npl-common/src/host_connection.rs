@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The Node's own connections from ports of the range: kernel NAT may masquerade a connection to any source port, also
-//! to a port that a socket or a mapping has. Replies to such a connection are not translated.
+//! The Node's own connections from ports of the range: kernel NAT may masquerade a connection to any source port, even
+//! one that a socket or a mapping uses. Replies to such a connection are not translated.
 //!
 //! One 64-bit word per slot, as in [`crate::half_open`]. A connection has two candidate slots, so that another
 //! connection with the same first slot does not overwrite its entry:
@@ -12,7 +12,7 @@
 
 use crate::mapping::protocol;
 
-/// Slots, a power of two: 512 KiB.
+/// Number of slots, a power of two. They take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
 /// Lifetime of a UDP entry in units of 1.07 s ([`crate::fragment::time`]): 129 s, near the 120 s of
@@ -45,8 +45,8 @@ pub const fn is_alive(word: u64, hash: u64, protocol: u8, time: u64) -> bool {
     matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= LIFETIME)
 }
 
-/// Whether a connection's entry is in its second slot or, if it is new, goes there: a new entry takes an empty slot, or
-/// the slot with the older entry.
+/// Whether a connection's entry is in its second slot. A new entry is written to an empty slot or, if both slots are
+/// occupied, over the older entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn is_second(first: u64, second: u64, hash: u64, time: u64) -> bool {
@@ -60,7 +60,7 @@ const fn age(word: u64, time: u64) -> u64 {
     if word == 0 { AGES } else { time.wrapping_sub(word) & TIME_MASK }
 }
 
-/// The first candidate slot of a hash, by bits that are not part of the tag.
+/// The first candidate slot of a hash, chosen by bits that are not part of the tag.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 #[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]

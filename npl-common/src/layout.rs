@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! A macro that declares map types: it asserts the size at the declaration, and contains the only `unsafe` code for map
-//! types.
+//! A macro that declares map types. It asserts the size of each type at compile time, and contains the only `unsafe`
+//! code for map types.
 
-/// One map type, for the committed layout snapshot and the reference of maps.
+/// One map type, for the committed layout snapshot and the reference page of maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// The type's name.
     pub name: &'static str,
     /// The doc comment of the type.
     pub help: &'static str,
-    /// Bytes.
+    /// Size in bytes.
     pub size: usize,
-    /// Bytes.
+    /// Alignment in bytes.
     pub align: usize,
     /// The fields in the order of their offsets.
     pub fields: &'static [Field],
@@ -24,7 +24,7 @@ pub struct Field {
     pub name: &'static str,
     /// The doc comment of the field.
     pub help: &'static str,
-    /// The field's type as written.
+    /// The field's type as written in Rust.
     pub ty: &'static str,
     /// Offset of the field in bytes.
     pub offset: usize,
@@ -63,7 +63,7 @@ macro_rules! map_type {
 
         const _: () = {
             assert!(size_of::<$name>() == $size, "the size is part of the ABI");
-            // The fields fill the type: no padding, so no undefined byte ever reaches a map key.
+            // The fields fill the type without padding, so no undefined byte ever reaches a map key.
             assert!($size == 0 $( + size_of::<$ty>() )+, "implicit padding");
         };
 
@@ -112,7 +112,8 @@ pub const LAYOUTS: &[Layout] = &[
 mod tests {
     use core::fmt::Write as _;
 
-    /// A difference here is an ABI change: bump `ABI_VERSION`, then `UPDATE_EXPECT=1 cargo test -p npl-common`.
+    /// A difference here is an ABI change: increment `ABI_VERSION`, then run `UPDATE_EXPECT=1 cargo test -p
+    /// npl-common`.
     #[test]
     fn layouts_are_the_committed_ones() {
         let mut text = format!("ABI {}\n", crate::names::ABI_VERSION);

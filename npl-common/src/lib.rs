@@ -6,10 +6,10 @@
 //!
 //! * Addresses are byte arrays in network order, so that a dump reads `[10,0,0,5]`.
 //! * Ports are `u16` in **host** order, so that a dump reads `61000`; the kernel programs convert once.
-//! * Times are nanoseconds of `CLOCK_MONOTONIC`, except in 64-bit words that have no room for them: those have units of
-//!   2^30 ns (1.07 s, [`fragment::time`]) or the low half of `jiffies`.
+//! * Times are nanoseconds of `CLOCK_MONOTONIC`, except in 64-bit words that have no room for nanoseconds: these use
+//!   units of 2^30 ns (1.07 s, [`fragment::time`]) or the low half of `jiffies`.
 //! * Every type is `#[repr(C)]` with explicit padding that is always zero: the kernel compares keys byte by byte.
-//! * A change of any layout, name or discriminant bumps [`names::ABI_VERSION`].
+//! * A change of any layout, name or discriminant increments [`names::ABI_VERSION`].
 
 #![cfg_attr(not(test), no_std)]
 #![warn(missing_docs)]
@@ -23,6 +23,7 @@ pub mod conntrack;
 pub mod crc;
 pub mod csum;
 pub mod flow;
+pub mod former_names;
 pub mod fragment;
 pub mod fragment_buffer;
 pub mod half_open;

@@ -3,9 +3,9 @@
 //! replaces a request's look-ups of mapping and next hop; a cached reply replaces a reply's look-ups of endpoint and
 //! flow.
 //!
-//! Each copy has a checksum over its words, its key, the seed and the epoch. The agent invalidates all copies at once
-//! by a new epoch, whenever a mapping, an endpoint, a next hop or a node address changes. A copy whose checksum does
-//! not match is a miss.
+//! Each copy has a checksum over its words, its key, the seed and the epoch. A copy whose checksum does not match is a
+//! miss. The agent invalidates all copies atomically by a new epoch, whenever a mapping, an endpoint, a next hop or a
+//! node address changes.
 
 use crate::{
     config::Config,
@@ -70,7 +70,7 @@ impl CachedMappingV6 {
 pub mod no_next_hop {
     use crate::next_hop::PodNextHop;
 
-    /// The Pod has no next hop: its packets take the host's stack.
+    /// The Pod has no next hop: the host's stack forwards its packets.
     pub const UNREACHABLE: PodNextHop = PodNextHop { ifindex: 0, mtu: 0, kind: 0 };
     /// The program that stored the copy forwards through the host's stack and did not look up the next hop.
     pub const NOT_LOOKED_UP: PodNextHop = PodNextHop { kind: 1, ..UNREACHABLE };
@@ -161,7 +161,7 @@ mod tests {
         assert!(slots.iter().all(|slot| *slot < CACHED_MAPPINGS));
     }
 
-    /// A copy that two programs wrote at the same time, or one in two epochs, is a miss.
+    /// A copy that two programs wrote concurrently, or in two epochs, is a miss.
     #[test]
     fn a_change_of_any_input_changes_the_checksum() {
         let (words, others) = ([0x0a0a_0a0a_0000_1f90, 1], [0x0b0b_0b0b_0000_1f90, 2]);
@@ -176,7 +176,7 @@ mod tests {
             of([others[0], words[1]], 7, tcp(61_000)),
             of([words[1], words[0]], 7, tcp(61_000)),
             checksum(&Config { seed: 1, ..CONFIG }, 7, tcp(61_000), &words),
-            // An array element that was never written.
+            // An array element that no program has written.
             0,
         ];
         assert_eq!(checks.iter().collect::<BTreeSet<_>>().len(), checks.len(), "{checks:x?}");

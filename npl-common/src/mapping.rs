@@ -13,7 +13,7 @@ pub mod protocol {
 
 /// Mappings per family. The largest node port range has 65 535 ports, each usable by three protocols.
 pub const MAX_MAPPINGS: u32 = 16_384;
-/// Ranges of allowed sources per family, of all mappings together; memory is allocated for existing ranges only.
+/// Ranges of allowed sources per family, of all mappings together; memory is allocated only for existing ranges.
 pub const MAX_SOURCE_RANGES: u32 = 131_072;
 /// Local addresses per family.
 pub const MAX_LOCAL_ADDRESSES: u32 = 256;
@@ -41,7 +41,7 @@ map_type! {
 }
 
 map_type! {
-    /// Value of a node address.
+    /// The map value of a node address.
     pub struct LocalAddress: 4, align 4 {
         /// Index of the address; not reused while a conntrack entry may contain it.
         pub index: u32,
@@ -93,8 +93,8 @@ map_type! {
 }
 
 map_type! {
-    /// Source allow-list entry, IPv4: the part of the key behind the prefix length. The frontend must match in full,
-    /// the source address by the range's prefix.
+    /// Source allow-list entry, IPv4: the part of the key after the prefix length. All bits of the frontend must match,
+    /// and the source address's prefix.
     pub struct SourceV4: 8, align 4 {
         /// The mapping.
         pub frontend: Frontend,
@@ -147,7 +147,7 @@ map_type! {
 }
 
 map_type! {
-    /// Value of an endpoint.
+    /// The map value of an endpoint.
     pub struct Endpoint: 8, align 4 {
         /// As in [`BackendV4`]; all mappings of one Pod port have the same generation.
         pub generation: u32,

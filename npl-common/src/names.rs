@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Names of maps, programs and pins, as kernel programs, agent, tests and `bpftool` use them.
+//! Names of maps, programs and pins. Kernel programs, agent, tests and `bpftool` use the same names.
 
 /// Version of the layout of all maps; part of the pin path, so that agents of different versions never share a map.
 pub const ABI_VERSION: u32 = 2;
 
-/// Folder below the bpffs for every ABI version of NPL.
+/// Directory below the bpffs for every ABI version of NPL.
 pub const PIN_ROOT: &str = "npl";
 
-/// Folder below `<bpffs>/npl/v<ABI>/` that holds the pinned BPF links.
+/// Directory below `<bpffs>/npl/v<ABI>/` that holds the pinned BPF links.
 pub const LINK_DIR: &str = "links";
 
-/// Folder below `<bpffs>/npl/v<ABI>/` that holds the pinned programs, in a folder for each build.
+/// Directory below `<bpffs>/npl/v<ABI>/` that holds the pinned programs, in a directory for each build.
 pub const PROGRAM_DIR: &str = "programs";
 
-/// Bytes of a map's or program's name that the kernel keeps, without the terminating zero.
+/// Maximum length in bytes of a map's or program's name in the kernel, without the terminating zero.
 pub const MAX_NAME: usize = 15;
 
 /// Configuration: array of one [`crate::config::Config`].
@@ -143,7 +143,7 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_REASON,
 ];
 
-/// A constant of the object, one byte, which the loader sets: 1 if programs read packets through pointers, 0 if through
+/// A one-byte constant of the object, which the loader sets: 1 if programs read packets through pointers, 0 if through
 /// a kernel helper.
 ///
 /// Before Linux 6.6 (and stable kernels with the same change), only a loader with `CAP_PERFMON` may compare packet
@@ -227,7 +227,7 @@ pub fn slow_path_of(program: &str) -> Option<u32> {
 }
 
 /// Every cgroup program, in the order of attachment: programs of reverse NAT are attached before those of NAT, so that
-/// no client sees the Pod's address in place of the one that it connected to.
+/// no client sees the Pod's address instead of the address that it connected to.
 pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
     SocketProgram { name: "npl_recvmsg4", hook: "recvmsg4" },
     SocketProgram { name: "npl_recvmsg6", hook: "recvmsg6" },
@@ -239,7 +239,7 @@ pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
     SocketProgram { name: "npl_sendmsg6", hook: "sendmsg6" },
 ];
 
-/// A program for the sockets of a cgroup.
+/// A cgroup program that runs in system calls of sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketProgram {
     /// The program's name in the object and in the kernel.

@@ -2,9 +2,9 @@
 //! Next hops of `--forwarding redirect` and `offload`: uplinks by device index, Pods by address. An entry exists only
 //! while NPL's programs are attached to the device.
 
-/// Uplinks that the map holds.
+/// Maximum number of uplinks in the map.
 pub const MAX_UPLINKS: u32 = 256;
-/// Pod addresses per family that the map holds.
+/// Maximum number of Pod addresses per family in the map.
 pub const MAX_NEXT_HOPS: u32 = 4096;
 
 /// The value of every device in `npl_uplink`.
@@ -47,7 +47,7 @@ map_type! {
 }
 
 impl PodNextHop {
-    /// Whether the next hop has a device; otherwise the packet takes the host's stack.
+    /// Whether the next hop has a device; otherwise the host's stack forwards the packet.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn is_reachable(&self) -> bool {

@@ -2,21 +2,21 @@
 //! Decides which flows bypass the host's stack with `--forwarding offload`.
 //!
 //! A direction of a flow is offloaded for [`INTERVAL_JIFFIES`] after a stack observation: proof that the stack
-//! forwarded a packet of this direction. When the interval is over, the next packet takes the stack again. So FORWARD
-//! rules and kernel conntrack see one packet per direction of a live flow in every interval, and a new rule that drops
-//! the flow takes effect.
+//! forwarded a packet of this direction. After the interval, the stack forwards the next packet again. So FORWARD rules
+//! and kernel conntrack see one packet per direction of a live flow in every interval, and a new rule that drops the
+//! flow takes effect.
 //!
-//! Packets that open or end a connection, and all packets after its end, take the stack. Flows may share a slot: the
-//! first flow keeps the slot while it is offloaded, and the packets of the others take the stack.
+//! The stack forwards packets that open or end a connection, and all packets after its end. Flows may share a slot: the
+//! first flow keeps the slot while it is offloaded, and the stack forwards the packets of the other flows.
 //!
-//! A direction has one aligned 64-bit word, so that a reader sees an old or a new value and never a mixture:
+//! A direction has one aligned 64-bit word, which is read and written atomically:
 //!
 //! ```text
 //! 63           32 31            0
 //! [ tag: 32 bits ][ jiffies, or one of `since` ]
 //! ```
 
-/// Slots of a family: 1 MiB. [`crate::half_open::slot`] gives the slot of a flow.
+/// Slots per family, which take 1 MiB. [`crate::half_open::slot`] gives the slot of a flow.
 pub const SLOTS: u32 = crate::half_open::SLOTS;
 
 /// How long a direction is offloaded after a stack observation, in jiffies: 0.25 s (HZ=1000) to 2.6 s (HZ=100). Kernel
@@ -34,7 +34,7 @@ map_type! {
     }
 }
 
-/// Values in place of a time.
+/// Values of a direction's word in place of a time.
 pub mod since {
     /// No stack observation.
     pub const NEVER: u32 = 0;
@@ -46,19 +46,19 @@ pub mod since {
     pub const FIRST_TIME: u32 = 3;
 }
 
-/// Where a packet goes.
+/// The path of a packet: around the host's stack or through it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// Bypass the stack.
+    /// The packet bypasses the stack.
     Offload,
-    /// Through the stack.
+    /// The stack forwards the packet.
     Stack,
-    /// Through the stack; the direction becomes [`since::PENDING`].
+    /// The stack forwards the packet, and the direction becomes [`since::PENDING`].
     Observe,
 }
 
-/// The tag that tells a flow from other flows of its slot. It includes the Pod's generation, so that the flows of a
-/// later Pod with the same address have other tags.
+/// The tag that distinguishes a flow from other flows of its slot. It includes the Pod's generation, so that the flows
+/// of a later Pod with the same address have other tags.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn tag(hash: u64, generation: u32) -> u32 {
@@ -95,8 +95,8 @@ pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
 
 /// A direction's word after a stack observation; `None` if the word is unchanged.
 ///
-/// The word of an offloaded direction is unchanged: on a bridge, redirected packets also pass through the observing
-/// program, so that an observation there does not prove that the stack forwarded the packet.
+/// The word of an offloaded direction is unchanged: on a bridge, the observing program also runs for redirected
+/// packets, so an observation there does not prove that the stack forwarded the packet.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 #[expect(clippy::cast_possible_truncation, reason = "the low half")]

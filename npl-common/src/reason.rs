@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Reasons for which a packet near a mapping was passed unchanged or dropped, or was translated with a conflict.
+//! Reasons for which a packet to or from a mapped port was passed unchanged or dropped, or was translated with a
+//! conflict.
 
 macro_rules! reasons {
     ($( $(#[doc = $doc:literal])+ $variant:ident = $value:literal, $name:literal; )+) => {
         /// Index into the reason counters. Every packet to or from a mapping's port is translated or counted under one
-        /// of these; packets that no mapping can match are passed unchanged and not counted.
+        /// of these reasons; packets that no mapping can match are passed unchanged and not counted.
         #[repr(u32)]
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Reason {
@@ -34,18 +35,19 @@ reasons! {
     /// A fragment that arrived before the first fragment of its datagram; a copy is saved until the first one arrives,
     /// and the fragment itself is passed to the host unchanged.
     EarlyFragment = 1, "early_fragment";
-    /// The packet ends before its transport header does; passed to the host unchanged.
+    /// The packet is too short for its transport header; passed to the host unchanged.
     Truncated = 2, "truncated";
     /// A Pod's packet without a conntrack entry, such as one of a direct connection; passed on unchanged.
     UntrackedReply = 3, "untracked_reply";
     /// Two connections have the same client and Pod endpoints, through two NAT addresses or one of them direct; replies
     /// follow the newer connection, for TCP once the Pod accepts it.
     TupleConflict = 4, "tuple_conflict";
-    /// The flow table refused a conntrack entry; the packet is translated, and the flow stays in the half-open cache.
+    /// The flow table has no room for a conntrack entry; the packet is translated, and the flow stays in the half-open
+    /// cache.
     FlowTableFull = 5, "flow_table_full";
     /// The kernel could not make the packet writable after its rewrite had begun, for want of memory; dropped.
     RewriteFailed = 6, "rewrite_failed";
-    /// An ICMP error whose quoted packet is cut off or does not match the error's destination; passed on unchanged.
+    /// An ICMP error whose quoted packet is truncated or does not match the error's destination; passed on unchanged.
     BadQuote = 7, "bad_quote";
     /// A first SCTP fragment whose datagram length is unknown, because its slot of the SCTP reassembly buffer is
     /// occupied or its frame exceeds 2024 bytes, and no cut-off chunk shows the length; passed on unchanged.
@@ -83,7 +85,8 @@ impl Reason {
     }
 }
 
-/// Elements of the reason counters: more than there are reasons, so that a new reason does not change the map.
+/// Number of elements of the map of reason counters. It exceeds the number of reasons, so that a new reason does
+/// not change the map.
 pub const MAX_REASONS: u32 = 64;
 
 const _: () = assert!(Reason::ALL.len() <= MAX_REASONS as usize, "a reason is an index into the counters");

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Counters per mapping. One element per processor, so that counting never waits.
+//! Counters per mapping. Each processor has its own element, so that counting needs no lock.
 
-/// Mappings that have counters of their own, of both families together. Each takes 48 bytes per possible processor,
+/// Number of mappings with their own counters, of both families together. Each takes 48 bytes per possible processor,
 /// which count against the container's memory limit: 25 MiB with 128 processors.
 pub const COUNTED_MAPPINGS: u32 = 4096;
 
 /// The IPv4 element with the counters of all removed mappings, so that sums over all elements never decrease, and of
-/// mappings without an element of their own.
+/// mappings without their own element.
 pub const SHARED_V4: u32 = COUNTED_MAPPINGS;
 /// As [`SHARED_V4`], for IPv6.
 pub const SHARED_V6: u32 = COUNTED_MAPPINGS + 1;
@@ -15,7 +15,7 @@ pub const SHARED_V6: u32 = COUNTED_MAPPINGS + 1;
 pub const MAX_STATS: u32 = COUNTED_MAPPINGS + 2;
 
 map_type! {
-    /// Traffic of one mapping. A packet that the kernel has merged from several segments counts as one.
+    /// Traffic of one mapping. A GRO or GSO packet, which consists of several segments, counts as one packet.
     pub struct MappingStats: 48, align 8 {
         /// Packets from clients that were rewritten to the Pod.
         pub request_packets: u64,
@@ -27,7 +27,7 @@ map_type! {
         pub reply_bytes: u64,
         /// Flows whose first packet was translated, and `connect` and `sendmsg` calls of local clients.
         pub new_flows: u64,
-        /// Flows whose exchange was completed.
+        /// Flows whose handshake or first exchange of packets was completed.
         pub established_flows: u64,
     }
 }

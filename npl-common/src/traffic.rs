@@ -17,16 +17,16 @@ pub const RANDOM_ADDRESS_BITS: u32 = 28;
 
 /// The XDP program that generates one packet in each run.
 pub const PROG_GENERATE: &str = "npl_generate";
-/// The TC program that only returns, to measure the cost of running a program.
+/// The TC program that passes every packet unchanged, to measure the cost of running a program.
 pub const PROG_IDLE: &str = "npl_idle";
-/// The TC program that only redirects, to measure the minimal cost of bypassing the host's stack.
+/// The TC program that redirects every packet, to measure the minimal cost of bypassing the host's stack.
 pub const PROG_SHORTCUT: &str = "npl_shortcut";
-/// The XDP program that only returns.
+/// The XDP program that passes every packet unchanged.
 pub const PROG_IDLE_XDP: &str = "npl_idle_xdp";
-/// The TC program that counts packets at their destination, a Pod or the client.
+/// The TC program that counts packets at the Pod's device.
 pub const PROG_COUNT: &str = "npl_count";
 
-/// Random bits of a client's address and port together.
+/// Number of random bits in a client's address and port together.
 const CLIENT_BITS: u32 = RANDOM_ADDRESS_BITS + u16::BITS;
 const CLIENT_MASK: u64 = (1 << CLIENT_BITS) - 1;
 
@@ -54,7 +54,7 @@ map_type! {
         pub ports: u32,
         /// Number of mappings that flows are distributed over in round-robin order.
         pub mappings: u32,
-        /// The first packet. Its IPv4 identification is the destination port at which the packet must arrive.
+        /// Template of the first packet. Its IPv4 identification is the Pod port at which the packet must arrive.
         pub frame: [u8; FRAME_BYTES],
         /// If nonzero, each client has a random port and an address with [`RANDOM_ADDRESS_BITS`] random bits.
         pub random: u16,

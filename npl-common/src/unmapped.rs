@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Unmapped traffic: packets to a node port without a mapping, by any protocol. Their sender, such as a load balancer
-//! that still probes a removed member, would reach the port's next Pod. The allocator gives such a port last: before the
-//! traffic ceases only if no other port is free.
+//! that still probes a removed member, would reach the port's next Pod. The allocator assigns such a port last, and
+//! before the traffic ceases only if no other port is free.
 //!
 //! One word per port: the time of the last packet in [`crate::fragment::time`]'s unit, or 0.
 
 /// Elements, one per port: 512 KiB.
 pub const PORTS: u32 = 65_536;
 
-/// Silence after which unmapped traffic has ceased, in units of [`crate::fragment::time`], as `nf_conntrack_udp_timeout_stream`.
+/// Time without packets after which unmapped traffic has ceased, in units of [`crate::fragment::time`], as
+/// `nf_conntrack_udp_timeout_stream`.
 pub const LIFETIME: u64 = 120;
 
 /// Units since the last packet at `now`; `None` if more than [`LIFETIME`], or if there was none.

@@ -2,7 +2,7 @@
 //! NPL's kernel programs: entry points only. ARCHITECTURE.md has a map of the modules.
 //!
 //! TC ingress rewrites requests from node port to Pod, before netfilter; TC egress rewrites the Pod's replies back,
-//! behind netfilter. In between, host and CNI see one flow from the client to the Pod. Packets that match no mapping
+//! after netfilter. In between, host and CNI see one flow from the client to the Pod. Packets that match no mapping
 //! pass unchanged to the hook's other programs.
 
 #![no_std]
@@ -50,9 +50,9 @@ use crate::{
     },
 };
 
-/// Bytes in front of the IP header on a device without link-layer header.
+/// Length of the link-layer header on a device without one.
 const NONE: usize = 0;
-/// The verdict of every cgroup program: the system call proceeds.
+/// The return value of every cgroup program, with which the system call proceeds.
 const ALLOW: i32 = 1;
 
 /// Requests on a device with Ethernet headers.
@@ -103,13 +103,13 @@ pub fn npl_off_egress(ctx: TcContext) -> i32 {
     fast_path::<Replies<OBSERVE>, ETHERNET>(&ctx, SLOW_EGRESS)
 }
 
-/// Replies on a Pod-facing device, with `--forwarding offload`. Slow-path packets take the stack.
+/// Replies on a Pod-facing device, with `--forwarding offload`. The stack forwards slow-path packets.
 #[classifier]
 pub fn npl_off_pods(ctx: TcContext) -> i32 {
     hook::translate::<Replies<OFFLOAD>, ETHERNET>(&ctx).into_action()
 }
 
-/// Observation of requests on a Pod-facing device, with `--forwarding offload`.
+/// Stack observation of requests on a Pod-facing device, with `--forwarding offload`.
 #[classifier]
 pub fn npl_off_to_pods(ctx: TcContext) -> i32 {
     offload::observe_request::<ETHERNET>(&ctx);
@@ -220,12 +220,12 @@ pub fn npl_getpeer6(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// Translates a packet of the fast path, or tail-calls the slow path.
+/// Translates a fast-path packet, or tail-calls the slow path.
 #[inline(always)]
 fn fast_path<H: Hook, const L2: usize>(ctx: &TcContext, slow_path: u32) -> i32 {
     let verdict = hook::translate::<H, L2>(ctx);
     if verdict.is_slow_path() {
-        // SAFETY: no value here needs to be dropped. If the tail call fails, the packet passes unchanged.
+        // SAFETY: no value here implements `Drop`. If the tail call fails, the packet passes unchanged.
         unsafe { SLOW_PATH.tail_call(ctx, slow_path) };
     }
     verdict.into_action()
@@ -236,7 +236,7 @@ fn fast_path<H: Hook, const L2: usize>(ctx: &TcContext, slow_path: u32) -> i32 {
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 4] = *b"GPL\0";
 
-/// Never reached: no code of this crate panics, and the verifier refuses an endless loop that it can reach.
+/// Never reached: no code of this crate panics, and the verifier rejects a reachable endless loop.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {

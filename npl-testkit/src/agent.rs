@@ -25,7 +25,7 @@ const CAP_NET_ADMIN: i32 = 12;
 /// `CAP_BPF` of `linux/capability.h`.
 const CAP_BPF: i32 = 39;
 
-/// Becoming ready takes less than a second on an idle machine and longer on a loaded one.
+/// Time limit of the start, which takes less than a second on an idle machine.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
 /// Where and how to run an agent.
@@ -113,7 +113,7 @@ impl Agent {
         self.process.signal(signal)
     }
 
-    /// The address of its HTTP server, on the Node's loopback device.
+    /// The address of the agent's HTTP server, on the Node's loopback device.
     pub fn listen(&self) -> SocketAddr {
         self.listen
     }
@@ -173,7 +173,7 @@ fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
     let Options { binary, node_name, netns, kubeconfig, bpffs, log, flags } = options;
     let mut command = netns.command(binary)?;
     command.args(["run", "--node-name", node_name]).arg("--kubeconfig").arg(kubeconfig);
-    // Socket programs must not affect other processes of the test machine. A test with its own cgroup passes it.
+    // Socket programs must not affect other processes of the test machine. A test with its own cgroup overrides this.
     command.env("NPL_CGROUP", "none");
     command.arg("--bpffs").arg(bpffs).arg("--listen").arg(listen.to_string()).args(flags);
     confine(&mut command);
@@ -210,11 +210,11 @@ fn confine(command: &mut Command) {
 /// A capability that is absent from the bounding set is absent from the permitted set after execve by user 0.
 #[expect(unsafe_code, reason = "no library in use wraps PR_CAPBSET_DROP")]
 fn drop_from_bounding_set(capability: i32) -> io::Result<()> {
-    // SAFETY: this call takes a number and touches no memory.
+    // SAFETY: this call has an integer argument and accesses no memory.
     let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
     match io::Error::last_os_error() {
         _ if result == 0 => Ok(()),
-        // The kernel has fewer than 64 capabilities and returns EINVAL for the others.
+        // The kernel has fewer than 64 capabilities and returns EINVAL for higher numbers.
         err if err.raw_os_error() == Some(libc::EINVAL) => Ok(()),
         err => Err(err),
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A small, untyped client of the API server. Connections stay open because tests measure latencies with this client.
+//! A small, untyped client of the API server. It reuses connections, because tests measure latencies with it.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;

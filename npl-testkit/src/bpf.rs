@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! bpf(2) commands that the libraries in use do not wrap.
+//! bpf(2) commands for which the libraries have no function.
 
 #![expect(unsafe_code, reason = "a system call takes pointers")]
 

@@ -25,7 +25,7 @@ pub(crate) const ROOT: &str = "/sys/fs/cgroup";
 /// processes.
 const SYSTEM: &str = "system";
 
-/// A group stays busy for about 100 ms after its last process has exited.
+/// Time limit of a removal: a group stays busy for about 100 ms after its last process has exited.
 const REMOVED_WITHIN: Duration = Duration::from_secs(15);
 
 /// Mount options of cgroup v1 that are not controllers.
@@ -105,7 +105,7 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Finds a group that another process created. That process may have had fewer hierarchies mounted.
+    /// Finds a group that another process created, possibly with fewer hierarchies mounted.
     pub fn find(name: &str) -> Result<Self> {
         let mut hierarchies = Hierarchy::all()?;
         hierarchies.retain(|hierarchy| hierarchy.point.join(name).is_dir());

@@ -21,11 +21,11 @@ use crate::process;
 use crate::run::Run;
 use crate::topology::Device;
 
-/// `TC_ACT_UNSPEC`, which equals `TCX_NEXT`: the next program decides.
+/// `TC_ACT_UNSPEC`, which equals `TCX_NEXT`: the next program runs.
 pub const HANDS_ON: i32 = -1;
 /// `TC_ACT_OK`, which equals `TCX_PASS`: accepts the packet and skips the remaining programs of the hook.
 pub const ENDS_THE_CHAIN: i32 = 0;
-/// `TC_ACT_SHOT`, which equals `TCX_DROP`.
+/// `TC_ACT_SHOT`, which equals `TCX_DROP`: drops the packet.
 pub const DROPS: i32 = 2;
 
 /// Both TC hooks of a device.
@@ -115,10 +115,10 @@ impl Drop for Foreign {
     }
 }
 
-/// Time limit that is far longer than a process needs from `fork` to `exec`.
+/// Time limit that is far longer than the time from `fork` to `exec`.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Whether a TCX link of the program is on a hook. `false` where the kernel has no TCX, or the device is gone.
+/// Whether a TCX link of the program is on a hook; `false` if the kernel has no TCX or the device was removed.
 fn is_attached(device: &str, hook: TcAttachType, id: u32) -> bool {
     let programs = SchedClassifier::query_tcx(device, hook);
     programs.is_ok_and(|(_, programs)| programs.iter().any(|program| program.id() == id))
@@ -136,7 +136,7 @@ fn put(
             Place::Behind => LinkOrder::last(),
         })
     } else {
-        // The qdisc may exist already.
+        // The qdisc may already exist.
         drop(tc::qdisc_add_clsact(device));
         // Among filters with the same priority, the newest runs first.
         TcAttachOptions::Netlink(match place {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Handles Ctrl-C as a normal end: every wait returns an error, so that all drop guards run.
+//! Handles Ctrl-C as a regular end: every wait returns an error, so that all drop guards run.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,8 +20,8 @@ pub const EXIT_CODE: u8 = 130;
 /// Handles SIGINT, SIGTERM and SIGHUP. Call this function before starting any thread, because threads inherit the mask
 /// of blocked signals.
 ///
-/// The first signal makes every wait of [`crate::poll`] return an error. The second exits at once: the kernel then
-/// kills the child processes, and the next run removes the remaining state.
+/// The first signal makes every wait of [`crate::poll`] return an error. The second signal ends the process
+/// immediately: the kernel then kills the child processes, and the next run removes the remaining state.
 pub fn watch() -> Result<()> {
     let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
     signals.thread_block().context("block signals")?;

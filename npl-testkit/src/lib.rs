@@ -2,7 +2,7 @@
 //! Infrastructure of NPL's tests, demo and benchmarks: network namespaces, topologies, packets, traffic, and a real API
 //! server. This crate is never released and does not depend on the agent.
 //!
-//! A [`run::Run`] owns everything that a test creates outside its process and removes all of it when dropped:
+//! A [`run::Run`] owns all objects that a test creates outside its process, and removes them when dropped:
 //!
 //! ```no_run
 //! use npl_testkit::{echo::EchoServer, run::Run, topology::{self, Topology}, traffic};

@@ -24,13 +24,13 @@ struct Element {
     flags: u64,
 }
 
-/// Stops an endless loop on a map that another process fills; maps of tests are far smaller.
+/// Limit that ends an endless loop on a map that another process fills; maps of tests are far smaller.
 const MOST_ELEMENTS: usize = 1 << 20;
 
 /// Array elements that one run of the program clears. The verifier checks every iteration, so larger numbers take long.
 const ELEMENTS_A_RUN: u32 = 32;
 
-/// The content of the frame is irrelevant.
+/// The frame of the program's test run; its content is irrelevant.
 const FRAME: [u8; 64] = [0; 64];
 
 /// Removes all elements of a pinned map, or sets them to zero in maps whose elements cannot be removed. Program arrays
@@ -91,7 +91,7 @@ fn set_to_zero(map: i32, elements: u32, value_size: i16) -> io::Result<()> {
     test_run::run(program.as_fd(), &FRAME, &options).map(drop)
 }
 
-/// A TC program. The packet's mark holds the first element of a run; the program sets the mark to the first element of
+/// A TC program. The packet's mark is the index of the first element of a run; the program sets it to that of
 /// the next run.
 fn program_that_zeroes(map: i32, value_size: i16) -> Vec<u64> {
     const MARK: i16 = 8;

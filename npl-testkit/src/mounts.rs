@@ -14,7 +14,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::process;
 
-/// A BPF file system. Dropping unmounts it, which removes everything that is pinned in it.
+/// A BPF file system. Dropping unmounts it, which removes all pins in it.
 #[derive(Debug)]
 pub struct BpfFs {
     path: PathBuf,
@@ -36,7 +36,7 @@ impl BpfFs {
 
 impl Drop for BpfFs {
     fn drop(&mut self) {
-        // The run may have removed its directory already.
+        // The run may already have removed its directory.
         if below(&self.path).is_ok_and(|mounts| mounts.is_empty()) {
             return;
         }

@@ -44,8 +44,8 @@ impl Netns {
         &self.0.0
     }
 
-    /// Runs `work` on a new thread inside. Sockets that `work` opens stay in this namespace even when other threads use
-    /// them.
+    /// Runs `work` on a new thread in this namespace. Sockets that `work` opens stay in the namespace even when other
+    /// threads use them.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let file = self.open()?;
         let inside = move || -> Result<T> {
@@ -55,7 +55,7 @@ impl Netns {
         process::on_own_thread(inside)
     }
 
-    /// Runs a future inside, on a new thread with its own runtime.
+    /// Runs a future in this namespace, on a new thread with its own runtime.
     pub fn block_on<T: Send>(&self, future: impl Future<Output = T> + Send) -> Result<T> {
         let waited = self.run(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -64,27 +64,27 @@ impl Netns {
         waited?.context("start a runtime")
     }
 
-    /// A command that runs inside.
+    /// A command that runs in this namespace.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
         command_in(self.name(), program)
     }
 
-    /// Runs `ip` commands inside as one batch, one per line, without the word `ip`.
+    /// Runs `ip` commands in this namespace as one batch, one per line, without the word `ip`.
     pub fn ip(&self, lines: &str) -> Result<String> {
         tools::output_with_input(Command::new("ip").args(["-n", self.name(), "-batch", "-"]), &format!("{lines}\n"))
     }
 
-    /// Runs a `tc` command inside, given without the word `tc`.
+    /// Runs a `tc` command in this namespace, given without the word `tc`.
     pub fn tc(&self, line: &str) -> Result<String> {
         tools::output(self.command("tc")?.args(line.split(' ')))
     }
 
-    /// Loads an `nft` ruleset inside as one transaction.
+    /// Loads an `nft` ruleset in this namespace as one transaction.
     pub fn nft(&self, rules: &str) -> Result<String> {
         tools::output_with_input(self.command("nft")?.args(["--file", "-"]), rules)
     }
 
-    /// Lists a table with `nft`, if it exists. Protocols are numeric because not every machine has their names.
+    /// Lists an existing table with `nft`. Protocols are numeric, because not every machine has their names.
     pub fn nft_table(&self, name: &str) -> Option<String> {
         let mut list = self.command("nft").ok()?;
         tools::output(list.args(["--numeric-protocol", "list", "table"]).args(name.split(' '))).ok()
@@ -97,14 +97,14 @@ impl Netns {
         number.with_context(|| format!("parse the packet count in `{text}`"))
     }
 
-    /// Sets a sysctl inside, given as its path below `/proc/sys`.
+    /// Sets a sysctl in this namespace, given as its path below `/proc/sys`.
     pub fn sysctl(&self, path: &str, value: &str) -> Result<()> {
         let file = Path::new("/proc/sys").join(path);
         self.run(|| fs::write(&file, value))?.with_context(|| format!("set {path} to {value} in {}", self.name()))
     }
 
-    /// Sets `nf_conntrack_tcp_be_liberal`: whether kernel conntrack accepts out-of-window TCP packets. Where conntrack
-    /// is a module, the sysctl exists only after the first rule that uses it.
+    /// Sets `nf_conntrack_tcp_be_liberal`: whether kernel conntrack accepts out-of-window TCP packets. If conntrack is
+    /// a module, the sysctl exists only after the first rule that uses conntrack.
     pub fn set_liberal_tracking(&self, is_liberal: bool) -> Result<()> {
         self.nft("table inet npl_tracking {\n chain nothing {\n ct state invalid\n }\n}")?;
         self.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", if is_liberal { "1" } else { "0" })
@@ -129,7 +129,7 @@ impl Netns {
         value.parse().with_context(|| format!("read the number `{value}`"))
     }
 
-    /// Deletes the name. The devices disappear as soon as no process and no socket is left inside.
+    /// Deletes the name. The devices disappear as soon as no process and no socket uses the namespace.
     pub fn delete(&self) -> Result<()> {
         delete(self.name())
     }
@@ -152,7 +152,7 @@ impl Drop for Name {
     }
 }
 
-/// A command that runs in a namespace that another owner created.
+/// A command that runs in a namespace that another process created.
 #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
 pub fn command_in(name: &str, program: impl AsRef<OsStr>) -> Result<Command> {
     let file = open(name)?;

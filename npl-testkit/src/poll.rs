@@ -77,7 +77,7 @@ fn extended(limit: Duration, load: f32) -> Duration {
     limit.mul_f32(load.clamp(1.0, LARGEST_EXTENSION))
 }
 
-/// No test waits longer than this many times its limit.
+/// The maximum factor by which a limit is extended.
 const LARGEST_EXTENSION: f32 = 10.0;
 
 /// The load average of the last minute per processor; 0 if the kernel does not report it.

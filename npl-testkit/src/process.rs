@@ -20,7 +20,7 @@ use nix::unistd::{Pid, getpid, getppid};
 
 use crate::{poll, tools};
 
-/// A child process with a log file. It is killed on drop, and by the kernel when this process dies.
+/// A child process with a log file. It is killed on drop, and by the kernel when this process exits.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -161,7 +161,7 @@ fn spawn_for_life(mut command: Command) -> io::Result<Child> {
         thread::spawn(move || {
             for mut job in jobs {
                 let child = job.command.spawn();
-                // The caller waits for the reply. If the caller is gone, the child is killed together with this
+                // The caller waits for the reply. If the caller has exited, the child is killed together with this
                 // process.
                 drop(job.reply.send(child));
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A TCP proxy in front of the API server that can delay, break or refuse connections.
+//! A TCP proxy in front of the API server that can delay, close or reject connections.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 
 use crate::netns::Netns;
 
-/// A proxy on the loopback address of a namespace. Dropping the proxy breaks its connections.
+/// A proxy on the loopback address of a namespace. Dropping the proxy closes its connections.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -62,15 +62,15 @@ impl Proxy {
         self.address.port()
     }
 
-    /// Breaks every connection. New connections are accepted.
+    /// Closes every connection. New connections are accepted.
     pub fn cut(&self) {
         for connection in self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // The connection may have been closed already.
+            // The connection may already be closed.
             drop(connection.shutdown(Shutdown::Both));
         }
     }
 
-    /// Breaks every connection and refuses new ones until [`Self::open`].
+    /// Closes every connection and rejects new ones until [`Self::open`].
     pub fn close(&self) {
         self.shared.is_closed.store(true, Ordering::SeqCst);
         self.cut();
@@ -92,7 +92,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::SeqCst);
         self.cut();
-        // Wakes the accepting thread. If the connection fails, that thread has ended already.
+        // Wakes the accepting thread. If the connection fails, that thread has already ended.
         drop(self.shared.netns.run(|| TcpStream::connect(self.address)));
     }
 }

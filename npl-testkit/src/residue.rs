@@ -19,7 +19,7 @@ use npl_common::names::{PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, XDP_PROGR
 use crate::run::{self, Run};
 use crate::{cgroups, mounts, poll, tools};
 
-/// The kernel frees programs and maps asynchronously after their last reference is dropped.
+/// Time limit: the kernel frees programs and maps asynchronously after their last reference is dropped.
 const FREED_WITHIN: Duration = Duration::from_secs(20);
 
 /// The prefix of the names of NPL's programs and maps, and of the namespaces of test runs.

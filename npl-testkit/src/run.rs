@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One run of a test or demo: the owner of everything that it creates outside this process.
+//! One run of a test or demo, which owns all objects that it creates outside this process.
 //!
-//! The run's identifier is enough to find all of it: names of namespaces and control groups contain the identifier, and
-//! files and mounts are in the run's directory. One function therefore removes a run, whether it completed, was
-//! interrupted or was killed.
+//! The run's identifier is enough to find all of these objects: names of namespaces and control groups contain the
+//! identifier, and files and mounts are in the run's directory. One function therefore removes a run, whether it
+//! completed, was interrupted or was killed.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -32,7 +32,7 @@ const PREFIX: &str = "npl-";
 /// Identifies the process that owns a run by PID and start time, because PIDs are reused.
 const OWNER_FILE: &str = "owner";
 
-/// A run. Dropping it removes everything that was created for it.
+/// A run. Dropping it removes all objects that were created for it.
 #[derive(Debug)]
 pub struct Run {
     id: String,
@@ -40,7 +40,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Removes what killed runs left behind and starts a new run.
+    /// Removes the objects of killed runs and starts a new run.
     ///
     /// # Errors
     /// If the process is not root: creating namespaces and mounts requires root.
@@ -106,7 +106,7 @@ impl Run {
         name_prefix(&self.id)
     }
 
-    /// Removes everything that was created for the run; also called on drop.
+    /// Removes all objects that were created for the run; also called on drop.
     pub fn remove(&self) -> Result<()> {
         let _alone = only_remover()?;
         remove_run(&self.id)
@@ -129,7 +129,7 @@ pub fn random_hex(bytes: usize) -> Result<String> {
     Ok(digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect())
 }
 
-/// Removes the runs whose process is dead. Concurrent calls are safe.
+/// Removes the runs whose process has exited. Concurrent calls are safe.
 pub fn sweep() -> Result<()> {
     let _alone = only_remover()?;
     let mut dead = BTreeSet::new();
@@ -188,7 +188,7 @@ pub fn netns_names() -> BTreeSet<String> {
     directory_names(Path::new(crate::netns::DIRECTORY))
 }
 
-/// Serializes removals of runs until dropped: concurrent removals would fail on objects that are already gone.
+/// Serializes removals of runs until dropped: concurrent removals would fail on objects that another one has removed.
 fn only_remover() -> Result<File> {
     let lock = || -> std::io::Result<File> {
         fs::create_dir_all(ROOT)?;

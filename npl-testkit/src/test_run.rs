@@ -30,7 +30,7 @@ pub struct Options<'c> {
 pub struct XdpContext {
     /// The offset of the frame's first byte.
     pub data: u32,
-    /// The offset behind the frame's last byte.
+    /// The offset after the frame's last byte.
     pub data_end: u32,
     /// The offset of the driver's metadata.
     pub data_meta: u32,

@@ -51,8 +51,8 @@ pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
 
 /// Copies a program with its permissions to the path from which it is run.
 ///
-/// The kernel refuses to execute a file that any process has open for writing, and a child that another thread forks at
-/// that moment inherits this process's descriptors. Another process therefore does the copying.
+/// The kernel does not execute a file that any process has open for writing (`ETXTBSY`), and a child that another
+/// thread forks at that moment inherits this process's descriptors. Another process therefore does the copying.
 ///
 /// # Errors
 /// If the source cannot be read or the destination cannot be written.

@@ -172,7 +172,8 @@ fn private_bpffs_is_invisible_outside() {
     assert_eq!(bpffs.run(seen).unwrap(), [path.as_path()]);
     assert_eq!(bpffs.run(seen).unwrap(), [path.as_path()]);
     assert_eq!(mounts::below(&path).unwrap(), [path.join("others")]);
-    // The private namespace does not keep mounts of others alive, which would keep their links and namespaces.
+    // The private namespace must not keep mounts of other owners alive, because their links and namespaces would stay
+    // too.
     let held = || -> Vec<PathBuf> {
         let of_kind = |mount: &mounts::Mount| ["bpf", "nsfs"].contains(&mount.kind.as_str());
         mounts::all().unwrap().into_iter().filter(of_kind).map(|mount| mount.point).collect()

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The trace build: its programs load, and log verdicts with level, reason and flow tuple. Needs root, and the object
-//! of
-//! `cargo xtask build-ebpf --features trace`.
+//! of `cargo xtask build-ebpf --features trace`.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test ends at what it did not expect")]
 
@@ -27,16 +26,16 @@ use npl_testkit::tools;
 
 const BPFFS: &str = "/sys/fs/bpf";
 const NODE_PORT: u16 = 61_000;
-/// The node port of a mapping that no client of the tests may use.
+/// The node port of a mapping whose allow-list admits no client of the tests.
 const RESTRICTED_PORT: u16 = 61_001;
 const UNMAPPED_PORT: u16 = 61_002;
 
-/// The rights of the init container of `deploy/npl.yaml`. Without `CAP_PERFMON`, the verifier refuses the programs of a
-/// trace build.
+/// The capabilities of the init container of `deploy/npl.yaml`. Without `CAP_PERFMON`, the verifier rejects the
+/// programs of a trace build.
 const CAPABILITIES: [Capability; 4] =
     [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_SYS_RESOURCE, Capability::CAP_PERFMON];
 
-/// The ends of the flows in one family.
+/// The endpoints of the flows in one family.
 struct Scene {
     client: SocketAddr,
     node: IpAddr,
@@ -61,7 +60,7 @@ impl Scene {
         Packet::tcp(self.client, (self.node, port).into(), tcp_flags::SYN, b"").to_this_machine()
     }
 
-    /// Another protocol's first packet of a connection, which the slow path translates.
+    /// An SCTP packet that opens an association, which the slow path translates.
     fn sctp_request(&self, port: u16) -> Packet {
         Packet::sctp(self.client, (self.node, port).into(), sctp_chunks::INIT, &[0; 16]).to_this_machine()
     }
@@ -100,7 +99,7 @@ impl Log for Lines {
     fn flush(&self) {}
 }
 
-/// The programs of the trace build over the maps of an agent's datapath, and what they log.
+/// The programs of the trace build with the maps of an agent's datapath, and their logs.
 struct Traced {
     datapath: Datapath,
     programs: Ebpf,
@@ -147,7 +146,7 @@ impl Traced {
         traced
     }
 
-    /// Replaces the slow path of the datapath's own programs.
+    /// Replaces the slow-path programs of the datapath's own build.
     fn place_slow_path(&mut self) {
         let mut jumps = ProgramArray::try_from(self.programs.take_map(names::MAP_SLOW_PATH).unwrap()).unwrap();
         for (index, name) in (0..).zip(names::SLOW_PATH_PROGRAMS) {
@@ -169,14 +168,14 @@ impl Traced {
         }
     }
 
-    /// Runs a program of TC over a packet and returns what was logged.
+    /// Runs a TC program on a packet and returns the logged lines.
     fn run(&mut self, program: &str, packet: &Packet) -> Vec<(Level, String)> {
         let program: &mut SchedClassifier = self.programs.program_mut(program).unwrap().try_into().unwrap();
         program.test_run(options(&packet.build())).unwrap();
         self.logged()
     }
 
-    /// Runs the XDP program over a frame and returns what was logged.
+    /// Runs the XDP program on a frame and returns the logged lines.
     fn run_xdp(&mut self, frame: &Packet) -> Vec<(Level, String)> {
         let program: &mut Xdp = self.programs.program_mut(names::PROG_XDP).unwrap().try_into().unwrap();
         program.test_run(options(&frame.build())).unwrap();
@@ -195,7 +194,7 @@ fn options(frame: &[u8]) -> TestRunOptions<'_> {
     options
 }
 
-/// The object: `NPL_TRACE_OBJECT`, or where `cargo xtask build-ebpf --features trace` leaves it.
+/// The path of the object: `NPL_TRACE_OBJECT`, or the output of `cargo xtask build-ebpf --features trace`.
 fn object() -> PathBuf {
     let named = env::var_os("NPL_TRACE_OBJECT").map(PathBuf::from);
     named.unwrap_or_else(|| tools::repository_file("target/bpf/npl-trace.bpf.o"))
@@ -213,7 +212,7 @@ fn verdict_is_logged_with_level_reason_and_flow_tuple() {
             ] {
                 let tcp = traced.run(names::PROG_INGRESS, &scene.request(port));
                 assert_eq!(tcp, [scene.line(level, "tcp ", port, outcome)]);
-                // By a tail call to the slow path, whose line is the only one.
+                // The program tail-calls the slow path, whose line is the only one.
                 let sctp = traced.run(names::PROG_INGRESS, &scene.sctp_request(port));
                 assert_eq!(sctp, [scene.line(level, "sctp", port, outcome)]);
             }

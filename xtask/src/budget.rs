@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Limits on the size and stack of the kernel programs, in npl-ebpf/budget.toml: a change that exceeds one raises it
-//! and gives the reason.
+//! Limits on the size and stack of the kernel programs, in npl-ebpf/budget.toml. A change that exceeds a limit raises
+//! the limit and gives the reason.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ struct Limit {
     stack: u64,
 }
 
-/// Refuses programs that exceed their limits.
+/// Returns an error if a program exceeds its limits.
 pub(crate) fn check(uses: &[Use]) -> Result<()> {
     let file = paths::root().join(FILE);
     let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;

@@ -40,8 +40,8 @@ pub(crate) fn build_with(features: &Features) -> Result<PathBuf> {
     install(TRACE_AGENT)
 }
 
-/// Builds the agent with the kernel object that `build-ebpf` left, and the targets of the further arguments for cargo
-/// in the same run. Returns the agent's path.
+/// Builds the agent with the kernel object that `build-ebpf` wrote, and in the same run the targets of the further
+/// arguments for cargo. Returns the agent's path.
 pub(crate) fn build_agent(further: &[&str]) -> Result<PathBuf> {
     process::say("agent: compiling it as one static binary with the kernel programs embedded");
     process::run(cargo("build").args(["--package", "npl-agent", "--bin", "npl-agent"]).args(further))?;
@@ -53,7 +53,7 @@ fn install(name: &str) -> Result<PathBuf> {
     let release = paths::target_dir().join("release");
     let (built, agent) = (built_folder().join("npl-agent"), release.join(name));
     fs::create_dir_all(&release).with_context(|| format!("create {}", release.display()))?;
-    // A rename replaces the file without changing the one that a running agent has open.
+    // A rename replaces the file, but a running agent keeps the old file open.
     let new = agent.with_extension("new");
     fs::copy(&built, &new).with_context(|| format!("copy {}", built.display()))?;
     fs::rename(&new, &agent).with_context(|| format!("install {}", agent.display()))?;
@@ -62,13 +62,13 @@ fn install(name: &str) -> Result<PathBuf> {
     Ok(agent)
 }
 
-/// The folder of the binaries that [`cargo`] builds.
+/// The directory of the binaries that [`cargo`] builds.
 pub(crate) fn built_folder() -> PathBuf {
     paths::target_dir().join(paths::agent_target()).join("release")
 }
 
-/// Cargo without the variables that describe xtask's own package. Build scripts read them, and would run again, with
-/// all crates that depend on them, whenever a developer runs cargo without these variables.
+/// Cargo without the variables that describe xtask's own package. Build scripts read these variables. They would run
+/// again, with all dependent crates, whenever a developer runs cargo without the variables.
 pub(crate) fn plain_cargo() -> Command {
     let mut command = Command::new(paths::cargo());
     let is_of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
@@ -78,10 +78,10 @@ pub(crate) fn plain_cargo() -> Command {
     command
 }
 
-/// Cargo for the agent and all tests: with the same profile, target and flags, dependencies are compiled once.
+/// Cargo for the agent and all tests. They share profile, target and flags, so dependencies are compiled once.
 ///
-/// Binaries are static to run in an empty container and in the initramfs of another kernel. The target is this
-/// machine's; naming it keeps the flags away from build scripts and procedural macros.
+/// Binaries are static, so that they run in an empty container and in the initramfs of another kernel. The target is
+/// this machine's; naming it keeps the flags away from build scripts and procedural macros.
 pub(crate) fn cargo(subcommand: &str) -> Command {
     let mut command = plain_cargo();
     command.arg(subcommand).args(["--release", "--target", &paths::agent_target()]);

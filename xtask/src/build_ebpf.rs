@@ -21,8 +21,8 @@ pub(crate) struct Options {
 /// Features of the kernel programs and of the agent that loads them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Features {
-    /// Features to build with. `trace`: the kernel programs log each verdict and the agent prints it; for a Node under
-    /// investigation, never for all.
+    /// Features of the build. `trace`: the kernel programs log each verdict and the agent prints the logs; only for a
+    /// Node under investigation.
     #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
     features: Vec<Feature>,
 }
@@ -78,7 +78,7 @@ pub(crate) fn lint() -> Result<()> {
     Ok(())
 }
 
-/// Parts of the names of aya-log's maps and functions, and the map of noted verdicts.
+/// Parts of the names of aya-log's maps and functions, and the map of packets to log.
 const LOG_NAMES: [&str; 3] = ["AYA_LOG", "aya_log", "npl_trace"];
 
 fn target_dir() -> PathBuf {
@@ -104,8 +104,8 @@ fn binaries(manifest: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Strips one object, lists its programs and installs it. An installed object with the same content keeps its time, so
-/// that cargo does not build the agent again.
+/// Strips one object, lists its programs and installs it. An installed object with the same content keeps its
+/// modification time, so that cargo does not rebuild the agent.
 fn install(linked: &Path, object: &Path) -> Result<()> {
     let stripped = linked.with_extension("stripped");
     fs::copy(linked, &stripped).with_context(|| format!("copy {}", linked.display()))?;
@@ -124,7 +124,7 @@ fn install(linked: &Path, object: &Path) -> Result<()> {
     fs::rename(&stripped, object).with_context(|| format!("install {}", object.display()))
 }
 
-/// Checks that an object logs if it is for trace builds, and has no map, symbol or text of logs otherwise.
+/// Checks that a trace build's object logs, and that any other object has no map, symbol or text of logs.
 fn check_logs(object: &[u8], is_trace: bool) -> Result<()> {
     let found = LOG_NAMES.iter().filter(|name| object.windows(name.len()).any(|part| part == name.as_bytes()));
     match found.copied().collect::<Vec<_>>().as_slice() {
@@ -135,7 +135,7 @@ fn check_logs(object: &[u8], is_trace: bool) -> Result<()> {
     }
 }
 
-/// Removes DWARF, which has no use at run time. BTF stays for the kernel and bpftool.
+/// Removes DWARF, which is unused at run time. BTF stays for the kernel and bpftool.
 fn strip(object: &Path) -> Result<()> {
     match process::find("llvm-strip") {
         Some(tool) => process::ask(Command::new(tool).arg("--strip-debug").arg(object)).map(drop),

@@ -7,20 +7,20 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::kernel_object::{CALL, Function, INSTRUCTION};
 
-/// The frame pointer: the register that points to the end of a function's frame.
+/// The number of the frame pointer register, which points to the end of a function's stack frame.
 const FRAME: u8 = 10;
-/// The section of the functions that programs call.
+/// The section of the functions that several programs call.
 const SHARED: &str = ".text";
-/// The depth of nested calls that the kernel allows.
+/// The kernel's maximum depth of nested calls.
 const MAX_DEPTH: usize = 8;
 
-/// The size and stack of a program, called functions included.
+/// The size and stack of a program, including the functions that it calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Use {
     pub(crate) name: String,
     pub(crate) section: String,
     pub(crate) instructions: u64,
-    /// Bytes along the chain of calls that needs most.
+    /// Bytes of stack along the deepest chain of calls.
     pub(crate) stack: u64,
 }
 
@@ -59,10 +59,10 @@ fn walk(function: &Function, functions: &[Function], called: &mut BTreeSet<usize
     Ok(frame(&function.code) + deepest)
 }
 
-/// The offsets of the functions that a function calls. The linker counts from the call within one section, and from the
-/// beginning of the called function's section otherwise.
+/// The offsets of the functions that a function calls. The linker counts the distance from the call if the called
+/// function is in the same section, and otherwise from the beginning of the other section.
 fn calls(function: &Function) -> Vec<usize> {
-    /// Marks a call of a BPF function; other calls are helpers of the kernel.
+    /// Source register value of a call of a BPF function; other calls are helpers of the kernel.
     const OWN: u8 = 1;
     let mut targets = Vec::new();
     for (index, instruction) in function.code.chunks_exact(INSTRUCTION).enumerate() {
@@ -75,8 +75,8 @@ fn calls(function: &Function) -> Vec<usize> {
     targets
 }
 
-/// Bytes of a function's own frame: its largest distance from the frame pointer, rounded as older kernels do. For
-/// nested calls the sum is an upper bound.
+/// Bytes of a function's own stack frame: its largest distance from the frame pointer, rounded as older kernels do. The
+/// sum over nested calls is an upper bound.
 fn frame(code: &[u8]) -> u64 {
     const CLASS: u8 = 0x07;
     const LOAD: u8 = 1;
@@ -134,10 +134,10 @@ mod tests {
     #[test]
     fn what_a_program_calls_counts_too() {
         let functions = [
-            // Calls of `first` and `second`, counted from the beginning of their section.
+            // Calls `first` and `second`, by distances from the beginning of their section.
             function("program", "classifier", 0, &[STORE, call(-1), call(1), EXIT]),
             function("first", ".text", 0, &[STORE, EXIT]),
-            // A call of `first`, counted from the call.
+            // Calls `first`, by a distance from the call.
             function("second", ".text", 16, &[ADDRESS[0], ADDRESS[1], call(-5), EXIT]),
             function("not_called", ".text", 48, &[ADDRESS[0], ADDRESS[1], EXIT]),
         ];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The user's cache folder: tools and kernels that take minutes to make are made once per machine, not once per
+//! The user's cache directory. Tools and kernels that take minutes to build are built once per machine, not once per
 //! checkout.
 
 use std::env;
@@ -14,12 +14,13 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::process::say;
 
-/// The time limit for another run that makes the same entry: longer than any entry takes.
+/// The time limit for another run that builds the same entry: longer than any build takes.
 const LOCK_DEADLINE: Duration = Duration::from_mins(20);
 
-/// Returns the folder `<cache>/npl/<name>-<hash of made_from>`, which `make` fills where it is missing.
+/// Returns the directory `<cache>/npl/<name>-<hash of made_from>`. If the directory is missing, `make` creates its
+/// content.
 ///
-/// The folder gets its name when it is complete, so that a killed run leaves no incomplete entry.
+/// The directory gets its name when it is complete, so that a killed run leaves no incomplete entry.
 pub(crate) fn obtain(name: &str, made_from: &[&[u8]], make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let finished = entry(name, made_from)?;
     if finished.is_dir() {
@@ -44,7 +45,7 @@ pub(crate) fn obtain(name: &str, made_from: &[&[u8]], make: impl FnOnce(&Path) -
     Ok(finished)
 }
 
-/// The folder that `obtain` returns, which may not exist yet.
+/// The path of the directory that `obtain` returns, which may not exist yet.
 pub(crate) fn entry(name: &str, made_from: &[&[u8]]) -> Result<PathBuf> {
     Ok(root()?.join(format!("{name}-{:016x}", hash(made_from))))
 }
@@ -57,7 +58,7 @@ fn root() -> Result<PathBuf> {
     }
 }
 
-/// Waits for another run that makes the same entry. The kernel releases the lock of a killed process.
+/// Waits for another run that builds the same entry. The kernel releases the lock of a killed process.
 fn lock(path: &Path, name: &str) -> Result<File> {
     let file = File::create(path).with_context(|| format!("create the lock file {}", path.display()))?;
     match file.try_lock() {
@@ -73,7 +74,8 @@ fn lock(path: &Path, name: &str) -> Result<File> {
     }
 }
 
-/// FNV-1a, which suffices to distinguish versions. The lengths make ("a", "b") differ from ("ab", "").
+/// The FNV-1a hash, which suffices to distinguish versions. It includes the lengths, so that ("a", "b") differs from
+/// ("ab", "").
 fn hash(parts: &[&[u8]]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.len().to_le_bytes().into_iter().chain(part.iter().copied()));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

@@ -34,7 +34,7 @@ pub(crate) const UNPRIVILEGED: [&str; 4] = ["--package", "npl-common", "--packag
 pub(crate) fn run(_options: &Options) -> Result<()> {
     let mut failed = Vec::new();
     let last = [
-        // The last build, since the build of the agent checks the budget too.
+        // The last check, because the build of the agent checks the budget too.
         Check { name: "budget of the kernel programs", run: || build_ebpf::build().map(drop) },
         Check { name: "tests", run: tests },
     ];

@@ -20,7 +20,7 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
-/// Builds the programs that are missing and becomes npl-testkit's `npl-cluster`.
+/// Builds the missing programs, and replaces this process by npl-testkit's `npl-cluster`.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let built = build::built_folder().join("npl-cluster");
     if !options.arguments.iter().any(|word| word == "up") {

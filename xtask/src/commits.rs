@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 
 use crate::{paths, process};
 
-/// The rule holds for commits after this one: earlier subjects are longer and stay as they are.
+/// The last commit before this rule: subjects up to this commit may be longer.
 const BEGINNING: &str = "58ae001b7ccfb3d0604e3a0a94ef78cd59e4e560";
 
 /// The number of commits that are checked.
@@ -18,7 +18,7 @@ const LONGEST: usize = 72;
 
 const AREAS: [&str; 10] = ["common", "ebpf", "core", "agent", "testkit", "tests", "xtask", "deploy", "docs", "ci"];
 
-/// Checks the subjects of the last commits except merges; does nothing where git or the history is missing.
+/// Checks the subjects of the last commits except merges. Does nothing if git or the history is missing.
 pub(crate) fn check() -> Result<()> {
     let range = format!("{BEGINNING}..HEAD");
     let Ok(subjects) = process::ask(git().args(["log", "--no-merges", "--format=%s", CHECKED, &range])) else {

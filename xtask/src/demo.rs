@@ -20,22 +20,22 @@ pub(crate) struct Options {
 /// Arguments for cargo that build `npl-cluster`, which owns a cluster and is the first process of each Node.
 pub(crate) const FIRST_PROCESS: [&str; 2] = ["--bin", "npl-cluster"];
 
-/// The products that the demo and the tests of the agent run.
+/// The built programs and images that the demo and the tests of the agent use.
 #[derive(Debug)]
 pub(crate) struct Parts {
     agent: PathBuf,
     kubernetes: Kubernetes,
 }
 
-/// The first stage of the parts: Kubernetes, which takes longest, is being built.
+/// The first stage of the build: Kubernetes, which takes longest, is being built.
 #[derive(Debug)]
 pub(crate) struct Preparation {
     extent: Extent,
     kubernetes: KubernetesBuild,
 }
 
-/// The second stage of the parts: the agent is built, and Kubernetes may still be. Tests are best compiled at this
-/// stage, since Go's linker leaves processors idle.
+/// The second stage of the build: the agent is built, and the build of Kubernetes may still be running. Tests are best
+/// compiled at this stage, because Go's linker leaves processors idle.
 #[derive(Debug)]
 pub(crate) struct AgentBuilt {
     agent: PathBuf,
@@ -78,7 +78,7 @@ impl AgentBuilt {
 }
 
 impl Parts {
-    /// Makes all parts and a program of npl-testkit, which the arguments for cargo select.
+    /// Builds all parts, and a program of npl-testkit that the arguments for cargo select.
     pub(crate) fn make_for(program: &[&str], extent: Extent) -> Result<Self> {
         let has_nodes = extent >= Extent::Nodes;
         let mut further = [&["--package", "npl-testkit"], program].concat();
@@ -121,7 +121,7 @@ pub(crate) fn pass_objects_to(command: &mut Command) {
     command.env("NPL_TRACE_OBJECT", paths::trace_object());
 }
 
-/// Builds the programs that are missing and becomes the demo.
+/// Builds the missing programs, and replaces this process by the demo.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let is_real = options.arguments.iter().any(|argument| argument == "--real-cluster");
     let extent = if is_real { Extent::Nodes } else { Extent::ControlPlane };

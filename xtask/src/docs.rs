@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask docs`: writes docs/reference/, by the test of the agent that otherwise compares the pages.
+//! `cargo xtask docs`: writes docs/reference/ by the agent's test that otherwise compares the pages with the code.
 
 use anyhow::Result;
 
@@ -11,7 +11,7 @@ pub(crate) struct Options {}
 
 /// Renders the pages.
 pub(crate) fn run(_options: &Options) -> Result<()> {
-    // One test compares the maps of the reference with those of the kernel object.
+    // The test compares the maps of the reference with those of the kernel object.
     build_ebpf::build()?;
     process::say("reference: rendering docs/reference/ from the code");
     let mut command = build::cargo("test");

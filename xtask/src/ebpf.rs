@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Chooses and prints the compiler and the linker of the kernel programs.
 //!
-//! The compiler needs the source of its core library, which is compiled for the BPF target. The linker needs to read
-//! the bitcode of that compiler's LLVM.
+//! The compiler needs the source of its core library, which is compiled for the BPF target. The linker must be able to
+//! read the bitcode of the compiler's LLVM.
 
 use std::env::consts::ARCH;
 use std::ffi::OsString;
@@ -33,7 +33,7 @@ struct Compiler {
 enum Linker {
     /// The developer's installation.
     OnPath(PathBuf),
-    /// xtask's own in the cache, which loads the compiler's libLLVM.
+    /// xtask's own linker in the cache, which loads the compiler's libLLVM.
     Cached(PathBuf),
 }
 
@@ -92,7 +92,8 @@ fn linker_for(compiler: &Compiler) -> Result<Option<Linker>> {
     Ok(None)
 }
 
-/// The newest LLVM whose bitcode a bpf-linker reads. bpf-linker does not print it, so it follows from the release.
+/// The newest LLVM whose bitcode a bpf-linker reads. bpf-linker does not print this version, so it is derived from the
+/// release.
 fn newest_llvm_of(linker: &Path) -> Option<u32> {
     let answer = process::ask(Command::new(linker).arg("--version")).ok()?;
     let minor: u32 = answer.trim().strip_prefix("bpf-linker 0.")?.split('.').next()?.parse().ok()?;
@@ -183,7 +184,7 @@ impl Toolchain {
         Ok(command)
     }
 
-    /// Paths are replaced by short names, so that the same source gives the same bytes in every checkout.
+    /// The flags replace paths by short names, so that the same source gives the same bytes in every checkout.
     fn flags(&self) -> Result<String> {
         let (Linker::OnPath(linker) | Linker::Cached(linker)) = &self.linker;
         let mut flags = vec![

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The check that tests leave no object behind on this machine, done by npl-testkit's program `npl-residue`.
+//! Checks that tests leave no object behind on this machine, by npl-testkit's program `npl-residue`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{build, paths, process};
 
-/// A list of the objects that existed before the tests, in a file.
+/// A file with a list of the objects that existed before the tests.
 #[derive(Debug)]
 pub(crate) struct Leftovers {
     before: PathBuf,
@@ -24,7 +24,7 @@ impl Leftovers {
         Ok(Self { before })
     }
 
-    /// Fails if other objects exist now.
+    /// Fails if objects exist that are not in the list.
     pub(crate) fn check(&self) -> Result<()> {
         process::run(residue().arg("--nothing-beyond").arg(&self.before))
     }

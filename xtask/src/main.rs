@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask`: all tasks of a developer, each command in its own file.
+//! `cargo xtask`: all tasks of a developer, one file per command.
 //!
-//! A fresh machine compiles xtask before anything else, so xtask depends on few crates and on no other crate of the
-//! workspace: it runs programs.
+//! A fresh machine compiles xtask before all other crates, so xtask depends on few crates and on no other crate of the
+//! workspace. xtask runs these crates' programs instead.
 
 #![expect(clippy::print_stdout, reason = "results go to standard output")]
 #![expect(clippy::print_stderr, reason = "progress and errors go to standard error")]

@@ -11,7 +11,7 @@ pub(crate) fn root() -> PathBuf {
     manifest.parent().map_or_else(|| manifest.clone(), Path::to_path_buf)
 }
 
-/// Cargo's target folder, which the user may have moved.
+/// Cargo's target directory, which the user may have moved.
 pub(crate) fn target_dir() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
@@ -21,12 +21,12 @@ pub(crate) fn cargo() -> OsString {
     env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Cargo's home folder, which contains the sources of dependencies.
+/// Cargo's home directory, which contains the sources of dependencies.
 pub(crate) fn cargo_home() -> Option<PathBuf> {
     env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| env::home_dir().map(|home| home.join(".cargo")))
 }
 
-/// The target triple of the agent and of everything that is built with it.
+/// The target triple of the agent and of the programs that are built with it.
 pub(crate) fn agent_target() -> String {
     format!("{}-unknown-linux-gnu", env::consts::ARCH)
 }

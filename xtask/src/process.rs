@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
-/// The number of lines that are printed of a quiet program when it fails.
+/// The number of output lines that are printed if a quiet program fails.
 const SHOWN_LINES: usize = 40;
 
 /// Prints one line about the next action and its purpose.
@@ -29,7 +29,7 @@ pub(crate) fn detail(text: &str) {
     eprintln!("    {text}");
 }
 
-/// Seconds with a tenth, or minutes and seconds.
+/// Formats a time as seconds with a tenth, or as minutes and seconds.
 pub(crate) fn elapsed(time: Duration) -> String {
     let seconds = time.as_secs();
     if seconds < 60 {
@@ -61,7 +61,7 @@ pub(crate) fn become_program_quietly(command: &mut Command) -> Result<()> {
     Err(command.exec()).with_context(|| cannot_start(command))
 }
 
-/// Runs a program and prints the end of its output only if it fails.
+/// Runs a program quietly. If the program fails, prints the end of its output.
 pub(crate) fn run_quietly(command: &mut Command) -> Result<()> {
     let started = Instant::now();
     show(command);
@@ -97,7 +97,7 @@ pub(crate) fn stream(
     let (reader, writer) = std::io::pipe().context("create a pipe")?;
     command.stdin(Stdio::null()).stdout(writer.try_clone().context("share a pipe")?).stderr(writer);
     let mut child = command.spawn().with_context(|| cannot_start(&command))?;
-    // The command holds writing ends of the pipe, which would keep the reader from seeing its end.
+    // The command has open write ends of the pipe, which would prevent the reader from receiving end-of-file.
     drop(command);
     let lines = lines_of(reader);
     let watched = loop {
@@ -130,7 +130,7 @@ pub(crate) fn show(command: &Command) {
     detail(&format!("$ {}", line(command)));
 }
 
-/// Finds a program in the search path or in the folders for administrators.
+/// Finds a program in the search path or in the directories for administrators.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Steps of a test run and their results: every step runs whose preparation succeeded, and the summary lists the
-//! failures.
+//! Steps of a test run and their results. A step runs if its preparation succeeded, and the summary lists the failures.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -16,7 +15,7 @@ use crate::process;
 #[derive(Debug)]
 pub(crate) struct Tally {
     started: Instant,
-    /// A text that a step must have in its name to run.
+    /// A text that the name of a step must contain for the step to run.
     chosen: Option<String>,
     steps: Vec<Step>,
 }
@@ -41,7 +40,7 @@ impl Counts {
     }
 }
 
-/// The name of a preparation that failed, so that its product does not exist.
+/// The name of a failed preparation, whose product does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotReady(&'static str);
 
@@ -71,7 +70,7 @@ impl End {
         let started = Instant::now();
         let mut counts = Counts::default();
         let ended = step(&mut counts);
-        // A test binary that dies has counted nothing.
+        // A test binary that was killed has counted no tests.
         if !matches!(ended, Ok(true)) && counts.failed == 0 {
             counts.failed = 1;
         }
@@ -87,12 +86,12 @@ impl End {
 }
 
 impl Tally {
-    /// Begins a run of the steps with `chosen` in their names, or of all.
+    /// Begins a run of the steps with `chosen` in their names, or of all steps.
     pub(crate) fn start(chosen: Option<&str>) -> Self {
         Self { started: Instant::now(), chosen: chosen.map(str::to_owned), steps: Vec::new() }
     }
 
-    /// Makes a product that later steps need; preparations run whichever steps were chosen, and count only when they
+    /// Makes a product that later steps need. Preparations run for every choice of steps, and are counted only if they
     /// fail.
     pub(crate) fn prepare<T>(&mut self, name: &'static str, make: impl FnOnce() -> Result<T>) -> Result<T, NotReady> {
         println!("\n### {name}");
@@ -135,8 +134,7 @@ impl Tally {
         }
     }
 
-    /// Runs steps that count their tests, as many at the same time as there are processors, and begins them in their
-    /// order.
+    /// Runs steps that count their tests, as many in parallel as there are processors, and starts them in their order.
     pub(crate) fn side_by_side<S>(&mut self, steps: Vec<(String, S)>)
     where
         S: FnOnce(&mut Counts) -> Result<bool> + Send,
@@ -176,14 +174,14 @@ impl Tally {
         })
     }
 
-    /// How many tests and checks ran, without the preparations.
+    /// The number of tests and checks that ran, without the preparations.
     fn ran(&self) -> u32 {
         let tests = self.steps.iter().filter(|step| step.kind == Kind::Test);
         tests.map(|step| step.end.counts()).map(|it| it.passed + it.failed).sum()
     }
 
     /// Prints the summary, whose last line counts the tests, and reports the failures. `selection` is the text by which
-    /// the command line selected tests: a run without any test is an error then.
+    /// the command line selected tests; with a selection, a run without any test is an error.
     pub(crate) fn close(self, selection: Option<&str>) -> Result<()> {
         println!();
         self.summary().iter().for_each(|line| println!("{line}"));
@@ -193,7 +191,7 @@ impl Tally {
         self.outcome(selection)
     }
 
-    /// One line for each step, and after them one for each failure.
+    /// One line for each step, followed by one line for each failure.
     fn summary(&self) -> Vec<String> {
         let (mut lines, mut failures) = (Vec::new(), Vec::new());
         for Step { name, end, .. } in &self.steps {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask test`: every check and test, cheap ones first. It prepares a fresh machine for them.
+//! `cargo xtask test`: prepares a fresh machine, and runs every check and test, cheap ones first.
 
 use std::iter;
 use std::path::PathBuf;
@@ -66,7 +66,7 @@ const REAL_CLUSTER: &str = "real cluster";
 
 const DEMO: &str = "the demo";
 
-/// The time limit of one test binary: far more than any takes on two cores.
+/// The time limit of one test binary: far more than any binary takes on two cores.
 const BINARY_DEADLINE: Duration = Duration::from_mins(20);
 
 /// The time limit of the real cluster's tests with several networks, one after the other.
@@ -76,17 +76,16 @@ const NETWORKS_DEADLINE: Duration = Duration::from_hours(2);
 /// minutes, and 45 minutes on a slow machine.
 const GUEST_DEADLINE: Duration = Duration::from_hours(1);
 
-/// The beginning of the names of the tests that load every kernel program, as the agent does and as `npl-agent load`
-/// does.
+/// The prefix of the names of the tests that load every kernel program, as the agent does and as `npl-agent load` does.
 const LOADING_TESTS: &str = "every_program_loads";
 
-/// Tests of the agent's own files, which do not depend on the kernel's version: of several emulated kernels only the
-/// oldest runs them, since each loads all programs and takes up to a minute there.
+/// Tests of the agent's own files, which do not depend on the kernel's version. Among the emulated kernels only the
+/// oldest runs them, because each test loads all programs and takes up to a minute there.
 const SKIPPED_ON_NEWER_KERNELS: [&str; 6] =
     ["--skip", "links::pins", "--skip", "links::map_limits", "--skip", "links::cleanup"];
 
-/// Arguments for the agent's tests on an emulated machine: those of a bond, which not every kernel has, and those that
-/// set the machine's clock.
+/// Arguments for the agent's tests on an emulated machine: the tests of a bond, which not every kernel supports, and
+/// the tests that set the machine's clock.
 const OWN_MACHINE_TESTS: [&str; 4] = ["--test-threads=1", "--include-ignored", "bond::", "clock::"];
 
 /// The tests of a real cluster on an emulated machine.
@@ -96,10 +95,10 @@ const EMULATED_CLUSTER_TESTS: [&str; 3] =
 /// The factor for all deadlines on an emulated machine.
 const EMULATED_PATIENCE: &str = "15";
 
-/// Folders in which Debian and the upstream release install CNI plug-ins.
+/// Directories in which Debian and the upstream release install CNI plug-ins.
 const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
 
-/// Programs of Nodes, beyond the tools of every guest.
+/// Programs of Nodes, in addition to the tools of every guest.
 const NODE_PROGRAMS: [&str; 13] = [
     "containerd",
     "containerd-shim-runc-v2",
@@ -239,7 +238,7 @@ impl Suite<'_> {
             Ok(parts) => parts.pass_to(&mut command),
             Err(_not_needed) => demo::pass_objects_to(&mut command),
         }
-        // A module may have no unit tests, but an integration test that runs none is a mistake.
+        // A module may have no unit tests, but an integration test binary without tests is a mistake.
         let may_be_empty = binary.kind == Kind::Unit;
         tally.tests(&name, |counts| {
             if binary.name == test_binary::TRACE {
@@ -263,7 +262,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Runs guests at the same time, since each uses one processor; the slowest start first.
+    /// Runs guests in parallel, because each uses one processor; the slowest start first.
     fn run_emulated(&self, tally: &mut Tally) {
         let (options, kernels) = (self.options, self.options.emulated_kernels());
         let Some(newest) = kernels.last().copied() else { return };
@@ -355,7 +354,7 @@ fn nodes_step(kernel: Kernel, binary: &TestBinary) -> String {
     format!("tests: {} on control groups 2 alone, under kernel {kernel}, emulated", binary.name)
 }
 
-/// A guest in which a real cluster starts. It emulates both processors in parallel: with one emulator thread, the
+/// A guest in which a real cluster starts. Each of its processors has an emulator thread: with one thread for both, the
 /// cluster never became ready.
 fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest {
     let mut test = Command::new(&binary.executable);

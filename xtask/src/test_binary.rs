@@ -24,10 +24,10 @@ pub(crate) struct TestBinary {
     folder: PathBuf,
 }
 
-/// The requirements of a test binary, in the order of cost.
+/// The requirements of a test binary. The kinds are in the order of their cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// None: unit tests beside the code.
+    /// Unit tests beside the code, without requirements.
     Unit,
     /// Root, for network namespaces or the kernel programs of the trace build.
     TestKit,
@@ -47,7 +47,7 @@ impl TestBinary {
         command
     }
 
-    /// Whether a test with `filter` in its name runs; ignored tests run on machines of their own only.
+    /// Whether a test with `filter` in its name runs; ignored tests run only on emulated machines.
     pub(crate) fn has_test(&self, filter: &str) -> Result<bool> {
         let mut ignored = BTreeSet::new();
         // The real cluster's harness ignores no test and has no such option.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs each change once: of readiness, problems, devices, next hops, connection tracking, reply routes and local
-//! clients.
+//! Logs each change only once: of readiness, problems, devices, next hops, kernel conntrack settings, reply routes and
+//! local clients.
 
 use std::{
     borrow::Cow,
@@ -60,7 +60,7 @@ impl ChangeLog {
     pub fn new(problems: watch::Sender<Vec<Problem>>) -> Self {
         let (mut conntrack, mut reply_route_problem, mut left_out_addresses) =
             (Last::default(), Last::default(), Last::default());
-        // The usual state is not a change.
+        // The default settings are not logged as a change.
         conntrack.update(ConntrackSettings::default());
         reply_route_problem.update(None);
         left_out_addresses.update(0);
@@ -83,7 +83,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs which prerequisites of the first pass are missing.
+    /// Logs which prerequisites of the first reconciliation are missing.
     pub(crate) fn log_readiness(&mut self, state: &State) {
         let missing = state.missing_prerequisites();
         if self.prerequisites.update(missing.clone()) {
@@ -96,7 +96,8 @@ impl ChangeLog {
         }
     }
 
-    /// Logs that a failed op is retried, once per minute for each kind of op: a thousand Pods may fail for one reason.
+    /// Logs that a failed op is retried, once per minute for each kind of op, because one cause may fail the ops of a
+    /// thousand Pods.
     pub(crate) fn log_retry(&mut self, op: &Op, error: &OpError, wait: Duration, now: Moment) {
         let (kind, err, retry_ms) = (OpName::of(op), ErrorChain(error), wait.as_millis());
         let Some(left_out) = self.retries.acquire(kind, now) else {
@@ -111,7 +112,7 @@ impl ChangeLog {
         );
     }
 
-    /// Logs new problems and passes all of them on to Events and metrics. Most passes change none and cost one
+    /// Logs new problems, and passes all problems on to Events and metrics. Most passes change no problem and cost one
     /// comparison.
     pub(crate) fn log_problems(&mut self, state: &State, metrics: &Metrics, now: Moment) {
         if state.problems().eq(self.problems.borrow().iter().map(Cow::Borrowed)) {
@@ -191,11 +192,11 @@ impl ChangeLog {
     fn log_uplinks(&mut self, decisions: &DeviceDecisions) {
         for (iface, decision) in self.uplinks.update_entries(decisions.uplinks.clone()) {
             match decision {
-                Ok(reason) => info!(iface, reason = reason.as_str(), "device carries the programs"),
+                Ok(reason) => info!(iface, reason = reason.as_str(), "the programs are attached to the device"),
                 Err(reason) if reason.is_unsupported() => warn!(
                     iface,
                     reason = reason.as_str(),
-                    "device cannot carry the programs: clients that reach the Node by it are not served"
+                    "device cannot carry the programs: clients that reach the Node through it are not served"
                 ),
                 Err(reason) => debug!(iface, reason = reason.as_str(), "device does not need the programs"),
             }
@@ -217,7 +218,7 @@ impl ChangeLog {
             match hop {
                 Ok(hop) => debug!(%pod_ip, by = hop.kind.as_str(), mtu = hop.mtu, "packets to this Pod are redirected"),
                 Err(reason) => {
-                    info!(%pod_ip, reason = reason.as_str(), "packets to this Pod take the host's stack");
+                    info!(%pod_ip, reason = reason.as_str(), "the host's stack forwards packets to this Pod");
                 }
             }
         }
@@ -229,15 +230,15 @@ impl ChangeLog {
         }
         if conntrack.is_strict {
             warn!(
-                "connection tracking would drop packets of offloaded flows as invalid, so no flow is offloaded: set \
+                "kernel conntrack would mark packets of offloaded flows as invalid, so no flow is offloaded: set \
                  net.netfilter.nf_conntrack_tcp_be_liberal=1 on this Node"
             );
         } else {
-            info!("connection tracking accepts packets of offloaded flows");
+            info!("kernel conntrack accepts packets of offloaded flows");
         }
         if conntrack.forgets_idle {
             warn!(
-                "connection tracking times out idle offloaded connections after some minutes, since it does not see every \
+                "kernel conntrack times out idle offloaded connections after some minutes, since it does not see every \
                  acknowledgement: set net.netfilter.nf_conntrack_tcp_timeout_unacknowledged as high as \
                  nf_conntrack_tcp_timeout_established on this Node"
             );
@@ -252,7 +253,7 @@ impl ChangeLog {
         let pods = pods.unwrap_or_default();
         let (count, pod_ip) = (pods.len(), pods.first().map(tracing::field::display));
         match problem {
-            None => info!("replies of Pods leave by the interfaces that their requests came in by"),
+            None => info!("replies of Pods leave through the interface on which the request arrived"),
             Some(ReplyRouteProblem::NoMark) => warn!(
                 count,
                 pod_ip,
@@ -287,7 +288,7 @@ impl ChangeLog {
             match decision {
                 Ok(XdpReason::Forced) => warn!(
                     iface,
-                    "XDP translates requests, as --attach xdp demands: packets with unfinished checksums are corrupted"
+                    "XDP translates requests, as --attach xdp requests: packets with incomplete checksums are corrupted"
                 ),
                 Ok(reason) => info!(iface, reason = reason.as_str(), "XDP translates requests"),
                 Err(XdpReason::NotRequested) => {}

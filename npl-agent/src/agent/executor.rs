@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Carries operations out; nothing else does. Operations on the kernel complete at once, and writes to the API server
-//! when its answer arrives.
+//! Executes operations; no other code does. Operations on the kernel complete immediately; writes to the API server
+//! complete when its answer arrives.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,15 +37,15 @@ pub enum OpError {
     /// A patch failed.
     #[error(transparent)]
     Patch(#[from] PatchError),
-    /// Clients of the port's former owner still send to it.
+    /// Clients of the port's former owner still send packets to the port.
     #[error(
         "reserve node port {frontend}: it received packets without being mapped; it counts as unused in {wait:?} at \
          the earliest"
     )]
     RecentTraffic {
-        /// The port.
+        /// The node port.
         frontend: Frontend,
-        /// When the port counts as unused, if no more packets arrive.
+        /// Time until the port counts as unused, if no more packets arrive.
         wait: Duration,
     },
 }
@@ -56,20 +56,20 @@ pub type Outcome = Result<Option<()>, OpError>;
 /// An answer of the API server to an [`Op::WritePod`].
 pub type Answer = (Op, Result<Patched, PatchError>);
 
-/// The adapters that operations are carried out with.
+/// The adapters that execute operations.
 #[derive(Debug)]
 pub struct Executor {
-    /// Programs and maps.
+    /// The kernel programs and their maps.
     pub datapath: Datapath,
     reservations: Reservations,
-    /// The guard follows mappings and policy routing; no operation changes its table.
+    /// The worker of the nftables table, which follows mappings and policy routing; no operation changes the table.
     pub guard: Guard,
     writes: Writes,
     delays: RetryDelays,
 }
 
 impl Executor {
-    /// An executor for an opened datapath.
+    /// An executor for an open datapath.
     pub fn new(datapath: Datapath, patcher: PodPatcher, guard: Guard) -> Self {
         Self {
             datapath,
@@ -91,7 +91,7 @@ impl Executor {
         Ok(Observed { mappings, sources, reservations: self.reservations.observe() })
     }
 
-    /// Carries operations out in their order. Consecutive mappings are written in one call.
+    /// Executes operations in their order. Consecutive mappings are written in one call.
     pub fn execute(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let runs = ops.chunk_by(|a, b| mapping(a).is_some() && mapping(b).is_some());
         runs.flat_map(|run| if let [op] = run { vec![self.execute_one(op)] } else { self.write_together(run) })
@@ -136,7 +136,7 @@ impl Executor {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn purge_flows(&mut self) -> Result<(), DatapathError> {
         self.datapath.purge_flows()
     }
@@ -191,7 +191,7 @@ impl Executor {
         self.delays.after_failure(op, hint)
     }
 
-    /// Forgets the failures of writes to Pods that are gone.
+    /// Drops the failure counts of Pods that no longer exist.
     pub fn forget_other_pods(&mut self, known: impl FnOnce() -> BTreeSet<PodUid>) {
         if !self.delays.is_empty() {
             self.delays.retain_pods(&known());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The running agent: the main loop that owns all state, the executor of its operations, the sweeper of expired
-//! connection tracking entries, and the change log.
+//! The running agent: the main loop that owns all state, the executor of operations, the sweeper of expired connection
+//! tracking entries, and the change log.
 
 pub mod change_log;
 pub mod executor;

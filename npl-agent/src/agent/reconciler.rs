@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The main loop, which owns all state. At each event, the loop applies what has changed, and then carries operations
-//! out until the core returns none.
+//! The main loop, which owns all state. At each event, the loop applies the changes, and then executes operations until
+//! the core returns none.
 
 use std::{
     mem,
@@ -37,15 +37,15 @@ use crate::{
     sockets::ReserveError,
 };
 
-/// Devices and addresses often change several at a time: the network is surveyed this long after the first change.
+/// Delay between the first change of a device or address and the survey, because such changes come in bursts.
 const NETWORK_SETTLES: Duration = Duration::from_millis(50);
-/// The minimal time between two surveys: a Node that starts hundreds of Pods creates as many devices.
+/// Minimum time between two surveys, because a Node that starts hundreds of Pods creates as many devices.
 const NETWORK_REST: Duration = Duration::from_millis(500);
-/// Freed memory is returned to the system after this long without a change, once for a burst.
+/// Time without a change after which freed memory is returned to the system, once per burst.
 const QUIET: Duration = Duration::from_millis(500);
 /// How often an idle loop reports to the liveness probe.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
-/// The maximal number of passes before the loop handles other events.
+/// Maximum number of passes before the loop handles other events.
 const MOST_ROUNDS: usize = 64;
 
 /// Why the loop ended.
@@ -54,10 +54,10 @@ pub enum LoopError {
     /// The datapath cannot be read.
     #[error("read the datapath")]
     Datapath(#[from] DatapathError),
-    /// The devices cannot be followed.
+    /// The changes of devices cannot be watched.
     #[error("follow the Node's devices")]
     Devices(#[from] FollowError),
-    /// The watches ended.
+    /// The watches of the API server ended.
     #[error("the watches of the API server have ended")]
     WatchesEnded,
 }
@@ -78,7 +78,7 @@ pub struct Reconciler {
     network_seen: Instant,
     /// The survey in flight.
     survey: Option<SurveyTask>,
-    /// Whether any device that clients reach has carried the programs; nothing is published before.
+    /// Whether programs were ever attached to a device that clients reach; no port is published before.
     was_attached: bool,
     /// Whether the last survey found no device that failed.
     is_covered: bool,
@@ -89,11 +89,11 @@ pub struct Reconciler {
     are_routes_due: bool,
     node_ips: Vec<IpAddr>,
     change_log: ChangeLog,
-    /// When to return freed memory, if nothing else happens.
+    /// When to return freed memory, if no change arrives before.
     quiet_due: Option<Instant>,
 }
 
-/// Where programs are attached.
+/// Where programs are attached: network devices and a cgroup.
 #[derive(Debug)]
 pub struct ProgramTargets {
     /// Network devices.
@@ -102,7 +102,7 @@ pub struct ProgramTargets {
     pub local_clients: LocalClients,
 }
 
-/// Receivers of the loop's reports.
+/// Receivers of the loop's state: metrics, probes and the change log.
 #[derive(Debug)]
 pub struct Listeners {
     /// The metrics.
@@ -151,7 +151,7 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// The failure. Dropping the future stops the loop in an orderly way: mappings keep translating.
+    /// If an essential adapter fails. Dropping the future stops the loop, and mappings keep translating.
     pub async fn run(
         mut self,
         mut changes: Receiver<Change>,
@@ -180,8 +180,8 @@ impl Reconciler {
                 _ = resync.tick() => self.look_again()?,
                 _ = heartbeat.tick() => {}
             }
-            // The Node's addresses decide which devices are uplinks. They come first, so that nothing is published that
-            // no device serves.
+            // The Node's addresses decide which devices are uplinks. They are read first, so that no port is published
+            // before a device serves it.
             self.follow_node_addresses().await?;
             self.follow_pod_routes().await?;
             if self.was_attached {
@@ -197,7 +197,7 @@ impl Reconciler {
         }
     }
 
-    /// Applies a change and all changes that are queued behind it, so that a burst of changes costs one pass.
+    /// Applies a change and all changes that are queued after it, so that a burst of changes costs one pass.
     fn take_in(&mut self, first: Change, changes: &mut Receiver<Change>) {
         for change in std::iter::once(first).chain(std::iter::from_fn(|| changes.try_recv().ok())) {
             self.metrics.observe_watch_change(subject(&change), wall_clock());
@@ -207,7 +207,7 @@ impl Reconciler {
         self.quiet_due = Some(Instant::now() + QUIET);
     }
 
-    /// Compares everything with the desired state, as every resync does.
+    /// Compares the kernel, the sockets and all Pods with the desired state, at every resync.
     fn look_again(&mut self) -> Result<(), LoopError> {
         self.executor.datapath.check_pins()?;
         self.look_at_mappings()?;
@@ -241,7 +241,7 @@ impl Reconciler {
         }
     }
 
-    /// Carries operations out until none are left, or all others wait for an answer or a timer.
+    /// Executes operations until none are left, or all remaining ones wait for an answer or a timer.
     fn settle(&mut self) -> Result<(), LoopError> {
         let began = Instant::now();
         let mut done = 0_usize;
@@ -268,7 +268,7 @@ impl Reconciler {
                 }
             }
             if mem::take(&mut is_unsure) {
-                // Of several ranges, some may have been written.
+                // An op of several source ranges may have written some of them before it failed.
                 self.state.observe(self.executor.observe()?);
             }
         }
@@ -369,8 +369,8 @@ impl Reconciler {
         self.survey = Some(self.uplinks.survey(&self.executor.datapath, self.state.pod_addresses()));
     }
 
-    /// Surveys the network before anything else continues. A survey in flight may be outdated, so another survey
-    /// follows.
+    /// Surveys the network before the loop continues. A survey in flight may be outdated, so it is followed by another
+    /// one.
     async fn look_at_network(&mut self) -> Result<(), LoopError> {
         if self.survey.is_some() {
             drop(end_of(&mut self.survey).await);
@@ -386,8 +386,8 @@ impl Reconciler {
         }
     }
 
-    /// Applies a survey. If the network changed meanwhile, nothing changes until the next survey; returns whether it
-    /// was applied.
+    /// Applies a survey, and returns true. If the network changed during the survey, applies nothing until the next
+    /// survey and returns false.
     fn take_in_survey(&mut self, found: Result<Survey, FollowError>) -> Result<bool, LoopError> {
         self.network_seen = Instant::now();
         self.network_due = self.network_due.map(|due| due.max(self.network_seen + NETWORK_REST));
@@ -410,8 +410,8 @@ impl Reconciler {
             self.look_at_network_by(self.instant(at));
         }
         self.metrics.set_devices(coverage);
-        // One device that always fails must not keep the others from being served. Tunnels to other Nodes alone serve
-        // no client.
+        // A device on which attaching always fails must not keep the other devices from being served. Tunnels to other
+        // Nodes do not count, because they serve no client.
         self.was_attached |= reaches_clients;
         self.health.set_attached(reaches_clients);
         Ok(true)
@@ -428,7 +428,7 @@ impl Reconciler {
         self.look_at_network().await
     }
 
-    /// Finds Pods on the Node's own network, before anything is published for them.
+    /// Finds Pods on the host network, before their ports are published.
     async fn follow_pod_routes(&mut self) -> Result<(), LoopError> {
         if !mem::take(&mut self.are_routes_due) {
             return Ok(());
@@ -447,7 +447,7 @@ impl Reconciler {
     }
 }
 
-/// Waits for the survey in flight; pending if there is none. Cancellation loses nothing.
+/// Waits for the survey in flight; pending if there is none. Cancellation loses no result.
 async fn end_of(survey: &mut Option<SurveyTask>) -> Result<Survey, FollowError> {
     let Some(in_flight) = survey else { return std::future::pending().await };
     let found = netlink::join_survey(in_flight).await;

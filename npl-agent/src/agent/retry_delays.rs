@@ -19,22 +19,22 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// The shortest delay after a repeated denial, which lasts until a person changes permissions.
 const DENIED_WAIT: Duration = Duration::from_mins(1);
 
-/// How an adapter limits the time of the retry.
+/// The adapter's limit on the delay of a retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryHint {
-    /// Nothing.
+    /// No limit.
     None,
-    /// Not earlier than this.
+    /// Retry no earlier than after this delay.
     NotBefore(Duration),
-    /// Permissions are missing.
+    /// The API server denied the request for lack of permissions.
     Denied,
 }
 
-/// The failures in a row of each subject.
+/// The consecutive failures of each subject.
 #[derive(Debug, Default)]
 pub struct RetryDelays(BTreeMap<Subject, Failures>);
 
-/// Each has delays of its own.
+/// A port or Pod that has its own delays.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Subject {
     Port(Frontend),
@@ -48,7 +48,7 @@ struct Failures {
 }
 
 impl RetryDelays {
-    /// The delay after a failure of an op, which grows with each failure in a row.
+    /// The delay after a failure of an op, which grows with each consecutive failure.
     pub fn after_failure(&mut self, op: &Op, hint: RetryHint) -> Duration {
         let failures = self.0.entry(Subject::of(op)).or_insert_with(|| Failures { delays: delays(), denials: 0 });
         let at_least = match hint {
@@ -56,24 +56,25 @@ impl RetryDelays {
             RetryHint::NotBefore(wait) => wait,
             RetryHint::Denied => {
                 failures.denials += 1;
-                // An API server that has just started denies valid requests for a moment.
+                // An API server that has just started briefly denies valid requests, so the first denial has no minimum
+                // delay.
                 if failures.denials > 1 { DENIED_WAIT } else { Duration::ZERO }
             }
         };
         wait(&mut failures.delays, at_least)
     }
 
-    /// Forgets the failures of an op's subject.
+    /// Resets the failures of an op's subject.
     pub fn reset(&mut self, op: &Op) {
         self.0.remove(&Subject::of(op));
     }
 
-    /// Whether no failure is remembered.
+    /// Whether no subject has failures.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Forgets the failures of all other Pods.
+    /// Drops the failures of all other Pods.
     pub fn retain_pods(&mut self, pods: &BTreeSet<PodUid>) {
         self.0.retain(|subject, _| match subject {
             Subject::Port(_) => true,
@@ -100,8 +101,8 @@ fn delays() -> ExponentialBackoff {
     ExponentialBuilder::new().with_min_delay(FIRST_WAIT).with_max_delay(LONGEST_WAIT).without_max_times().build()
 }
 
-/// The next delay, but at least `at_least`, and a random part. An API server that refuses half of forty simultaneous
-/// patches would refuse half of their simultaneous retries. Not backon's jitter, which would not apply to `at_least`.
+/// The next delay, at least `at_least`, plus a random part: an API server that rejects half of forty simultaneous
+/// patches would reject half of their simultaneous retries. Not backon's jitter, which would not apply to `at_least`.
 fn wait(delays: &mut ExponentialBackoff, at_least: Duration) -> Duration {
     let shortest = delays.next().unwrap_or(LONGEST_WAIT).max(at_least);
     shortest + shortest.mul_f32(fastrand::f32() / 2.0)

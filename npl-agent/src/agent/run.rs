@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Starts all parts of the agent, and waits for its end.
+//! Starts all parts of the agent, and waits until one of them ends.
 
 use std::{
     fs,
@@ -43,14 +43,14 @@ use crate::{
     process::{limits, lock},
 };
 
-/// The number of changes that may be queued before the watches wait.
+/// The number of queued changes at which the watches wait.
 const QUEUE: usize = 1024;
 
 /// Serves the Node until SIGTERM or SIGINT. Mappings keep translating afterwards.
 ///
 /// # Errors
 ///
-/// One sentence and its causes.
+/// The cause, as one sentence with its chain of causes.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -77,7 +77,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         guard,
         listen,
     } = config;
-    // The lock is a folder of the BPF file system, so its absence is reported first.
+    // The lock is a directory of the BPF file system, so a missing bpffs is reported first.
     preflight::check(&bpffs)?;
     let _lock = lock::take(&bpffs)?;
     limits::raise_open_files(&settings);
@@ -92,10 +92,10 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
     let port_range = settings.port_range;
     let state = State::new(settings);
-    // Present before the first op, so that alerts on missing or exhausted ports work on every Node.
+    // Set before the first op, so that alerts on missing or exhausted ports work on every Node.
     ChangeLog::count(&state, &metrics);
-    // The API server answers while the kernel verifies the programs, so that a restart takes as long as the slower of
-    // both.
+    // The API server answers while the kernel verifies the programs, so that a restart takes only as long as the slower
+    // of the two.
     let (sender, changes) = mpsc::channel(QUEUE);
     let mut connecting = kube::connect_and_watch(kubeconfig, &node_name, &annotation_keys, &metrics, sender);
     let mut datapath = Datapath::open(&bpffs)?;
@@ -143,7 +143,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     }
 }
 
-/// Removes the kernel state of a Node whose annotations and mappings are gone.
+/// Removes the kernel state of a Node whose annotations and mappings were removed.
 async fn retire(bpffs: &Path, health: &Health) -> anyhow::Result<()> {
     let (removed, errors) = cleanup::remove_everything(bpffs).await;
     if let Some(error) = errors.into_iter().next() {
@@ -165,15 +165,15 @@ async fn stand_by(health: &Health) -> ! {
     }
 }
 
-/// The ephemeral ports of this network namespace.
+/// The ephemeral port range of this network namespace.
 fn lent_ports() -> Option<LentPorts> {
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
     let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
     LentPorts::parse(&range, &reserved)
 }
 
-/// A seed for the hashes of the kernel programs. Clients must not guess the seed: they could choose flows that share a
-/// slot.
+/// A seed for the hashes of the kernel programs. It must be unpredictable, because clients that know the seed could
+/// choose flows that share a slot.
 fn random_seed() -> anyhow::Result<u64> {
     let mut bytes = [0; size_of::<u64>()];
     SystemRandom::new().fill(&mut bytes).ok().context("read random bytes from the kernel for the hash seed")?;

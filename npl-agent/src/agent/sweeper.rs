@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Removes expired connection tracking entries and half-open entries, on a thread of its own, since scanning a large
-//! map takes a while.
+//! Removes expired connection tracking entries and half-open entries. The sweeper has its own thread, because scanning
+//! a large map takes long.
 
 use std::{
     path::Path,
@@ -23,7 +23,7 @@ use crate::{
 /// The time between two scans.
 const EVERY: Duration = Duration::from_nanos(SWEEP_INTERVAL_NS);
 
-/// The thread, which ends when this is dropped.
+/// The thread, which ends when this handle is dropped.
 #[derive(Debug)]
 pub struct Sweeper {
     end: Option<Sender<()>>,

@@ -12,11 +12,11 @@ use crate::{
     process::lock::{self, LockError},
 };
 
-/// As [`remove`], and then stays until SIGTERM or SIGINT if `--stay` is given.
+/// As [`remove`], and then waits for SIGTERM or SIGINT if `--stay` is given.
 ///
 /// # Errors
 ///
-/// As for [`remove`].
+/// The errors of [`remove`].
 pub async fn remove_and_stay(args: &CleanupArgs) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -30,8 +30,8 @@ pub async fn remove_and_stay(args: &CleanupArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes NPL's pinned maps, programs and links, TC filters, clsact qdiscs and nftables table, and prints each of
-/// them.
+/// Removes NPL's pinned maps, programs and links, TC filters, clsact qdiscs and nftables table, and prints each removed
+/// object.
 ///
 /// # Errors
 ///

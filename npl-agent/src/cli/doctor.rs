@@ -12,11 +12,11 @@ use crate::{
     core::doctor::{Finding, State, examine},
 };
 
-/// One finding of the output.
+/// One row of the output: the result of one check.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FindingRow {
-    /// The name of the check. Scripts rely on it, so it is the same in every version.
+    /// The name of the check. It is stable across versions, because scripts rely on it.
     key: &'static str,
     /// `ok`, `warning`, `failed` or `unknown`.
     state: &'static str,
@@ -48,7 +48,7 @@ pub async fn show(args: &ViewArgs) -> anyhow::Result<ExitCode> {
     Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// A table of all findings, followed by the advice for those that have some.
+/// A table of all findings, followed by their advice.
 fn as_text(rows: &[FindingRow]) -> String {
     let cells = rows.iter().map(|row| vec![row.key.to_owned(), row.state.to_owned(), row.found.clone()]);
     let findings = table(&["CHECK", "STATE", "FOUND"], cells);

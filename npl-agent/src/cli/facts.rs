@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the state of the Node for [`crate::core::doctor`], and changes nothing. A value that cannot be read is
-//! recorded with its error, since that is a finding too.
+//! Reads the state of the Node for [`crate::core::doctor`], and changes no state. An unreadable value is recorded with
+//! its error, because it is a finding too.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -21,7 +21,7 @@ use crate::{
 
 /// The kernel's BTF, which describes its types to the program loader.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
-/// Kernel settings. Those below `net` are of the network namespace of the reading process.
+/// The directory of kernel settings. Those below `net` belong to the network namespace of the reading process.
 const SYSCTLS: &str = "/proc/sys";
 
 /// Reads all facts once.
@@ -34,7 +34,7 @@ pub(super) async fn gather(args: &ViewArgs) -> Facts {
     let held = nft_guard::read_state().map_err(|error| unreadable(&error));
     let datapath = Inspection::read(&args.bpffs).map(|inspection| datapath(&inspection));
     let pods = datapath.as_ref().map(|it| it.pods.clone()).unwrap_or_default();
-    // Without the routes, the Pods' devices are left out of the checks.
+    // Without the routes, the checks omit the Pods' devices.
     let routes = netlink::routes_to(&pods).await.unwrap_or_default();
     Facts {
         kernel: preflight::kernel_facts(),

@@ -15,7 +15,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// If a capability or the bpffs is missing, the kernel is too old, or an agent is running.
+/// If a capability or the bpffs is missing, the kernel is older than the oldest supported one, or an agent is running.
 pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     if !preflight::rights().unwrap_or_default().perfmon {
         return print("skipped: without CAP_PERFMON this command gains nothing; the agent loads the programs itself\n");
@@ -35,7 +35,8 @@ pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     };
     let mut datapath = Datapath::open(&args.bpffs)?;
     let (loaded, refused): (Vec<_>, Vec<_>) = datapath.hooks.load_all().into_iter().partition(Result::is_ok);
-    // Not every kernel supports every program. The agent fails later only if its flags need a refused one.
+    // Not every kernel supports every program. A failed load is an error of the agent only if its flags need the
+    // program.
     refused.into_iter().filter_map(Result::err).for_each(|error| report_error(&error.into()));
     let barriers = if datapath.hooks.are_unmitigated() { "without" } else { "with" };
     print(&format!("loaded {} programs, {barriers} the kernel's barriers against speculation\n", loaded.len()))

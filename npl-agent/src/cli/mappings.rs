@@ -85,7 +85,7 @@ fn as_table(rows: &[MappingRow]) -> String {
     table(&header, cells)
 }
 
-/// The allowed sources of a mapping. Long lists are cut after the first range, so that the table stays readable.
+/// The allowed sources of a mapping. A long list is cut after its first range, so that the table stays readable.
 fn sources(row: &MappingRow) -> String {
     if !row.restricted {
         return "any".to_owned();

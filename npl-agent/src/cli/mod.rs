@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands besides `run`: load the kernel programs, show and check the state of the Node, and clean up.
+//! The commands other than `run`: load the kernel programs, show and check the state of the Node, and clean up.
 
 pub mod cleanup;
 pub mod doctor;

@@ -36,13 +36,13 @@ struct Status {
     port_range: Option<String>,
     node_addresses: Vec<String>,
     devices: Vec<AttachedDevice>,
-    /// Devices that clients may use, but whose link-layer header the programs do not support.
+    /// Devices that clients may use, but whose link-layer header type the programs do not support.
     unsupported_devices: Vec<UnsupportedDevice>,
     /// Addresses of Pods whose packets are redirected between devices and bypass the kernel stack.
     redirected_pods: BTreeSet<IpAddr>,
-    /// Whether a flow is redirected only after the kernel stack has forwarded packets of it.
+    /// Whether a flow is redirected only after the kernel stack has forwarded packets of the flow.
     is_offloading: bool,
-    /// Cgroup hooks with a program of NPL: `connect4`, `sendmsg6`, ….
+    /// Cgroup hooks with an NPL program: `connect4`, `sendmsg6`, ….
     socket_hooks: Vec<&'static str>,
     mappings: usize,
     /// Mappings with a list of allowed sources.
@@ -53,27 +53,27 @@ struct Status {
     guarded_endpoints: Option<usize>,
     /// The connection marks that the nftables table sets, so that replies leave through the device of their request.
     connection_marks: Vec<String>,
-    /// Why nftables cannot be read; absent if it can.
+    /// Why the nftables table cannot be read; absent if it can.
     guard_refusal: Option<String>,
-    /// The names of the pinned programs, by build.
+    /// The names of the pinned programs, for each build.
     programs: BTreeMap<String, Vec<String>>,
     /// Packets by reason.
     reasons: BTreeMap<&'static str, u64>,
 }
 
-/// A device with programs of NPL.
+/// A device with programs of NPL attached.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AttachedDevice {
     name: String,
     ifindex: u32,
-    /// The hooks with a program: `ingress`, `egress`, ….
+    /// The TC hooks with an NPL program: `ingress`, `egress`, ….
     attached: Vec<&'static str>,
     /// Whether the device is the next hop of redirected Pods. Other devices are uplinks, which clients use.
     leads_to_pods: bool,
-    /// The program that translates requests from this device: `xdp` or `tc`.
+    /// The program that translates requests on this device: `xdp` or `tc`.
     requests: &'static str,
-    /// Why XDP or TC translates them; absent until an agent has recorded it.
+    /// Why XDP or TC translates the requests; absent until an agent has recorded the reason.
     reason: Option<String>,
 }
 
@@ -151,7 +151,7 @@ impl Status {
     }
 }
 
-/// Devices that an agent without `--devices` would choose if the programs supported their link-layer header.
+/// Devices without a supported link-layer header that an agent without `--devices` would otherwise choose.
 fn unsupported(devices: &[Device], node_ips: &[IpAddr]) -> Vec<UnsupportedDevice> {
     let refusal = |device: &Device| {
         let reason = choose(device, &DeviceSelection::Auto, node_ips, false).err().filter(|it| it.is_unsupported())?;
@@ -181,7 +181,7 @@ fn as_text(status: &Status, inspection: &Inspection) -> String {
         ("Guard", guard_of(status)),
     ];
     let facts: Vec<String> = facts.iter().map(|(name, value)| format!("{name:<16}{value}\n")).collect();
-    // A Node has as many Pod devices as Pods. The Forwarding line gives their number.
+    // A Node has as many Pod devices as Pods, so only the Forwarding line counts them.
     let devices = status.devices.iter().filter(|device| !device.leads_to_pods).map(|device| {
         let reason = device.reason.clone().unwrap_or_else(none);
         let (ifindex, attached) = (device.ifindex.to_string(), device.attached.join(", "));
@@ -217,7 +217,7 @@ fn forwarding(status: &Status) -> String {
     format!("{how} to {pods} Pod addresses through {devices} devices; through the kernel stack to all others")
 }
 
-/// Functions of the nftables table: exempting replies from masquerading, and marking connections for reply routing.
+/// The uses of the nftables table: exempting replies from masquerading, and marking connections for reply routing.
 fn guard_of(status: &Status) -> String {
     if let Some(refusal) = &status.guard_refusal {
         return format!("cannot read nftables: {refusal}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The command line: clap checks each value as it parses it, with the functions of [`super::value`].
+//! The command line. clap checks each value with the functions of [`super::value`].
 
 use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -40,13 +40,14 @@ pub enum Command {
     Status(ViewArgs),
     /// Show the mappings of this Node. Reads the kernel, so it works with and without a running agent.
     Mappings(ViewArgs),
-    /// Check this Node's kernel, capabilities and settings, and print each finding with its remedy. Changes nothing,
+    /// Check this Node's kernel, capabilities and settings, and print each finding with its remedy. Changes no state,
     /// and works with and without a running agent. Exits with 1 if a finding keeps node ports from working.
     Doctor(ViewArgs),
-    /// Load the kernel programs ahead of an agent that runs with fewer capabilities. With `CAP_PERFMON`, the kernel
+    /// Load the kernel programs before an agent that runs with fewer capabilities. With `CAP_PERFMON`, the kernel
     /// omits its Spectre mitigations from them, which makes them faster; without `CAP_PERFMON`, load does nothing.
     Load(LoadArgs),
-    /// Remove everything that npl-agent has left in this Node's kernel. Translation stops and connections break.
+    /// Remove all maps, programs, filters and nftables rules of npl-agent from this Node's kernel. Translation stops
+    /// and connections break.
     Cleanup(CleanupArgs),
 }
 
@@ -179,8 +180,8 @@ pub struct LoadArgs {
     #[arg(long, env = "NPL_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
     pub bpffs: PathBuf,
 
-    /// First mount a BPF file system there, if none is. This takes `CAP_SYS_ADMIN`, and in a container a mount whose
-    /// propagation is bidirectional.
+    /// First mount a BPF file system there, if none is mounted. This needs `CAP_SYS_ADMIN` and, in a container, a mount
+    /// with bidirectional propagation.
     #[arg(long, env = "NPL_MOUNT_BPFFS")]
     pub mount_bpffs: bool,
 }
@@ -192,7 +193,7 @@ pub struct CleanupArgs {
     #[command(flatten)]
     pub view: ViewArgs,
 
-    /// Stay until SIGTERM after the cleanup, for the Pods of a DaemonSet, whose containers must not end.
+    /// Wait for SIGTERM after the cleanup, for the Pods of a DaemonSet, whose containers must not exit.
     #[arg(long, env = "NPL_STAY")]
     pub stay: bool,
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds environment variables that look like flags of the agent and are none, such as a misspelled one.
+//! Finds environment variables that begin like those of the agent's flags but belong to no flag, such as a misspelled
+//! one.
 
 use std::collections::BTreeSet;
 
@@ -8,9 +9,9 @@ use clap::CommandFactory as _;
 use super::args::Cli;
 use crate::process::telemetry::FILTER_VARIABLE;
 
-/// The beginning of the names of the agent's variables.
+/// The prefix of the agent's variables.
 const PREFIX: &str = "NPL_";
-/// The end of the name of a variable by which Kubernetes announces a Service of the agent's namespace.
+/// The suffix of a variable by which Kubernetes announces a Service of the agent's namespace.
 const SERVICE: &str = "_SERVICE_HOST";
 
 /// The variables of this process that begin with `NPL_` and that no command reads.

@@ -48,20 +48,21 @@ fn variable<'a>(container: &'a Value, name: &str) -> Option<&'a str> {
     list(&container["env"]).iter().find(|variable| variable["name"] == name)?["value"].as_str()
 }
 
-/// The path at which a container mounts a folder of the Node.
+/// The path at which a container mounts a directory of the Node.
 fn mount_point<'a>(pod: &'a Value, container: &'a Value, folder: &str) -> Option<&'a str> {
     let volume = list(&pod["volumes"]).iter().find(|volume| volume["hostPath"]["path"] == folder)?;
     let mount = list(&container["volumeMounts"]).iter().find(|mount| mount["name"] == volume["name"])?;
     mount["mountPath"].as_str()
 }
 
-/// Arguments are seen by one process. Variables are also seen by `kubectl exec ds/npl-agent -- /npl-agent status`.
+/// Only the container's process gets the arguments. `kubectl exec ds/npl-agent -- /npl-agent status` also gets the
+/// variables.
 #[test]
 fn each_command_in_a_container_uses_the_bpffs_and_cgroup_of_the_agent() {
     let pod = pod();
     for container in containers(&pod) {
         let name = &container["name"];
-        // Only NPL's own folder: other programs' pins are none of the agent's business.
+        // Only NPL's own directory, so that the agent cannot access other programs' pins.
         let folder = Path::new("/sys/fs/bpf").join(PIN_ROOT);
         let pins = mount_point(&pod, container, folder.to_str().unwrap());
         let expected = variable(container, "NPL_BPFFS").map(|bpffs| Path::new(bpffs).join(PIN_ROOT));
@@ -102,7 +103,7 @@ fn the_admission_policies_confine_an_agent_in_any_namespace() {
         let is_bound = |binding: &&Value| binding["spec"]["policyName"] == *name;
         assert!(of_kind("ValidatingAdmissionPolicyBinding").iter().any(is_bound), "{name} has no binding");
     }
-    // Each resource that the agent may write to is confined.
+    // An admission policy confines each resource that the agent may write to.
     let confined: BTreeSet<&str> = policies
         .iter()
         .flat_map(|policy| list(&policy["spec"]["matchConstraints"]["resourceRules"]))
@@ -139,7 +140,7 @@ fn each_container_has_the_selinux_type_of_a_privileged_one() {
     }
 }
 
-/// The capabilities that the containers add, and that each of them drops.
+/// The capabilities that the containers add, and those that each container drops.
 fn capabilities(pod: &Value) -> (BTreeSet<&str>, BTreeSet<&str>) {
     let of =
         |field: &'static str| containers(pod).map(move |it| strings(&it["securityContext"]["capabilities"][field]));
@@ -201,7 +202,7 @@ fn openshift_lets_the_agents_service_account_use_its_constraints() {
     assert_eq!(overlay[0]["resources"], json!(["scc.yaml"]));
 }
 
-/// Each API group, resource and verb of rules.
+/// Each API group, resource and verb of the rules.
 fn rights(rules: &[Value]) -> BTreeSet<(&str, &str, &str)> {
     let mut rights = BTreeSet::new();
     for rule in rules {

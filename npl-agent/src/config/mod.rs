@@ -30,13 +30,13 @@ pub struct Config {
     pub node_name: String,
     /// The kubeconfig file; the Pod's service account if `None`.
     pub kubeconfig: Option<PathBuf>,
-    /// The constants of all decisions.
+    /// The settings on which all decisions depend.
     pub settings: Settings,
-    /// The devices that requests arrive on.
+    /// The devices on which requests arrive.
     pub devices: DeviceSelection,
     /// How translated packets reach the Pod.
     pub forwarding: Forwarding,
-    /// Whether requests are translated by TC or XDP.
+    /// Whether TC or XDP translates requests.
     pub attach: Attach,
     /// The keys of the annotations.
     pub annotation_keys: AnnotationKeys,
@@ -44,7 +44,7 @@ pub struct Config {
     pub resync: Duration,
     /// The mount point of the BPF file system.
     pub bpffs: PathBuf,
-    /// The processes of the Node that can connect to mappings.
+    /// The local processes whose sockets can connect to mappings.
     pub cgroup: CgroupSelection,
     /// Whether the agent maintains the nftables table.
     pub guard: GuardMode,
@@ -52,7 +52,7 @@ pub struct Config {
     pub listen: SocketAddr,
 }
 
-/// A flag whose value the agent refuses. The exit code is 2, as for the usage errors of clap.
+/// A flag with an invalid value. The exit code is 2, as for clap's usage errors.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{flag}: {reason}")]
 pub struct ConfigError {
@@ -63,8 +63,8 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// The value that one of our parsers refused, without the usage lines that clap puts around the reason; `None` for
-    /// the errors that clap itself finds, such as an unknown flag.
+    /// The error of one of NPL's value parsers, without the usage lines that clap adds to the reason; `None` for the
+    /// errors that clap itself finds, such as an unknown flag.
     pub fn from_clap(error: &clap::Error) -> Option<Self> {
         let (ErrorKind::ValueValidation, Some(reason), Some(ContextValue::String(argument))) =
             (error.kind(), error.source(), error.get(ContextKind::InvalidArg))
@@ -101,7 +101,7 @@ impl TryFrom<RunArgs> for Config {
             nft_guard,
             retire,
             listen,
-            log_format: _, // logging is already initialized
+            log_format: _, // logging is already started
         } = args;
         match (attach, forwarding) {
             (Attach::Xdp, Forwarding::Redirect | Forwarding::Offload) => return Err(xdp_needs_stack(forwarding)),
@@ -135,17 +135,17 @@ impl TryFrom<RunArgs> for Config {
     }
 }
 
-/// clap's conflicts are between flags, not between values of flags.
+/// clap can declare conflicts between flags, but not between values of flags.
 fn xdp_needs_stack(forwarding: Forwarding) -> ConfigError {
     let forwarding = forwarding.as_str();
     let reason = format!(
-        "\"xdp\" does not go with --forwarding {forwarding}, since packets that XDP translates go through the kernel stack: \
+        "\"xdp\" cannot be combined with --forwarding {forwarding}: the kernel stack forwards packets that XDP translates; \
          give auto or tc"
     );
     ConfigError { flag: "--attach".to_owned(), reason }
 }
 
-/// [`value::duration`] accepts a day at most, which always fits.
+/// [`value::duration`] accepts at most a day, whose milliseconds always fit.
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

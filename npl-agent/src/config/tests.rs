@@ -31,7 +31,7 @@ fn config(flags: &[&str]) -> Result<Config, ConfigError> {
     parse(&[&["npl-agent", "run", "--node-name", "worker-1"], flags].concat())
 }
 
-/// The sentence that the agent prints.
+/// The error sentence that the agent prints for these flags.
 fn complaint(flags: &[&str]) -> String {
     config(flags).unwrap_err().to_string()
 }
@@ -146,7 +146,7 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
 fn xdp_and_redirect_exclude_each_other_and_the_choice_is_the_agents_where_it_has_one() {
     for forwarding in ["redirect", "offload"] {
         let complaint = complaint(&["--forwarding", forwarding, "--attach", "xdp"]);
-        let expected = format!("\"xdp\" does not go with --forwarding {forwarding}");
+        let expected = format!("\"xdp\" cannot be combined with --forwarding {forwarding}");
         assert!(
             complaint.contains("--attach") && complaint.contains(&expected) && complaint.contains("give auto or tc"),
             "{complaint}"

@@ -29,7 +29,7 @@ const OBJECT_NAME_BYTES: usize = 253;
 const LONGEST_DURATION: Duration = Duration::from_hours(24);
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Why a value is refused: one sentence with an example of a valid value. clap's own parsers would print the usage
+/// Why a value is invalid: one sentence with an example of a valid value. clap's own parsers would print the usage
 /// instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ValueError {
@@ -104,8 +104,8 @@ pub(super) fn interval(text: &str) -> Result<Duration, ValueError> {
         .ok_or_else(|| ValueError::ShortInterval(text.to_owned()))
 }
 
-/// Whole numbers, each with its unit: `500ms`, `30s`, `1m30s`, `2h`. Not jiff's parser, which is among the
-/// dependencies: it also accepts signs, fractions and words such as `ago`.
+/// Parses whole numbers, each with its unit: `500ms`, `30s`, `1m30s`, `2h`. Not jiff's parser, although it is a
+/// dependency: it also accepts signs, fractions and words such as `ago`.
 pub(super) fn duration(text: &str) -> Result<Duration, ValueError> {
     let unreadable = || ValueError::Duration(text.to_owned());
     let too_long = || ValueError::LongDuration(text.to_owned());

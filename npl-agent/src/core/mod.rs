@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pure decisions: the desired state, and the order of the operations that establish it.
 //!
-//! No I/O, no clock, no randomness, no logging. The same input gives the same output, in whatever order changes arrive.
+//! The core does no I/O, reads no clock, uses no random numbers and writes no log. The same input gives the same
+//! output, in whatever order changes arrive.
 //!
 //! ```text
 //! Change ─► snapshot ─► select ─► assign ─► port table ─┐
@@ -12,9 +13,9 @@
 //! ```
 //!
 //! The life of a node port: claimed, reserved, mapped, published; then withdrawn, drained, unmapped, quarantined,
-//! released. An annotation never names a mapping that does not exist, with three exceptions, in which the mapping would
-//! lead to another Pod: the Pod has finished, has lost its address, or shares it with a Pod that has the better claim.
-//! In these cases the mapping is removed at once, and the annotation is updated right after.
+//! released. An annotation never names a mapping that does not exist, with three exceptions: the Pod has finished, has
+//! lost its address, or shares the address with a Pod that has the better claim. The mapping would then lead to another
+//! Pod, so it is removed immediately, and the annotation is updated afterwards.
 //!
 //! A mapping's allowed sources are in the kernel before the mapping is restricted, and stay while the mapping is
 //! restricted.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The operations, which are the only way to change mappings, allowed sources, reservations and Pods. Only the executor
-//! carries them out.
+//! executes them.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ pub enum Op {
         pod: PodKey,
         /// The Pod's uid; a Pod of the same name with another uid is not patched.
         uid: PodUid,
-        /// What to write.
+        /// The change of the Pod.
         value: PodWrite,
     },
     /// Delete the mapping and the connection tracking entries of its endpoint.
@@ -59,7 +59,7 @@ pub enum GateReason {
     Published,
     /// No Service requests node ports for the Pod, or none of them can be served.
     NoNodePorts,
-    /// Some of the requested node ports are published; an Event names the cause that keeps the others back.
+    /// Some of the requested node ports are published; an Event names the cause for the others.
     PartlyPublished,
 }
 
@@ -92,15 +92,15 @@ impl GateReason {
 /// Why an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// Of [`Op::Reserve`]: another process uses the port. The Pod gets another one.
+    /// For [`Op::Reserve`]: another process uses the port. The Pod gets another port.
     PortTaken,
-    /// Of [`RecentTraffic::Refused`]: clients of the port's former owner still send to it. The Pod gets another port,
-    /// if one is free.
+    /// For [`RecentTraffic::Refused`]: clients of the port's former owner still send packets to the port. The Pod gets
+    /// another port, if one is free.
     RecentTraffic {
         /// When the port counts as unused, if no more packets arrive.
         until: Moment,
     },
-    /// Of [`Op::AllowSources`]: the kernel's map is full. The operation is retried when sources are removed.
+    /// For [`Op::AllowSources`]: the kernel's map is full. The operation is retried when sources are removed.
     NoRoom {
         /// The latest time of the retry.
         at: Moment,
@@ -110,11 +110,11 @@ pub enum Failure {
         /// The earliest time of the retry.
         at: Moment,
     },
-    /// Of [`Op::WritePod`]: the Pod does not exist. The watch will report its deletion.
+    /// For [`Op::WritePod`]: the Pod does not exist. The watch will report its deletion.
     Gone,
 }
 
-/// The subject of an operation without its content, as the key of its retry delay.
+/// The object that an operation changes, without the new value, as the key of its retry delay.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum RetryKey {
     Reserve(Frontend),
@@ -127,8 +127,8 @@ pub(super) enum RetryKey {
 }
 
 impl Op {
-    /// The place of the operation in a pass. If the agent stops in the middle of a pass with this order, no annotation
-    /// names a mapping that the datapath lacks, and no mapping lacks its reservation or its allowed sources.
+    /// The position of the operation in a pass. If the agent stops in the middle of a pass with this order, no
+    /// annotation names a mapping that the datapath lacks, and no mapping lacks its reservation or its allowed sources.
     pub const fn rank(&self) -> u8 {
         match self {
             Self::Reserve(..) => 0,

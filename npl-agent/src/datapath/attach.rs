@@ -3,7 +3,7 @@
 //!
 //! On Linux 6.6 and newer, each program has a pinned TCX link at the head of the hook, which is updated in place. On
 //! older kernels, each program is a filter of a clsact qdisc with NPL's own priority and handle. Attaching is
-//! idempotent, so a program that other software removed is attached again.
+//! idempotent, so that a program that other software removed can be attached again.
 
 use std::{
     io,
@@ -39,7 +39,7 @@ use crate::core::devices::{
     redirect::Forwarding,
 };
 
-/// Identifies NPL's filters among those of the same priority.
+/// Distinguishes NPL's filters from others of the same priority.
 const CLSACT_HANDLE: TcHandle = TcHandle::new(FILTER_HANDLE.0, FILTER_HANDLE.1);
 
 /// The loaded programs and their attachments.
@@ -60,16 +60,16 @@ impl Hooks {
         if self.tcx { "tcx" } else { "clsact" }
     }
 
-    /// The ids of all programs that NPL has pinned, which identify NPL's programs on any device.
+    /// The ids of all programs that NPL has pinned, by which NPL's programs are recognized on any device.
     pub fn own_programs(&self) -> OwnPrograms {
         OwnPrograms::read(&self.pins)
     }
 
-    /// Loads the programs of a forwarding mode, so that a kernel that refuses them ends the agent at start.
+    /// Loads the programs of a forwarding mode, so that the agent exits at start if the kernel rejects a program.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses a program.
+    /// If the kernel rejects a program.
     pub fn prepare(&mut self, forwarding: Forwarding) -> Result<(), DatapathError> {
         let names: &[_] = match forwarding {
             Forwarding::Stack => &[],
@@ -93,7 +93,7 @@ impl Hooks {
     ///
     /// # Errors
     ///
-    /// If the object has no program of this name, or the kernel refuses it.
+    /// If the object has no program of this name, or the kernel rejects the program.
     pub fn load_program(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         self.programs.load_classifier(name)
     }
@@ -102,7 +102,7 @@ impl Hooks {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses the program.
+    /// If the kernel rejects the program.
     pub fn load_xdp_program(&mut self) -> Result<&mut Xdp, DatapathError> {
         self.programs.load_xdp().map(|(_, program)| program)
     }
@@ -120,7 +120,7 @@ impl Hooks {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses, or an `ingress` qdisc occupies the place of clsact.
+    /// If the kernel rejects the attachment, or an `ingress` qdisc occupies the handle of clsact.
     pub fn attach(
         &mut self,
         device: &Device,
@@ -131,7 +131,7 @@ impl Hooks {
             return self.attach_clsact(device, direction, program);
         }
         match self.attach_tcx(device, direction, program) {
-            // A kernel of a recent version may be built without TCX.
+            // A recent kernel may be built without TCX.
             Err(DatapathError::Attach { source, .. }) if is_unsupported(&source) => {
                 self.tcx = false;
                 self.attach_clsact(device, direction, program)
@@ -152,8 +152,8 @@ impl Hooks {
         unpin(&self.pins.link(ifindex, direction))
     }
 
-    /// Frees the memory of the program loader, and unpins the programs of other builds unless a device may still use
-    /// them.
+    /// Frees the memory of the program loader, and unpins the programs of other builds unless they may still be
+    /// attached to a device.
     ///
     /// # Errors
     ///
@@ -204,24 +204,25 @@ impl Hooks {
         });
         let link = id.and_then(|id| program.take_link(id)).map_err(attach_error(name, device))?;
         leave_attached(link);
-        // A filter cannot be pinned. An empty folder records the attachment for `npl-agent status` and the next agent.
+        // A filter cannot be pinned. An empty directory records the attachment for `npl-agent status` and the next
+        // agent.
         let mark = self.pins.link(device.ifindex, side);
         std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
     }
 
-    /// Refuses a device with an `ingress` qdisc: the qdisc occupies the place of clsact, and would run egress filters
-    /// on ingress packets.
+    /// Returns an error for a device with an `ingress` qdisc: the qdisc occupies the handle of clsact, and would run
+    /// egress filters on ingress packets.
     fn refuse_ingress_queue(&self, device: &Device) -> Result<(), DatapathError> {
         if !device.link.has_ingress_queue {
             return Ok(());
         }
-        // The `ingress` qdisc has replaced clsact, and the kernel removed the filters with it; only the folders that
-        // record them are left.
+        // The `ingress` qdisc has replaced clsact, and the kernel removed the filters with clsact; only the directories
+        // that record the filters are left.
         Direction::ALL.into_iter().try_for_each(|side| unpin(&self.pins.link(device.ifindex, side)))?;
         Err(DatapathError::IngressQueue { interface: device.name.clone() })
     }
 
-    /// Adds a clsact qdisc if there is none, and records that NPL added it, so that cleanup removes it.
+    /// Adds a clsact qdisc if the device has none, and records that NPL added the qdisc, so that cleanup removes it.
     fn ensure_clsact(&self, device: &Device, name: &'static str) -> Result<(), DatapathError> {
         match tc::qdisc_add_clsact(&device.name) {
             Ok(()) => {
@@ -269,8 +270,8 @@ pub(super) const fn attach_type(direction: Direction) -> TcAttachType {
     }
 }
 
-/// Updates a link to the program, unless the link has it already. Returns false if the link cannot serve the device:
-/// the device was removed or moved to another network namespace, or the link is of another hook.
+/// Updates a link to the program, unless the link already has this program. Returns false if the link cannot serve the
+/// device:
 fn replace(
     link: &OwnedFd,
     program: &SchedClassifier,
@@ -293,7 +294,8 @@ fn replace(
     Ok(sys::programs_on(ifindex, hook).map_or(true, |programs| programs.contains(&id)))
 }
 
-/// Forgets a filter without detaching it. aya detaches a dropped link, but not one whose conversion has failed.
+/// Drops the handle of a filter without detaching the filter. aya detaches a dropped link, but not one whose conversion
+/// has failed.
 fn leave_attached(link: SchedClassifierLink) {
     drop(FdLink::try_from(link));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds the cgroup v2 folder whose processes are served as local clients.
+//! Finds the cgroup v2 directory whose processes are served as local clients.
 
 use std::{
     fs,
@@ -10,12 +10,12 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 use super::error::DatapathError;
 
-/// The mounts that this process sees.
+/// The mount table of this process.
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// The folder in which systemd mounts the cgroup v2 hierarchy next to those of version 1.
+/// The directory in which systemd mounts the cgroup v2 hierarchy next to those of version 1.
 const BESIDE_VERSION_1: &str = "unified";
 
-/// The local clients to serve: processes whose sockets are connected to Pods directly.
+/// The local clients to serve: their sockets are connected to Pods directly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CgroupSelection {
     /// All processes of the Node: the agent finds the root of the cgroup v2 hierarchy.
@@ -26,7 +26,7 @@ pub enum CgroupSelection {
     Directory(PathBuf),
 }
 
-/// The folder of the selected cgroup; `None` if no local clients are selected.
+/// The directory of the selected cgroup; `None` if no local clients are selected.
 pub(super) fn locate(selection: &CgroupSelection) -> Result<Option<PathBuf>, DatapathError> {
     match selection {
         CgroupSelection::None => Ok(None),
@@ -45,7 +45,7 @@ pub fn hierarchy() -> Option<PathBuf> {
     roots(&table).into_iter().find(|candidate| is_cgroup2(candidate))
 }
 
-/// Checks the file system itself, since a later mount may hide one that the mount table lists.
+/// Checks the file system itself, because a later mount may hide one in the mount table.
 fn is_cgroup2(path: &Path) -> bool {
     statfs(path).is_ok_and(|stat| stat.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }

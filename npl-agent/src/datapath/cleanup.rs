@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Removes all kernel state that agents of any version have created, and nothing that belongs to other software.
+//! Removes all kernel state that agents of any version have created, and no state of other software.
 
 use std::{
     fs, io,
@@ -35,12 +35,12 @@ pub struct Removed {
 /// Removes XDP links, filters, qdiscs and the nftables table, then every pin of every ABI version. The kernel detaches
 /// a link when its pin is removed.
 ///
-/// A failed step does not prevent the following ones. All errors are returned.
+/// A failed step does not prevent the following steps. All errors are returned.
 pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
     let pins = Pins::new(bpffs);
     let mut removed = Removed::default();
     let mut errors = Vec::new();
-    // XDP first: a request that XDP translates needs the TC program on egress for its reply.
+    // XDP is removed first, because the reply to a request that XDP has translated needs the TC program on egress.
     match pins.xdp_links() {
         Ok(links) => {
             for pin in links.into_iter().map(|ifindex| pins.xdp_link(ifindex)) {
@@ -103,7 +103,7 @@ fn detach_filters(interface: &str) -> bool {
     let mut found = false;
     for direction in Direction::ALL {
         for name in PROGRAMS {
-            // The kernel answers with an error if the device has no clsact qdisc or no such filter.
+            // The call fails if the device has no clsact qdisc or no such filter.
             let result: Result<(), TcError> = tc::qdisc_detach_program(interface, attach_type(direction), name);
             found |= result.is_ok();
         }
@@ -131,7 +131,8 @@ fn remove_tree(dir: &Path, removed: &mut Vec<PathBuf>, errors: &mut Vec<CleanupE
     }
     use io::ErrorKind::{NotFound, ReadOnlyFilesystem, ResourceBusy};
     match fs::remove_dir(dir) {
-        // In the agent's container, NPL's folder is a mount point in a read-only root file system and stays, empty.
+        // In the agent's container, NPL's directory is a mount point in a read-only root file system, so it stays and
+        // is empty.
         Err(source) if !matches!(source.kind(), NotFound | ResourceBusy | ReadOnlyFilesystem) => {
             errors.push(pin_error("remove", dir, source).into());
         }

@@ -32,7 +32,7 @@ pub enum DatapathError {
     MissingCapability(&'static str),
     /// The kernel's verifier needs `CAP_PERFMON` for programs that newer kernels accept without it.
     #[error(
-        "the kernel's verifier refuses the programs without CAP_PERFMON, as kernels before Linux 6.6 do: keep the init \
+        "the kernel's verifier rejects the programs without CAP_PERFMON, as kernels before Linux 6.6 do: keep the init \
          container of deploy/npl.yaml, add PERFMON to the agent's capabilities, or run Linux 6.6 or newer"
     )]
     NeedsPerfmon,
@@ -62,7 +62,7 @@ pub enum DatapathError {
         path = .0.display()
     )]
     NoBpffs(PathBuf),
-    /// Only a part of the maps is pinned.
+    /// Only some of the maps are pinned.
     #[error(
         "{path} is missing, but other maps are pinned: an agent is starting, a cleanup is running, or this npl-agent \
          has another version than the agent of this Node; run the command again, with the agent's version",
@@ -71,7 +71,7 @@ pub enum DatapathError {
     Incomplete(PathBuf),
     /// A pin of a running agent was removed or replaced.
     #[error(
-        "{path} was removed or replaced while this agent was running: the agent ends, and its restart recreates the \
+        "{path} was removed or replaced while this agent was running: the agent exits, and its restart recreates the \
          pins; find the software that changes this folder",
         path = .0.display()
     )]
@@ -79,9 +79,9 @@ pub enum DatapathError {
     /// A file operation on the bpffs failed.
     #[error("{operation} {path}", path = .path.display())]
     Pin {
-        /// The verb, such as `remove`.
+        /// The operation as a verb, such as `remove`.
         operation: &'static str,
-        /// The pin.
+        /// The path of the pin.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -93,10 +93,10 @@ pub enum DatapathError {
     /// The object could not be parsed.
     #[error("parse the embedded kernel object")]
     Parse(#[source] aya_obj::ParseError),
-    /// The kernel refused a program.
+    /// The kernel rejected a program.
     #[error("load program {name}")]
     LoadProgram {
-        /// The program.
+        /// The program's name.
         name: &'static str,
         /// The kernel's error with the verifier's log.
         #[source]
@@ -108,7 +108,7 @@ pub enum DatapathError {
     /// A pinned map could not be opened.
     #[error("open map {name}")]
     OpenMap {
-        /// The map.
+        /// The map's name.
         name: &'static str,
         /// The kernel's error.
         #[source]
@@ -117,9 +117,9 @@ pub enum DatapathError {
     /// A map could not be read or written.
     #[error("{operation} map {name}")]
     Map {
-        /// The verb: `read` or `write`.
+        /// The operation as a verb: `read` or `write`.
         operation: &'static str,
-        /// The map.
+        /// The map's name.
         name: &'static str,
         /// The kernel's error.
         #[source]
@@ -131,7 +131,7 @@ pub enum DatapathError {
     /// A program could not be attached.
     #[error("attach {program} to {interface}")]
     Attach {
-        /// The program.
+        /// The program's name.
         program: &'static str,
         /// The device's name.
         interface: String,
@@ -139,7 +139,7 @@ pub enum DatapathError {
         #[source]
         source: Box<ProgramError>,
     },
-    /// An `ingress` qdisc occupies the place of clsact, and has no egress hook.
+    /// An `ingress` qdisc occupies the handle of clsact, and has no egress hook.
     #[error(
         "{interface} {HAS_INGRESS_QUEUE} (`tc qdisc del dev {interface} ingress`, `tc qdisc add dev {interface} \
          clsact`)"
@@ -154,7 +154,7 @@ pub enum DatapathError {
          --cgroup, or give --cgroup none"
     )]
     NoCgroup2,
-    /// The folder of `--cgroup` is not in a cgroup v2 hierarchy.
+    /// The directory of `--cgroup` is not in a cgroup v2 hierarchy.
     #[error(
         "{path} is not in a cgroup v2 hierarchy: give --cgroup the folder where one is mounted, or none",
         path = .0.display()
@@ -163,7 +163,7 @@ pub enum DatapathError {
     /// The cgroup could not be opened.
     #[error("open cgroup {path}", path = .path.display())]
     OpenCgroup {
-        /// The folder of the cgroup.
+        /// The directory of the cgroup.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -172,9 +172,9 @@ pub enum DatapathError {
     /// A program could not be attached to a cgroup.
     #[error("attach {program} to cgroup {cgroup}", cgroup = .cgroup.display())]
     AttachCgroup {
-        /// The program.
+        /// The program's name.
         program: &'static str,
-        /// The folder of the cgroup.
+        /// The directory of the cgroup.
         cgroup: PathBuf,
         /// The kernel's error.
         #[source]
@@ -183,9 +183,9 @@ pub enum DatapathError {
     /// An operation on a link failed.
     #[error("{operation} the link of {program} on {interface}")]
     Link {
-        /// The verb, such as `open`.
+        /// The operation as a verb, such as `open`.
         operation: &'static str,
-        /// The program.
+        /// The program's name.
         program: &'static str,
         /// The device's name.
         interface: String,
@@ -196,14 +196,14 @@ pub enum DatapathError {
 }
 
 impl DatapathError {
-    /// Replaces a refusal of the verifier by [`Self::NeedsPerfmon`] if the agent lacks `CAP_PERFMON`.
+    /// Replaces a rejection by the verifier by [`Self::NeedsPerfmon`] if the agent lacks `CAP_PERFMON`.
     pub(crate) fn or_missing_perfmon(self) -> Self {
         let has_perfmon = caps::has_cap(None, caps::CapSet::Effective, caps::Capability::CAP_PERFMON);
         if self.is_verifier_refusal() && matches!(has_perfmon, Ok(false)) { Self::NeedsPerfmon } else { self }
     }
 
-    /// Names SELinux in the error of a denied operation, if it enforces a type on this process. Only for a process that holds
-    /// its capabilities.
+    /// Adds SELinux to the error of a denied operation, if SELinux enforces a type on this process. Called only for a
+    /// process that holds its capabilities.
     pub(crate) fn or_denied_by_selinux(self, enforced_type: impl FnOnce() -> Option<String>) -> Self {
         match self.is_denial().then(enforced_type).flatten() {
             Some(kind) => Self::DeniedBySelinux { kind, source: Box::new(self) },
@@ -211,7 +211,7 @@ impl DatapathError {
         }
     }
 
-    /// Whether the kernel answered EPERM or EACCES, as security modules do. The verifier also answers EACCES.
+    /// Whether the kernel returned EPERM or EACCES, as security modules do. The verifier also returns EACCES.
     fn is_denial(&self) -> bool {
         if self.is_verifier_refusal() {
             return false;
@@ -227,8 +227,8 @@ impl DatapathError {
         false
     }
 
-    /// Whether the verifier refused a program as unsafe. Other refusals mean that the kernel lacks a feature or a
-    /// permission.
+    /// Whether the verifier rejected a program as unsafe. Other errors of a load mean that the kernel lacks a feature
+    /// or the process a permission.
     pub(crate) fn is_verifier_refusal(&self) -> bool {
         let Self::LoadProgram { source, .. } = self else { return false };
         let ProgramError::LoadError { io_error, .. } = &**source else { return false };
@@ -259,7 +259,7 @@ impl DatapathError {
         )
     }
 
-    /// Whether attaching failed because the device was removed meanwhile.
+    /// Whether attaching failed because the device was removed in the meantime.
     pub(crate) fn is_of_gone_device(&self) -> bool {
         let Self::Attach { source, .. } = self else { return false };
         let code = if let ProgramError::SyscallError(error) = &**source {
@@ -277,7 +277,7 @@ impl DatapathError {
     /// Whether a map has no room for another element.
     pub(crate) fn is_full(&self) -> bool {
         let Self::Map { source: MapError::SyscallError(error), .. } = self else { return false };
-        // E2BIG comes from a hash map, ENOSPC from an LPM trie.
+        // A full hash map returns E2BIG, a full LPM trie ENOSPC.
         matches!(error.io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC))
     }
 

@@ -36,7 +36,7 @@ use crate::core::{
 /// Number of batches in which the lookup cache is cleared, to bound the memory of a batch.
 const LOOKUP_CACHE_PARTS: u32 = 16;
 
-/// The value of a mapping: its backend, and the index of its counters in `npl_stats`.
+/// The value of a mapping: its backend, and the index of the mapping's counters in `npl_stats`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) backend: Backend,
@@ -51,7 +51,7 @@ pub(super) struct Sender {
     pub(super) protocol: u8,
 }
 
-/// Operations on the maps of one IP family. Each fails if the kernel refuses the operation.
+/// Operations on the maps of one IP family. Each returns an error if a BPF system call fails.
 pub(super) trait FamilyMaps: Send {
     /// Every mapping. Mappings of an unknown protocol belong to a newer agent and are ignored.
     fn mappings(&self) -> Result<Vec<(Frontend, Entry)>, DatapathError>;
@@ -81,11 +81,11 @@ pub(super) trait FamilyMaps: Send {
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
     /// Removes the socket reverse NAT entries of these Pod addresses and ports.
     fn remove_socket_rnat(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError>;
-    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns their
-    /// number.
+    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns the
+    /// number of removed entries.
     fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError>;
 
-    /// Clears the half-open entries that `expiry` finds expired. Returns their number.
+    /// Clears the half-open entries that `expiry` finds expired. Returns the number of cleared entries.
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError>;
 
     /// Clears the half-open entries whose node address has an index outside of `used`.
@@ -138,7 +138,8 @@ impl<L: Layout> Maps<L> {
         })
     }
 
-    /// Calls `look` with every conntrack entry that exists during the whole call; others may be missed.
+    /// Calls `look` with every conntrack entry that exists during the whole call; entries that are added or removed
+    /// meanwhile may be missed.
     fn read_flows(&self, mut look: impl FnMut(&L::FlowKey, &L::Flow)) -> Result<(), DatapathError> {
         let look_at_all =
             |keys: &[L::FlowKey], flows: &[L::Flow]| keys.iter().zip(flows).for_each(|(key, flow)| look(key, flow));
@@ -146,7 +147,8 @@ impl<L: Layout> Maps<L> {
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::FLOW))
     }
 
-    /// Maps the half-open slots into memory and passes them to `work`. The programs change them at the same time.
+    /// Maps the half-open slots into memory and passes them to `work`. The kernel programs write the slots
+    /// concurrently.
     fn with_slots<T>(&self, work: impl FnOnce(&[AtomicU64]) -> T) -> Result<T, DatapathError> {
         let done = sys::with_words(self.half_open.map().fd().as_fd(), half_open::WORDS as usize, work);
         done.map_err(MapError::from).map_err(DatapathError::map("read", L::HALF_OPEN))
@@ -196,7 +198,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
 
     fn clear_lookup_cache(&mut self) -> Result<(), DatapathError> {
         let fd = self.lookup_cache.map().fd().as_fd();
-        // In batches, so that the memory of one batch is reused by the next.
+        // The cache is cleared in batches, so that each batch reuses the memory of the previous one.
         (0..LOOKUP_CACHE_PARTS).try_for_each(|part| {
             let elements: Vec<_> = (part..CACHED_MAPPINGS)
                 .step_by(LOOKUP_CACHE_PARTS as usize)
@@ -292,7 +294,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let is_crowded = flows::is_crowded(count);
         let mut removed = 0;
         for key in expired {
-            // The entry may be in use again. If a packet arrives between the two calls, the client's next packet
+            // The entry may be in use again. If a packet arrives between these two calls, the client's next packet
             // recreates the entry.
             if self.flow.get(&key, 0).is_ok_and(|flow| is_expired(&key, &flow, is_crowded)) {
                 self.remove_flow(&key)?;
@@ -305,7 +307,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError> {
         self.with_slots(|slots| {
             let expired = expiry.observe((0..).zip(slots).map(|(slot, word)| (slot, word.load(Ordering::Relaxed))));
-            // A program may have changed the slot meanwhile, for another flow or because the Pod answered.
+            // A program may have written the slot concurrently, for another flow or for the Pod's answer.
             let clear = |(slot, word): &(u32, u64)| {
                 let slot = slots.get(*slot as usize);
                 slot.is_some_and(|it| it.compare_exchange(*word, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok())
@@ -318,7 +320,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let has_other_index = |word| word != 0 && !used.contains(&u32::from(half_open::address_index(word)));
         self.with_slots(|slots| {
             for slot in slots {
-                // The update is atomic, since a program may change the state of the same flow meanwhile.
+                // The update is atomic, because a program may change the state of the same flow concurrently.
                 let clear = |word| has_other_index(word).then_some(0);
                 let _unchanged = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clear);
             }
@@ -366,7 +368,7 @@ fn update_all<K: aya::Pod, V: aya::Pod>(map: &HashMap<MapData, K, V>, elements: 
     Ok(sys::update_all(map.map().fd().as_fd(), elements)?)
 }
 
-/// Converts a frontend of the maps; `None` if this agent does not know its protocol.
+/// Converts a frontend key; `None` if this agent does not know its protocol.
 fn frontend<L: Layout>(key: mapping::Frontend) -> Option<Frontend> {
     let protocol = Protocol::from_number(key.protocol)?;
     Some(Frontend { family: L::FAMILY, node_port: NodePort(key.node_port), protocol })

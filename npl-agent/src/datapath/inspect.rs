@@ -28,7 +28,7 @@ pub struct Inspection {
     pub links: BTreeMap<u32, Vec<Direction>>,
     /// The next hop of each Pod whose packets are redirected.
     pub redirected: BTreeMap<IpAddr, PodNextHop>,
-    /// The ifindexes of devices with an XDP program.
+    /// The ifindexes of devices with an attached XDP program.
     pub xdp_links: Vec<u32>,
     /// Why a device's requests are translated by XDP or by TC, by ifindex: a key of
     /// [`crate::core::devices::xdp::XdpReason`].
@@ -50,7 +50,7 @@ impl Inspection {
     ///
     /// # Errors
     ///
-    /// If the path is not a bpffs, only a part of the maps is pinned, or the kernel refuses.
+    /// If the path is not a bpffs, only some of the maps are pinned, or a map cannot be read.
     pub fn read(bpffs: &Path) -> Result<Self, DatapathError> {
         preflight::check_bpffs(bpffs)?;
         let pins = Pins::new(bpffs);

@@ -70,8 +70,8 @@ pub(super) const fn frontend_key(frontend: Frontend) -> mapping::Frontend {
     mapping::Frontend { node_port: frontend.node_port.0, protocol: frontend.protocol.number(), pad: 0 }
 }
 
-/// Implements [`Layout`] for one IP family. The types of both families have the same fields with addresses of other
-/// lengths.
+/// Implements [`Layout`] for one IP family. The types of both families have the same fields, but addresses of different
+/// length.
 macro_rules! layout {
     (
         $(#[$meta:meta])*

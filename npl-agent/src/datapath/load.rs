@@ -46,12 +46,12 @@ pub struct Datapath {
 }
 
 impl Datapath {
-    /// Checks the Node's requirements, adopts pinned maps and programs, and loads missing ones. It attaches nothing:
+    /// Checks the Node's requirements, adopts pinned maps and programs, and loads missing ones. It attaches no program:
     /// links of an earlier agent run their programs until [`Hooks::attach`] replaces them.
     ///
     /// # Errors
     ///
-    /// If a requirement is not met, or the kernel refuses.
+    /// If a requirement is not met, or the kernel rejects a map or program.
     pub fn open(bpffs: &Path) -> Result<Self, DatapathError> {
         preflight::check(bpffs)?;
         Self::adopt(Pins::new(bpffs)).map_err(|error| error.or_denied_by_selinux(selinux::enforced_type))
@@ -86,31 +86,32 @@ impl Datapath {
         Ok(retired)
     }
 
-    /// Removes the next hops that are absent from the plan or differ from it. Their packets take the kernel stack from
-    /// now on.
+    /// Removes the next hops that are absent from the plan or differ from it. Packets to these Pods are forwarded by
+    /// the kernel stack from now on.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn retain_next_hops(&mut self, plan: &DevicePlan) -> Result<(), DatapathError> {
         self.next_hops.retain(&plan.programs, &plan.next_hops)?;
         self.tables.begin_epoch()
     }
 
-    /// Adds the next hops of a plan whose programs are attached. Returns an error for each map that is full or refuses.
+    /// Adds the next hops of a plan whose programs are attached. Returns an error for each map that is full or cannot
+    /// be written.
     pub fn add_next_hops(&mut self, plan: &DevicePlan) -> Vec<DatapathError> {
         let mut errors = self.next_hops.add(&plan.programs, &plan.next_hops);
-        // Some next hops may have been added before an error.
+        // Some next hops may have been added before the error.
         errors.extend(self.tables.begin_epoch().err());
         errors
     }
 
-    /// Attaches the XDP program to a device. If that fails, no XDP program of NPL remains on the device, and the TC
-    /// program translates its requests.
+    /// Attaches the XDP program to a device. After an error, no XDP program of NPL remains on the device, and the TC
+    /// program translates the device's requests.
     ///
     /// # Errors
     ///
-    /// If the kernel or the driver refuses.
+    /// If the kernel or the driver rejects the program.
     pub fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
         let mut devices = self.hooks.xdp_devices()?;
         devices.insert(device.ifindex);
@@ -129,12 +130,13 @@ impl Datapath {
         errors
     }
 
-    /// Writes the ifindexes of devices with the XDP program. The TC programs of these devices see requests that XDP has
-    /// translated, and must not record them as direct connections; the XDP program records direct connections itself.
+    /// Writes the ifindexes of devices with the XDP program. The TC programs of these devices receive requests that XDP
+    /// has translated, and must not record them as direct connections; the XDP program records direct connections
+    /// itself.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn write_xdp_devices(&mut self, devices: &BTreeSet<u32>) -> Result<(), DatapathError> {
         self.xdp_devices.write(devices, &mut self.tables)
     }
@@ -154,7 +156,7 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn redirected(&self) -> Result<BTreeMap<IpAddr, PodNextHop>, DatapathError> {
         self.next_hops.pods()
     }
@@ -168,13 +170,13 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn mappings(&mut self) -> Result<BTreeMap<Frontend, Backend>, DatapathError> {
         self.writer.refresh(&mut self.tables)
     }
 
-    /// Writes mappings, replacing existing ones of the same frontend without a gap. Returns an error for each mapping
-    /// that the kernel refused, or whose backend is of the other IP family.
+    /// Writes mappings, atomically replacing those with the same frontend. Returns an error for each mapping that the
+    /// kernel rejected, or whose backend is of the other IP family.
     pub fn upsert_mappings(&mut self, wanted: &BTreeMap<Frontend, Backend>) -> BTreeMap<Frontend, DatapathError> {
         self.writer.upsert_all(&mut self.tables, wanted)
     }
@@ -183,7 +185,7 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses, or the backend is of the other IP family.
+    /// If the map cannot be written, or the backend is of the other IP family.
     pub fn upsert_mapping(&mut self, frontend: Frontend, backend: Backend) -> Result<(), DatapathError> {
         self.upsert_mappings(&BTreeMap::from([(frontend, backend)])).remove(&frontend).map_or(Ok(()), Err)
     }
@@ -192,17 +194,17 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         self.writer.remove(&mut self.tables, frontend)
     }
 
     /// Time until a node port without a mapping counts as unused, if no more packets arrive by any protocol or family
-    /// that the kernel programs record; `None` if it already does. The granularity is one second.
+    /// that the kernel programs record; `None` if the port already counts as unused. The granularity is one second.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn time_until_quiet(&self, frontend: Frontend) -> Result<Option<Duration>, DatapathError> {
         self.tables.time_until_quiet(frontend)
     }
@@ -211,7 +213,7 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn sources(&self) -> Result<BTreeMap<Frontend, BTreeSet<SourceRange>>, DatapathError> {
         self.tables.sources()
     }
@@ -220,7 +222,7 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses or the map is full. Some sources may have been added.
+    /// If the map is full or cannot be written. Some sources may have been added.
     pub fn allow_sources(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), DatapathError> {
         let maps = self.tables.family_mut(frontend.family);
         ranges.iter().try_for_each(|range| maps.allow_source(frontend, *range))
@@ -230,7 +232,7 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses. Some sources may have been removed.
+    /// If the map cannot be written. Some sources may have been removed.
     pub fn forget_sources(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), DatapathError> {
         let maps = self.tables.family_mut(frontend.family);
         ranges.iter().try_for_each(|range| maps.remove_source(frontend, *range))
@@ -240,7 +242,7 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn purge_flows(&mut self) -> Result<(), DatapathError> {
         self.writer.purge_flows(&mut self.tables)
     }
@@ -250,7 +252,7 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn configure(&mut self, range: PortRange, seed: impl FnOnce() -> u64) -> Result<(), DatapathError> {
         let old = self.tables.config()?;
         let (mut port_min, mut port_max) = (range.start().0, range.end().0);
@@ -260,7 +262,7 @@ impl Datapath {
         }
         // An agent of a version without a lookup cache may have changed mappings without invalidating it.
         self.tables.clear_lookup_cache()?;
-        // The seed is part of the hash of half-open entries, so a restart must keep it.
+        // The seed is part of the hash of half-open entries, so it must survive a restart.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
         // The flag for XDP must match the XDP links of an earlier agent.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attaches the socket programs for local clients, on the Node itself and in its Pods, to a cgroup.
+//! Attaches the socket programs, which serve clients on the Node itself and in its Pods, to a cgroup.
 //!
-//! Each program has a pinned BPF link, which is updated in place. Programs of other software on the same hooks run as
-//! well.
+//! Each program has a pinned BPF link, which is updated in place. Programs of other software on the same hooks still
+//! run.
 
 use std::{
     fs::File,
@@ -32,7 +32,7 @@ use super::{
 /// The local clients that are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedClients {
-    /// The folder of the cgroup. Processes in it and in its descendants are served.
+    /// The directory of the cgroup. Processes in this cgroup and its descendants are served.
     pub cgroup: PathBuf,
     /// Whether node ports also work at loopback addresses, which needs Linux 5.14.
     pub has_loopback: bool,
@@ -46,15 +46,15 @@ struct Cgroup<'a> {
 }
 
 impl Datapath {
-    /// Attaches the socket programs to the selected cgroup and detaches them from all others. Returns `None` if no
-    /// local clients are selected.
+    /// Attaches the socket programs to the selected cgroup and detaches them from all other cgroups. Returns `None` if
+    /// no
     ///
     /// Must be called in the Node's network namespace: the programs translate loopback addresses only in the namespace
     /// of the caller.
     ///
     /// # Errors
     ///
-    /// If the cgroup does not exist, or the kernel refuses. Attachments of an earlier agent then remain.
+    /// If the cgroup does not exist, or the kernel rejects an attachment. Attachments of an earlier agent then remain.
     pub fn serve_local_clients(&mut self, selection: &CgroupSelection) -> Result<Option<ServedClients>, DatapathError> {
         let Some(path) = cgroup::locate(selection)? else {
             return self.hooks.leave_cgroups(None).map(|()| None);
@@ -73,20 +73,20 @@ impl Datapath {
     }
 }
 
-/// Updates a link to the program, unless the link has it already. Returns false if the link is on another cgroup or
-/// cannot be updated.
+/// Updates a link to the program, unless the link already has this program. Returns false if the link is on another
+/// cgroup or cannot be updated.
 fn replace(link: &OwnedFd, program: &CgroupSockAddr, cgroup: u64) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_cgroup(cgroup) {
         return Ok(false);
     }
-    // Avoids an update that changes nothing: each one takes the kernel's global cgroup lock.
+    // Avoids an update without effect, because each update takes the kernel's global cgroup lock.
     let is_there = facts.program == program.info()?.id();
     Ok(is_there || sys::replace_program(link.as_fd(), program.fd()?.as_fd()).is_ok())
 }
 
 impl Hooks {
-    /// Attaches the programs to a cgroup, and detaches them from all others.
+    /// Attaches the programs to a cgroup, and detaches them from all other cgroups.
     fn attach_cgroup(&mut self, path: &Path) -> Result<(), DatapathError> {
         let open = |source| DatapathError::OpenCgroup { path: path.to_owned(), source };
         let folder = File::open(path).map_err(open)?;
@@ -117,7 +117,7 @@ impl Hooks {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(pin_error("open", &pin, error)),
         }
-        // The mode has no effect on a BPF link, which always allows programs of other software on the same hook.
+        // The mode has no effect on a BPF link: programs of other software on the same hook always run.
         let id = program.attach(&cgroup.folder, CgroupAttachMode::Single);
         let link = id.and_then(|id| program.take_link(id)).map_err(refused)?;
         let interface = cgroup.path.display().to_string();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes mappings and the state that belongs to them: the endpoints that identify replies, the counters, and the
-//! conntrack entries and socket reverse NAT entries of removed endpoints.
+//! Writes mappings and their dependent state: the endpoints that identify replies, the counters, and the conntrack
+//! entries and socket reverse NAT entries of removed endpoints.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,18 +20,18 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// Writes mappings. It caches the mappings of the last read, so that one change does not read all mappings again.
+/// Writes mappings. The writer caches the mappings of the last read, so that one change does not read all mappings
+/// again.
 #[derive(Debug, Default)]
 pub struct MappingWriter {
     known: BTreeMap<Frontend, Entry>,
     frontends_of: BTreeMap<Sender, BTreeSet<Frontend>>,
     used_stats: BTreeSet<u32>,
-    /// All counters below this index are used, so that a series of new mappings does not search from the start each
-    /// time.
+    /// All counters below this index are in use; new mappings search from here, not from index 0.
     free_stats_from: u32,
     /// Removed endpoints whose conntrack and socket reverse NAT entries still exist.
     to_purge: BTreeSet<Sender>,
-    /// Whether socket reverse NAT entries that a killed agent left were removed.
+    /// Whether the socket reverse NAT entries that a killed agent left were removed.
     has_removed_stale_rnat: bool,
 }
 
@@ -40,7 +40,7 @@ impl MappingWriter {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn refresh(&mut self, tables: &mut Tables) -> Result<BTreeMap<Frontend, Backend>, DatapathError> {
         let (to_purge, has_removed_stale_rnat) = (std::mem::take(&mut self.to_purge), self.has_removed_stale_rnat);
         *self = Self { to_purge, has_removed_stale_rnat, ..Self::default() };
@@ -81,7 +81,7 @@ impl MappingWriter {
         self.known.values().map(|entry| entry.backend.pod_ip).collect()
     }
 
-    /// Writes mappings. Returns an error for each mapping that the kernel refused, or whose backend is of the other IP
+    /// Writes mappings. Returns an error for each mapping that the kernel rejected, or whose backend is of the other IP
     /// family.
     ///
     /// The endpoint of a mapping is written before the mapping, so that every request that is translated has a reply
@@ -101,7 +101,7 @@ impl MappingWriter {
     }
 
     /// Writes the new mappings of an IP family in two system calls, and returns them. Returns none if there is at most
-    /// one, or the kernel refuses a call; the caller then writes each mapping on its own.
+    /// one, or if a call fails; the caller then writes each mapping separately.
     fn add_together(
         &mut self,
         tables: &mut Tables,
@@ -165,7 +165,7 @@ impl MappingWriter {
     }
 
     /// Prepares endpoints that are added again before their old entries were purged. Old conntrack entries may stay,
-    /// since their generation makes them invalid. Socket reverse NAT entries have no generation and are removed now.
+    /// because their generation makes them invalid. Socket reverse NAT entries have no generation and are removed now.
     fn reuse_endpoints(
         &mut self,
         tables: &mut Tables,
@@ -180,13 +180,13 @@ impl MappingWriter {
         tables.family_mut(family).remove_socket_rnat(&self.unmapped_endpoints(&again))
     }
 
-    /// Removes a mapping, and its endpoint if no other mapping has the same one.
+    /// Removes a mapping, and its endpoint unless another mapping has the same endpoint.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn remove(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
-        // Recorded before the removal, so that the port counts as recently used once it is free.
+        // Recorded before the removal, so that the freed port counts as recently used.
         tables.record_unmapped_traffic(frontend)?;
         tables.family_mut(frontend.family).remove_mapping(frontend)?;
         tables.begin_epoch()?;
@@ -205,7 +205,7 @@ impl MappingWriter {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn purge_flows(&mut self, tables: &mut Tables) -> Result<(), DatapathError> {
         let removed = std::mem::take(&mut self.to_purge);
         for family in Family::ALL {
@@ -249,8 +249,8 @@ impl MappingWriter {
         self.known.insert(frontend, entry);
     }
 
-    /// Removes a frontend from the cache, and its endpoint from the kernel unless another mapping has the same one. The
-    /// new epoch invalidates cached lookups of the endpoint.
+    /// Removes a frontend from the cache, and its endpoint from the kernel unless another mapping has the same
+    /// endpoint. The new epoch invalidates cached lookups of the endpoint.
     fn remove_known(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
         let Some(old) = self.known.remove(&frontend) else { return Ok(()) };
         let sender = sender(&old.backend, frontend.protocol);
@@ -273,8 +273,8 @@ impl MappingWriter {
         self.free_stats_from = self.free_stats_from.min(index);
     }
 
-    /// Allocates unused counters and resets them. If all are used, the mapping shares an element with others of its
-    /// family.
+    /// Allocates unused counters and resets them. If all counters are in use, the mapping shares an element with other
+    /// mappings of its family.
     fn allocate_stats(&mut self, tables: &mut Tables, family: Family) -> Result<u32, DatapathError> {
         // The first gap in the ordered set of used indexes.
         let first = self.free_stats_from;
@@ -283,7 +283,7 @@ impl MappingWriter {
             return Ok(shared_stats(family));
         };
         self.free_stats_from = index;
-        // An agent that was killed may have left counts here.
+        // A killed agent may have left counts in this element.
         tables.retire_stats(index, family)?;
         Ok(index)
     }

@@ -29,16 +29,16 @@ pub fn embedded_object() -> Result<&'static [u8], DatapathError> {
     if OBJECT.is_empty() { Err(DatapathError::NoObject) } else { Ok(OBJECT) }
 }
 
-/// The first 64 bits of an object's SHA-256 digest, which name the folder of its pinned programs. Collisions need no
-/// protection, since only agents of this Node write to the folder.
+/// The first 64 bits of an object's SHA-256 digest, which name the directory of its pinned programs. Collisions are no
+/// threat, because only agents of this Node write to the directory.
 pub(super) fn digest(object: &[u8]) -> String {
     let first = hash(&SHA256, object).as_ref().first_chunk().copied().unwrap_or_default();
     format!("{:016x}", u64::from_be_bytes(first))
 }
 
-/// Moves or removes pinned maps whose type or layout differs from the object's, since aya would use them without a
+/// Moves or removes pinned maps whose type or layout differs from the object's, because aya would use them without a
 /// check. A map with another number of elements or other flags is moved, and its elements are copied later. A map that
-/// cannot be opened, for lack of file descriptors or permissions, is an error: it may hold all mappings.
+/// cannot be opened, for lack of file descriptors or permissions, is an error, because it may hold all mappings.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Distinguishes NPL's programs on devices from those of other software, by the ids of pinned programs.
+//! Distinguishes NPL's programs on devices from those of other software, by the ids of NPL's pinned programs.
 
 use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
 
@@ -14,7 +14,7 @@ use crate::core::devices::attachments::{AttachmentOwner, DeviceAttachments};
 pub struct OwnPrograms(BTreeSet<u32>);
 
 impl OwnPrograms {
-    /// Reads the ids of the pinned programs. A program that cannot be read counts as one of other software.
+    /// Reads the ids of the pinned programs. A program that cannot be read counts as other software's.
     pub(super) fn read(pins: &Pins) -> Self {
         let others = pins.other_versions().unwrap_or_default();
         let id = |pin: PathBuf| sys::program_facts(sys::open_pin(&pin).ok()?.as_fd()).ok().map(|facts| facts.id);
@@ -52,8 +52,8 @@ fn programs_of(pins: &Pins) -> Vec<PathBuf> {
     pins.builds().unwrap_or_default().iter().flat_map(of_build).collect()
 }
 
-/// Whether the error means that the hook does not exist: the kernel is too old, the device is of another kind, or it
-/// was removed.
+/// Whether the error means that the hook does not exist: the kernel is older than the hook, the device is of another
+/// kind, or the device was removed.
 fn has_no_such_hook(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENXIO | libc::ENODEV))
 }

@@ -3,17 +3,17 @@
 //!
 //! ```text
 //! <bpffs>/npl/                   removed by `npl-agent cleanup`
-//! └── v2/                        one folder for each ABI version; an agent removes those of other versions
+//! └── v2/                        one directory for each ABI version; an agent removes those of other versions
 //!     ├── npl_config … npl_reason    maps, by name
 //!     ├── replaced/npl_flow_v4 …     maps with another number of elements, until their entries are copied
-//!     ├── links/<ifindex>_in         ingress: a BPF link; before Linux 6.6 an empty folder that records a filter
+//!     ├── links/<ifindex>_in         ingress: a BPF link; before Linux 6.6 an empty directory that stands for a filter
 //!     ├── links/<ifindex>_out        egress, likewise
 //!     ├── links/<ifindex>_pods       egress of a Pod's device: observes which packets the kernel stack forwards
 //!     ├── links/<ifindex>_xdp        BPF link of the XDP program
 //!     ├── links/<cgroup>_connect4 …  BPF links of a cgroup, by its inode number
-//!     ├── xdp/<ifindex>_<reason>     empty folder: why XDP or TC translates requests of the device
-//!     ├── clsact/<ifindex>           empty folder: NPL added the clsact qdisc of the device (before Linux 6.6)
-//!     └── programs/<build>/          one folder for each object file and load variant
+//!     ├── xdp/<ifindex>_<reason>     empty directory: why XDP or TC translates requests of the device
+//!     ├── clsact/<ifindex>           empty directory: NPL added the clsact qdisc of the device (before Linux 6.6)
+//!     └── programs/<build>/          one directory for each object file and load variant
 //!         ├── npl_ingress …              programs that were needed so far, by name
 //!         └── constants_0 …              the programs' constants, one map for each load of the object
 //! ```
@@ -32,12 +32,12 @@ pub use crate::core::devices::Direction;
 const CLSACT_DIR: &str = "clsact";
 const XDP_REASON_DIR: &str = "xdp";
 const REPLACED_DIR: &str = "replaced";
-/// The end of the name of an XDP link's pin.
+/// The suffix of an XDP link's pin.
 const XDP_SUFFIX: &str = "xdp";
-/// The beginning of the name of a constants map's pin.
+/// The prefix of a constants map's pin.
 pub(super) const CONSTANTS: &str = "constants_";
 
-/// The end of the name of a link's pin.
+/// The suffix of a TC link's pin.
 const fn suffix(direction: Direction) -> &'static str {
     match direction {
         Direction::Ingress => "in",
@@ -55,7 +55,7 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// The paths below a mounted bpffs. Creates nothing.
+    /// The paths below a mounted bpffs. Creates no directory.
     pub fn new(bpffs: &Path) -> Self {
         Self::of_abi(bpffs.join(PIN_ROOT), ABI_VERSION)
     }
@@ -114,17 +114,17 @@ impl Pins {
         self.version.join(LINK_DIR).join(format!("{ifindex}_{XDP_SUFFIX}"))
     }
 
-    /// The pin of the link of a cgroup, which is given by its inode number, and a hook such as `connect4`.
+    /// The pin of the link of a cgroup hook such as `connect4`. The cgroup is given by its inode number.
     pub fn socket_link(&self, cgroup: u64, hook: &str) -> PathBuf {
         self.version.join(LINK_DIR).join(format!("{cgroup}_{hook}"))
     }
 
-    /// The folder that records that NPL added the clsact qdisc of a device.
+    /// The directory that records that NPL added the clsact qdisc of a device.
     pub fn clsact_mark(&self, ifindex: u32) -> PathBuf {
         self.version.join(CLSACT_DIR).join(ifindex.to_string())
     }
 
-    /// The folder of the programs of one build.
+    /// The directory of the programs of one build.
     pub fn programs_of(&self, build: &str) -> PathBuf {
         self.version.join(PROGRAM_DIR).join(build)
     }
@@ -139,11 +139,11 @@ impl Pins {
         self.programs_of(build).join(format!("{CONSTANTS}{number}"))
     }
 
-    /// Creates the folders.
+    /// Creates the directories.
     ///
     /// # Errors
     ///
-    /// If the bpffs refuses.
+    /// If a directory cannot be created.
     pub fn create(&self) -> Result<(), DatapathError> {
         for dir in [LINK_DIR, CLSACT_DIR, XDP_REASON_DIR].map(|name| self.version.join(name)) {
             fs::create_dir_all(&dir).map_err(|source| pin_error("create", &dir, source))?;
@@ -155,7 +155,7 @@ impl Pins {
     ///
     /// # Errors
     ///
-    /// If the folder cannot be listed.
+    /// If the directory cannot be listed.
     pub fn links(&self) -> Result<Vec<(u32, Direction)>, DatapathError> {
         let mut links = Vec::new();
         for name in names_in(&self.version.join(LINK_DIR))? {
@@ -173,18 +173,18 @@ impl Pins {
     ///
     /// # Errors
     ///
-    /// If the folder cannot be listed.
+    /// If the directory cannot be listed.
     pub fn xdp_links(&self) -> Result<Vec<u32>, DatapathError> {
         let names = names_in(&self.version.join(LINK_DIR))?;
         let ifindex = |name: &String| name.split_once('_').filter(|(_, suffix)| *suffix == XDP_SUFFIX)?.0.parse().ok();
         Ok(names.iter().filter_map(ifindex).collect())
     }
 
-    /// Why XDP or TC translates a device's requests: the key of the reason, by ifindex.
+    /// Why XDP or TC translates the requests of each device, by ifindex: the key of the reason.
     ///
     /// # Errors
     ///
-    /// If the folder cannot be listed.
+    /// If the directory cannot be listed.
     pub fn xdp_reasons(&self) -> Result<BTreeMap<u32, String>, DatapathError> {
         let names = names_in(&self.version.join(XDP_REASON_DIR))?;
         let reason = |name: &String| {
@@ -194,7 +194,7 @@ impl Pins {
         Ok(names.iter().filter_map(reason).collect())
     }
 
-    /// Records the reasons that [`Self::xdp_reasons`] returns, and removes others.
+    /// Records the reasons that [`Self::xdp_reasons`] returns, and removes all other recorded reasons.
     pub(super) fn write_xdp_reasons(&self, reasons: &BTreeMap<u32, &str>) -> Result<(), DatapathError> {
         let folder = self.version.join(XDP_REASON_DIR);
         let wanted: Vec<String> = reasons.iter().map(|(ifindex, key)| format!("{ifindex}_{key}")).collect();
@@ -211,7 +211,7 @@ impl Pins {
     ///
     /// # Errors
     ///
-    /// If the folder cannot be listed.
+    /// If the directory cannot be listed.
     pub fn socket_links(&self) -> Result<Vec<(u64, &'static str)>, DatapathError> {
         let names = names_in(&self.version.join(LINK_DIR))?;
         let of_hook = |hook: &'static str| {
@@ -225,7 +225,7 @@ impl Pins {
     ///
     /// # Errors
     ///
-    /// If the folder cannot be listed.
+    /// If the directory cannot be listed.
     pub fn builds(&self) -> Result<Vec<String>, DatapathError> {
         names_in(&self.version.join(PROGRAM_DIR))
     }
@@ -234,7 +234,7 @@ impl Pins {
     ///
     /// # Errors
     ///
-    /// If the folder cannot be listed.
+    /// If the directory cannot be listed.
     pub fn program_names(&self, build: &str) -> Result<Vec<String>, DatapathError> {
         let mut names = names_in(&self.programs_of(build))?;
         names.retain(|name| !name.starts_with(CONSTANTS));
@@ -253,18 +253,18 @@ impl Pins {
     ///
     /// # Errors
     ///
-    /// If the folder cannot be listed.
+    /// If the directory cannot be listed.
     pub fn clsact_marks(&self) -> Result<Vec<u32>, DatapathError> {
         let names = names_in(&self.version.join(CLSACT_DIR))?;
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
 }
 
-/// Removes a pin or an empty folder. Removing an absent one succeeds.
+/// Removes a pin or an empty directory. Removing an absent one succeeds.
 ///
 /// # Errors
 ///
-/// If the bpffs refuses.
+/// If the kernel returns an error.
 pub fn unpin(path: &Path) -> Result<(), DatapathError> {
     let result = if path.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) };
     match result {
@@ -273,7 +273,7 @@ pub fn unpin(path: &Path) -> Result<(), DatapathError> {
     }
 }
 
-/// Removes a folder and everything in it. Removing an absent one succeeds.
+/// Removes a directory and all pins and directories in it. Removing an absent one succeeds.
 pub(super) fn remove_folder(dir: &Path) -> Result<(), DatapathError> {
     for name in names_in(dir)? {
         let path = dir.join(name);
@@ -282,7 +282,7 @@ pub(super) fn remove_folder(dir: &Path) -> Result<(), DatapathError> {
     unpin(dir)
 }
 
-/// The names in a folder; an absent folder has none.
+/// The names in a directory; an absent directory has none.
 pub(crate) fn names_in(dir: &Path) -> Result<Vec<String>, DatapathError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,

@@ -13,7 +13,7 @@ use std::{fs, path::PathBuf};
 
 use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError};
 use aya_obj::generated::BPF_NOEXIST;
-use npl_common::{flow::FlowState, names::ABI_VERSION};
+use npl_common::{flow::FlowState, former_names, names::ABI_VERSION};
 use tracing::{info, warn};
 
 use super::{
@@ -86,21 +86,7 @@ impl Predecessor {
 
 /// The name in ABI 1 of a map whose keys and values have the same layout there.
 fn name_in_abi_1(name: &str) -> Option<&'static str> {
-    use npl_common::names::{
-        MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, MAP_SOCKET_RNAT_V4,
-        MAP_SOCKET_RNAT_V6,
-    };
-    match name {
-        MAP_MAPPING_V4 => Some("npl_map_v4"),
-        MAP_MAPPING_V6 => Some("npl_map_v6"),
-        MAP_ALLOW_V4 => Some("npl_allow_v4"),
-        MAP_ALLOW_V6 => Some("npl_allow_v6"),
-        MAP_FLOW_V4 => Some("npl_flow_v4"),
-        MAP_FLOW_V6 => Some("npl_flow_v6"),
-        MAP_SOCKET_RNAT_V4 => Some("npl_peer_v4"),
-        MAP_SOCKET_RNAT_V6 => Some("npl_peer_v6"),
-        _ => None,
-    }
+    former_names::ABI_1.iter().find(|(today, _)| *today == name).map(|(_, former)| *former)
 }
 
 impl Tables {
@@ -224,6 +210,7 @@ mod tests {
 
     use npl_common::{
         flow::FlowState,
+        former_names,
         names::{ABI_VERSION, MAP_FLOW_V4, MAP_HALF_OPEN_V4, MAP_MAPPING_V6},
     };
 
@@ -236,7 +223,9 @@ mod tests {
     #[test]
     fn maps_of_known_layouts_are_found_by_their_names() {
         let path = |abi, name| predecessor(abi).map(name);
-        assert_eq!(path(1, MAP_MAPPING_V6).as_deref(), Some(Path::new("/maps/npl_map_v6")));
+        let former = former_names::ABI_1.iter().find(|(today, _)| *today == MAP_MAPPING_V6).unwrap().1;
+        assert_ne!(former, MAP_MAPPING_V6);
+        assert_eq!(path(1, MAP_MAPPING_V6), Some(Path::new("/maps").join(former)));
         assert_eq!(path(1, MAP_HALF_OPEN_V4), None, "the words of ABI 1 have another layout");
         assert_eq!(path(ABI_VERSION, MAP_FLOW_V4), Some(Path::new("/maps").join(MAP_FLOW_V4)));
         assert_eq!(path(ABI_VERSION + 1, MAP_FLOW_V4), None, "a later version may have changed the layout");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks the requirements of the datapath before anything is changed. Each error names a remedy.
+//! Checks the requirements of the datapath before the agent changes any kernel state. Each error names a remedy.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ const TCX_SINCE: (u8, u8) = (6, 6);
 /// The first kernel with XDP programs for multi-buffer frames.
 const XDP_FRAGS_SINCE: (u8, u8) = (5, 18);
 
-/// Settings of kernel conntrack in the network namespace of the reader; absent if the module is not loaded.
+/// The kernel's conntrack settings, in the network namespace of the reader; absent if the module is not loaded.
 const TCP_BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 const TCP_TIMEOUT_UNACKNOWLEDGED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_unacknowledged";
 const TCP_TIMEOUT_ESTABLISHED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
@@ -51,7 +51,7 @@ pub fn has_xdp_frags() -> bool {
     is_at_least(XDP_FRAGS_SINCE)
 }
 
-/// The settings of kernel conntrack that limit the offload mode. Without kernel conntrack, nothing limits it.
+/// The settings of kernel conntrack that limit the offload mode. A kernel without conntrack has no limits.
 pub fn conntrack_settings() -> ConntrackSettings {
     let read = |path| Some(std::fs::read_to_string(path).ok()?.trim().to_owned());
     let timeout = |path| read(path)?.parse::<u32>().ok();
@@ -62,7 +62,7 @@ pub fn conntrack_settings() -> ConntrackSettings {
     }
 }
 
-/// An unknown kernel version counts as new enough, since loading the programs reports missing features.
+/// An unknown kernel version counts as recent enough, because loading the programs reports missing features.
 fn is_at_least((major, minor): (u8, u8)) -> bool {
     KernelVersion::current().map_or(true, |found| found >= KernelVersion::new(major, minor, 0))
 }
@@ -81,7 +81,7 @@ fn kernel() -> Result<(), DatapathError> {
     if is_new_enough { Ok(()) } else { Err(DatapathError::KernelTooOld { found, needed }) }
 }
 
-/// The effective capabilities of this process; `None` if they cannot be read.
+/// The capabilities in the effective set of this process; `None` if they cannot be read.
 pub fn rights() -> Option<Rights> {
     let held = caps::read(None, CapSet::Effective).ok()?;
     // CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON in all checks of the kernel.
@@ -104,8 +104,8 @@ fn capabilities() -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// Checks that a BPF file system is mounted at the path, or at NPL's own folder below it: a container needs no more of the
-/// Node's file system than that folder.
+/// Checks that a BPF file system is mounted at the path, or at NPL's own directory below it: a container needs only
+/// that directory of the Node's file system.
 ///
 /// # Errors
 ///
@@ -122,7 +122,7 @@ pub fn check_bpffs(bpffs: &Path) -> Result<(), DatapathError> {
 ///
 /// # Errors
 ///
-/// If the path does not exist, or the kernel refuses.
+/// If the path does not exist, or the kernel denies the mount.
 pub fn mount_bpffs(path: &Path) -> Result<(), DatapathError> {
     if check_bpffs(path).is_ok() {
         return Ok(());

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Loads and pins the programs. An agent reuses the pinned programs of an earlier agent of the same build, since
-//! loading is the longest part of a start: the kernel verifies every loaded program.
+//! Loads and pins the programs. An agent reuses the pinned programs of an earlier agent of the same build, because
+//! verification of the programs is the longest part of a start.
 //!
 //! A pinned program is reused if it has the right type, the right name (if it was loaded with one), and uses only maps
-//! that are pinned now. Other programs are loaded again and replace the pin.
+//! that are pinned now. Other programs are loaded again, and their pins are replaced.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,12 +35,12 @@ use crate::process::memory;
 /// The programs that every Node needs. Other programs, such as those for devices without a link-layer header, are
 /// loaded when a device needs them.
 const ALWAYS: [&str; 2] = [PROG_EGRESS, PROG_INGRESS];
-/// The name of [`Variant::Unmitigated`] in a build's name.
+/// The part of a build's name that stands for [`Variant::Unmitigated`].
 const UNMITIGATED: &str = "unmitigated";
-/// The section of the object with the programs' constants. Each load of the object creates a map from it.
+/// The object's section with the programs' constants. Each load of the object creates a map from this section.
 const CONSTANTS: &str = ".rodata";
 
-/// How the programs were loaded, which depends on the loader's capabilities and the kernel. The fastest variant comes
+/// How the programs were loaded, which depends on the loader's capabilities and the kernel. The fastest variant is the
 /// first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
@@ -57,7 +57,7 @@ enum Variant {
 pub(super) struct Programs {
     pins: Pins,
     variant: Variant,
-    /// The name of the build's folder: digest of the object and variant.
+    /// The name of the build's directory: digest of the object and variant.
     pub(super) build: String,
     /// The ids of the maps that a reused program may use.
     known_maps: BTreeSet<u32>,
@@ -77,7 +77,7 @@ impl Programs {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses all variants, or a map cannot be opened.
+    /// If the kernel rejects all variants, or a map cannot be opened.
     pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
         let digest = digest(embedded_object()?);
         // Programs that `npl-agent load` has loaded with more capabilities are reused too.
@@ -99,11 +99,11 @@ impl Programs {
         let [mut by_pointers, mut by_helper] = loadable.map(|variant| Self::new(pins, &digest, variant));
         match by_pointers.load_hooks() {
             Err(error) if error.is_verifier_refusal() => {
-                debug!(%error, "the verifier refused direct packet access");
+                debug!(%error, "the verifier rejected direct packet access");
                 by_pointers.discard()?;
                 by_helper.load_hooks().map_err(DatapathError::or_missing_perfmon)?;
                 info!(
-                    "the kernel refuses direct packet access without CAP_PERFMON, so the programs read packets by a \
+                    "the kernel rejects direct packet access without CAP_PERFMON, so the programs read packets by a \
                      slower helper; `npl-agent load`, in an init container that has the capability, loads the faster \
                      programs"
                 );
@@ -155,7 +155,7 @@ impl Programs {
         self.classifiers.get_mut(name).ok_or(DatapathError::Missing(name))
     }
 
-    /// Loads a program for the sockets of a cgroup.
+    /// Loads a socket program, which is attached to a cgroup.
     pub(super) fn load_socket_program(&mut self, which: &SocketProgram) -> Result<&mut CgroupSockAddr, DatapathError> {
         let name = which.name;
         if !self.sockets.contains_key(name) {
@@ -244,11 +244,11 @@ impl Programs {
         }
     }
 
-    /// The pinned program of a name, if it equals the program that this agent would load.
+    /// The pinned program of a name, if it matches the program that this agent would load.
     fn adopt<K: ProgramKind>(&self, name: &'static str) -> Option<K> {
         let program = K::from_pin(&self.pins.program(&self.build, name), name).ok()?;
         let facts = sys::program_facts(program.fd().ok()?.as_fd()).ok()?;
-        // aya names programs only if it can load a tracing program, for which the agent lacks the capability.
+        // aya names programs only if it can load a tracing program, for which the agent lacks a capability.
         let is_named = facts.name.is_empty() || facts.name == name.as_bytes();
         let is_npl = facts.kind == K::TYPE as u32 && is_named;
         let fits = is_npl && facts.maps.iter().all(|id| self.known_maps.contains(id));
@@ -266,7 +266,7 @@ impl Programs {
         let refused = |source| DatapathError::LoadProgram { name, source: Box::new(source) };
         let program: Result<&mut K, _> = program_of(self.load_object()?, name)?.try_into();
         program.map_err(|_other_type| DatapathError::Missing(name))?.load().map_err(refused)?;
-        // Pinned after the program has loaded: each retry of a refused program would leave another pinned map.
+        // Pinned after the program has loaded, because each retry of a rejected program would leave another pinned map.
         self.pin_constants()?;
         let pin = self.pins.program(&self.build, name);
         unpin(&pin)?;
@@ -338,8 +338,8 @@ impl Programs {
         Ok(ids.collect())
     }
 
-    /// Sets the slow-path program that a hook's program tail-calls. Programs of an earlier agent use it too from now
-    /// on.
+    /// Sets the slow-path program that a hook's program tail-calls. Programs of an earlier agent immediately tail-call
+    /// it too.
     fn set_slow_path(&self, index: u32, slow_path: &SchedClassifier) -> Result<(), DatapathError> {
         let name = SLOW_PATH_PROGRAMS[index as usize];
         let program: &ProgramFd =
@@ -360,7 +360,7 @@ impl Variant {
     }
 }
 
-/// Whether the programs of a build have no speculation barriers. The build is given by the name of its folder.
+/// Whether the programs of a build have no speculation barriers. The build is given by the name of its directory.
 pub fn is_unmitigated(build: &str) -> bool {
     build.rsplit('_').next() == Some(UNMITIGATED)
 }

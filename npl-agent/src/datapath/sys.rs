@@ -23,9 +23,9 @@ use aya_obj::generated::{
 };
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Above the number of maps that any of NPL's programs uses.
+/// More maps than any NPL program uses.
 const MOST_MAPS: usize = 64;
-/// The kernel's limit for the programs on a hook.
+/// The kernel's limit on the number of programs on a hook.
 const MOST_PROGRAMS: usize = 64;
 
 /// The fields of `bpf_prog_info` that identify a program.
@@ -54,7 +54,7 @@ impl LinkFacts {
         self.is(bpf_link_type::BPF_LINK_TYPE_XDP) && target.ifindex == ifindex
     }
 
-    /// Whether this is a TCX link on a hook of a device.
+    /// Whether this is a TCX link on this hook of a device.
     pub(super) const fn is_of_hook(&self, ifindex: u32, hook: bpf_attach_type) -> bool {
         // SAFETY: as above.
         let target = unsafe { self.info.__bindgen_anon_1.tcx };
@@ -73,7 +73,7 @@ impl LinkFacts {
     }
 }
 
-/// Opens a pinned map, program or link. aya has a separate type for each kind.
+/// Opens a pinned map, program or link of any kind; aya has a separate function for each kind.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = no_attributes();
@@ -90,8 +90,8 @@ pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     bpf(bpf_cmd::BPF_OBJ_PIN, &mut attr).map(drop)
 }
 
-/// Writes elements of a hash map in one system call; aya has no batch operations. After an error, the first elements
-/// may have been written.
+/// Writes elements of a hash map in one system call, because aya has no batch operations. After an error, the first
+/// elements may have been written.
 pub(super) fn update_all<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>, elements: &[(K, V)]) -> io::Result<()> {
     let (keys, values): (Vec<K>, Vec<V>) = elements.iter().copied().unzip();
     let mut attr = no_attributes();
@@ -102,8 +102,8 @@ pub(super) fn update_all<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>, elements
     bpf(bpf_cmd::BPF_MAP_UPDATE_BATCH, &mut attr).map(drop)
 }
 
-/// Reads a hash map in batches and passes each batch to `look`; aya has no batch operations. No element is read twice,
-/// and the loop ends even if elements are added and removed. An iteration by key would start over when its key is
+/// Reads a hash map in batches and passes each batch to `look`, because aya has no batch operations. No element is read
+/// twice, and the loop ends even if elements are added and removed. An iteration by key would restart when its key is
 /// removed.
 pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
     map: BorrowedFd<'_>,
@@ -144,12 +144,12 @@ pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
     }
 }
 
-/// Maps an array map with `BPF_F_MMAPABLE` and `count` words into memory while `work` runs. Kernel programs change the
-/// words at the same time. The array is unmapped afterwards, since it counts as resident memory of the process.
+/// Maps an array map with `BPF_F_MMAPABLE` and `count` words into memory while `work` runs. Kernel programs write the
+/// words concurrently. The array is unmapped afterwards, because it counts as resident memory of the process.
 pub(super) fn with_words<T>(map: BorrowedFd<'_>, count: usize, work: impl FnOnce(&[AtomicU64]) -> T) -> io::Result<T> {
     let length = NonZero::new(count * size_of::<u64>()).ok_or(io::ErrorKind::InvalidInput)?;
     let (rights, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
-    // SAFETY: the kernel chooses a free address, and refuses a map shorter than `length`.
+    // SAFETY: the kernel chooses a free address, and returns an error for a map shorter than `length`.
     let start = unsafe { mmap(None, length, rights, flags, map, 0) }?;
     // SAFETY: `count` words are mapped from the start of a page until `work` returns, and programs change them
     // atomically.
@@ -159,14 +159,14 @@ pub(super) fn with_words<T>(map: BorrowedFd<'_>, count: usize, work: impl FnOnce
     Ok(done)
 }
 
-/// Attaches an XDP program in the device's driver, and fails if the driver does not support it. aya would fall back to
+/// Attaches an XDP program in the device's driver, and fails if the driver does not support XDP. aya would fall back to
 /// netlink, which creates no link.
 pub(super) fn create_xdp_link(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
     create_link(program, ifindex, bpf_attach_type::BPF_XDP, XDP_FLAGS_DRV_MODE)
 }
 
 /// Attaches a program before or after all others on a device's hook. aya identifies the device by its name, which
-/// another device may have by now.
+/// another device may have acquired.
 pub(super) fn create_tcx_link(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -185,7 +185,7 @@ fn create_link(program: BorrowedFd<'_>, ifindex: u32, hook: bpf_attach_type, fla
     bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr).map(owned)
 }
 
-/// Reads a program's `bpf_prog_info`. aya opens the maps by their ids, which needs `CAP_SYS_ADMIN`.
+/// Reads a program's `bpf_prog_info`. aya would open the maps by their ids, which needs `CAP_SYS_ADMIN`.
 pub(super) fn program_facts(program: BorrowedFd<'_>) -> io::Result<ProgramFacts> {
     let mut maps = vec![0_u32; MOST_MAPS];
     // SAFETY: the structure has only integers, which may be zero.
@@ -202,8 +202,8 @@ pub(super) fn program_facts(program: BorrowedFd<'_>) -> io::Result<ProgramFacts>
     Ok(ProgramFacts { kind: info.type_, id: info.id, name, maps })
 }
 
-/// The ids of the programs on a device's hook, in the order in which they run. aya opens each program, which needs
-/// `CAP_SYS_ADMIN`. The device is given by its ifindex.
+/// The ids of the programs on a hook of the device with this ifindex, in the order in which they run. aya would open
+/// each program, which needs `CAP_SYS_ADMIN`.
 pub(super) fn programs_on(ifindex: u32, hook: bpf_attach_type) -> io::Result<Vec<u32>> {
     let mut programs = vec![0_u32; MOST_PROGRAMS];
     let mut attr = no_attributes();
@@ -218,7 +218,7 @@ pub(super) fn programs_on(ifindex: u32, hook: bpf_attach_type) -> io::Result<Vec
     Ok(programs)
 }
 
-/// Reads a link's `bpf_link_info`. aya does not return the target.
+/// Reads a link's `bpf_link_info`, because aya does not return the link's target.
 pub(super) fn link_facts(link: BorrowedFd<'_>) -> io::Result<LinkFacts> {
     // SAFETY: the structure has only integers, which may be zero.
     let mut info: bpf_link_info = unsafe { mem::zeroed() };
@@ -226,7 +226,7 @@ pub(super) fn link_facts(link: BorrowedFd<'_>) -> io::Result<LinkFacts> {
     Ok(LinkFacts { program: info.prog_id, info })
 }
 
-/// Replaces a link's program atomically. aya offers this for links of devices only.
+/// Replaces a link's program atomically, because aya can only do so for links of devices.
 pub(super) fn replace_program(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = no_attributes();
     attr.link_update.link_fd = number(link);
@@ -253,7 +253,8 @@ pub(super) fn netns_cookie() -> Option<u64> {
     (result == 0).then_some(cookie)
 }
 
-/// Fills `info`, which is a `bpf_prog_info` or `bpf_link_info`. The kernel does not write fields that it does not know.
+/// Fills `info`, which is a `bpf_prog_info` or `bpf_link_info`. The kernel leaves fields that it does not know
+/// unchanged.
 fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     let mut attr = no_attributes();
     attr.info.bpf_fd = number(object);
@@ -262,7 +263,8 @@ fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
 }
 
-/// Attributes with all bytes zero, since the kernel refuses other values in fields that the command does not use.
+/// Attributes with all bytes zero, because the kernel returns an error if a field that the command does not use is
+/// nonzero.
 const fn no_attributes() -> bpf_attr {
     // SAFETY: the union has only integers, which may be zero.
     unsafe { mem::zeroed() }
@@ -278,7 +280,7 @@ fn length<T>(elements: &[T]) -> io::Result<u32> {
 
 /// Takes ownership of a file descriptor that the kernel has just returned.
 fn owned(fd: RawFd) -> OwnedFd {
-    // SAFETY: the descriptor is new, so nothing else owns it.
+    // SAFETY: the descriptor is new, so no other object owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Typed access to the maps. They are opened by their pins, so that the agent and commands such as `status` read the
-//! same maps.
+//! Typed access to the maps. The agent and commands such as `status` open the maps by their pins, and so read the same
+//! maps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -83,7 +83,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub(super) fn write_crc_table(pins: &Pins) -> Result<(), DatapathError> {
         let mut map: Array<MapData, u32> = open(pins, names::MAP_CRC)?;
         let mut elements = (0..).zip(crc::TABLE);
@@ -112,7 +112,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn config(&self) -> Result<Config, DatapathError> {
         self.config.get(&0, 0).map_err(DatapathError::map("read", names::MAP_CONFIG))
     }
@@ -121,22 +121,22 @@ impl Tables {
         self.config.set(0, config, 0).map_err(DatapathError::map("write", names::MAP_CONFIG))
     }
 
-    /// Sets the `FLAG_*` of the configuration, replacing others.
+    /// Sets the `FLAG_*` bits of the configuration, and clears all other flags.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub(super) fn set_flags(&mut self, flags: u32) -> Result<(), DatapathError> {
         let old = self.config()?;
         if old.flags == flags { Ok(()) } else { self.set_config(Config { flags, ..old }) }
     }
 
     /// Starts a new epoch, which invalidates the lookup cache of the programs. Called after each change of a mapping,
-    /// an endpoint, a next hop or a node address, and ahead of any other change.
+    /// an endpoint, a next hop or a node address, and before any other change.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub(super) fn begin_epoch(&mut self) -> Result<(), DatapathError> {
         // The fences order the epoch after the change and before the next one on all CPUs. System calls alone do not
         // guarantee an order.
@@ -151,7 +151,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub(super) fn clear_lookup_cache(&mut self) -> Result<(), DatapathError> {
         Family::ALL.into_iter().try_for_each(|family| self.family_mut(family).clear_lookup_cache())
     }
@@ -160,7 +160,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn records(&self) -> Result<Vec<MappingRecord>, DatapathError> {
         let mut sources = self.sources()?;
         let record = |(frontend, Entry { backend, stats_index })| {
@@ -194,17 +194,17 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn flow_count(&self) -> Result<usize, DatapathError> {
         Family::ALL.into_iter().map(|family| self.family(family).flow_count()).sum()
     }
 
-    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns their
-    /// number.
+    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns the
+    /// number of removed entries.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError> {
         Family::ALL.into_iter().map(|family| self.family_mut(family).remove_expired_flows(now)).sum()
     }
@@ -214,7 +214,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn remove_expired_half_open(&mut self, expiry: &mut [HalfOpenExpiry; 2]) -> Result<usize, DatapathError> {
         let families = Family::ALL.into_iter().zip(expiry);
         families.map(|(family, it)| self.family_mut(family).remove_expired_half_open(it)).sum()
@@ -229,8 +229,7 @@ impl Tables {
         Ok(unmapped::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + unmapped::LIFETIME - silence)))
     }
 
-    /// Records a datagram to a UDP node port now, since clients of the mapping that is about to be removed may still
-    /// send.
+    /// Records a datagram to a UDP node port now, because clients of the mapping that will be removed may still send.
     pub(super) fn record_unmapped_traffic(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         if frontend.protocol != Protocol::Udp {
             return Ok(());
@@ -242,7 +241,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn local_addresses(&self) -> Result<BTreeSet<IpAddr>, DatapathError> {
         let mut addresses = BTreeSet::new();
         for family in Family::ALL {
@@ -251,14 +250,14 @@ impl Tables {
         Ok(addresses)
     }
 
-    /// Sets the node addresses, in the order of importance. Returns those that exceed the size of the maps.
+    /// Sets the node addresses, in the order of importance. Returns the addresses that exceed the size of the maps.
     ///
-    /// An address keeps its index while it is present. Half-open entries of a freed index are cleared ahead of its
-    /// reuse, so that a reply never gets the source address of another node address.
+    /// An address keeps its index while it is present. Half-open entries of a freed index are cleared before its reuse,
+    /// so that a reply never gets another node address as source.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn set_local_addresses(&mut self, wanted: &[IpAddr]) -> Result<Vec<IpAddr>, DatapathError> {
         let mut left_out = Vec::new();
         for family in Family::ALL {
@@ -284,7 +283,7 @@ impl Tables {
             }
         }
         if has_free_indexes {
-            // Cached lookups of replies contain the index, which another address may get.
+            // Cached lookups of replies contain the index, which another address may reuse.
             self.begin_epoch()?;
         }
         if wanted.iter().any(|addr| !present.contains_key(addr)) {
@@ -305,7 +304,7 @@ impl Tables {
         }
     }
 
-    /// Sets the primary node address, which the programs compare first and need not look up.
+    /// Sets the primary node address, with which the programs compare an address before they look it up.
     fn set_primary(&mut self, (addr, index): (Ipv4Addr, u32)) -> Result<(), DatapathError> {
         let old = self.config()?;
         let new = Config { primary_v4: addr.octets(), primary_v4_index: index, ..old };
@@ -316,7 +315,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn reasons(&self) -> Result<Vec<(Reason, u64)>, DatapathError> {
         let read = |reason: &Reason| {
             let values =
@@ -336,7 +335,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn totals(&self, family: Family) -> Result<MappingStats, DatapathError> {
         let mappings = self.family(family).mappings()?;
         let mut indexes: BTreeSet<u32> = mappings.iter().map(|(_, entry)| entry.stats_index).collect();
@@ -344,7 +343,7 @@ impl Tables {
         indexes.into_iter().try_fold(MappingStats::ZERO, |sum, index| Ok(plus(&sum, &self.stats_of(index)?)))
     }
 
-    /// Resets an element of the mapping counters, and adds its counts to the element of the family's removed mappings.
+    /// Resets an element of the mapping counters, and adds its counts to the counters of the family's removed mappings.
     pub(super) fn retire_stats(&mut self, index: u32, family: Family) -> Result<(), DatapathError> {
         let counts = self.stats_of(index)?;
         if counts == MappingStats::ZERO || index >= COUNTED_MAPPINGS {
@@ -356,7 +355,7 @@ impl Tables {
         self.set_stats(shared, sum)
     }
 
-    /// Writes the value for the first CPU, and zero for the others.
+    /// Writes the value for the first CPU, and zero for the other CPUs.
     fn set_stats(&mut self, index: u32, value: MappingStats) -> Result<(), DatapathError> {
         let per_cpu = aya::util::nr_cpus().map_err(|(_, source)| source).and_then(|cpus| {
             let mut values = vec![MappingStats::ZERO; cpus];

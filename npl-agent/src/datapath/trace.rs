@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs of the kernel programs, in the trace build only: the agent prints them with its own.
+//! Logs of the kernel programs, in the trace build only: the agent prints these lines in its own log.
 
 use std::{fs, os::fd::AsFd as _, thread};
 
@@ -23,14 +23,14 @@ use super::{
 /// The ring buffer of logs.
 const LOGS: &str = "AYA_LOGS";
 
-/// The maps that only the trace build has: the logs, and the verdicts that are to be logged.
+/// The maps that only the trace build has: the ring buffer of logs, and the records of packets to log.
 const MAPS: [&str; 2] = [LOGS, "npl_trace"];
 
-/// The target of log lines, for `NPL_LOG`.
+/// The log target, by which `NPL_LOG` selects these lines.
 const TARGET: &str = "npl_ebpf";
 
-/// Pins these maps beside the programs of their build, as constants maps are, so that the next agent recognizes them as
-/// maps of these programs.
+/// Pins these maps beside the programs of their build, like the constants maps, so that the next agent recognizes them
+/// as maps of these programs.
 pub(super) fn pin_maps(loader: &mut EbpfLoader<'_>, pins: &Pins, build: &str) -> Result<(), DatapathError> {
     let folder = pins.programs_of(build);
     fs::create_dir_all(&folder).map_err(|source| pin_error("create", &folder, source))?;
@@ -41,7 +41,7 @@ pub(super) fn pin_maps(loader: &mut EbpfLoader<'_>, pins: &Pins, build: &str) ->
 }
 
 impl Hooks {
-    /// Prints the logs of the programs from now on, on a thread of its own.
+    /// Starts a thread that prints the logs of the programs.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ fn print(pins: &Pins, build: &str) -> Result<(), DatapathError> {
         loader.map_pin_path(name, pins.map(name));
     }
     pin_maps(&mut loader, pins, build)?;
-    // aya-log finds the ring buffer in an object only. None of its programs is loaded.
+    // aya-log finds the ring buffer only in a loaded object. None of the object's programs is loaded.
     let mut object = loader.load(embedded_object()?).map_err(DatapathError::Load)?;
     let logger = EbpfLogger::init_with_logger(&mut object, Lines).map_err(|error| match error {
         aya_log::Error::MapError(source) => DatapathError::OpenMap { name: LOGS, source },
@@ -76,12 +76,14 @@ fn forward(mut logger: EbpfLogger<Lines>) {
         logger.flush();
         match poll(&mut [PollFd::new(logger.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => return warn!(err = %error, "the logs of the kernel programs end: they cannot be waited for"),
+            Err(error) => {
+                return warn!(err = %error, "no more logs of the kernel programs are printed: the ring buffer cannot be polled");
+            }
         }
     }
 }
 
-/// Prints lines of aya-log.
+/// Prints the lines of aya-log.
 struct Lines;
 
 impl Log for Lines {
@@ -91,7 +93,7 @@ impl Log for Lines {
 
     fn log(&self, record: &Record<'_>) {
         let line = record.args().to_string();
-        // The programs log texts of one length.
+        // The programs pad all texts with spaces to the same length.
         let line = line.trim_end();
         match record.level() {
             Level::Error => error!(target: TARGET, "{line}"),

@@ -3,7 +3,7 @@
 //! other packets.
 //!
 //! Some drivers reset their queues when a program is attached or detached, which loses packets. The link is therefore
-//! pinned and kept across restarts, and updated only if it has another program.
+//! pinned and kept across restarts, and updated only if its program differs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -99,7 +99,7 @@ impl Hooks {
     ///
     /// # Errors
     ///
-    /// If the bpffs refuses.
+    /// If a directory cannot be written.
     pub fn note_reasons(&self, reasons: &BTreeMap<u32, XdpReason>) -> Result<(), DatapathError> {
         self.pins.write_xdp_reasons(&reasons.iter().map(|(ifindex, reason)| (*ifindex, reason.key())).collect())
     }
@@ -116,8 +116,8 @@ impl DatapathError {
     }
 }
 
-/// Updates a link to the program, unless the link has it already. Returns false if the link is on another device or not
-/// an XDP link.
+/// Updates a link to the program, unless the link already has this program. Returns false if the link is on another
+/// device or not an XDP link.
 fn replace(link: &OwnedFd, program: &Xdp, ifindex: u32) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_driver(ifindex) {

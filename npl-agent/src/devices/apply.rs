@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Carries out a plan for devices, in the order of [`crate::core::devices::plan`].
+//! Applies a device plan, in the order of [`crate::core::devices::plan`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,18 +11,19 @@ use crate::{
     datapath::{Datapath, DatapathError},
 };
 
-/// The result of a plan.
+/// The result of applying a plan.
 #[derive(Debug, Default)]
 pub struct Applied {
-    /// Devices of the plan that carry all of their TC programs, by their index.
+    /// The ifindexes of the plan's devices with all of their TC programs attached.
     pub attached: BTreeSet<u32>,
-    /// Devices of the plan whose driver did not run the XDP program, and why.
+    /// The ifindexes of the plan's devices whose driver did not run the XDP program, with the error.
     pub xdp_errors: BTreeMap<u32, DatapathError>,
     /// All other failures.
     pub errors: Vec<DatapathError>,
 }
 
-/// Carries out a plan for devices with programs on these hooks. The failure of one device does not affect the others.
+/// Applies a plan to devices; `before` are the hooks with programs. The failure of one device does not affect other
+/// devices.
 pub fn apply(datapath: &mut Datapath, devices: &[Device], before: &AttachedHooks, plan: &DevicePlan) -> Applied {
     let mut applied = Applied::default();
     attach(datapath, devices, before, plan, &mut applied);
@@ -30,7 +31,7 @@ pub fn apply(datapath: &mut Datapath, devices: &[Device], before: &AttachedHooks
     applied
 }
 
-/// The first half: TC programs.
+/// The first half of a plan: TC programs.
 fn attach(
     datapath: &mut Datapath,
     devices: &[Device],
@@ -51,7 +52,7 @@ fn attach(
             }
             DeviceStep::RetainNextHops => match datapath.retain_next_hops(plan) {
                 Ok(()) => continue,
-                // Packets might be redirected to devices that are about to lose their programs.
+                // Redirected packets might be sent to devices whose programs are detached next.
                 Err(error) => {
                     applied.errors.push(error);
                     applied.attached = plan.attached_devices(before);
@@ -72,14 +73,14 @@ fn attach(
             failures.push(error);
         }
     }
-    // A device that failed may still carry the programs of another build.
+    // A device on which attaching failed may still have the programs of another build.
     failures.extend(datapath.hooks.release_unused_programs(!failures.is_empty()).err());
     applied.errors.extend(failures);
     let is_attached = |ifindex: &u32| find(devices, *ifindex).is_some() && !failed.contains(ifindex);
     applied.attached = plan.programs.keys().copied().filter(is_attached).collect();
 }
 
-/// The second half: next hops and XDP, on devices whose TC programs are attached.
+/// The second half of a plan: next hops and XDP, on devices whose TC programs are attached.
 fn complete(datapath: &mut Datapath, devices: &[Device], plan: &DevicePlan, applied: &mut Applied) {
     let mut may_redirect = true;
     for step in plan.completion_steps() {

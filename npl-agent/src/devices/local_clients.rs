@@ -6,19 +6,19 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// The clients whose sockets may use mappings.
+/// The local clients whose sockets are connected to Pods directly.
 #[derive(Debug)]
 pub struct LocalClients {
     selection: CgroupSelection,
 }
 
 impl LocalClients {
-    /// No client is served yet.
+    /// Creates the selection; attaches no program yet.
     pub const fn new(selection: CgroupSelection) -> Self {
         Self { selection }
     }
 
-    /// Attaches the programs where they are missing. A failure affects these clients only.
+    /// Attaches missing socket programs. A failure affects only local clients.
     ///
     /// # Errors
     ///

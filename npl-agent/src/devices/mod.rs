@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Carries device decisions out: attaches the programs to network devices, and to the cgroup of local clients.
+//! Applies device decisions: attaches the programs to network devices, and to the cgroup of local clients.
 
 pub mod apply;
 pub mod local_clients;

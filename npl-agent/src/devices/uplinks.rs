@@ -39,25 +39,25 @@ pub struct Uplinks {
 /// The decisions about devices, and their result.
 #[derive(Debug)]
 pub struct DeviceReport {
-    /// How many of the chosen devices carry the programs.
+    /// How many of the chosen devices have the programs attached.
     pub coverage: Coverage,
-    /// Whether clients can reach the Node by a device that carries the programs.
+    /// Whether clients can reach the Node by a device with attached programs.
     pub reaches_clients: bool,
-    /// Every decision.
+    /// The decision on every device.
     pub decisions: DeviceDecisions,
-    /// Whether each attached uplink translates requests by XDP, by its name.
+    /// By device name: whether XDP translates the requests of an attached uplink.
     pub xdp: BTreeMap<String, XdpDecision>,
     /// Why a device's driver did not run the XDP program in this pass, by the device's name.
     pub xdp_errors: BTreeMap<String, DatapathError>,
-    /// Connection tracking, where offload depends on it.
+    /// The settings of kernel conntrack on which offload depends.
     pub conntrack: ConntrackSettings,
-    /// Addresses of the Node that the maps have no room for.
+    /// Addresses of the Node that exceed the size of the maps.
     pub left_out_addresses: Vec<IpAddr>,
     /// All other failures.
     pub errors: Vec<DatapathError>,
 }
 
-/// Why devices could not be followed.
+/// Why the survey or the map update failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
     /// Devices could not be listed.
@@ -76,7 +76,7 @@ impl FollowError {
 }
 
 impl Uplinks {
-    /// No program attached yet.
+    /// Creates the state before the first survey, without attached programs.
     pub fn new(selection: DeviceSelection, forwarding: Forwarding, attach: Attach, guard: GuardMode) -> Self {
         let policy = DevicePolicy { selection, forwarding, attach, marks_connections: guard != GuardMode::Off };
         Self {
@@ -87,18 +87,18 @@ impl Uplinks {
         }
     }
 
-    /// The connections to mark, so that replies leave by the interface that their requests came in by.
+    /// The connections to mark, so that replies leave through the interface on which their requests arrived.
     pub const fn markings(&self) -> &BTreeSet<Marking> {
         &self.markings
     }
 
-    /// Whether next hops are out of date: mappings lead to other Pods than at the last look.
+    /// Whether next hops are out of date: the Pods with mappings differ from those of the last survey.
     pub fn are_out_of_date(&self, datapath: &Datapath) -> bool {
         self.planner.policy().forwarding != Forwarding::Stack && datapath.pod_addresses() != self.pods
     }
 
-    /// Begins a survey of the Node's devices and of the routes to these Pods. If packets may be redirected, it includes
-    /// the programs and filters on the way to Pods with mappings.
+    /// Begins a survey of the Node's devices and of the routes to these Pods. If packets may be redirected, the survey
+    /// includes the programs and filters on the devices of Pods with mappings.
     pub fn survey(&self, datapath: &Datapath, pods: BTreeSet<IpAddr>) -> SurveyTask {
         let DevicePolicy { selection, forwarding, .. } = self.planner.policy();
         if *forwarding == Forwarding::Stack {
@@ -110,12 +110,12 @@ impl Uplinks {
         netlink::survey(&pods | &datapath.pod_addresses(), Some(inspection))
     }
 
-    /// Looks up the routes to Pods that are new, and returns those that are on the Node's own network. The look-ups
-    /// need no lock of the kernel.
+    /// Looks up the routes to new Pods, and returns the Pods that are on the host network. The look-ups need no lock of
+    /// the kernel.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses a netlink socket.
+    /// If a netlink socket cannot be opened.
     pub async fn pods_on_node_network(
         &mut self,
         addresses: &BTreeSet<IpAddr>,
@@ -136,12 +136,12 @@ impl Uplinks {
         Ok(self.apply(datapath, survey, node_ips, Moment::default())?.coverage)
     }
 
-    /// When a grace period ends next.
+    /// The end of the grace period that ends next.
     pub fn next_deadline(&self) -> Option<Moment> {
         self.planner.next_deadline()
     }
 
-    /// Decides on the devices of a survey and carries the decisions out.
+    /// Decides on the devices of a survey and applies the decisions.
     ///
     /// # Errors
     ///
@@ -225,7 +225,7 @@ impl Uplinks {
     }
 }
 
-/// The devices that carry an uplink's programs, by their index.
+/// The ifindexes of devices with the programs of an uplink.
 fn uplinks_of(attached: &AttachedHooks) -> BTreeSet<u32> {
     attached.iter().filter(|(_, direction)| *direction == Direction::Egress).map(|(ifindex, _)| *ifindex).collect()
 }

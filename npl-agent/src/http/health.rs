@@ -29,7 +29,7 @@ struct Inner {
 }
 
 impl Health {
-    /// A new agent is live, and neither started nor ready.
+    /// A new agent is live, but neither started nor ready.
     pub fn new() -> Self {
         Self(Arc::new(Inner {
             origin: Instant::now(),
@@ -46,8 +46,8 @@ impl Health {
         self.0.last_beat_millis.store(self.age_millis(), Ordering::Relaxed);
     }
 
-    /// Records that the first pass over all Pods is done. This is never reset: the agent stays ready if the API server
-    /// becomes unreachable later, since its mappings are still served.
+    /// Records that the first reconciliation of all Pods is done. This is never reset: the agent stays ready if the API
+    /// server becomes unreachable later, because its mappings still translate.
     pub fn set_synced(&self) {
         self.0.is_synced.store(true, Ordering::Relaxed);
     }

@@ -26,7 +26,7 @@ pub enum HttpError {
     /// No device of the Node has this address.
     #[error("listen on {0}: this Node does not have the address; give --listen an address of this Node")]
     NoSuchAddress(SocketAddr),
-    /// The kernel refused the socket for another reason.
+    /// The kernel returned another error for the socket.
     #[error("listen on {address}")]
     Listen {
         /// The address of `--listen`.
@@ -37,11 +37,11 @@ pub enum HttpError {
     },
 }
 
-/// Binds the address of `--listen`, so that an unusable address ends the agent at start.
+/// Binds the address of `--listen`, so that the agent exits at start if the address is unusable.
 ///
 /// # Errors
 ///
-/// If the address is in use, not on this Node, or refused by the kernel.
+/// If the address is in use, not on this Node, or not permitted by the kernel.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener, HttpError> {
     TcpListener::bind(address).await.map_err(|source| {
         if source.kind() == io::ErrorKind::AddrInUse {

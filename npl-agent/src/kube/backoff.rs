@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The back-off of failed requests to the API server, and the rate limit of log lines about them.
+//! The back-off of failed requests to the API server, and the rate limit of log lines about these failures.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use tokio::time::Instant;
 
 /// The upper bound of the first delay.
 const FIRST: Duration = Duration::from_millis(500);
-/// The upper bound of all delays. It is low, since the agent learns of no change during a delay; a hundred Nodes send
-/// about fifteen requests per second at this delay.
+/// The upper bound of all delays. The bound is low, because the agent learns of no change during a delay. At this
+/// delay, a hundred Nodes send about fifteen requests per second.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Time without a failure after which the delays start over. It exceeds the longest delay plus a request that times
-/// out, so that repeated failures never reset the delays.
+/// Time without a failure after which the back-off resets. It exceeds the longest delay plus a request that times out,
+/// so that repeated failures never reset the delays.
 const STABLE_AFTER: Duration = Duration::from_mins(1);
 /// The shortest time between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Delays that double and have a random half, so that Nodes that lost the API server at the same time do not reconnect
-/// at the same time.
+/// Delays that double and whose second half is random, so that Nodes that lost the API server at the same time do not
+/// reconnect at the same time.
 pub(super) struct Jittered(ResetTimerBackoff<ExponentialBackoff>);
 
 impl Jittered {
@@ -47,14 +47,14 @@ impl Iterator for Jittered {
     }
 }
 
-/// Limits a log line to one per minute.
+/// Limits log lines to one per minute.
 #[derive(Debug, Default)]
 pub struct Throttle {
     last: Option<Instant>,
 }
 
 impl Throttle {
-    /// Takes the permission to log now. Returns false within a minute of the last permission.
+    /// Acquires the permission to log now. Returns false within a minute after the last permission.
     pub fn acquire(&mut self) -> bool {
         let now = Instant::now();
         let is_allowed = self.last.is_none_or(|last| now.duration_since(last) >= LOG_INTERVAL);
@@ -87,8 +87,8 @@ mod tests {
     }
 
     /// A model of a hundred Nodes with three watches each, which lose the API server at the same moment and retry until
-    /// it is back. Only the delays are modeled; the bench restarts a hundred real agents. Fixed seeds make the test
-    /// repeatable.
+    /// the API server is back. The model contains only the delays; the bench restarts a hundred real agents. Fixed
+    /// seeds make the test repeatable.
     #[test]
     fn a_hundred_nodes_that_lose_the_api_server_together_reconnect_spread_out() {
         const WATCHES: u64 = 300;

@@ -34,19 +34,19 @@ use super::{
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Limit for the head of an answer. The API server sends it at once for a watch, and when the list is complete for a
-/// list.
+/// Time limit for the headers of an answer. The API server sends them immediately for a watch, and for a list when the
+/// list is complete.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Limit between two reads of a body. It exceeds the length of a watch, so that an idle watch is not interrupted.
+/// Time limit between two reads of a body. It exceeds the duration of a watch, so that an idle watch is not
+/// interrupted.
 const READ_TIMEOUT: Duration = Duration::from_secs(super::watch::WATCH_SECONDS as u64 + 10);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The limits after which the agent gives up a connection that no longer carries answers, although neither end has
-/// closed it.
+/// The time limits after which TCP closes a connection whose peer no longer answers.
 #[derive(Debug, Clone, Copy)]
 struct Liveness {
-    /// Time without a packet after which TCP probes the other end.
+    /// Time without a packet after which TCP sends keep-alive probes.
     idle: Duration,
     /// Time between two probes.
     interval: Duration,
@@ -54,20 +54,20 @@ struct Liveness {
     unacknowledged: Duration,
 }
 
-/// A watch is silent for long times, so only probes tell a dead connection from a quiet cluster.
+/// A watch is silent for long times, so only probes distinguish a dead connection from a cluster without changes.
 const LIVENESS: Liveness = Liveness {
     idle: Duration::from_secs(10),
     interval: Duration::from_secs(5),
     unacknowledged: Duration::from_secs(20),
 };
 
-/// Why the agent cannot use the API server. These errors end the agent, since retries do not help.
+/// Why the agent cannot use the API server. The agent exits with these errors, because retries do not help.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The file of `--kubeconfig` is unusable.
+    /// The file of `--kubeconfig` is missing or invalid.
     #[error("use kubeconfig {}: {reason}; give --kubeconfig a readable file with a current context", path.display())]
     Kubeconfig {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// kube's error.
         reason: String,
@@ -134,7 +134,7 @@ const fn permission(verb: &'static str, resource: &'static str, subresource: &'s
     Permission { verb, resource, subresource }
 }
 
-/// All permissions that the agent cannot work without. Those for Events are optional.
+/// All permissions without which the agent cannot work. The permissions for Events are optional.
 const NEEDED: [Permission; 7] = [
     permission("list", "pods", ""),
     permission("watch", "pods", ""),
@@ -155,7 +155,7 @@ pub(super) async fn open(kubeconfig: Option<&Path>) -> Result<(Client, String), 
 }
 
 /// Checks the permissions until the API server gives a definite answer, then the admission policy. Resolves only if the
-/// API server refuses the agent.
+/// API server denies the agent access.
 pub(super) async fn refusal(client: Client, url: String, node_name: String) -> ConnectError {
     if let Err(refusal) = wait_for_access(&client, &url, &node_name).await {
         return refusal;
@@ -175,8 +175,8 @@ async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(failed)
 }
 
-/// Builds kube's client stack with three changes: no retries, since a retry minutes later would send an outdated patch;
-/// TCP without Nagle's algorithm, which delays a patch by 40 ms; and TCP probes of silent connections.
+/// Builds kube's client stack with three changes: no retries, because a retry minutes later would send an outdated
+/// patch; no Nagle's algorithm, which delays a patch by 40 ms; and TCP probes of silent connections.
 fn build(mut config: Config, liveness: Liveness) -> kube::Result<Client> {
     config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("npl-agent/", env!("CARGO_PKG_VERSION")))));
     let token = TokenFile::take(&mut config.auth_info)?;
@@ -208,10 +208,9 @@ fn build(mut config: Config, liveness: Liveness) -> kube::Result<Client> {
 enum Probe {
     /// The API server grants all permissions.
     Granted { is_node_known: bool },
-    /// The API server gave no definite answer.
+    /// The API server answered neither yes nor no.
     NotYet(kube::Error),
-    /// The API server answered 401 or denied a permission. An API server that is starting may refuse requests for a
-    /// moment.
+    /// The API server answered 401 or denied a permission. A starting API server may briefly deny valid requests.
     Refused(ConnectError),
 }
 
@@ -255,7 +254,7 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
     }
 }
 
-/// Why the agent has no answer, and the action. `cause` is the text of the last cause.
+/// Why the API server does not answer, and the remedy. `cause` is the text of the last cause.
 fn silence(cause: &str) -> &'static str {
     if is_certificate_error(cause) { CERTIFICATE_ADVICE } else { "the API server does not answer; the agent retries" }
 }
@@ -294,8 +293,8 @@ fn refused_or_late(url: &str, needed: Permission, err: kube::Error) -> Probe {
     }
 }
 
-/// Whether the API server grants a permission. If it refuses the access review itself, the permission counts as
-/// granted, and a missing one is reported by the watches.
+/// Whether the API server grants a permission. If the API server denies the access review itself, the permission counts
+/// as granted, and the watches report a missing one.
 async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kube::Result<bool> {
     let Permission { verb, resource, subresource } = needed;
     let attributes = ResourceAttributes {

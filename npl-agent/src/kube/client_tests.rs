@@ -143,7 +143,8 @@ async fn an_unreadable_kubeconfig_is_named() {
     );
 }
 
-/// Makes the kernel drop every packet that arrives for the socket, as a firewall does that has forgotten a connection.
+/// Makes the kernel drop every packet that arrives for the socket, like a firewall that has lost its state of the
+/// connection.
 fn swallow_packets(socket: &TcpStream) {
     let drop_all = [socket2::SockFilter::new(0x06, 0, 0, 0)]; // BPF_RET | BPF_K: keep 0 bytes
     socket2::SockRef::from(socket).attach_filter(&drop_all).unwrap();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks at start that an admission policy confines this agent, as that of `deploy/npl.yaml` does. A policy that was not
-//! applied, or does not match the agent's service account, would go unnoticed: every write of the agent succeeds without it.
+//! Checks at start that an admission policy such as that of `deploy/npl.yaml` confines this agent. Without the check, a
+//! missing policy, or one for another service account, would go unnoticed, because every write of the agent succeeds
+//! without a policy.
 
 use kube::{
     Api, Client, Resource as _,
@@ -21,17 +22,17 @@ use super::{
 
 /// The label that the dry run adds. The agent never writes labels.
 const LABEL: &str = "npl-agent-dry-run";
-/// Checks until an admitted dry run counts: the API server applies a new policy after a few seconds.
+/// Number of dry runs before the result counts: the API server applies a new policy only after a few seconds.
 const ATTEMPTS: usize = 6;
 
 /// The API server's answer to a write that an agent must not make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Confinement {
-    /// The write is refused.
+    /// The write is rejected.
     Confined,
     /// The write is admitted.
     Unconfined,
-    /// The Node has no Pod to try the write on, or the API server gives no definite answer.
+    /// The Node has no Pod for the dry run, or the API server gives no definite answer.
     Unknown,
 }
 
@@ -39,7 +40,7 @@ enum Confinement {
 pub(super) async fn check(client: &Client, node_name: &str) {
     match confirmed(client, node_name).await {
         Confinement::Confined => debug!("an admission policy confines this agent"),
-        Confinement::Unknown => debug!("the API server did not tell whether an admission policy confines this agent"),
+        Confinement::Unknown => debug!("the API server did not show whether an admission policy confines this agent"),
         Confinement::Unconfined => warn!(
             "no admission policy confines this agent: its token may change labels and status of every Pod; apply the \
              ValidatingAdmissionPolicy npl-agent and its binding of deploy/npl.yaml, and let its matchConditions name the \
@@ -76,7 +77,7 @@ async fn probe(client: &Client, node_name: &str) -> kube::Result<Confinement> {
         .map_err(kube::Error::BuildRequest)?;
     match client.request::<IgnoredAny>(request).await {
         Ok(_stored_nothing) => Ok(Confinement::Unconfined),
-        // Admission policies answer 422, webhooks any other refusal. A Pod that is gone says nothing about policies.
+        // Admission policies answer 422, webhooks any other error. A 404 for a deleted Pod is no answer about policies.
         Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(Confinement::Unknown),
         Err(err) if matches!(FailureKind::of(&err), FailureKind::Forbidden | FailureKind::Rejected) => {
             Ok(Confinement::Confined)

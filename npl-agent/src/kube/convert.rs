@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Converts Kubernetes objects to [`crate::core::model`].
 //!
-//! An invalid value does not make the rest of an object unusable: it is skipped and reported in [`Converted::skipped`].
+//! An invalid value is skipped and reported in [`Converted::skipped`]; the rest of its object remains usable.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
@@ -54,7 +54,7 @@ pub enum Skipped {
     Address,
     /// An IP family other than IPv4 and IPv6.
     Family,
-    /// An unknown Service type. The Service gets no node ports.
+    /// An unknown Service type: the Service gets no node ports.
     ServiceType,
 }
 
@@ -161,7 +161,8 @@ fn keep<F, T>(from: Vec<F>, skipped: &mut Vec<Skipped>, mut convert: impl FnMut(
     from.into_iter().filter_map(|value| convert(value).map_err(|reason| skipped.push(reason)).ok()).collect()
 }
 
-/// The other field manager that owns the mapping annotation: the API server names the last one that changed the value.
+/// The other field manager that owns the mapping annotation. The API server records the manager that last changed the
+/// value.
 fn annotation_manager(managers: Vec<(String, Vec<String>)>, keys: &AnnotationKeys) -> Option<Arc<str>> {
     let owns = |owned: &[String]| owned.iter().any(|key| key.strip_prefix("f:") == Some(&keys.mapping));
     let is_other = |(manager, owned): &(String, Vec<String>)| manager != FIELD_MANAGER && owns(owned);
@@ -188,8 +189,8 @@ fn has_condition(status: &PodStatus, kind: &str, value: &str) -> bool {
 
 /// The addresses of `podIPs`, or that of `podIP` if an old kubelet set no `podIPs`.
 ///
-/// None while the Pod has no sandbox: after a reboot of the Node, the addresses of the former sandbox stay in the status
-/// until the kubelet has created a new one, and the CNI may give them to other Pods meanwhile.
+/// Empty while the Pod has no sandbox: after a reboot of the Node, the addresses of the former sandbox stay in the
+/// status until the kubelet has created a new one, and the CNI may assign them to other Pods in the meantime.
 fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
     if has_condition(&status, "PodReadyToStartContainers", "False") {
         return Vec::new();

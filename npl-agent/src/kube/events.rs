@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reports problems to users by Kubernetes Events on the affected Pod or Service.
 //!
-//! Events are best effort: no mapping waits for one, and a failed Event is sent again later.
+//! Events are best effort: no mapping waits for an Event, and a failed Event is sent again later.
 
 use std::time::Duration;
 
@@ -42,11 +42,11 @@ use crate::{
 const CONTROLLER: &str = "npl-agent";
 /// `action` of the Events, a required field.
 const ACTION: &str = "Publish";
-/// Limit for one Event, including the requests that raise its count.
+/// Time limit for one Event, including the requests that increment its count.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Events sent at once: one for each Pod of a large Node, since one cause may affect all of them.
+/// Size of a burst of Events: one for each Pod of a large Node, because one cause may affect all of them.
 const BURST: u32 = 100;
-/// Events per second after the burst, since hundreds of Nodes may have the same problem.
+/// Events per second after the burst. The rate is low, because hundreds of Nodes may have the same problem.
 const PER_SECOND: u32 = 2;
 /// The API server's limit in bytes for the name of an object.
 const NAME_BYTES: usize = 253;
@@ -99,7 +99,7 @@ impl Recorder {
                     true
                 }
             };
-            // The rate limit may have delayed this, so problems that are solved by now are dropped.
+            // The rate limit may have delayed this report, so problems that are already solved are dropped.
             reports.observe(&problems.borrow_and_update(), self.now());
             if is_admitted
                 && let Some(report) = reports.take_due(self.now())
@@ -139,8 +139,8 @@ impl Recorder {
         err.is_none()
     }
 
-    /// Creates the Event, or raises the count of an existing one, which an earlier agent or one of another Node may
-    /// have created.
+    /// Creates the Event, or increments the count of an existing one, which an earlier agent or the agent of another
+    /// Node may have created.
     async fn record(&self, report: &Report) -> kube::Result<EventOutcome> {
         let event = self.event(report);
         let name = event.metadata.name.clone().unwrap_or_default();
@@ -150,7 +150,7 @@ impl Recorder {
             Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {}
             other => return other.map(|_event| EventOutcome::Created),
         }
-        // The agent has no permission to read Events. An empty patch returns the existing Event.
+        // The agent has no permission to read Events, but an empty patch returns the existing Event.
         let params = PatchParams::default();
         let known = events.patch(&name, &params, &Patch::Merge(json!({}))).await?;
         let count = known.series.map_or(1, |series| series.count).saturating_add(1);
@@ -189,7 +189,7 @@ impl Recorder {
     }
 }
 
-/// Whether the API server refused the Event because its namespace is gone or terminating.
+/// Whether the API server rejected the Event because its namespace is deleted or terminating.
 fn is_namespace_gone(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 404 || causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")

@@ -8,10 +8,10 @@ use kube::core::Status;
 
 pub use crate::metrics::FailureKind;
 
-/// Upper bound of `Retry-After`, so that a proxy with a large value does not leave the agent outdated for an hour.
+/// Upper bound of `Retry-After`, so that a large value from a proxy does not keep the agent outdated for an hour.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
-/// Refusals in a row after which a 401 or 403 counts as final. An API server that has just started refuses valid
+/// Consecutive failures after which a 401 or 403 counts as final. An API server that has just started denies valid
 /// requests until its authorization cache is filled.
 pub(super) const REFUSALS_TO_CONFIRM: u32 = 3;
 
@@ -34,7 +34,7 @@ impl FailureKind {
         } else if matches!(err, kube::Error::SerdeError(_) | kube::Error::FromUtf8(_)) {
             Self::Malformed
         } else {
-            // Failures of the connection: TLS, proxy, or a token file that is being replaced.
+            // The connection failed: TLS, proxy, or a token file that is being replaced.
             Self::Unreachable
         }
     }
@@ -45,8 +45,8 @@ pub(super) const CERTIFICATE_ADVICE: &str = "the API server's certificate cannot
      certificate is signed with RSA, Ed25519, ECDSA P-256 with SHA-256 or ECDSA P-384 with SHA-384, since this agent \
      verifies no other signatures; the agent retries";
 
-/// Whether a connection failed because of the certificate of the API server, by the text of its last cause. The type
-/// of the error belongs to a crate that NPL does not name.
+/// Whether a connection failed because of the API server's certificate, judged by the text of its last cause: the type
+/// of the error belongs to a crate that NPL does not depend on directly.
 pub(super) fn is_certificate_error(cause: &str) -> bool {
     cause.contains("invalid peer certificate")
 }
@@ -57,7 +57,7 @@ pub(super) struct RequestFailure {
     pub(super) kind: FailureKind,
     /// The last cause, such as `Connection refused`.
     pub(super) cause: String,
-    /// How long the API server asks to wait, at most one minute.
+    /// The delay that the API server requests, at most one minute.
     pub(super) after: Option<Duration>,
 }
 
@@ -80,7 +80,7 @@ impl RequestFailure {
     }
 }
 
-/// The header `Retry-After` in seconds, at most one minute. Its other form, a date, is never sent by the API server.
+/// The header `Retry-After` in seconds, at most one minute. The API server never sends the header's other form, a date.
 pub(super) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
     Some(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER))

@@ -8,13 +8,13 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-/// A token bucket: it admits a burst at once, then one request in each interval, in the order of the calls.
+/// A token bucket: it admits a burst immediately, then one request in each interval, in the order of the calls.
 ///
 /// The only state is the time at which the bucket will be full again, from which the number of tokens follows.
 #[derive(Debug)]
 pub(super) struct RateLimit {
     interval: Duration,
-    /// Time that an empty bucket takes to fill.
+    /// Time in which an empty bucket becomes full.
     depth: Duration,
     full_at: Mutex<Instant>,
 }
@@ -26,7 +26,7 @@ impl RateLimit {
         Self { interval, depth: interval * burst, full_at: Mutex::new(Instant::now()) }
     }
 
-    /// Takes a token, waiting until there is one.
+    /// Waits until a token is available, and consumes it.
     pub(super) async fn admit(&self) {
         sleep_until(self.take_token()).await;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An API server for tests, which passes each request to the test and sends the answer that the test chooses.
+//! An API server for tests. It passes each request to the test, and sends the answer that the test chooses.
 
 use std::{sync::Arc, time::Duration};
 
@@ -82,7 +82,7 @@ impl ReceivedRequest {
     }
 }
 
-/// The body of a refusal: an object of kind `Status`.
+/// The body of an error answer: an object of kind `Status`.
 pub(super) fn refusal(code: u16, reason: &str, message: &str) -> String {
     json!({ "kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message }).to_string()
 }

@@ -6,8 +6,8 @@
 //!                                                  └──────────► Problem ──► events ──► Event
 //! ```
 //!
-//! This module makes no decisions. An unreachable API server never ends the agent: the watches retry, and the agent
-//! serves the last known state meanwhile.
+//! This module makes no decisions. The agent never exits because the API server is unreachable: the watches retry, and
+//! the agent serves the last known state in the meantime.
 
 pub mod backoff;
 pub mod client;
@@ -39,11 +39,11 @@ use crate::{
     metrics::{Metrics, WatchedResource},
 };
 
-/// A client, a future that resolves only if the API server refuses the agent's access, and the running watches.
+/// A client, a future that resolves only if the API server denies the agent access, and the running watches.
 pub type Connection = (Client, BoxFuture<'static, ConnectError>, JoinSet<WatchedResource>);
 
-/// Creates a client and starts the watches, on tasks of their own: the kernel loads the programs at the same time, and
-/// the watches do not wait for the check of permissions.
+/// Creates a client and starts the watches on their own tasks, so that the kernel loads the programs in the meantime.
+/// The watches do not wait for the check of permissions.
 ///
 /// # Errors
 ///

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{ClusterResourceScope, NamespaceResourceScope, Resource};
 use serde::{Deserialize, de::IgnoredAny};
 
-/// `metadata` without unused fields, of which `managedFields` is the largest.
+/// `metadata` without the fields that NPL does not use, of which `managedFields` is the largest.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(from = "WireMetadata")]
 pub struct Metadata {

@@ -30,11 +30,11 @@ use crate::{
 };
 
 pub(super) const FIELD_MANAGER: &str = "npl-agent";
-/// Limit for the answer to one patch.
+/// Time limit for the answer to one patch.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Patches sent at once: all Pods of the largest Node, each patched twice when annotations are withdrawn.
+/// Size of a burst of patches: all Pods of the largest Node, each patched twice when annotations are withdrawn.
 const BURST: u32 = 2_000;
-/// Patches per second after the burst. A longer series comes from a Service that is toggled repeatedly or a webhook
+/// Patches per second after the burst. A longer series is caused by a Service that is toggled repeatedly or a webhook
 /// that reverts the annotation.
 const PER_SECOND: u32 = 200;
 
@@ -56,21 +56,21 @@ impl std::fmt::Debug for PodPatcher {
 /// A patch that the API server applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patched {
-    /// The Pod of the answer. Its resource version lets the agent recognize older watch events.
+    /// The Pod in the answer. By its resource version, the agent recognizes older watch events.
     pub pod: Pod,
 }
 
 /// The reaction to a failed patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// The Pod is gone, or another Pod has its name. Do nothing until a watch reports a change.
+    /// The Pod was deleted, or another Pod has its name. No retry until a watch reports a change.
     Gone,
     /// Retry with back-off, and not before `Retry-After`.
     Retry {
         /// The header `Retry-After`, at most one minute.
         after: Option<Duration>,
     },
-    /// Retry slowly, since an operator must grant a permission or change a policy first.
+    /// Retry slowly, because an operator must first grant a permission or change a policy.
     Denied,
 }
 
@@ -95,9 +95,9 @@ pub enum PatchError {
         #[source]
         status: Box<Status>,
     },
-    /// Another refusal, by an admission policy or because the annotations are too large together.
+    /// Another rejection, by an admission policy or because the annotations are too large together.
     #[error(
-        "patch pod {pod}: the API server refuses the patch; check admission policies and the size of the annotations"
+        "patch pod {pod}: the API server rejects the patch; check admission policies and the size of the annotations"
     )]
     Refused {
         /// The Pod.
@@ -171,7 +171,7 @@ impl PodPatcher {
 
     /// Applies `write` to a Pod if it still has this uid. Repeating a write is harmless.
     ///
-    /// Withdrawing takes two patches: the first empties the list, so that a client that ignores Pods without the
+    /// Withdrawing needs two patches: the first empties the list, so that a client that ignores Pods without the
     /// annotation notices the change, and the second removes the annotation (contract C-12).
     ///
     /// # Errors
@@ -192,7 +192,7 @@ impl PodPatcher {
         Patch::Merge(json!({ "metadata": { "uid": &*uid.0, "annotations": { &self.keys.mapping: value } } }))
     }
 
-    /// A strategic merge patch, which merges conditions by type and keeps those of the kubelet.
+    /// A strategic merge patch: it merges conditions by type, and so keeps those of the kubelet.
     fn open_gate(&self, uid: &PodUid, reason: GateReason) -> Patch<Value> {
         let condition = json!({
             "type": &self.keys.gate,
@@ -253,7 +253,7 @@ fn refusal(pod: &PodKey, status: Box<Status>, after: Option<Duration>) -> PatchE
     let is_other_uid = is_other_uid(&status);
     match FailureKind::of_status(status.code) {
         _ if is_other_uid || (status.code == 404 && status.reason == "NotFound") => PatchError::Gone { pod },
-        // A proxy in front of the API server knows nothing about Pods.
+        // A proxy in front of the API server sends 404 without the reason `NotFound`.
         _ if status.code == 404 => PatchError::Malformed { pod },
         _ if status.code == 409 => PatchError::Unavailable { pod, status, after },
         FailureKind::Unavailable => PatchError::Unavailable { pod, status, after },
@@ -266,7 +266,7 @@ fn refusal(pod: &PodKey, status: Box<Status>, after: Option<Duration>) -> PatchE
     }
 }
 
-/// Whether the API server refused the patch because of the uid. Only its own message counts, since the text of an
+/// Whether the API server rejected the patch because of the uid. Only its own message counts, because the text of an
 /// admission policy may mention uids too.
 fn is_other_uid(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);

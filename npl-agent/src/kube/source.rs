@@ -25,12 +25,12 @@ use super::{
 /// The events of one watch.
 pub(super) type Events<W> = BoxStream<'static, Result<WatchEvent<W>, RequestFailure>>;
 
-/// The place of a request in a paged list.
+/// The position of a request in a paged list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Page {
-    /// The number of objects per page; `None` requests all that are left.
+    /// The number of objects per page; `None` requests all remaining objects.
     pub(super) size: Option<u32>,
-    /// The token of an earlier page; `None` for the first one.
+    /// The continue token of the previous page; `None` for the first page.
     pub(super) token: Option<String>,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Source<W> {
     kind: PhantomData<fn() -> W>,
 }
 
-/// A list without its objects.
+/// The metadata of a list, without its objects.
 #[derive(Deserialize)]
 struct ListHead {
     metadata: ListMeta,
@@ -65,7 +65,7 @@ impl<W: Watched> Source<W> {
         self.list(&params).await
     }
 
-    /// The newest version of the API server's store.
+    /// The newest resource version of the API server's store.
     pub(super) async fn newest_version(&self) -> Result<String, RequestFailure> {
         let fields = self.fields.clone().filter(|_| W::IS_SELECTED_BY_NAME);
         let params = ListParams { field_selector: fields, limit: Some(1), ..ListParams::default() };
@@ -82,7 +82,7 @@ impl<W: Watched> Source<W> {
         answer.map_err(|err| RequestFailure::of(&err, self.retry_after.take()))
     }
 
-    /// Starts a watch at a version.
+    /// Starts a watch at a resource version.
     pub(super) async fn watch(&self, version: &str, seconds: u32) -> Result<Events<W>, RequestFailure> {
         let params = WatchParams {
             field_selector: self.fields.clone(),
@@ -105,7 +105,7 @@ impl<W: Watched> Source<W> {
 struct LastRetryAfter(Arc<Mutex<Option<Duration>>>);
 
 impl LastRetryAfter {
-    /// A client whose answers are recorded.
+    /// A client that records the header of each answer.
     fn record(&self, client: Client) -> Client {
         let namespace = client.default_namespace().to_owned();
         let last = self.clone();

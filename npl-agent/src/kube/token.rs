@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the service account token, which the kubelet replaces in its file long before it expires.
+//! Reads the service account token, whose file the kubelet replaces long before the token expires.
 //!
 //! kube decides by the wall clock when to read the file again. If the Node's clock is set back by a day, kube uses a
 //! token that is valid for one hour for a whole day. This module uses the monotonic clock, and reads the file again
@@ -26,12 +26,12 @@ pub(super) struct TokenFile(Arc<Mutex<Cached>>);
 struct Cached {
     path: PathBuf,
     header: HeaderValue,
-    /// When the file was last read; `None` after the API server refused the token.
+    /// When the file was last read; `None` after the API server rejected the token.
     read_at: Option<Instant>,
 }
 
 impl TokenFile {
-    /// Takes the token file out of a configuration. Returns `None` if there is none, or if a token or user name takes
+    /// Moves the token file out of a configuration. Returns `None` if there is no file, or if a token or user name has
     /// precedence.
     pub(super) fn take(access: &mut AuthInfo) -> kube::Result<Option<Self>> {
         if access.token.is_some() || access.username.is_some() {
@@ -61,7 +61,8 @@ impl TokenFile {
 }
 
 impl Cached {
-    /// The current token. If the file cannot be read, such as while the kubelet replaces it, the cached token is used.
+    /// The current token. If the file cannot be read, for example while the kubelet replaces it, the cached token is
+    /// used.
     fn header(&mut self) -> HeaderValue {
         if self.read_at.is_none_or(|at| at.elapsed() >= MAX_AGE) {
             self.read_at = Some(Instant::now());

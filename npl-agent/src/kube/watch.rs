@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Watches the Pods of this Node, all Services and this Node, and sends their changes in the API server's order.
 //!
-//! A watch resumes at the last version that it has received. If the API server's store was restored from a backup, the
-//! store has not reached that version, and the API server would send nothing until it has. So a watch that did not end
-//! on time asks for the newest version first, and starts again with a list if that is an older one.
+//! A watch resumes at the last resource version that it has received. If the API server's store was restored from a
+//! backup, the store is behind that version, and the API server would send nothing until it has caught up. So a watch
+//! that did not end on time first requests the newest version, and starts again with a list if the newest version is
+//! lower.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -33,10 +34,10 @@ use crate::{
 /// Time in seconds after which the API server ends a watch and the agent starts the next one.
 pub(super) const WATCH_SECONDS: u32 = 240;
 const WATCH_LENGTH: Duration = Duration::from_secs(WATCH_SECONDS as u64);
-/// How much later than agreed the API server may end a watch.
+/// How much later than requested the API server may end a watch.
 const WATCH_TOLERANCE: Duration = Duration::from_secs(5);
 
-/// Starts the three watches. They run until the receiver of `changes` is dropped, so an earlier end is a fatal error.
+/// Starts the three watches. They run until the receiver of `changes` is dropped; an earlier end is a fatal error.
 pub fn spawn(
     client: &Client,
     node_name: &str,
@@ -87,16 +88,16 @@ impl Watch {
     }
 }
 
-/// The receiver of the changes was dropped, since the agent ends.
+/// The receiver of the changes was dropped, because the agent stops.
 struct ReceiverDropped;
 
 /// How a watch ended.
 enum End {
-    /// At the agreed time.
+    /// The watch ended at the requested time.
     OnTime,
-    /// Earlier, as when the API server stops. `was_idle` if no event came.
+    /// The watch ended earlier, as when the API server stops. `was_idle` if no event arrived.
     Early { was_idle: bool },
-    /// By an error.
+    /// The watch failed.
     Failed(RequestFailure),
 }
 
@@ -116,7 +117,8 @@ impl<W: Watched> Follower<W> {
         }
     }
 
-    /// Sends a complete list, and returns its version. A partial list would look as if the other objects were deleted.
+    /// Sends a complete list, and returns its resource version. In a partial list, the other objects would appear as
+    /// deleted.
     async fn list(&mut self) -> Result<String, ReceiverDropped> {
         let mut listed = Vec::new();
         let mut page = Page { size: W::PAGE_SIZE, token: None };
@@ -148,7 +150,7 @@ impl<W: Watched> Follower<W> {
         }
     }
 
-    /// Follows the changes after a version, until a list is needed again.
+    /// Follows the changes after a resource version, until a list is needed again.
     async fn follow_from(&mut self, mut version: String) -> Result<(), ReceiverDropped> {
         let mut may_be_restored = false;
         loop {
@@ -172,7 +174,7 @@ impl<W: Watched> Follower<W> {
             may_be_restored = !matches!(end, End::OnTime);
             match end {
                 End::OnTime | End::Early { was_idle: false } => {}
-                // A proxy that ends every watch at once must not cause a busy loop.
+                // A proxy that ends every watch immediately must not cause a busy loop.
                 End::Early { was_idle: true } => self.wait(None).await,
                 End::Failed(failure) => {
                     self.record_failure_and_wait(&failure).await;
@@ -222,7 +224,7 @@ impl<W: Watched> Follower<W> {
         self.wait(failure.after).await;
     }
 
-    /// Waits for the next delay, but at least as long as the API server asks.
+    /// Waits for the next delay, but at least as long as the API server requests.
     async fn wait(&mut self, at_least: Option<Duration>) {
         let delay = self.delays.next().unwrap_or_default();
         sleep(delay.max(at_least.unwrap_or_default())).await;

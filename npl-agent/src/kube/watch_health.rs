@@ -11,7 +11,7 @@ use super::{
 };
 use crate::metrics::{Metrics, WatchedResource};
 
-/// Logs failures of a watch: each kind at once and then once per minute, and the recovery.
+/// Logs failures of a watch: each kind immediately and then once per minute, and the recovery.
 pub(super) struct WatchHealth {
     subject: WatchedResource,
     metrics: Metrics,
@@ -27,7 +27,7 @@ impl WatchHealth {
     pub(super) fn record_success(&mut self) {
         self.refusals = 0;
         if !mem::take(&mut self.failing).is_empty() {
-            info!(subject = %self.subject, "watch has recovered; the agent follows changes again");
+            info!(subject = %self.subject, "watch has recovered; the agent receives changes again");
         }
     }
 
@@ -41,7 +41,7 @@ impl WatchHealth {
         if matches!(kind, FailureKind::Forbidden | FailureKind::Unauthorized) {
             self.refusals += 1;
             if self.refusals < REFUSALS_TO_CONFIRM {
-                debug!(subject = %self.subject, err = cause, "the API server refused the watch; retrying");
+                debug!(subject = %self.subject, err = cause, "the API server rejected the watch; retrying");
                 return;
             }
         }
@@ -55,7 +55,7 @@ impl WatchHealth {
         self.metrics.count_watch_failure(self.subject, FailureKind::Restored);
         warn!(
             subject = %self.subject, seen, newest,
-            "the API server's resource versions went back, as after a restore of etcd from a backup: the agent lists \
+            "the API server's resource versions decreased, as after a restore of etcd from a backup: the agent lists \
              {} again; restart controllers and kubelets, which may miss changes",
             self.subject
         );

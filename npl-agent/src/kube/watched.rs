@@ -20,18 +20,18 @@ pub(super) trait Watched:
     Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static
 {
     const SUBJECT: WatchedResource;
-    /// Page size of lists; `None` lists everything in one answer. Lists always ask for the newest state, since an older
-    /// one could lack a Pod that is served. The API server can answer an unpaged list from its watch cache, but reads
-    /// etcd for each page, so only lists that may be too large for memory are paged.
+    /// Page size of lists; `None` requests the whole list in one answer. Lists always request the newest state, because
+    /// an older one could lack a Pod that is served. The API server can answer an unpaged list from its watch cache,
+    /// but reads each page from etcd, so only lists that may be too large for memory are paged.
     const PAGE_SIZE: Option<u32>;
-    /// Whether the request for the newest version selects by the fields of the watch. A selection by name reads one
-    /// object, any other selection reads objects until one matches.
+    /// Whether the request for the newest version has the field selector of the watch. A selection by name reads one
+    /// object; any other selection reads objects until one matches.
     const IS_SELECTED_BY_NAME: bool = false;
     type Model: Send;
 
     fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Self::Model>>;
-    /// Whether to keep an object of a list. Few of ten thousand Services are relevant, and the list is held in memory
-    /// until it is complete.
+    /// Whether to keep an object of a list. Few of ten thousand Services are relevant, and the list is in memory until
+    /// it is complete.
     fn is_relevant(_object: &Self::Model) -> bool {
         true
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The queue of Pod writes: a few requests are in flight, and the others wait in order.
+//! The queue of Pod writes: a few requests are in flight, and the other writes wait in order.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,8 @@ use crate::core::{
     op::PodWrite,
 };
 
-/// Requests in flight: enough for good throughput of one agent, and few enough for a hundred Nodes that start together.
+/// Requests in flight: enough for good throughput of one agent, and few enough for a hundred Nodes that start at the
+/// same time.
 const MAX_IN_FLIGHT: usize = 8;
 
 /// A write to the Pod of this name and uid.
@@ -22,7 +23,7 @@ pub type PodWriteRequest = (PodKey, PodUid, PodWrite);
 pub struct Writes {
     patcher: PodPatcher,
     in_flight: JoinSet<(PodWriteRequest, Result<Patched, PatchError>)>,
-    /// Writes without an HTTP request yet: a thousand requests would take megabytes and fragment the heap.
+    /// Writes without an HTTP request yet: a thousand requests would occupy megabytes and fragment the heap.
     waiting: VecDeque<PodWriteRequest>,
 }
 
@@ -32,7 +33,7 @@ impl Writes {
         Self { patcher, in_flight: JoinSet::new(), waiting: VecDeque::new() }
     }
 
-    /// Appends a write, and sends it at once if few requests are in flight.
+    /// Appends a write, and sends it immediately if few requests are in flight.
     pub fn push(&mut self, request: PodWriteRequest) {
         self.waiting.push_back(request);
         self.send();
@@ -57,7 +58,7 @@ impl Writes {
         }
     }
 
-    /// The number of writes that wait for an answer, or for their turn.
+    /// The number of writes that wait in the queue or for an answer.
     pub fn pending(&self) -> usize {
         self.in_flight.len() + self.waiting.len()
     }

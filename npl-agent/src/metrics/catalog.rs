@@ -18,16 +18,16 @@ use crate::core::{
     publish::event_reason::EventReason,
 };
 
-/// A metric as a scrape shows it.
+/// A metric as it appears in a scrape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricInfo {
-    /// The name of its series; that of a histogram without `_bucket`, `_sum` and `_count`.
+    /// The name of its series, for a histogram without the suffixes `_bucket`, `_sum` and `_count`.
     pub name: String,
-    /// The metric's type, as a scrape shows it.
+    /// The metric's type, as it appears in a scrape.
     pub kind: String,
     /// The help text.
     pub help: String,
-    /// The labels.
+    /// The labels of its series.
     pub labels: Vec<Label>,
 }
 
@@ -36,7 +36,7 @@ pub struct MetricInfo {
 pub struct Label {
     /// The name of the label.
     pub name: &'static str,
-    /// The values.
+    /// The values of the label.
     pub values: Values,
 }
 
@@ -57,7 +57,7 @@ macro_rules! meanings {
     ($( $(#[$meta:meta])* $list:ident of $ty:ident { $( $variant:ident: $meaning:literal, )+ } )+) => {$(
         $(#[$meta])*
         const $list: &[(&str, &str)] = {
-            // A new variant needs a meaning here.
+            // A new variant needs its meaning in this match.
             const fn is_listed(value: $ty) -> bool {
                 match value { $( $ty::$variant => true, )+ }
             }
@@ -110,7 +110,7 @@ meanings! {
         Unauthorized: "401: the API server does not accept the token; check the ServiceAccount and the Node's clock.",
         Forbidden: "403: a permission is missing; apply `deploy/npl.yaml`.",
         Expired: "410: the watch is too old and starts again with a list. This is normal.",
-        Restored: "The resource versions went back, as after a restore of etcd from a backup. The agent lists all objects again.",
+        Restored: "The resource versions decreased, as after a restore of etcd from a backup. The agent lists all objects again.",
         Unavailable: "429 or 5xx: the API server cannot answer now.",
         Rejected: "Another HTTP error.",
         Unreachable: "No connection, a broken one, or no answer in time.",
@@ -141,7 +141,7 @@ const DIRECTIONS: &[(&str, &str)] =
 const FLOW_STATES: &[(&str, &str)] =
     &[("new", "The first packet of the flow was translated."), ("established", "The Pod answered.")];
 
-/// The labels of each metric that has some.
+/// The labels of each metric with labels.
 const LABELS: &[(&str, &[Label])] = &[
     ("npl_ops_total", &[listed("op", OPS), listed("outcome", OP_OUTCOMES)]),
     ("npl_annotation_patches_total", &[listed("outcome", PATCH_OUTCOMES)]),
@@ -169,7 +169,7 @@ const fn listed(name: &'static str, values: &'static [(&'static str, &'static st
     Label { name, values: Values::Listed(values) }
 }
 
-/// Counters with one series of each metric.
+/// Counters with one series for each metric.
 struct Sample;
 
 impl DatapathCounters for Sample {
@@ -182,7 +182,7 @@ impl DatapathCounters for Sample {
 }
 
 impl Metrics {
-    /// Metrics with one series each: a scrape omits metrics without any.
+    /// Metrics with one series each, because a scrape omits metrics without series.
     fn sample() -> Self {
         let metrics = Self::new(Arc::new(Sample));
         let Families {
@@ -233,7 +233,7 @@ pub fn catalog() -> Vec<MetricInfo> {
     metrics
 }
 
-/// The end of a series' name by the type of the metric, as the format of a scrape requires.
+/// The suffix of a series' name by the type of the metric, as the exposition format requires.
 fn suffix(kind: &str) -> &'static str {
     match kind {
         "counter" => "_total",

@@ -15,7 +15,7 @@ use crate::core::model::Family;
 
 /// A source of the datapath's counters, summed over CPUs.
 pub trait DatapathCounters: Send + Sync {
-    /// Reads all counters; empty if they cannot be read.
+    /// Reads all counters. The result is empty if the counters cannot be read.
     fn read(&self) -> Counts;
 }
 

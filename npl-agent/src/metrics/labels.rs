@@ -15,13 +15,13 @@ use crate::core::{
 pub enum OpOutcome {
     /// The op succeeded.
     Done,
-    /// Another process has bound the node port, and the agent tries another one.
+    /// Another process has bound the node port, and the agent tries another port.
     PortTaken,
-    /// Clients of a previous mapping still send datagrams to the node port, and the agent tries another one.
+    /// Clients of a previous mapping still send packets to the node port, and the agent tries another port.
     RecentTraffic,
     /// The op failed, and the agent retries it after a back-off.
     Retry,
-    /// The Pod is gone.
+    /// The Pod was deleted.
     Gone,
 }
 
@@ -42,11 +42,11 @@ impl OpOutcome {
 pub enum PatchOutcome {
     /// The API server applied the patch.
     Patched,
-    /// The Pod is gone.
+    /// The Pod was deleted.
     Gone,
     /// The agent lacks a permission.
     Denied,
-    /// The API server or an admission policy refused the patch.
+    /// The API server or an admission policy rejected the patch.
     Refused,
     /// The API server answered 409, 429 or 5xx.
     Unavailable,
@@ -78,13 +78,13 @@ impl PatchOutcome {
 pub enum EventOutcome {
     /// A new Event was created.
     Created,
-    /// The count of an existing Event was raised.
+    /// The count of an existing Event was incremented.
     Repeated,
-    /// The namespace is gone or terminating, and no Event is needed.
+    /// The namespace is deleted or terminating, and no Event is needed.
     Gone,
     /// The agent lacks a permission.
     Denied,
-    /// The request failed otherwise, and the agent retries it.
+    /// The request failed for another reason, and the agent retries it.
     Failed,
 }
 
@@ -109,9 +109,9 @@ pub enum FailureKind {
     Forbidden,
     /// 410: the resource version of the watch is too old, and the watch starts again with a list.
     Expired,
-    /// The resource versions went back: the API server's store was restored from a backup, and all objects are listed.
+    /// The resource versions decreased: the API server's store was restored from a backup, and all objects are listed.
     Restored,
-    /// 429 and 5xx: the API server cannot answer now.
+    /// 429 and 5xx: the API server is temporarily unable to answer.
     Unavailable,
     /// Another HTTP status that is not a success.
     Rejected,

@@ -48,13 +48,13 @@ use crate::core::{
 /// The media type of [`Metrics::encode`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All metrics of the agent. Clones are handles to the same ones.
+/// All metrics of the agent. Clones are handles to the same metrics.
 #[derive(Clone)]
 pub struct Metrics(Arc<Inner>);
 
 struct Inner {
     registry: Registry,
-    /// Metrics whose names have no prefix.
+    /// Metrics without the prefix `npl_`.
     standard: Registry,
     families: Families,
 }
@@ -123,8 +123,8 @@ impl Metrics {
         self.0.families.ops.get_or_create(&OpLabels { op: OpName::of(op), outcome }).inc();
     }
 
-    /// Records the duration of one pass of the main loop. `succeeded_at` is the end of the pass if none of its ops
-    /// failed.
+    /// Records the duration of one pass of the main loop. `succeeded_at` is the time at which the pass ended, if none
+    /// of its ops failed.
     pub fn observe_pass(&self, elapsed: Duration, succeeded_at: Option<SystemTime>) {
         self.0.families.pass_seconds.0.observe(elapsed.as_secs_f64());
         if let Some(since_epoch) = succeeded_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok()) {
@@ -155,7 +155,7 @@ impl Metrics {
         }
     }
 
-    /// Sets the number of patches of Pods that wait for an answer of the API server, or for their turn.
+    /// Sets the number of patches of Pods that wait for an answer of the API server or in the queue.
     pub fn set_pending_patches(&self, count: usize) {
         self.0.families.pending_patches.set(gauge(count as u64));
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The standard metrics of a process, read from `/proc` at each scrape. Their names have no prefix of the project, since
-//! dashboards expect them as they are.
+//! The standard metrics of a process, read from `/proc` at each scrape. Their names have no prefix, because dashboards
+//! expect the standard names.
 
 use std::{fs, path::Path};
 
@@ -34,10 +34,10 @@ struct Stat {
 }
 
 impl Stat {
-    /// `None` if a field is missing. The name of the program may contain spaces and parentheses.
+    /// Parses the file; `None` if a field is missing. The name of the program may contain spaces and parentheses.
     fn parse(text: &str) -> Option<Self> {
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
-        // The first field behind the name is the third of proc(5).
+        // The first field after the program's name is the third of proc(5).
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
         Some(Self {
             cpu_ticks: field(14)? + field(15)?,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The driver name of a device, by ethtool, since rtnetlink does not report it.
+//! Reads the driver name of a device by ethtool, because rtnetlink does not report it.
 
 #![expect(unsafe_code, reason = "SIOCETHTOOL takes a pointer, and no library in use wraps it")]
 
@@ -38,7 +38,7 @@ pub(super) fn driver(device: &str) -> Option<String> {
     }
     let data = (&raw mut info).cast();
     let mut request = libc::ifreq { ifr_name: name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_data: data } };
-    // SAFETY: the socket is open; the request names a device and memory of the size that the command writes.
+    // SAFETY: the socket is open; the request names a device and points to memory of the size that the command writes.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
     if result != 0 {
         return None;

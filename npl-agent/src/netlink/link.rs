@@ -9,7 +9,7 @@ use rtnetlink::packet_route::link::{
 use super::driver;
 use crate::core::devices::{Device, DeviceKind, LinkFacts, LinkLayer, Master};
 
-/// Converts a link message; `None` if it has no interface name. Addresses and routes are added by the caller.
+/// Converts a link message; `None` if it has no interface name. The caller adds addresses and routes.
 pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     let name = link
         .attributes
@@ -44,7 +44,7 @@ pub(super) fn carrier(link: &LinkMessage) -> Option<u32> {
     link.attributes.iter().find_map(of_link).filter(|_| takes_frames)
 }
 
-/// The ifindex of the master, if this link is hardware.
+/// The ifindex of the master device, if this link is a physical device.
 pub(super) fn master_of_physical_port(link: &LinkMessage) -> Option<u32> {
     let of_master = |it: &LinkAttribute| if let LinkAttribute::Controller(index) = it { Some(*index) } else { None };
     link.attributes.iter().find_map(of_master).filter(|_| kind(link) == DeviceKind::Physical)
@@ -57,7 +57,7 @@ fn kind(link: &LinkMessage) -> DeviceKind {
     info_kind(link).map_or(DeviceKind::Physical, kind_of)
 }
 
-/// The link kind of a virtual device; `None` for hardware.
+/// The link kind of a virtual device; `None` for a physical device.
 fn info_kind(link: &LinkMessage) -> Option<&InfoKind> {
     infos(link).find_map(|info| if let LinkInfo::Kind(kind) = info { Some(kind) } else { None })
 }
@@ -111,7 +111,7 @@ fn keeps_vlan_tags(link: &LinkMessage) -> bool {
 }
 
 /// Whether a GRE device has a remote address or, with `external`, gets it from a route. A device without either adds
-/// the outer header ahead of its TC hook (`ipgre_header_ops` and `ip6gre_header_ops` of the kernel).
+/// the outer header before its TC hook (`ipgre_header_ops` and `ip6gre_header_ops` of the kernel).
 fn has_tunnel_destination(link: &LinkMessage) -> bool {
     let v4 = |it: &InfoGre| {
         matches!(it, InfoGre::CollectMetadata)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Complete netlink dumps. The kernel sends a long dump in parts, and a change between two parts can hide an entry that
-//! existed all the time. The kernel then sets `NLM_F_DUMP_INTR`, and the dump is repeated.
+//! exists the whole time. The kernel then sets `NLM_F_DUMP_INTR`, and the dump is repeated.
 
 use futures::StreamExt as _;
 use rtnetlink::{
@@ -15,7 +15,7 @@ use super::{NetlinkError, request};
 /// Number of times that an interrupted dump is repeated before it fails.
 const TRIES: usize = 8;
 
-/// A netlink socket that is used only for dumps, since it also receives the messages that end a dump.
+/// A netlink socket that is used only for dumps, because it also returns the final message of each dump.
 pub(super) struct Lists {
     handle: Handle,
     driver: AbortHandle,
@@ -24,16 +24,16 @@ pub(super) struct Lists {
 impl Lists {
     pub(super) fn open() -> Result<Self, NetlinkError> {
         let (mut connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
-        // The kernel may set `NLM_F_DUMP_INTR` in the final message only.
+        // The kernel may set `NLM_F_DUMP_INTR` only in the final message.
         connection.set_forward_done(true);
         Ok(Self { handle, driver: tokio::spawn(connection).abort_handle() })
     }
 
-    /// Dumps the objects that `wanted` asks for, and returns those that `pick` accepts.
+    /// Dumps the objects that the request `wanted` selects, and returns those that `pick` accepts.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses, or a change interrupts every attempt.
+    /// If the kernel returns an error, or a change interrupts every attempt.
     pub(super) async fn dump<T>(
         &self,
         operation: &'static str,
@@ -58,7 +58,7 @@ impl Drop for Lists {
     }
 }
 
-/// The messages of a dump that reached its end without an interruption; `None` for any other dump.
+/// The messages of a dump that ended without an interruption; `None` for any other dump.
 fn complete(
     answers: Vec<NetlinkMessage<RouteNetlinkMessage>>,
 ) -> Result<Option<Vec<RouteNetlinkMessage>>, rtnetlink::Error> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads and follows the Node's devices, addresses, routes and rules by rtnetlink.
+//! Reads the Node's devices, addresses, routes and rules by rtnetlink, and watches them for changes.
 
 mod driver;
 mod link;
@@ -44,13 +44,13 @@ const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6]
 /// A failed netlink operation.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    /// The kernel refused the socket.
+    /// The netlink socket could not be opened.
     #[error("open a netlink socket")]
     Open(#[source] std::io::Error),
-    /// The kernel refused a request.
+    /// The kernel returned an error for a request.
     #[error("{operation} by netlink")]
     Request {
-        /// Verb and object, such as `list devices`.
+        /// The request as verb and object, such as `list devices`.
         operation: &'static str,
         /// The kernel's error.
         #[source]
@@ -59,7 +59,7 @@ pub enum NetlinkError {
     /// A change interrupted every dump, so the list may be incomplete. A later attempt may succeed.
     #[error("{operation} by netlink: the list changed during each of several dumps; the agent tries again later")]
     Changing {
-        /// Verb and object, such as `list devices`.
+        /// The request as verb and object, such as `list devices`.
         operation: &'static str,
     },
 }
@@ -68,12 +68,12 @@ fn request(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetlinkE
     move |source| NetlinkError::Request { operation, source }
 }
 
-/// The state of the network that device decisions are made from.
+/// The state of the network on which device decisions are based.
 #[derive(Debug)]
 pub struct Survey {
     /// The Pod addresses whose routes were looked up.
     pub pods: BTreeSet<IpAddr>,
-    /// The route to each of them; Pods without a route are absent.
+    /// The route to each of these Pods; Pods without a route are absent.
     pub routes: BTreeMap<IpAddr, Route>,
     /// Every device of this network namespace, in the order of the ifindex.
     pub devices: Vec<Device>,
@@ -86,7 +86,7 @@ pub struct Survey {
 /// A running survey of the network.
 pub type SurveyTask = JoinHandle<Result<Survey, NetlinkError>>;
 
-/// Starts to read devices and the routes to Pods, on a thread of its own: while Pods are created and deleted, a request
+/// Starts to read devices and the routes to Pods on a separate thread: while Pods are created and deleted, a request
 /// can wait for the kernel's `rtnl` lock for seconds. Qdiscs, filters and programs are read only with an `inspection`.
 pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> SurveyTask {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
@@ -108,7 +108,7 @@ pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> Surve
 ///
 /// # Errors
 ///
-/// If the kernel refused a request, or changes interrupted every dump of a list.
+/// If the kernel returned an error for a request, or changes interrupted every dump of a list.
 pub async fn join_survey(in_flight: &mut SurveyTask) -> Result<Survey, NetlinkError> {
     in_flight.await.unwrap_or_else(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
@@ -120,7 +120,7 @@ pub async fn join_survey(in_flight: &mut SurveyTask) -> Result<Survey, NetlinkEr
 ///
 /// # Errors
 ///
-/// If the kernel refuses a request, or changes interrupt every dump of a list.
+/// If the kernel returns an error for a request, or changes interrupt every dump of a list.
 pub async fn interfaces() -> Result<Vec<Device>, NetlinkError> {
     read_network().await.map(|state| state.devices)
 }
@@ -129,15 +129,15 @@ pub async fn interfaces() -> Result<Vec<Device>, NetlinkError> {
 ///
 /// # Errors
 ///
-/// As [`interfaces`].
+/// The errors of [`interfaces`].
 pub async fn interfaces_and_routing() -> Result<(Vec<Device>, Routing), NetlinkError> {
     read_network().await.map(|state| (state.devices, state.routing))
 }
 
-/// The state that one read returns.
+/// The state that one read of the network returns.
 struct NetworkState {
     devices: Vec<Device>,
-    /// A kernel without traffic control answers with an error, which matters only to callers that need qdiscs.
+    /// A kernel without traffic control returns an error, which matters only to callers that need qdiscs.
     queues: Result<Queues, NetlinkError>,
     routing: Routing,
 }
@@ -178,7 +178,7 @@ async fn links(lists: &Lists) -> Result<Vec<LinkMessage>, NetlinkError> {
 ///
 /// # Errors
 ///
-/// If the kernel refuses the socket.
+/// If the netlink socket cannot be opened.
 pub async fn routes_to(addresses: &BTreeSet<IpAddr>) -> Result<BTreeMap<IpAddr, Route>, NetlinkError> {
     if addresses.is_empty() {
         return Ok(BTreeMap::new());
@@ -202,7 +202,7 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
     message.header.address_family = family;
     message.header.destination_prefix_length = length;
     message.attributes.push(RouteAttribute::Destination(destination));
-    // The kernel answers with an error if there is no route.
+    // The kernel returns an error if there is no route.
     let found = handle.route().get(message).execute().try_next().await.ok()??;
     let metrics =
         found.attributes.iter().filter_map(|it| if let RouteAttribute::Metrics(all) = it { Some(all) } else { None });
@@ -213,16 +213,17 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
     })
 }
 
-/// Addresses of global scope, by ifindex. Clients outside of the Node cannot reach addresses of other scopes.
+/// Addresses of global scope, by ifindex. Remote clients cannot reach addresses of other scopes.
 async fn read_addresses(lists: &Lists) -> Result<BTreeMap<u32, Vec<IpAddr>>, NetlinkError> {
     let mut addresses: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
-    // One dump for each family: in a dump of both, the kernel does not always report a change of the first half.
+    // One dump for each family: in a dump of both families, the kernel does not always report a change of the first
+    // half.
     for family in FAMILIES {
         let mut wanted = AddressMessage::default();
         wanted.header.family = family;
         let pick = |message| if let RouteNetlinkMessage::NewAddress(it) = message { Some(it) } else { None };
         let all = lists.dump("list addresses", RouteNetlinkMessage::GetAddress(wanted), pick).await?;
-        // A kernel without IPv6 answers with the IPv4 addresses again.
+        // A kernel without IPv6 returns the IPv4 addresses again.
         for message in all.iter().filter(|message| message.header.family == family) {
             if let Some(ip) = global_address(message) {
                 addresses.entry(message.header.index).or_default().push(ip);
@@ -260,7 +261,7 @@ fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
 ///
 /// # Errors
 ///
-/// If the kernel refuses the socket.
+/// If the netlink socket cannot be opened.
 pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin, NetlinkError> {
     let groups = [
         MulticastGroup::Link,
@@ -286,8 +287,8 @@ pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin,
     Ok(Box::pin(changes.chain(stream::once(end))))
 }
 
-/// Only default and host routes matter, and only new filters of other software: the agent's own filters would trigger
-/// another survey.
+/// Ignores all routes except default and host routes, and all filters except new ones of other software: the agent's
+/// own filters would trigger another survey.
 fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_attachments: bool) -> bool {
     let NetlinkPayload::InnerMessage(message) = payload else {
         return matches!(payload, NetlinkPayload::Overrun(_));

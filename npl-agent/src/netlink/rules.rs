@@ -22,7 +22,7 @@ const WHOLE: u32 = u32::MAX;
 
 /// Policy routing: rules that select a single source address, a mark or an incoming device, in the order in which the
 /// kernel applies them, and the tables of all rules that need a mark.
-/// Also returns the devices by which routes with a gateway leave.
+/// Also returns the egress devices of all routes with a gateway.
 pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32>), NetlinkError> {
     let mut routing = Routing::default();
     for family in FAMILIES {
@@ -30,7 +30,7 @@ pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32
         wanted.header.family = family;
         let pick = |message| if let RouteNetlinkMessage::NewRule(rule) = message { Some(rule) } else { None };
         match lists.dump("list rules", RouteNetlinkMessage::GetRule(wanted), pick).await {
-            // A kernel without policy routing answers with an error.
+            // A kernel without policy routing returns an error.
             Err(NetlinkError::Request { .. }) => {}
             listed => {
                 let listed = listed?;
@@ -62,7 +62,7 @@ async fn read_routes(lists: &Lists) -> Result<(BTreeSet<DefaultRoute>, BTreeSet<
     Ok((found, with_gateway))
 }
 
-/// The devices by which the route leads to a gateway.
+/// The devices of the route's next hops that are gateways.
 fn devices_with_gateway(route: &RouteMessage) -> Vec<u32> {
     let of_hop = |it: &RouteAttribute| {
         let RouteAttribute::MultiPath(hops) = it else { return Vec::new() };
@@ -113,7 +113,7 @@ fn incoming_rule(message: &RuleMessage) -> Option<IncomingRule> {
     Some(IncomingRule { family: family_of(header.family)?, device, table })
 }
 
-/// The table of a rule that leads to one, unless its conditions are inverted.
+/// The table of a rule that selects a table, unless the rule's conditions are inverted.
 fn table(message: &RuleMessage) -> Option<u32> {
     if message.header.action != RuleAction::ToTable || message.header.flags.contains(RuleFlags::Invert) {
         return None;
@@ -126,7 +126,7 @@ const fn is_of_mark(attribute: &RuleAttribute) -> bool {
     matches!(attribute, RuleAttribute::FwMark(_) | RuleAttribute::FwMask(_))
 }
 
-/// The table to which a rule leads packets with a mark. An inverted rule applies to packets without the mark.
+/// The table that a rule selects for packets with a mark. An inverted rule applies to packets without the mark.
 fn table_of_mark(rule: &RuleMessage) -> Option<(Family, u32)> {
     let table = table(rule)?;
     mark_of(rule)?;

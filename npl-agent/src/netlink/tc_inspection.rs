@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the qdiscs and filters of devices and who owns them, and removes clsact qdiscs of NPL that have no filter
-//! left.
+//! Reads the qdiscs and filters of devices and their owners, and removes clsact qdiscs of NPL without filters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,13 +18,13 @@ use crate::core::devices::{
     attachments::{AttachmentOwner, DeviceAttachments, Side, is_hook, matters, owner_of_filter},
 };
 
-/// The inputs of an inspection of qdiscs, filters and programs.
+/// The parameters of an inspection of qdiscs, filters and programs.
 #[expect(missing_debug_implementations, reason = "a closure has no debug representation")]
 pub struct TcInspection {
     /// The devices that may be uplinks.
     pub uplinks: DeviceSelection,
-    /// Returns the owners of the BPF links on a device (by ifindex), which run ahead of its filters; `None` if the
-    /// kernel does not report them.
+    /// Returns the owners of the BPF links on a device (by ifindex), which run before its filters; `None` if the kernel
+    /// does not report them.
     pub programs_on: Box<dyn Fn(u32) -> Option<DeviceAttachments> + Send + Sync>,
 }
 
@@ -36,7 +35,7 @@ pub(super) type Queues = BTreeMap<u32, BTreeSet<String>>;
 ///
 /// # Errors
 ///
-/// If the kernel refuses the socket.
+/// If the netlink socket cannot be opened.
 pub(super) async fn inspect(
     devices: &[Device],
     mut queues: Queues,
@@ -70,7 +69,7 @@ pub(super) async fn read_queues(lists: &Lists) -> Result<Queues, NetlinkError> {
     Ok(queues)
 }
 
-/// Whether a device has an `ingress` qdisc, which occupies the place of clsact.
+/// Whether a device has an `ingress` qdisc, which occupies the handle of clsact.
 pub(super) fn has_ingress_queue(queues: &Queues, ifindex: u32) -> bool {
     queues.get(&ifindex).is_some_and(|kinds| kinds.contains("ingress"))
 }
@@ -106,7 +105,7 @@ fn kind(message: &TcMessage) -> &str {
     kind.unwrap_or_default()
 }
 
-/// Whether a filter belongs to other software than NPL.
+/// Whether a filter belongs to software other than NPL.
 pub(super) fn is_foreign_filter(filter: &TcMessage) -> bool {
     owner(filter) == Some(AttachmentOwner::Other)
 }
@@ -121,7 +120,7 @@ pub(super) fn is_queue(queue: &TcMessage) -> bool {
 ///
 /// # Errors
 ///
-/// If the kernel refuses a request.
+/// If the kernel returns an error for a request.
 pub async fn remove_unused_clsact(ifindex: u32) -> Result<Option<String>, NetlinkError> {
     let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
     let driver = tokio::spawn(connection);

@@ -10,19 +10,19 @@ use super::{
 };
 use crate::core::doctor::forward_chains::{BaseChain, Condition, Field, ForwardChains, Rule, Table, Verdict};
 
-/// The families of tables that see forwarded IP packets.
+/// The nftables families whose chains process forwarded IP packets.
 const FAMILIES: [(u8, &str); 3] =
     [(uapi::NFPROTO_INET, "inet"), (uapi::NFPROTO_IPV4, "ip"), (uapi::NFPROTO_IPV6, "ip6")];
-/// The number of chains that are read. Some firewalls have thousands.
+/// The maximum number of chains that are read. Some firewalls have thousands.
 const MAX_CHAINS: usize = 500;
-/// The beginning of the name of a set that belongs to one rule, in the kernel's choice of names.
+/// The prefixes by which the kernel names anonymous sets and maps, which belong to one rule.
 const ANONYMOUS: [&str; 2] = ["__set", "__map"];
 
 /// Reads the filter chains of the forward hook, and the chains that they jump to.
 ///
 /// # Errors
 ///
-/// If the kernel refuses.
+/// If the kernel returns an error.
 pub(super) fn read() -> io::Result<ForwardChains> {
     let mut found = ForwardChains::default();
     for (family, family_name) in FAMILIES {
@@ -155,10 +155,10 @@ struct Lookup {
     is_map: bool,
 }
 
-/// A rule before its sets are read.
+/// A rule whose sets have not been read yet.
 #[derive(Debug, Default)]
 struct Draft {
-    /// The content of registers.
+    /// The packet field, and the bytes of its mask, in each register.
     registers: BTreeMap<u32, (Field, Vec<u8>)>,
     conditions: Vec<Condition>,
     lookups: Vec<Lookup>,
@@ -197,7 +197,7 @@ impl Draft {
             "target" if name(data, of::XTABLES_NAME).is_some_and(|it| it == "REJECT") => {
                 self.verdict = Some(Verdict::Refuse);
             }
-            // These neither decide nor limit the rest of the rule.
+            // These expressions neither decide nor limit the rest of the rule.
             "counter" | "log" | "notrack" | "target" | "meta" | "ct" | "payload" => {}
             _ => self.conditions.push(Condition::unclear()),
         }
@@ -247,7 +247,7 @@ impl Draft {
         self.lookups.iter().map(|lookup| lookup.set.clone()).collect()
     }
 
-    /// The rules that a draft stands for: a verdict map has one for each element.
+    /// The rules that a draft represents: a verdict map results in one rule for each element.
     fn finish(mut self, sets: &BTreeMap<String, Vec<Element>>) -> Vec<Rule> {
         let mut rules = Vec::new();
         for Lookup { set, field, mask, is_negated, is_map } in std::mem::take(&mut self.lookups) {
@@ -265,7 +265,7 @@ impl Draft {
                     Some(Rule { conditions, verdict: element.verdict.clone()? })
                 })),
                 (None, false) => self.conditions.push(Condition::unclear()),
-                // A named map of verdicts may have any of them.
+                // A named verdict map may contain any of these verdicts.
                 (None, true) => {
                     let conditions = [self.conditions.clone(), vec![Condition::unclear()]].concat();
                     rules.push(Rule { conditions, verdict: Verdict::Accept });
@@ -278,7 +278,7 @@ impl Draft {
     }
 }
 
-/// `NFT_REG_1` to `NFT_REG_4` of 16 bytes are other names for registers of four bytes.
+/// The 16-byte registers `NFT_REG_1` to `NFT_REG_4` are aliases of 4-byte registers.
 const fn normal(register: u32) -> u32 {
     match register {
         1..=4 => value::REGISTER + (register - 1) * 4,
@@ -315,7 +315,7 @@ fn header_field(data: &[u8]) -> Field {
     position().unwrap_or(Field::Other)
 }
 
-/// The condition of a match of iptables that `iptables-nft` stores as it is; `None` for a comment.
+/// The condition of an iptables match that `iptables-nft` stores in its binary form; `None` for a comment.
 fn xtables_match(data: &[u8]) -> Option<Condition> {
     let info = find(data, of::XTABLES_INFO).unwrap_or_default();
     let known = match name(data, of::XTABLES_NAME)?.as_str() {
@@ -327,13 +327,13 @@ fn xtables_match(data: &[u8]) -> Option<Condition> {
     Some(known.unwrap_or_else(Condition::unclear))
 }
 
-/// `xt_conntrack_mtinfo3`, if it compares the state or the status only.
+/// The condition of `xt_conntrack_mtinfo3`, if it compares only the state or the status.
 fn conntrack_match(info: &[u8]) -> Option<Condition> {
-    /// The position of `match_flags`, which three other fields of two bytes follow.
+    /// The offset of `match_flags`, which is followed by three other two-byte fields.
     const FLAGS: usize = 146;
     const STATE: u16 = 1;
     const STATUS: u16 = 1 << 6;
-    /// The states `SNAT` and `DNAT`, which are in the status of a connection.
+    /// The states `SNAT` and `DNAT`, which the kernel stores in the status of a connection.
     const VIRTUAL_STATES: u16 = 1 << 6 | 1 << 7;
     let field = |number: usize| {
         let bytes = info.get(FLAGS + 2 * number..)?.first_chunk()?;
@@ -348,7 +348,7 @@ fn conntrack_match(info: &[u8]) -> Option<Condition> {
     Some(bits_are_set(field, bits.into(), inverted & flags != 0))
 }
 
-/// `xt_mark_mtinfo1`.
+/// The condition of `xt_mark_mtinfo1`.
 fn mark_match(info: &[u8]) -> Option<Condition> {
     let (mark, rest) = info.split_first_chunk::<4>()?;
     let (mask, rest) = rest.split_first_chunk::<4>()?;
@@ -356,7 +356,7 @@ fn mark_match(info: &[u8]) -> Option<Condition> {
     Some(Condition { field: Field::Mark, mask: mask.to_vec(), values: vec![mark.to_vec()], is_negated })
 }
 
-/// Whether at least one of the bits is set, or none.
+/// The condition that at least one of the bits is set or, negated, none.
 fn bits_are_set(field: Field, bits: u32, is_negated: bool) -> Condition {
     Condition { field, mask: bits.to_ne_bytes().to_vec(), values: vec![vec![0; 4]], is_negated: !is_negated }
 }

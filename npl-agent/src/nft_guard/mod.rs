@@ -2,14 +2,14 @@
 //! Maintains the nftables table `inet npl`, which exempts replies of mapped Pod endpoints from masquerading and marks
 //! connections for reply routing.
 //!
-//! NPL translates a request before kernel conntrack sees it, so the kernel's entry is from the client to the Pod. Once
-//! that entry times out, the Pod's next packet creates a new one from the Pod to the client, and a masquerade rule for
-//! Pod egress matches it: the packet leaves with a source port that the client does not know. The chain `replies` runs
-//! before such rules and keeps the source address and port. See design note 15.
+//! NPL translates a request before kernel conntrack tracks it, so the kernel's entry is from the client to the Pod.
+//! After that entry has timed out, the Pod's next packet creates a new one from the Pod to the client, and a masquerade
+//! rule for Pod egress matches it: the packet leaves with a source port that the client does not know. The chain
+//! `replies` runs before such rules and keeps the source address and port. See design note 15.
 //!
 //! Some CNIs mark connections that arrive for a Node address, so that replies of Pods with their own policy route leave
-//! through the Node's uplink. Such a CNI does not recognize translated requests. The chain `requests` sets the mark for
-//! them. See design note 21.
+//! through the Node's uplink. Such a CNI does not mark translated requests, whose destination is a Pod address. The
+//! chain `requests` sets the mark for them. See design note 21.
 
 mod forward;
 mod rules;
@@ -38,7 +38,7 @@ use crate::core::{
     op::Op,
 };
 
-/// Delay until the next attempt after the kernel refused a change.
+/// Delay until the next attempt after the kernel rejected a change.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// The tables of legacy iptables, which nftables does not list.
 const LEGACY_TABLES: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
@@ -46,12 +46,12 @@ const LEGACY_TABLES: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/pro
 /// Whether the agent maintains the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GuardMode {
-    /// If the Node has source NAT rules, or reply routing needs connection marks.
+    /// Maintained if the Node has source NAT rules, or reply routing needs connection marks.
     #[default]
     Auto,
-    /// Always.
+    /// Always maintained.
     On,
-    /// Never; an existing table is removed.
+    /// Never maintained; an existing table is removed.
     Off,
 }
 
@@ -65,7 +65,7 @@ pub struct Guard {
 
 #[derive(Debug)]
 enum Update {
-    /// All mappings, replacing those known before.
+    /// All mappings, which replace all earlier ones.
     All(BTreeMap<Frontend, PodEndpoint>),
     /// One mapping that was written, or removed if there is no endpoint.
     One(Frontend, Option<PodEndpoint>),
@@ -122,7 +122,7 @@ impl Guard {
     }
 
     fn send(&self, update: Update) {
-        // Without a thread the table is not maintained, which was logged at start.
+        // Without a thread no table is maintained, which was logged at start.
         drop(self.updates.as_ref().map(|thread| thread.send(update)));
     }
 }
@@ -143,7 +143,7 @@ pub const TABLE: &str = "inet npl";
 ///
 /// # Errors
 ///
-/// If the kernel refuses.
+/// If the kernel returns an error.
 pub fn remove() -> io::Result<bool> {
     table::remove(&Connection::open()?)
 }
@@ -162,7 +162,7 @@ pub struct TableState {
 ///
 /// # Errors
 ///
-/// If the kernel refuses.
+/// If the kernel returns an error.
 pub fn read_state() -> io::Result<TableState> {
     let read = Connection::open().and_then(|connection| table::read(&connection));
     let Some(Content { endpoints, keeps_sources, markings }) = table::if_known(read)?.flatten() else {
@@ -175,7 +175,7 @@ pub fn read_state() -> io::Result<TableState> {
 ///
 /// # Errors
 ///
-/// If the kernel refuses.
+/// If the kernel returns an error.
 pub fn masquerading(table: &TableState) -> io::Result<Masquerading> {
     let has_source_nat = table::has_foreign_source_nat()?;
     Ok(Masquerading {
@@ -189,7 +189,7 @@ pub fn masquerading(table: &TableState) -> io::Result<Masquerading> {
 ///
 /// # Errors
 ///
-/// If the kernel refuses.
+/// If the kernel returns an error.
 pub fn forward_chains() -> io::Result<ForwardChains> {
     Ok(ForwardChains { has_legacy_filter: has_legacy_table("filter"), ..forward::read()? })
 }
@@ -268,8 +268,8 @@ impl Worker {
         self.mapped.values().copied().collect()
     }
 
-    /// Adds and removes set elements of an installed table. This is cheaper than [`Self::verify`], which reads
-    /// everything.
+    /// Adds and removes set elements of an installed table. This is cheaper than [`Self::verify`], which reads the
+    /// whole table.
     fn update_endpoints(&mut self) -> io::Result<()> {
         let wanted = self.endpoints();
         let Some(installed) = self.installed.as_mut().filter(|it| it.endpoints != wanted) else { return Ok(()) };

@@ -12,7 +12,7 @@ use crate::core::{
     model::Family,
 };
 
-/// The layout of an IP family in packet headers and in the table's sets.
+/// The layout of addresses of an IP family, in packet headers and in the table's sets.
 #[derive(Debug)]
 pub(super) struct Shape {
     pub(super) family: Family,
@@ -45,7 +45,7 @@ const V6: Shape = Shape {
 
 pub(super) const SHAPES: [&Shape; 2] = [&V4, &V6];
 
-/// Which address and port of a packet a rule reads.
+/// Whether a rule reads the source or the destination address and port of a packet.
 #[derive(Debug, Clone, Copy)]
 enum End {
     Source,
@@ -108,7 +108,7 @@ fn is_of_family(shape: &Shape) -> [DefaultNla; 2] {
     [meta(value::REGISTER, value::META_NFPROTO), compare(value::EQUAL, &[shape.nfproto])]
 }
 
-/// Expressions that match if address, protocol and port of a packet are in the set.
+/// Expressions that match if the packet's address, protocol and port are in the set.
 fn is_endpoint(shape: &Shape, end: End) -> [DefaultNla; 4] {
     let behind = value::REGISTER + shape.length / 4;
     let port = match end {

@@ -18,7 +18,7 @@ use crate::core::{
 
 /// The name of the table, without its family.
 pub(super) const TABLE: &str = "npl";
-/// Set elements in one message. A netlink attribute holds 65,535 bytes at most.
+/// Maximum number of set elements in one message. A netlink attribute holds at most 65,535 bytes.
 const MAX_ELEMENTS: usize = 1000;
 
 /// The Pod endpoint of a mapping, which is the source of replies.
@@ -26,7 +26,7 @@ const MAX_ELEMENTS: usize = 1000;
 pub(super) struct PodEndpoint {
     pub(super) addr: IpAddr,
     pub(super) protocol: Protocol,
-    /// In host byte order.
+    /// The Pod port in host byte order.
     pub(super) port: u16,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct PodEndpoint {
 pub(super) struct Content {
     /// The elements of the sets that the chains look up.
     pub(super) endpoints: BTreeSet<PodEndpoint>,
-    /// Whether the chain `replies` exists, which keeps the source of replies.
+    /// Whether the chain `replies` exists, which exempts replies from masquerading.
     pub(super) keeps_sources: bool,
     /// The rules of the chain `requests`, which mark connections.
     pub(super) markings: BTreeSet<Marking>,
@@ -49,9 +49,9 @@ struct Chain {
     priority: i32,
 }
 
-/// Ahead of the priority `srcnat` (100), at which other software masquerades.
+/// Before the priority `srcnat` (100), at which other software masquerades.
 const REPLIES: Chain = Chain { name: "replies", kind: "nat", hook: uapi::POST_ROUTING, priority: 99 };
-/// The priority `mangle`, after kernel conntrack and ahead of the routing decision.
+/// The priority `mangle`, after kernel conntrack and before the routing decision.
 const REQUESTS: Chain = Chain { name: "requests", kind: "filter", hook: uapi::PRE_ROUTING, priority: -150 };
 
 impl PodEndpoint {
@@ -103,7 +103,7 @@ pub(super) fn update(
     gone: &BTreeSet<PodEndpoint>,
 ) -> io::Result<()> {
     let messages = elements(message::DEL_ELEMENT, gone).into_iter().chain(elements(message::NEW_ELEMENT, new));
-    // One transaction for each message, since all of them together may not fit into the socket buffer.
+    // One transaction for each message, because all messages together may not fit into the socket buffer.
     messages.into_iter().try_for_each(|message| connection.commit(vec![message]))
 }
 
@@ -147,7 +147,7 @@ fn list_rules(connection: &Connection, chain: &Chain, mut on_rule: impl FnMut(&[
 }
 
 /// Whether other software has a source NAT chain; `None` if the kernel has no nftables. Reading stops at the first such
-/// chain, since a Node may have ten thousand chains.
+/// chain, because a Node may have ten thousand chains.
 pub(super) fn has_foreign_source_nat() -> io::Result<Option<bool>> {
     let mut found = false;
     let Some(connection) = if_known(Connection::open())? else { return Ok(None) };
@@ -162,14 +162,14 @@ pub(super) fn has_foreign_source_nat() -> io::Result<Option<bool>> {
     Ok(if_known(listed)?.map(|()| found))
 }
 
-/// Whether the kernel has no nftables. nfnetlink answers `EINVAL` to a subsystem that it does not know; kernels without
-/// nfnetlink, and sandboxes, refuse the protocol.
+/// Whether the kernel has no nftables. nfnetlink returns `EINVAL` for a subsystem that it does not know; kernels
+/// without nfnetlink, and sandboxes, return an error for the protocol.
 pub(super) fn is_unknown(error: &io::Error) -> bool {
     const ABSENT: [Errno; 4] = [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
     error.raw_os_error().is_some_and(|code| ABSENT.contains(&Errno::from_raw(code)))
 }
 
-/// Turns the error of a kernel without nftables into `None`.
+/// Converts the error of a kernel without nftables to `None`.
 pub(super) fn if_known<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if is_unknown(&error) => Ok(None),
@@ -177,7 +177,7 @@ pub(super) fn if_known<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Turns the error of an absent object into `None`.
+/// Converts the error of an absent object to `None`.
 pub(super) fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -17,7 +17,7 @@ use rtnetlink::{
 
 use super::uapi;
 
-/// Time to wait for an answer. The kernel answers at once, or when a transaction of other software ends.
+/// Time limit for an answer. The kernel answers immediately, or when a transaction of other software ends.
 const ANSWER_TIMEOUT: TimeVal = TimeVal::new(10, 0);
 
 /// An attribute with raw bytes.
@@ -25,7 +25,7 @@ pub(super) fn bytes(kind: u16, value: &[u8]) -> DefaultNla {
     DefaultNla::new(kind, value.to_vec())
 }
 
-/// An attribute with a text, which the kernel expects to end in a zero byte.
+/// An attribute with a string, which the kernel expects to end with a zero byte.
 pub(super) fn text(kind: u16, value: &str) -> DefaultNla {
     DefaultNla::new(kind, [value.as_bytes(), &[0]].concat())
 }
@@ -118,7 +118,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// The kernel's first refusal, or no answer within 10 s.
+    /// The first error that the kernel returns, or no answer within 10 s.
     pub(super) fn commit(&self, commands: Vec<Message>) -> io::Result<()> {
         let begin = Message::of_transaction(uapi::BATCH_BEGIN);
         let end = Message::of_transaction(uapi::BATCH_END);
@@ -138,7 +138,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses, or does not answer within 10 s.
+    /// If the kernel returns an error, or does not answer within 10 s.
     pub(super) fn list(&self, command: Message, on_object: impl FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
         self.0.send(&serialized(command, NLM_F_REQUEST | NLM_F_DUMP, 1), 0)?;
         self.answers(|_| false, on_object)
@@ -151,7 +151,7 @@ impl Connection {
         mut on_object: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> io::Result<()> {
         loop {
-            // A receive timeout disables the kernel's restart after a signal, such as SIGCHLD.
+            // A receive timeout disables the automatic restart of the system call after a signal, such as SIGCHLD.
             let datagram = match self.0.recv_from_full() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 received => received?.0,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A lock for each BPF file system, so that only one process changes the datapath: `run`, `load` or `cleanup`.
 //!
-//! The lock is a `flock` on the folder of the pins, which only root can open. An abstract Unix socket could be bound by
-//! every Pod of the host network.
+//! The lock is a `flock` on the directory of the pins, which only root can open. Every Pod of the host network could
+//! bind an abstract Unix socket instead.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -19,14 +19,14 @@ use nix::{
 };
 use npl_common::names::PIN_ROOT;
 
-/// The mode of the folder: nobody but root can open it and lock it.
+/// The mode of the directory: only root can open and lock it.
 const ONLY_ROOT: u32 = 0o700;
-/// The time for which a process tries to take a lock that no agent holds.
+/// The time for which a process tries to acquire a lock that no agent holds.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The delay between two attempts. A check holds the lock for microseconds.
+/// The delay between two attempts. A check of the lock holds it only for microseconds.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Why the lock could not be taken.
+/// Why the lock could not be acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another `npl-agent run`, `load` or `cleanup` holds the lock of this BPF file system.
@@ -35,10 +35,10 @@ pub enum LockError {
          wait until it ends"
     )]
     AlreadyRunning,
-    /// The folder could not be created, opened or locked.
+    /// The directory could not be created, opened or locked.
     #[error("lock this Node against a second npl-agent: lock the folder {}; run the agent as root", folder.display())]
     Folder {
-        /// The folder.
+        /// The path of the directory.
         folder: PathBuf,
         /// The kernel's error.
         #[source]
@@ -52,11 +52,11 @@ pub struct Lock {
     _folder: Flock<File>,
 }
 
-/// Takes the lock of a mounted BPF file system.
+/// Acquires the lock of a mounted BPF file system.
 ///
 /// # Errors
 ///
-/// If another process holds the lock, or this process may not create or open the folder of the pins.
+/// If another process holds the lock, or this process may not create or open the directory of the pins.
 pub fn take(bpffs: &Path) -> Result<Lock, LockError> {
     let folder = bpffs.join(PIN_ROOT);
     let started = Instant::now();
@@ -71,17 +71,17 @@ pub fn take(bpffs: &Path) -> Result<Lock, LockError> {
     }
 }
 
-/// Whether a process holds the lock. The check does not keep an agent that starts at the same time from taking it.
+/// Whether a process holds the lock. The check does not block an agent that starts at the same time.
 pub fn is_taken(bpffs: &Path) -> bool {
     let opened = File::open(bpffs.join(PIN_ROOT));
     opened.is_ok_and(|folder| lock(folder, FlockArg::LockSharedNonblock).is_err_and(|error| is_held(&error)))
 }
 
-/// `None` if only checks of the lock were in the way, or the folder was removed meanwhile. A shared lock fails if an
-/// agent has the lock, and succeeds beside checks.
+/// Acquires the lock; `None` if only checks held the lock, or the directory was removed in the meantime. A shared lock
+/// fails if an agent holds the lock, and succeeds during checks.
 fn attempt(folder: &Path) -> io::Result<Option<Lock>> {
     match DirBuilder::new().mode(ONLY_ROOT).create(folder) {
-        // An earlier version may have created the folder with another mode.
+        // An earlier version may have created the directory with another mode.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             fs::set_permissions(folder, Permissions::from_mode(ONLY_ROOT)).or_else(ignore_absence)?;
         }
@@ -96,7 +96,7 @@ fn attempt(folder: &Path) -> io::Result<Option<Lock>> {
         Err(Errno::EWOULDBLOCK) => return Ok(None),
         taken => taken?,
     }
-    // A cleanup removes the folder; a lock on a removed folder excludes nobody.
+    // A cleanup removes the directory; a lock on a removed directory excludes no process.
     let is_current = fs::metadata(folder).is_ok_and(|now| shared.metadata().is_ok_and(|it| it.ino() == now.ino()));
     Ok(is_current.then_some(Lock { _folder: shared }))
 }
@@ -128,7 +128,7 @@ mod tests {
 
     use super::{LockError, is_taken, take};
 
-    /// A folder in place of a BPF file system, which is removed at the end.
+    /// A directory in place of a BPF file system, which is removed when this value is dropped.
     struct Folder(PathBuf);
 
     impl Folder {

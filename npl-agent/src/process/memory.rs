@@ -1,21 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Returns freed memory to the system, since the agent runs on every Node.
+//! Returns freed memory to the system, because the agent runs on every Node.
 //!
 //! glibc keeps one heap for each thread, and keeps freed memory in the middle of a heap. Without this module, a list
-//! from the API server or the kernel's BTF would stay resident until the agent ends.
+//! from the API server or the kernel's BTF would stay resident until the agent exits.
 
-/// Size in bytes from which glibc maps an allocation on its own, such as the body of a list, and unmaps it when it is
-/// freed.
+/// Size in bytes from which glibc maps an allocation separately, such as the body of a list, and unmaps it on free.
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM: libc::c_int = 128 * 1024;
 
-/// Makes glibc use one heap for all threads. The agent's threads mostly wait for I/O, so they do not contend for the
-/// heap.
+/// Makes glibc use one heap for all threads. The agent's threads mostly wait for I/O, so they do not contend for it.
 pub fn use_one_heap() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [(libc::M_ARENA_MAX, 1), (libc::M_MMAP_THRESHOLD, MAPPED_FROM)] {
         #[expect(unsafe_code, reason = "no library in use wraps it")]
-        // SAFETY: the call takes two numbers, and changes nothing if it refuses one of them.
+        // SAFETY: the call has two integer arguments, and changes nothing if one of them is invalid.
         let _is_taken = unsafe { libc::mallopt(parameter, value) };
     }
 }
@@ -24,6 +22,6 @@ pub fn use_one_heap() {
 pub fn give_back() {
     #[cfg(target_env = "gnu")]
     #[expect(unsafe_code, reason = "no library in use wraps it")]
-    // SAFETY: the call takes a number, and releases only free blocks.
+    // SAFETY: the call has an integer argument, and releases only free blocks.
     let _was_any = unsafe { libc::malloc_trim(0) };
 }

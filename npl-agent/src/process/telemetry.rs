@@ -12,10 +12,10 @@ use tracing_subscriber::{
 /// The environment variable with the log filter, in the syntax of `tracing_subscriber::EnvFilter`.
 pub const FILTER_VARIABLE: &str = "NPL_LOG";
 
-/// kube logs every failed request at `error`; the agent logs the same once, with its effect.
+/// kube logs every failed request at `error`; the agent logs the failure once, with its effect.
 #[cfg(not(feature = "trace"))]
 pub(crate) const DEFAULT_FILTER: &str = "warn,npl_agent=info,kube_client=off,kube_runtime=off";
-/// With the logs of the kernel programs.
+/// The default filter of the trace build, which includes the logs of the kernel programs.
 #[cfg(feature = "trace")]
 pub(crate) const DEFAULT_FILTER: &str = "warn,npl_agent=info,npl_ebpf=debug,kube_client=off,kube_runtime=off";
 
@@ -78,7 +78,7 @@ pub fn log_fatal(format: LogFormat, error: &anyhow::Error) -> bool {
     is_logged
 }
 
-/// An empty value means the default, since Helm charts render an unset variable as an empty one.
+/// An empty value means the default, because Helm charts render an unset variable as an empty one.
 fn parse_filter(text: Option<&str>) -> Result<EnvFilter, TelemetryError> {
     let text = text.map(str::trim).filter(|text| !text.is_empty()).unwrap_or(DEFAULT_FILTER);
     EnvFilter::try_new(text).map_err(|source| TelemetryError::Filter { text: text.to_owned(), source })

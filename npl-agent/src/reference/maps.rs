@@ -94,7 +94,7 @@ fn content(content: Content) -> String {
     }
 }
 
-/// The type, or the types of IPv4 and IPv6 whose names differ in the family only.
+/// The type, or the types of IPv4 and IPv6 whose names differ only in the family.
 fn pair(layout: &Layout) -> Vec<Layout> {
     let stem = |name: &'static str| name.strip_suffix("V4").or(name.strip_suffix("V6"));
     let is_other = |other: &Layout| stem(other.name).is_some() && stem(other.name) == stem(layout.name);
@@ -141,7 +141,7 @@ fn type_section(layouts: &[Layout]) -> String {
     text
 }
 
-/// The values of both families, or the one that is the same for both.
+/// The values of both families, or one value if both are equal.
 fn merged(values: impl Iterator<Item = String>) -> String {
     let mut values: Vec<_> = values.collect();
     values.dedup();
@@ -159,7 +159,7 @@ mod tests {
 
     use crate::datapath::embedded_object;
 
-    /// Builds without the kernel object, such as those of editors, have nothing to compare with.
+    /// Builds without the kernel object, such as those of editors, have no maps to compare.
     #[test]
     fn listed_maps_are_those_of_the_kernel_object() {
         let Ok(bytes) = embedded_object() else { return };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The few forms of Markdown that the pages have.
+//! The few Markdown elements of the generated pages.
 
 use std::fmt::Write as _;
 
@@ -13,17 +13,17 @@ pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
     text
 }
 
-/// A heading, with empty lines around.
+/// A heading, with empty lines before and after.
 pub(super) fn heading(level: usize, title: &str) -> String {
     format!("\n{} {title}\n\n", "#".repeat(level))
 }
 
-/// The text as code.
+/// The text as a code span.
 pub(super) fn code(text: &str) -> String {
     format!("`{text}`")
 }
 
-/// Several names as code.
+/// Several names as code spans.
 pub(super) fn codes(names: &[&str]) -> String {
     names.iter().map(|name| code(name)).collect::<Vec<_>>().join(", ")
 }

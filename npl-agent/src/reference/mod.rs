@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Renders `docs/reference/` from the definitions in the code. `cargo xtask docs` writes the pages; a test compares
-//! them.
+//! them with the code.
 
 mod events;
 mod flags;
@@ -24,7 +24,7 @@ pub struct Page {
 struct Source {
     file: &'static str,
     title: &'static str,
-    /// One sentence for the index and the begin of the page.
+    /// One sentence for the index and for the first paragraph of the page.
     purpose: &'static str,
     body: fn() -> String,
 }
@@ -62,7 +62,7 @@ const SOURCES: [Source; 5] = [
     },
 ];
 
-/// All pages, the index included.
+/// All pages, including the index.
 pub fn pages() -> Vec<Page> {
     let index = Page { file: "README.md", text: page("Reference", &index()) };
     let others = SOURCES.iter().map(|Source { file, title, purpose, body }| {

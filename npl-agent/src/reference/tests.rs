@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, env, fs, path::Path};
 
 use super::{Page, pages};
 
-/// The variable with which expect-test updates files too.
+/// The environment variable with which expect-test, too, updates files.
 const UPDATE: &str = "UPDATE_EXPECT";
 
 #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reserves node ports: the agent binds a socket to each of them, so that no other process can use the port.
+//! Reserves node ports: the agent binds a socket to each node port, so that no other process can use the port.
 //!
 //! A TCP socket is bound without `listen` and without `SO_REUSEADDR`: every other bind fails, and a client of a port
 //! without a mapping gets an RST from the kernel.
@@ -17,16 +17,16 @@ use socket2::{Domain, Socket, Type};
 
 use crate::core::model::{Family, Frontend, Protocol};
 
-/// The socket protocols of the kernel, one in each line.
+/// The kernel's list of socket protocols, one in each line.
 const PROTOCOLS: &str = "/proc/net/protocols";
 
 /// Why a port could not be reserved.
 #[derive(Debug, thiserror::Error)]
 pub enum ReserveError {
-    /// Another process has bound the port. The agent allocates another one.
+    /// Another process has bound the port. The agent allocates another port.
     #[error("reserve node port {0}: another process has bound it")]
     Taken(Frontend),
-    /// The kernel refused for another reason, such as the limit of open files.
+    /// The kernel returned another error, such as that of the limit of open files.
     #[error("reserve node port {frontend}")]
     Refused {
         /// The node port, its protocol and IP family.
@@ -45,8 +45,8 @@ pub struct Reservations {
 }
 
 impl Reservations {
-    /// Returns the reserved ports. Once SCTP is loaded, ports without a socket are dropped first, so that the agent
-    /// reserves them again with one.
+    /// Returns the reserved ports. Once SCTP is loaded, SCTP ports without a socket are dropped first, so that the
+    /// agent reserves them again with one.
     pub fn observe(&mut self) -> BTreeSet<Frontend> {
         if self.reserved.values().any(Option::is_none) && has_sctp() {
             self.reserved.retain(|_, socket| socket.is_some());
@@ -58,7 +58,7 @@ impl Reservations {
     ///
     /// # Errors
     ///
-    /// If another process has bound the port, or the kernel refuses for another reason.
+    /// If another process has bound the port, or the kernel returns another error.
     pub fn reserve(&mut self, frontend: Frontend) -> Result<(), ReserveError> {
         if self.reserved.contains_key(&frontend) {
             return Ok(());
@@ -84,7 +84,7 @@ impl Reservations {
     }
 }
 
-/// Whether SCTP is built in or loaded. If the list cannot be read, the answer is yes, and opening the socket decides.
+/// Whether SCTP is built in or loaded. If the list cannot be read, the result is true, and opening the socket decides.
 fn has_sctp() -> bool {
     std::fs::read_to_string(PROTOCOLS).map_or(true, |list| list.lines().any(|line| line.starts_with("SCTP ")))
 }
@@ -102,11 +102,11 @@ fn bound_socket(frontend: Frontend) -> io::Result<Socket> {
     };
     let socket = Socket::new(domain, kind, Some(protocol))?;
     if frontend.protocol == Protocol::Udp {
-        // No process reads datagrams that match no mapping, so the kernel must not store many of them.
+        // No process reads datagrams that match no mapping, so the kernel need not store them.
         socket.set_recv_buffer_size(1)?;
     }
     if frontend.family == Family::V6 {
-        // IPv4 has a socket of its own for the same port number.
+        // The same port number has a separate socket for IPv4.
         socket.set_only_v6(true)?;
     }
     socket.bind(&SocketAddr::new(wildcard, frontend.node_port.0).into())?;

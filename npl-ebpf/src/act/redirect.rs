@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! `--forwarding redirect`: translated packets go from the uplink to the Pod's device, and from there to the uplink,
-//! and bypass the host's stack.
+//! `--forwarding redirect`: forwards translated packets between the uplink and the Pod's device without the host's
+//! stack.
 //!
 //! Either both directions of a Pod's traffic are redirected or neither, because kernel conntrack cannot track a
 //! connection of which it sees one direction only. The agent's next hop entry of the Pod decides for both. Replies
-//! follow the kernel's routes and neighbor table. Packets that need more than forwarding take the stack: those whose
-//! TTL ends here, those above the MTU, and those whose route leaves by a device that is no uplink.
+//! follow the kernel's routes and neighbor table. The stack forwards packets whose TTL expires at this Node, packets
+//! above the MTU, and packets whose egress device is no uplink.
 
 use aya_ebpf::{
     bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup__bindgen_ty_1, bpf_redir_neigh},
@@ -39,23 +39,23 @@ use crate::{
 enum Receiver {
     /// The peer of a veth or netkit pair.
     Peer,
-    /// A neighbor of the packet's family.
+    /// A neighbor with an address of the packet's IP family.
     Neighbor,
-    /// The gateway of the kernel's route, whose address has the other family.
+    /// The gateway of the kernel's route, if the gateway's address is of the other IP family.
     Routed,
 }
 
-/// Where a translated packet goes.
+/// The device and neighbor to which a translated packet is forwarded.
 ///
-/// All fields are always set: the compiler may read a field before the branch that needs it, and the verifier of a
-/// program without `CAP_PERFMON` refuses a read of uninitialized stack.
+/// All fields are always initialized: the compiler may read a field before the branch that needs it, and the verifier
+/// of a program without `CAP_PERFMON` rejects a read of uninitialized stack.
 pub struct NextHop<F: Family> {
-    /// The device that sends the packet; 0 for the host's stack.
+    /// Index of the egress device; 0 for the host's stack.
     ifindex: u32,
     receiver: Receiver,
     /// The address of [`Receiver::Neighbor`].
     neighbor: F::Addr,
-    /// The TTL fields that the packet is sent with.
+    /// The packet's TTL fields on egress.
     pub ttl_fields: F::TtlFields,
 }
 
@@ -80,14 +80,14 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     pod: F::Addr,
     lookup: impl FnOnce() -> PodNextHop,
 ) -> NextHop<F> {
-    // All cases use the Pod's address as neighbor, which a device pair ignores, so that no second address is on the
-    // stack.
+    // Every receiver gets the Pod's address as neighbor, so that no second address is on the stack; a device pair
+    // ignores the neighbor.
     let stack = NextHop { neighbor: pod, ..NextHop::stack(headers) };
     if !needs_next_hop::<MODE>() {
         return stack;
     }
-    // Each result is checked before the next look-up: the verifier forgets the bounds of a value that is loaded again
-    // behind a call.
+    // Each result is checked before the next look-up, because the verifier forgets the bounds of a value that is
+    // reloaded after a call.
     let Some(ttl_fields) = F::decrement_ttl(headers.ttl_fields) else { return stack };
     let next_hop = lookup();
     if !next_hop.is_reachable() || is_sctp_gso(ctx, headers.protocol) {
@@ -101,7 +101,7 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     NextHop { ifindex: next_hop.ifindex, receiver, neighbor: pod, ttl_fields }
 }
 
-/// Whether a packet arrived on the device that requests to its sender are redirected to.
+/// Whether a packet arrived on the device to which requests to its sender are redirected.
 #[inline(always)]
 pub fn is_from_pod<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> bool {
     F::next_hop(headers.source).ifindex == ctx.ifindex()
@@ -141,11 +141,11 @@ pub fn to_client<F: Family, const L2: usize>(
     }
 }
 
-/// Marks a reply that was translated at the Pod's device, for the program on the uplink. If another program overwrites
-/// the mark, the uplink's program looks the reply up instead.
+/// Marks a reply that was translated at the Pod's device, so that the program on the uplink does not translate it
+/// again. If another program overwrites the mark, the program on the uplink looks up the reply's flow instead.
 #[inline(always)]
 pub fn mark_translated(ctx: &TcContext, config: &Config) {
-    // SAFETY: the context is valid; the kernel keeps this field for programs, from one hook to the next.
+    // SAFETY: the context is valid; the kernel preserves this field between the programs of two hooks.
     unsafe { (*skb(ctx)).cb[MARK] = config.seed as u32 };
 }
 
@@ -156,7 +156,7 @@ pub fn is_marked(ctx: &TcContext, config: &Config) -> bool {
     unsafe { (*skb(ctx)).cb[MARK] == config.seed as u32 }
 }
 
-/// The last word of `skb->cb` that programs may use: the stack does not overwrite it.
+/// Index of the last word of `skb->cb` that programs may use. The stack does not overwrite this word.
 const MARK: usize = 4;
 
 /// Redirects a rewritten packet to its next hop. If the rewrite failed or the next hop is the stack, returns the verdict
@@ -166,7 +166,7 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
     if rewritten.is_err() || next_hop.is_stack() {
         return rewritten.into();
     }
-    // A priority tag belongs to the link that the packet arrived on; routing removes it too.
+    // Removes a priority tag, which is valid only on the link that the packet arrived on; routing removes it too.
     // SAFETY: the context is valid, the verifier allows this field, and no pointer into the packet is held.
     unsafe {
         if (*skb(ctx)).vlan_present != 0 {
@@ -174,7 +174,7 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
         }
     }
     let (ifindex, size) = (next_hop.ifindex, size_of::<bpf_redir_neigh>() as i32);
-    // SAFETY: helpers that record the target; the kernel reads exactly this structure.
+    // SAFETY: these helpers only record the target; the kernel reads exactly this structure.
     let action = unsafe {
         match next_hop.receiver {
             Receiver::Peer => bpf_redirect_peer(ifindex, 0),
@@ -188,7 +188,7 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
     Verdict::redirected(action as i32)
 }
 
-/// Whether this is a GSO packet of SCTP, whose segment lengths the kernel does not show to programs.
+/// Whether this is a GSO packet of SCTP. The kernel does not show its segment lengths to programs.
 #[inline(always)]
 fn is_sctp_gso(ctx: &TcContext, protocol: u8) -> bool {
     protocol == protocol::SCTP && gso_size(ctx) != 0

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Access to map memory that other processors may write at the same time.
+//! Access to map memory that other processors may write concurrently.
 //!
-//! A reference to such memory would promise the compiler that no other processor writes it. A [`Cell`] reads and writes
-//! one aligned integer with a single volatile access, so that a reader sees an old or a new value and never a mixture.
+//! A Rust reference to such memory would assert that no other processor writes it. A [`Cell`] reads and writes one
+//! aligned integer with a single volatile access, so that a reader sees either the old or the new value, never a
+//! mixture.
 
-/// A word or field of a map element.
+/// An integer in a map element: one word or one field.
 pub struct Cell<T>(*mut T);
 
 impl<T> Clone for Cell<T> {
@@ -17,7 +18,7 @@ impl<T> Clone for Cell<T> {
 impl<T> Copy for Cell<T> {}
 
 impl<T: Copy> Cell<T> {
-    /// `pointer` is aligned and points into a map element, which stays memory of its type while the program runs.
+    /// `pointer` is aligned and points into a map element, whose memory keeps its type while the program runs.
     #[inline(always)]
     pub const fn new(pointer: *mut T) -> Self {
         Self(pointer)
@@ -35,7 +36,7 @@ impl<T: Copy> Cell<T> {
         unsafe { self.0.write_volatile(value) };
     }
 
-    /// Sets the value and returns the previous one. Not atomic: for elements of this processor alone.
+    /// Sets the value and returns the previous one. Not atomic: only for elements of this processor.
     #[inline(always)]
     pub fn replace(self, value: T) -> T {
         let previous = self.load();
@@ -45,7 +46,7 @@ impl<T: Copy> Cell<T> {
 }
 
 impl Cell<u64> {
-    /// The word `index` words behind this one, in the same map element.
+    /// The word `index` words after this one, in the same map element.
     #[inline(always)]
     pub const fn at(self, index: usize) -> Self {
         Self(self.0.wrapping_add(index))
@@ -55,7 +56,7 @@ impl Cell<u64> {
 /// A [`Cell`] for a field of the map element that a raw pointer points to.
 macro_rules! field {
     ($element:expr, $field:ident) => {
-        // SAFETY: the pointer points to a map element of its type; no reference is made.
+        // SAFETY: the pointer points to a map element of its type, and no Rust reference is made.
         $crate::base::cell::Cell::new(unsafe { &raw mut (*$element).$field })
     };
 }

@@ -4,8 +4,7 @@
 use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_ns};
 use npl_common::fragment;
 
-/// The low half of `jiffies`. The verifier replaces the helper call by a load, so that it is cheaper than reading a
-/// clock.
+/// The low half of `jiffies`. Cheaper than reading a clock, because the verifier replaces the helper call by a load.
 #[inline(always)]
 pub fn jiffies() -> u32 {
     // SAFETY: a helper without arguments.
@@ -19,7 +18,7 @@ pub fn nanoseconds() -> u64 {
     unsafe { bpf_ktime_get_ns() }
 }
 
-/// Units of 1.07 seconds of `CLOCK_MONOTONIC`: see [`fragment::time`].
+/// `CLOCK_MONOTONIC` in units of 1.07 seconds: see [`fragment::time`].
 #[inline(always)]
 pub fn coarse_seconds() -> u64 {
     fragment::time(nanoseconds())

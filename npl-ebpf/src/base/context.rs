@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Program contexts and bounds-checked access to packet bytes: the only place that makes pointers into packets. Every
-//! layer reads through [`Access`]; only `act::rewrite` writes.
+//! Program contexts and bounds-checked access to packet bytes. This is the only module that makes pointers into
+//! packets. All layers read packets through [`Access`]; only `act::rewrite` writes packets.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -17,8 +17,9 @@ const PACKET_OTHERHOST: u32 = 3;
 /// The VLAN identifier of a tag; the other bits are the priority.
 const VLAN_ID: u32 = 0x0fff;
 
-/// The packet's `EtherType` in network byte order. `None` for a packet of a VLAN, which the program on the VLAN's
-/// device translates, and for a packet to another machine's link-layer address. A tag with VLAN 0 only has a priority.
+/// The packet's `EtherType` in network byte order. `None` for a packet with a VLAN tag, because the program on the
+/// VLAN's device translates that packet, and for a packet to another machine's link-layer address. A tag with VLAN 0
+/// contains only a priority.
 #[inline(always)]
 pub fn ether_type(ctx: &TcContext) -> Option<u32> {
     let skb = skb(ctx);
@@ -60,15 +61,15 @@ fn has_direct_access() -> bool {
     unsafe { core::ptr::read_volatile(&raw const NPL_DIRECT_READS) != 0 }
 }
 
-/// Packet access that `skb` and XDP programs have in common.
+/// Packet access that TC and XDP programs have in common.
 pub trait Access {
     /// Copies a header at a constant offset.
     fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T>;
-    /// Overwrites a header at a constant offset; `false` if the program has no direct access.
+    /// Overwrites a header at a constant offset; `false` if the program has no direct packet access.
     fn write<T: Copy, const OFFSET: usize>(&self, value: T) -> bool;
     /// Copies a header at a variable offset.
     fn load<T: Copy>(&self, offset: usize) -> Option<T>;
-    /// Bytes of the packet, from its link-layer header on.
+    /// Length of the packet in bytes, including its link-layer header.
     fn length(&self) -> u32;
     /// The device that received the packet.
     fn ifindex(&self) -> u32;
@@ -84,7 +85,7 @@ impl Access for TcContext {
         let header = if let Some(header) = pointer::<T, OFFSET>(self.data(), self.data_end()) {
             header
         } else {
-            // SAFETY: the context is valid; all pointers into the packet are made anew afterwards.
+            // SAFETY: the context is valid; all pointers into the packet are recomputed after this call.
             let pulled = unsafe { bpf_skb_pull_data(skb(self), (OFFSET + size_of::<T>()) as u32) };
             if pulled != 0 {
                 return None;
@@ -129,7 +130,7 @@ impl Access for TcContext {
 pub struct Frame<const MULTI_BUFFER: bool>(pub XdpContext);
 
 impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
-    /// The frame's `EtherType`, or that of a VLAN tag.
+    /// The frame's `EtherType`, which is that of VLAN for a frame with a VLAN tag.
     #[inline(always)]
     pub fn ether_type(&self) -> Option<u32> {
         self.read::<u16, { ETHERNET - size_of::<u16>() }>().map(u32::from)
@@ -184,6 +185,6 @@ pub fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Option<T> {
     if status != 0 {
         return None;
     }
-    // SAFETY: written by the helper; header structs are integers, for which any bytes are a value.
+    // SAFETY: the helper has initialized the value; header structs are integers, for which all bytes are valid.
     Some(unsafe { header.assume_init() })
 }

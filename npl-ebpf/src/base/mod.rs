@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The lowest layer: program contexts, clocks, map statics, shared map memory, counters and verdicts. Imports nothing
-//! but `npl-common`.
+//! The lowest layer: program contexts, clocks, map statics, shared map memory, counters and verdicts. Imports only
+//! `npl-common`.
 
 pub mod cell;
 pub mod clock;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Forwarding modes. Each program is compiled for one mode, which decides how the program forwards the packets that it
-//! translates.
+//! Forwarding modes. Each program is compiled for one mode.
 
-/// Through the host's stack.
+/// Translated packets are forwarded by the host's stack.
 pub const STACK: u8 = 0;
 /// `--forwarding redirect`: from device to device where possible, bypassing the stack.
 pub const REDIRECT: u8 = 1;

@@ -12,14 +12,14 @@ use super::{
 #[inline(always)]
 pub fn count_reason(reason: u32) {
     if let Some(counter) = REASONS.get_ptr_mut(reason) {
-        // SAFETY: this processor's element, which no other program writes in between.
+        // SAFETY: this processor's element; no other program writes it during this update.
         unsafe { *counter = (*counter).wrapping_add(1) };
     }
 }
 
 /// Counts a flow of a local client.
 ///
-/// A cgroup program can be interrupted by a program that counts in the same element, and one of the two counts may be
+/// A cgroup program can be interrupted by a program that updates the same counter; one of the two updates may then be
 /// lost.
 #[inline(always)]
 pub fn count_local_flow(stats_index: u32) {
@@ -33,7 +33,7 @@ pub fn count_local_flow(stats_index: u32) {
 #[inline(always)]
 pub fn update_mapping(stats_index: u32, update: impl FnOnce(&mut MappingStats)) {
     if let Some(stats) = STATS.get_ptr_mut(stats_index) {
-        // SAFETY: this processor's element, which no other program writes in between.
+        // SAFETY: this processor's element; no other program writes it during this update.
         update(unsafe { &mut *stats });
     }
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The note of the trace build: a packet and the verdict on it, until `path::trace` logs both.
+//! The trace build's record of one packet and its verdict, which `path::trace` logs.
 //!
-//! The note is in a map, because the stack of most programs has no room for it.
+//! The record is in a map, because the stack of most programs has no room for it.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 
 use super::{cell::field, verdict::Verdict};
 
-/// A packet as it arrived, and the verdict on it.
+/// A packet as it arrived, and its verdict.
 #[repr(C, align(8))]
 pub struct Note {
     /// All bytes of an IPv6 address, or the first four of an IPv4 address.
@@ -24,17 +24,17 @@ pub struct Note {
     pub reason: u8,
 }
 
-/// Written and read within one run of a program.
+/// One record per processor, written and read within one run of a program.
 #[btf_map(name = "npl_trace")]
 static NOTE: PerCpuArray<Note, 1> = PerCpuArray::new();
 
-/// This processor's note.
+/// This processor's record.
 #[inline(always)]
 pub fn note() -> Option<*mut Note> {
     NOTE.get_ptr_mut(0)
 }
 
-/// Stores the verdict in the note.
+/// Stores the verdict in this processor's record.
 #[inline(always)]
 pub fn note_verdict(verdict: Verdict) {
     if let Some(note) = note() {

@@ -15,22 +15,22 @@ use super::{
 /// The outcome of a program: its [`kind`] in the low bits, and a reason's number or the kernel's action in the high
 /// bits.
 ///
-/// One word instead of an enum: a variant without a payload leaves it uninitialized, and the verifier of a program
-/// without `CAP_PERFMON` refuses a speculative read of such a payload.
+/// One word instead of an enum: an enum variant without a payload leaves the payload's bytes uninitialized, and the
+/// verifier of a program without `CAP_PERFMON` rejects a speculative read of these bytes.
 #[must_use]
 #[derive(Clone, Copy)]
 pub struct Verdict(u32);
 
-/// No device has this index.
+/// An interface index that no device has.
 const NO_DEVICE: u32 = u32::MAX;
 
-/// The action for a fragment that is saved and re-injected later.
+/// The TC action for a fragment that is saved and re-injected later.
 ///
-/// If a fragment were dropped, a local sender would stop sending the datagram. A packet that is redirected to a device
-/// that does not exist counts as sent.
+/// If the action were a drop, a local sender would get an error and stop sending the datagram's fragments. A packet
+/// that is redirected to a nonexistent device counts as sent.
 #[inline(always)]
 pub fn consume() -> i32 {
-    // SAFETY: a helper that takes numbers.
+    // SAFETY: a helper whose arguments are integers.
     (unsafe { bpf_redirect(NO_DEVICE, 0) }) as i32
 }
 
@@ -48,7 +48,7 @@ pub mod kind {
     pub const TRANSLATED: u32 = 3;
     pub const REDIRECTED: u32 = 4;
     pub const DROPPED: u32 = 5;
-    /// Bits of a kind.
+    /// Number of bits of a kind.
     pub const BITS: u32 = 8;
 }
 
@@ -151,7 +151,7 @@ impl Verdict {
         }
     }
 
-    /// XDP's action. The reason of a packet that is passed unchanged is counted by the TC program.
+    /// The XDP action of the verdict. The reason of a packet that is passed unchanged is counted by the TC program.
     #[inline(always)]
     pub fn into_frame_action(self) -> u32 {
         if self.is_drop() {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The bench's packet generator, an XDP program that runs in a loop, and the counter of packets behind the stack.
+//! The bench's packet generator, an XDP program that runs in a loop, and a TC program that counts the packets after the
+//! stack has forwarded them.
 //!
-//! Sending from a socket in user space costs more per packet than the whole path that is measured. `BPF_PROG_TEST_RUN`
-//! with live frames runs an XDP program on frames in memory and carries out its verdict. One verdict passes the frames
-//! to the stack in bulk as received by the Node's uplink, as a driver does after its own XDP program. Another verdict
-//! sends the frames by the client's device, so that the uplink's driver receives them and runs an XDP program.
+//! Sending from a socket in user space costs more per packet than the whole measured path. `BPF_PROG_TEST_RUN` with
+//! live frames runs an XDP program on frames in memory and carries out its verdict. `XDP_PASS` gives the frames to the
+//! stack in bulk as if the Node's uplink had received them, as a driver does after its own XDP program. `XDP_TX` sends
+//! the frames by the client's device, so that the uplink's driver receives them and runs an XDP program.
 
 #![no_std]
 #![no_main]
@@ -28,7 +29,7 @@ use npl_common::{
     traffic::{FRAME_BYTES, Target, Traffic, fate, random_client},
 };
 
-/// Written by the bench, counted up by the generator.
+/// Written by the bench; the generator increments its counters.
 #[btf_map(name = "npl_traffic")]
 pub static TRAFFIC: Array<Traffic, 1> = Array::new();
 
@@ -43,7 +44,7 @@ pub static ARRIVED: PerCpuArray<u64, 1> = PerCpuArray::new();
 /// `ETH_P_IP` in network byte order, as a load from the frame returns it.
 const ETH_P_IP: u16 = 0x0800_u16.to_be();
 
-/// The headers of a frame without IP options, up to the ports. Words are as loaded.
+/// The headers of a frame without IP options, up to the ports. All fields are in network byte order.
 #[repr(C)]
 struct Headers {
     link_addresses: [u16; 6],
@@ -70,7 +71,7 @@ struct Frame {
 
 const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame is the template");
 
-/// Position of the TCP checksum among the words after the ports.
+/// Index of the TCP checksum among the 16-bit words after the ports.
 const TCP_CHECK: usize = 6;
 const UDP_CHECK: usize = 1;
 
@@ -81,19 +82,19 @@ pub fn npl_generate(ctx: XdpContext) -> u32 {
     generate(&ctx).unwrap_or(xdp_action::XDP_ABORTED)
 }
 
-/// Counts and drops packets that arrived at their intended port; passes all other packets on.
+/// Counts and drops packets that arrived at the intended Pod port; passes all other packets to the Pod.
 #[classifier]
 pub fn npl_count(ctx: TcContext) -> i32 {
     if arrived(&ctx).is_some() { TC_ACT_SHOT } else { TC_ACT_UNSPEC }
 }
 
-/// Does nothing.
+/// Passes every packet unchanged, at the TC hook.
 #[classifier]
 pub fn npl_idle(_ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Only redirects every packet to the Pod's device.
+/// Redirects every packet, without other work, to the Pod's device.
 #[classifier]
 pub fn npl_shortcut(_ctx: TcContext) -> i32 {
     let Some(target) = TARGET.get(0) else { return TC_ACT_SHOT };
@@ -101,7 +102,7 @@ pub fn npl_shortcut(_ctx: TcContext) -> i32 {
     unsafe { bpf_redirect_peer(target.ifindex, 0) as i32 }
 }
 
-/// Does nothing, at the XDP hook.
+/// Passes every frame unchanged, at the XDP hook.
 #[xdp]
 pub fn npl_idle_xdp(_ctx: XdpContext) -> u32 {
     xdp_action::XDP_PASS
@@ -110,7 +111,7 @@ pub fn npl_idle_xdp(_ctx: XdpContext) -> u32 {
 #[inline(always)]
 fn generate(ctx: &XdpContext) -> Option<u32> {
     let traffic = TRAFFIC.get_ptr_mut(0)?;
-    // SAFETY: only one processor generates packets, so no other one writes the element.
+    // SAFETY: only one processor generates packets, so no other processor writes the element.
     let traffic = unsafe { &mut *traffic };
     let frame = pointer::<Frame>(ctx.data(), ctx.data_end())?;
     write(frame, &traffic.frame);
@@ -136,9 +137,10 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
     Some(action)
 }
 
-/// Writes the complete frame in each run: the kernel reuses frames, in which the Node has rewritten addresses.
+/// Writes the complete frame in each run, because the kernel reuses frames, whose addresses the Node has rewritten.
 ///
-/// Uses volatile word accesses: the compiler turns a single assignment into a call that copies byte by byte.
+/// Uses volatile word accesses, because the compiler would turn a single assignment into a call that copies byte by
+/// byte.
 #[inline(always)]
 fn write(frame: *mut Frame, template: &[u8; FRAME_BYTES]) {
     let (to, from) = (frame.cast::<u32>(), template.as_ptr().cast::<u32>());
@@ -148,7 +150,7 @@ fn write(frame: *mut Frame, template: &[u8; FRAME_BYTES]) {
     }
 }
 
-/// Changes the template to the packet of another flow: adds offsets to the client's address and port, and to the node
+/// Turns the template into a packet of another flow: adds offsets to the client's address and port, and to the node
 /// port.
 #[inline(always)]
 fn vary(frame: &mut Frame, (client, client_port): (u32, u16), mapping: u16) {
@@ -170,7 +172,7 @@ fn vary(frame: &mut Frame, (client, client_port): (u32, u16), mapping: u16) {
     headers.id = id;
 }
 
-/// Adds to a word in network order.
+/// Adds to a 16-bit word in network byte order.
 #[inline(always)]
 const fn plus(word: u16, summand: u16) -> u16 {
     u16::from_be(word).wrapping_add(summand).to_be()
@@ -179,7 +181,7 @@ const fn plus(word: u16, summand: u16) -> u16 {
 /// Counts a packet that has reached the intended address and port, with the intended source if there is one.
 #[inline(always)]
 fn arrived(ctx: &TcContext) -> Option<()> {
-    // The frame may be shorter than generated: the Node has removed the padding.
+    // The frame may be shorter than the generated one, because the Node has removed the padding.
     let headers = pointer::<Headers>(ctx.data(), ctx.data_end())?;
     // SAFETY: in bounds as checked.
     let headers = unsafe { &*headers };
@@ -196,7 +198,7 @@ fn arrived(ctx: &TcContext) -> Option<()> {
         return None;
     }
     let counter = ARRIVED.get_ptr_mut(0)?;
-    // SAFETY: this processor's element; nothing else on it runs in between.
+    // SAFETY: this processor's element; no other program on this processor runs during the update.
     unsafe { *counter = (*counter).wrapping_add(1) };
     Some(())
 }
@@ -212,7 +214,7 @@ fn pointer<T>(start: usize, end: usize) -> Option<*mut T> {
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 4] = *b"GPL\0";
 
-/// Never reached: no code of this crate can panic, and the verifier would refuse a loop that it could reach.
+/// Never reached: no code of this crate can panic, and the verifier would reject a reachable endless loop.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {

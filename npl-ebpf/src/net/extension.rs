@@ -12,14 +12,14 @@ const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const DESTINATION: u8 = 60;
 
-/// Largest number of extension headers that the programs parse; senders use fewer.
+/// Largest number of extension headers that the programs parse; real senders use fewer.
 const MAX_EXTENSIONS: usize = 6;
-/// Fragment offset, as loaded.
+/// Mask of the fragment offset, in network byte order.
 const FRAGMENT_OFFSET_MASK: u16 = 0xfff8_u16.to_be();
-/// More-fragments flag in the same word.
+/// More-fragments flag in the same 16-bit word.
 const MORE_FRAGMENTS: u16 = 1_u16.to_be();
 
-/// The beginning of an extension header.
+/// The first eight bytes of an extension header.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Extension {
@@ -30,7 +30,7 @@ struct Extension {
     type_and_segments: [u8; 2],
 }
 
-/// A fragment header (RFC 8200 section 4.5). Words are as loaded.
+/// A fragment header (RFC 8200 section 4.5). All fields are in network byte order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct FragmentHeader {

@@ -21,11 +21,11 @@ pub trait Addressing: Sized {
     fn is_loopback(addr: Self::Addr) -> bool;
 }
 
-/// Layout of a family's IP header and of the packets behind it.
+/// Layout of a family's IP header, and access to the headers that follow it.
 pub trait HeaderLayout: Addressing {
-    /// `EtherType`, as `__sk_buff::protocol` has it.
+    /// `EtherType`, in the byte order of `__sk_buff::protocol`.
     const ETHER_TYPE: u32;
-    /// Flags of `bpf_skb_store_bytes` for [`Self::Tail`]: whether the kernel must update `skb->csum`.
+    /// Flags of `bpf_skb_store_bytes` for a write of [`Self::Tail`]: whether the kernel must update `skb->csum`.
     const STORE_FLAGS: u64;
     /// Offset of [`Self::Tail`] in the IP header.
     const TAIL: usize;
@@ -36,21 +36,22 @@ pub trait HeaderLayout: Addressing {
     /// Whether ICMP's checksum covers the addresses of its packet.
     const ICMP_COVERS_ADDRESSES: bool;
 
-    /// The IP header's bytes from the first one that a rewrite changes to the end of the header.
+    /// The end of the IP header, from the first byte that a rewrite changes.
     type Tail: Copy;
     /// The fields of the tail before the addresses: TTL or hop limit, protocol, checksum.
     type TtlFields: Copy;
 
-    /// Reads the IP header `L2` bytes in, and locates the transport header of a fast-path packet.
+    /// Reads the IP header at offset `L2`, and locates the transport header of a fast-path packet.
     fn locate<const L2: usize>(ctx: &impl Access) -> Result<Headers<Self>, Unparsed>;
-    /// Reads the IP header at any offset, and walks its options or extension headers to the transport header. `None` if
+    /// Reads the IP header at any offset, and walks its options or extension headers up to the transport header. `None`
+    /// if
     /// the packet has no IP header, its header chain is cut off or too long, or a source route has segments left.
     fn parse_chain(ctx: &TcContext, l3: usize) -> Option<HeaderChain<Self>>;
     /// Whether an ICMP type is an error.
     fn is_error(kind: u8) -> bool;
     /// Copies the header that follows an IP header without options.
     fn read_transport<T: Copy, const L2: usize>(ctx: &impl Access) -> Option<T>;
-    /// Overwrites the bytes from the IP header's tail on; `false` if the program has no direct access to the packet.
+    /// Overwrites the packet from the IP header's tail on; `false` if the program has no direct packet access.
     fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool;
     /// The header's tail with new addresses, whose sum differs from that of the old ones by `difference`.
     fn tail(ttl_fields: Self::TtlFields, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
@@ -59,16 +60,16 @@ pub trait HeaderLayout: Addressing {
     fn sum_change<const L2: usize>(ctx: &impl Access, ttl_fields: Self::TtlFields, difference: u32) -> u16;
     /// The fields with a decremented TTL; `None` if the TTL would reach 0.
     fn decrement_ttl(ttl_fields: Self::TtlFields) -> Option<Self::TtlFields>;
-    /// The length of a packet in bytes according to its IP header, which starts `L2` bytes in.
+    /// The length of a packet in bytes according to its IP header, which starts at offset `L2`.
     fn packet_length<const L2: usize>(ctx: &impl Access, ttl_fields: Self::TtlFields) -> Option<u16>;
-    /// The destination of a packet whose extension headers [`Self::parse_chain`] refused; `None` in IPv4.
+    /// The destination of a packet whose extension headers [`Self::parse_chain`] could not parse; `None` in IPv4.
     #[inline(always)]
     fn destination_of_chain(_ctx: &TcContext, _l3: usize) -> Option<Self::Addr> {
         None
     }
 }
 
-/// A parsed IP header and the place of the transport header behind it.
+/// A parsed IP header and the offset of the transport header.
 pub struct Headers<F: HeaderLayout> {
     pub source: F::Addr,
     pub destination: F::Addr,
@@ -77,7 +78,7 @@ pub struct Headers<F: HeaderLayout> {
     pub protocol: u8,
     /// Offset of the transport header.
     pub l4: usize,
-    /// Whether the transport header follows the IP header directly, so that both are at constant offsets.
+    /// Whether the transport header follows the IP header directly, so that both headers are at constant offsets.
     pub is_fast_path: bool,
 }
 
@@ -92,16 +93,16 @@ pub struct HeaderChain<F: HeaderLayout> {
 }
 
 impl<F: HeaderLayout> HeaderChain<F> {
-    /// Bytes of the datagram behind its IP header, if this is its last fragment.
+    /// Length in bytes of the datagram's payload of IP, if this is the last fragment.
     #[inline(always)]
     pub const fn datagram_length(&self) -> usize {
         self.fragment.offset as usize + self.end - self.headers.l4
     }
 }
 
-/// Which part of a datagram a packet carries.
+/// The part of a datagram that a packet carries.
 pub struct Fragment {
-    /// The datagram's identification, as loaded.
+    /// The datagram's identification, in network byte order.
     pub id: u32,
     /// The protocol, which identifies the datagram together with the identification; 0 in IPv6, where later fragments
     /// need not name the protocol.
@@ -112,7 +113,7 @@ pub struct Fragment {
     pub is_first: bool,
     /// Whether the packet is the last of several fragments.
     pub is_last: bool,
-    /// Protocol number of the fragmented part's first header, according to this fragment.
+    /// Protocol number of the first header in the fragmented part, according to this fragment.
     pub content: u8,
     /// Bytes of the datagram before this fragment.
     pub offset: u16,

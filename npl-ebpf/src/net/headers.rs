@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Transport headers. All words are in network byte order, as loaded from the packet.
+//! Transport headers. All fields are in network byte order, as loaded from the packet.
 
 use npl_common::mapping::protocol;
 
@@ -17,7 +17,7 @@ impl Ports {
     /// The value for a packet without ports.
     pub const NONE: Self = Self { source: 0, destination: 0 };
 
-    /// Both ports as one word.
+    /// Both ports as one 32-bit word.
     #[inline(always)]
     pub const fn as_u32(self) -> u32 {
         self.source as u32 | (self.destination as u32) << u16::BITS
@@ -39,7 +39,7 @@ pub struct TcpHeader {
 }
 
 impl TcpHeader {
-    /// Bytes of the header with its options.
+    /// Length of the header in bytes, including its options.
     #[inline(always)]
     pub const fn length(&self) -> usize {
         (self.offset >> 4) as usize * 4

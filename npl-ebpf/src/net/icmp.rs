@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! ICMP errors and the packets that they quote, as seen by the host that sent the error.
+//! ICMP errors and the packets that they quote. The quoted packet is parsed as the sender of the error received it.
 
 use core::{mem::offset_of, num::NonZeroUsize};
 
@@ -29,7 +29,7 @@ pub struct IcmpError<F: HeaderLayout> {
     pub quote: Packet<F>,
 }
 
-/// The header of an ICMP error, if the packet is one.
+/// The ICMP header of a packet, if the packet is an ICMP error.
 #[inline(always)]
 pub fn error_header<F: HeaderLayout>(ctx: &TcContext, outer: &HeaderChain<F>) -> Option<IcmpHeader> {
     let header = context::load::<IcmpHeader>(ctx, outer.headers.l4)?;
@@ -55,14 +55,14 @@ pub fn parse_quote<F: HeaderLayout>(
     Packet::from_chain(ctx, chain, sctp_end).ok_or(UNREADABLE)
 }
 
-/// The numbers of the quoted segment. Every quote contains TCP's sequence number; a number behind the end of the quote
-/// is given as 0.
+/// The sequence and acknowledgement numbers of the quoted segment. Every quote contains TCP's sequence number; a number
+/// that the quote does not contain is returned as 0.
 #[inline(always)]
 pub fn quoted_numbers<F: HeaderLayout>(ctx: &TcContext, quote: &Packet<F>) -> Numbers {
     Numbers(load_numbers(context::skb(ctx), quote.headers.l4, quote.headers.protocol))
 }
 
-/// Not inlined, because its callers have no stack left.
+/// Not inlined, because the stack of its callers is full.
 #[inline(never)]
 fn load_numbers(skb: *mut __sk_buff, l4: usize, protocol: u8) -> u64 {
     let ctx = &TcContext::new(skb);

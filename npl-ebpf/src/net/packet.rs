@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Parsing of packets with ports: each packet is parsed once, and all later stages use the result.
+//! Parsing of packets with ports: each packet is parsed once, and all later stages use the parsed packet.
 
 use core::num::NonZeroUsize;
 
@@ -25,7 +25,7 @@ pub struct Packet<F: HeaderLayout> {
     /// End of the datagram that the transport header belongs to. `None` on the fast path, which does not need it, if
     /// the TCP header is cut off, and for a first SCTP fragment whose datagram length is unknown.
     pub end: Option<NonZeroUsize>,
-    /// Bytes of a TCP header; 0 for other protocols and off the fast path.
+    /// Bytes of a TCP header with options; 0 for other protocols and for slow-path packets.
     header_length: u8,
     /// Whether the fast path's transport header is cut off.
     is_truncated: bool,
@@ -54,14 +54,14 @@ impl<F: HeaderLayout> Packet<F> {
         let is_truncated = whole.is_none();
         let (ports, segment, header_length) = match whole {
             Some(whole) => whole,
-            // Packets with a cut-off header are rare, and a call of the helper is less code than direct access.
+            // Packets with a truncated header are rare, and calling the helper takes less code than direct access.
             None => (ctx.load::<Ports>(headers.l4).ok_or(Unparsed::Unrelated)?, Segment::DATAGRAM, 0),
         };
         Ok(Self { l3: L2, headers, ports, end: None, header_length, is_truncated, segment })
     }
 
-    /// Parses the transport header behind a chain. `sctp_end` returns the end of the datagram that a first SCTP
-    /// fragment belongs to.
+    /// Parses the transport header that follows an IP header chain. `sctp_end` returns the end of the datagram that a
+    /// first SCTP fragment belongs to.
     #[inline(always)]
     pub fn from_chain(
         ctx: &TcContext,
@@ -75,7 +75,7 @@ impl<F: HeaderLayout> Packet<F> {
         let end = match (chain.fragment.is_first, chain.headers.protocol) {
             (false, _) => NonZeroUsize::new(chain.end),
             (true, protocol::SCTP) => sctp_end(ctx, &chain),
-            // The rest of a cut-off TCP header is in another fragment; bytes of the frame behind the packet are
+            // The rest of a truncated TCP header is in another fragment; the frame's bytes after the packet are
             // padding.
             (true, protocol::TCP) if chain.headers.l4 + size_of::<TcpHeader>() > chain.end => None,
             (true, _) => NonZeroUsize::new(chain.end),
@@ -110,11 +110,11 @@ impl<F: HeaderLayout> Packet<F> {
         segment.ok_or(Reason::Truncated)
     }
 
-    /// Bytes that a SYN of the fast path carries beside its header (TCP Fast Open).
+    /// Bytes of payload in a SYN of the fast path (TCP Fast Open).
     #[inline(always)]
     pub fn syn_payload<const L2: usize>(&self, ctx: &impl Access) -> u32 {
         let headers_end = self.headers.l4 as u32 + u32::from(self.header_length);
-        // Most SYNs have no bytes behind the header. In most others these bytes are link-layer padding, so the IP
+        // Most SYNs have no bytes after the header. In most other SYNs these bytes are link-layer padding, so the IP
         // length decides.
         if self.header_length == 0 || ctx.length() <= headers_end {
             return 0;
@@ -125,8 +125,8 @@ impl<F: HeaderLayout> Packet<F> {
 
     /// Copies the beginning of the transport header.
     ///
-    /// Behind IP options or extension headers its offset is not a constant. A program without `CAP_PERFMON` may move
-    /// packet pointers by constants only, so the kernel's helper copies the header.
+    /// After IP options or extension headers the offset is not constant. A program without `CAP_PERFMON` may move
+    /// packet pointers only by constants, so the kernel's helper copies the header.
     #[inline(always)]
     pub fn read_transport<T: Copy, const L2: usize>(&self, ctx: &impl Access) -> Option<T> {
         if self.headers.is_fast_path { F::read_transport::<T, L2>(ctx) } else { ctx.load(self.headers.l4) }

@@ -14,7 +14,7 @@ use super::family::HeaderLayout;
 /// Parameters of a route look-up, which the kernel overwrites with the result.
 pub type RouteLookup = FibLookup;
 
-/// A look-up with no field set.
+/// A route look-up whose parameters are all zero.
 pub const EMPTY: RouteLookup = FibLookup {
     family: 0,
     l4_protocol: 0,
@@ -30,16 +30,16 @@ pub const EMPTY: RouteLookup = FibLookup {
     dmac: [0; 6],
 };
 
-/// A family's part of a route look-up.
+/// Route look-ups of one IP family.
 pub trait Routing: HeaderLayout {
-    /// The look-up for a packet between these addresses, with the other fields of the header `L2` bytes in.
+    /// The look-up for a packet between these addresses. The other parameters come from the IP header at offset `L2`.
     fn route_lookup<const L2: usize>(
         ctx: &TcContext,
         source: Self::Addr,
         destination: Self::Addr,
     ) -> Option<RouteLookup>;
-    /// The next hop's address in a result, if the address has this family.
+    /// The next hop's address in a result, if the address is of this IP family.
     fn neighbor_of(answer: &RouteLookup) -> Option<Self::Addr>;
-    /// A neighbor, as `bpf_redirect_neigh` takes it.
+    /// A neighbor, as the argument of `bpf_redirect_neigh`.
     fn redirect_neighbor(addr: Self::Addr) -> bpf_redir_neigh;
 }

@@ -9,7 +9,7 @@ use npl_common::conntrack::Segment;
 use super::headers::{Ports, tcp_flag};
 use crate::base::context::{self, Access};
 
-/// The common header. Words are as loaded.
+/// The common header. All fields are in network byte order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct SctpHeader {
@@ -18,7 +18,7 @@ pub struct SctpHeader {
     pub check: u32,
 }
 
-/// A chunk's header. Words are as loaded.
+/// A chunk's header. All fields are in network byte order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Chunk {
@@ -38,7 +38,7 @@ mod chunk {
 }
 
 impl Chunk {
-    /// The TCP flags with the same meaning as this chunk.
+    /// The TCP flags that have the same meaning as this chunk.
     #[inline(always)]
     pub const fn tcp_flags(self) -> u8 {
         match self.kind {
@@ -51,12 +51,12 @@ impl Chunk {
     }
 }
 
-/// Largest number of chunks that the program parses: more than senders put before a chunk that is cut, and few enough
-/// for the compiler to unroll the loop. The verifier of Linux 6.12 also follows mispredicted branches in a program
-/// without `CAP_PERFMON`, and so finds no end of a loop.
+/// Largest number of chunks that the program parses. It is larger than the number that senders put before a chunk that
+/// is cut, and small enough for the compiler to unroll the loop. For a program without `CAP_PERFMON`, the verifier of
+/// Linux 6.12 also follows mispredicted branches and so finds no end of a loop.
 const MAX_CHUNKS: usize = 6;
 
-/// The beginning of an INIT or INIT ACK chunk. Words are as loaded.
+/// The beginning of an INIT or INIT ACK chunk. All fields are in network byte order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Init {
@@ -64,7 +64,7 @@ struct Init {
     tag: u32,
 }
 
-/// Offset of the verification tag.
+/// Offset of the verification tag in the packet.
 pub const VERIFICATION_TAG: usize = offset_of!(SctpHeader, tag);
 /// Offset of the initiate tag of a packet that begins with an INIT or INIT ACK chunk.
 pub const INITIATE_TAG: usize = size_of::<SctpHeader>() + offset_of!(Init, tag);
@@ -87,8 +87,8 @@ pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
 /// The likely end of the packet whose first fragment ends at `end`: the end of the chunk that the fragment cuts. 0 if
 /// no chunk is cut, or too many chunks precede it.
 ///
-/// A sender cuts chunks to the path MTU. IP fragments only a chunk that was built before the sender learned of a lower
-/// MTU, and that chunk is the last one of its packet.
+/// A sender limits chunks to the path MTU. IP fragments only a chunk that was built before the sender learned of a
+/// lower MTU, and such a chunk is the last one of its packet.
 #[inline(always)]
 pub fn end_of_cut_chunk(ctx: &TcContext, l4: u32, end: u32) -> u32 {
     let mut offset = l4 as usize + size_of::<SctpHeader>();

@@ -34,7 +34,7 @@ struct Header {
     tail: Tail,
 }
 
-/// The header's bytes from the time to live to the end.
+/// The end of the header, from the time to live on.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tail {
@@ -52,23 +52,23 @@ pub struct TtlFields {
     check: u16,
 }
 
-/// More-fragments flag and fragment offset, as loaded.
+/// Mask of more-fragments flag and fragment offset, in network byte order.
 const FRAGMENT_MASK: u16 = 0x3fff_u16.to_be();
-/// The fragment offset alone, as loaded.
+/// Mask of the fragment offset alone, in network byte order.
 const FRAGMENT_OFFSET_MASK: u16 = 0x1fff_u16.to_be();
-/// More-fragments flag in the same word.
+/// More-fragments flag in the word that `FRAGMENT_MASK` masks, in network byte order.
 const MORE_FRAGMENTS: u16 = 0x2000_u16.to_be();
-/// Version 4, and no options.
+/// First byte of a header with version 4 and no options.
 const VERSION_WITHOUT_OPTIONS: u8 = 0x45;
 /// Types of ICMP errors (RFC 792).
 mod icmp {
     pub const UNREACHABLE: u8 = 3;
-    /// Deprecated by RFC 6633; receivers ignore it.
+    /// Source quench, which RFC 6633 deprecates and receivers ignore.
     pub const SOURCE_QUENCH: u8 = 4;
     pub const TIME_EXCEEDED: u8 = 11;
     pub const PARAMETER_PROBLEM: u8 = 12;
 }
-/// The kernel's number of the family.
+/// The kernel's number of the address family.
 const AF_INET: u8 = 2;
 /// `127.0.0.1`.
 const LOOPBACK: u32 = 0x7f00_0001_u32.to_be();

@@ -23,7 +23,7 @@ use crate::base::{
 /// IPv6.
 pub struct V6;
 
-/// An address as four words as loaded: headers are aligned to four bytes.
+/// An address as four words in network byte order: headers are aligned to four bytes.
 pub type Addr = [u32; 4];
 
 /// An IPv6 header (RFC 8200).
@@ -34,7 +34,7 @@ struct Header {
     tail: Tail,
 }
 
-/// The header's bytes from the payload length to the end.
+/// The end of the header, from the payload length on.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tail {
@@ -54,9 +54,9 @@ pub struct TtlFields {
 
 /// The first `ICMPv6` type that is no error (RFC 4443, section 2.1).
 const FIRST_INFORMATION: u8 = 128;
-/// The kernel's number of the family.
+/// The kernel's number of the address family.
 const AF_INET6: u8 = 10;
-/// Mask of traffic class and flow label in a header's first word, as loaded.
+/// Mask of traffic class and flow label in a header's first word, in network byte order.
 const CLASS_AND_LABEL: u32 = 0x0fff_ffff_u32.to_be();
 /// `::1`.
 const LOOPBACK: Addr = [0, 0, 0, 1_u32.to_be()];
@@ -171,8 +171,8 @@ impl HeaderLayout for V6 {
         Tail { ttl_fields, source, destination }
     }
 
-    /// Only the hop limit changes `skb->csum`: the change of the address and that of the transport checksum add up to
-    /// zero.
+    /// The change of `skb->csum` is that of the hop limit: the changes of the address and of the transport checksum
+    /// cancel each other.
     #[inline(always)]
     fn sum_change<const L2: usize>(ctx: &impl Access, ttl_fields: TtlFields, _difference: u32) -> u16 {
         let Some(ip) = ctx.read::<Header, L2>() else { return 0 };
@@ -223,7 +223,7 @@ impl Routing for V6 {
     }
 }
 
-/// Bytes of a packet with its header.
+/// Length of a packet in bytes, including the IPv6 header.
 #[inline(always)]
 const fn packet_length(ttl_fields: TtlFields) -> u16 {
     u16::from_be(ttl_fields.payload_length).saturating_add(LENGTH as u16)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Later fragments of requests and replies, which are translated by the record of their datagram. Of a later fragment
-//! only addresses and IP header checksum change; the transport checksum is in the first fragment.
+//! Later fragments of requests and replies, which are translated by the record of their datagram. A rewrite changes
+//! only the addresses and the IP header checksum, because the transport checksum is in the first fragment.
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{fragment::Record, lookup_cache::no_next_hop, mapping::Frontend, reason::Reason};
@@ -69,7 +69,7 @@ pub fn reply<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut ch
     if MODE == REDIRECT && next_hop.is_stack() {
         return Verdict::UNRELATED;
     }
-    // The mapping may be gone: a flow continues while another mapping of the same Pod port exists.
+    // The mapping may have been removed: a flow continues while another mapping of the same Pod port exists.
     if let Some((_, backend)) = backend::<F>(&record) {
         stats::update_mapping(backend.stats_index, |stats| {
             stats.reply_packets += 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The entry of the fast path, common to requests and replies. The fast path handles TCP and UDP packets that have no
-//! IP options or extension headers and are no fragments.
+//! The entry of the fast path, common to requests and replies. The fast path translates unfragmented TCP and UDP
+//! packets without IP options or extension headers.
 
 use aya_ebpf::programs::TcContext;
 
@@ -21,7 +21,7 @@ pub trait Hook {
     /// Which address and port of a packet are rewritten: [`SOURCE`](crate::act::rewrite::SOURCE) or
     /// [`DESTINATION`](crate::act::rewrite::DESTINATION).
     const END: bool;
-    /// Whether the hook is ingress, so that packets arrive on its device.
+    /// Whether the hook is at ingress of its device.
     const ON_ARRIVAL: bool;
 
     /// Translates, passes or drops a packet with ports. `on_nat` is called with the NAT address of a packet that is
@@ -37,7 +37,7 @@ pub trait Hook {
     fn error<F: Family, const L2: usize>(ctx: &TcContext, outer: HeaderChain<F>, header: IcmpHeader) -> Verdict;
 }
 
-/// Translates, passes or drops one packet whose IP header starts `L2` bytes in.
+/// Translates, passes or drops one packet whose IP header starts at offset `L2`.
 #[inline(always)]
 pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> Verdict {
     match context::ether_type(ctx) {

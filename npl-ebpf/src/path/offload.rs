@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Stack observations of requests, for `--forwarding offload`: the program at egress of a Pod-facing device, behind the
-//! host's stack, which changes no packet.
+//! Stack observations of requests, for `--forwarding offload`. The program runs at egress of a Pod-facing device, after
+//! the host's stack, and changes no packet.
 
 use aya_ebpf::programs::TcContext;
 
@@ -14,8 +14,8 @@ use crate::{
     state::{maps::Family, stack_seen, tuple::FlowTuple},
 };
 
-/// Records a request that leaves for a Pod, whose IP header starts `L2` bytes in. Packets of the slow path are not
-/// recorded, because they always take the stack.
+/// Records a request that the host's stack forwards to a Pod. Its IP header starts at offset `L2`. Slow-path packets
+/// are not recorded, because the stack always forwards them.
 #[inline(always)]
 pub fn observe_request<const L2: usize>(ctx: &TcContext) {
     let _recorded = match context::ether_type(ctx) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Replies: Pod to client, behind netfilter. Only packets with a conntrack entry are rewritten; other packets pass
+//! Replies: Pod to client, after netfilter. Only packets with a conntrack entry are rewritten; other packets pass
 //! unchanged.
 
 use aya_ebpf::programs::TcContext;
@@ -80,7 +80,7 @@ impl<const MODE: u8> Hook for Replies<MODE> {
             return if leaves_node { Verdict::SLOW_PATH } else { Verdict::UNRELATED };
         };
         let endpoint = &sender.endpoint;
-        // Packets that take the stack are translated and counted by the program on the uplink.
+        // The program on the uplink translates and counts the packets that the stack forwards.
         if Self::AT_POD && !redirect::is_from_pod(ctx, &packet.headers) {
             return Verdict::UNRELATED;
         }
@@ -127,8 +127,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         fragment::reply::<F, MODE, L2>(ctx, chain)
     }
 
-    /// An ICMP error about a request quotes the Pod's address, but the client knows only the node address. The source
-    /// of the error also becomes the node address, whether the Pod or a router sent it.
+    /// An ICMP error about a request quotes the Pod's address, but the client knows only the node address. The node
+    /// address also replaces the source of the error, whether the Pod or a router sent it.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
         if MODE == REDIRECT && !redirect::is_from_pod(ctx, &outer.headers) {
@@ -150,7 +150,7 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
         let key = F::flow_key(&tuple, protocol);
         let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
-        // Builds the segment with which the Pod would answer the quoted one, in order to look the flow up by its
+        // Builds the segment with which the Pod would answer the quoted one, because flows are looked up by sequence
         // numbers. The error changes no entry, because anybody can send an error.
         let quoted = icmp::quoted_numbers(ctx, &quote);
         let segment = Segment::new(quoted.acknowledgement(), quoted.sequence().wrapping_add(1), tcp_flag::ACK);
@@ -176,8 +176,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
 /// The sender of a packet.
 struct Sender {
     endpoint: Endpoint,
-    /// The half-open word of the flow's slot if the reply cache has a valid copy for it, which means that the flow is
-    /// established; otherwise 0.
+    /// The half-open entry in the flow's slot if the reply cache has a valid copy for the flow, which proves that the
+    /// flow is established; otherwise 0.
     entry: u64,
 }
 
@@ -202,7 +202,7 @@ impl Sender {
     }
 }
 
-/// Where a reply's flow was found.
+/// The table or cache that has a reply's flow.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FlowSource {
     ReplyCache,
@@ -210,10 +210,10 @@ enum FlowSource {
     HalfOpenCache,
 }
 
-/// A reply's flow.
+/// The conntrack entry of a reply's flow.
 ///
-/// All fields are always set. In a program without `CAP_PERFMON` the verifier also checks branches of a mispredicted
-/// [`FlowSource`], and would refuse a pointer that is unset there.
+/// All fields are always initialized. In a program without `CAP_PERFMON` the verifier also checks branches of a
+/// mispredicted [`FlowSource`], and rejects an uninitialized pointer there.
 struct ResolvedFlow<F: Family> {
     source: FlowSource,
     /// The flow table's entry if [`FlowSource::FlowTable`]; otherwise unused memory of that size.
@@ -246,7 +246,8 @@ impl<F: Family> ResolvedFlow<F> {
                 return Some(Self { source: FlowSource::FlowTable, table_entry, half_open: own_slot, nat });
             }
             if reply.segment.flags & tcp_flag::SYN != 0 {
-                // The Pod accepts or opens a direct connection, which replaces the mapped connection with this tuple.
+                // The Pod accepts or opens a direct connection, which replaces the translated connection with the same
+                // flow tuple.
                 reply.flow.remove();
                 return None;
             }
@@ -265,7 +266,7 @@ impl<F: Family> ResolvedFlow<F> {
         FRAGMENT_BUFFER.get_ptr_mut(SAVED).map(<*mut SavedFrame>::cast)
     }
 
-    /// Tracks a reply that is going to be translated.
+    /// Tracks a reply that will be translated.
     #[inline(always)]
     fn track<const MODE: u8, const CACHES_REPLY: bool>(
         &self,

@@ -41,7 +41,7 @@ use crate::{
 /// Requests, forwarded in this `MODE`: see [`crate::base::mode`].
 pub struct Requests<const MODE: u8>;
 
-/// A request that a mapping accepts.
+/// A request that a mapping matches and its allow-list admits.
 pub struct Accepted<F: Family> {
     pub backend: Backend<F>,
     /// The Pod's next hop, in a mode that needs it.
@@ -59,7 +59,7 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         packet: &Packet<F>,
         on_nat: impl FnOnce(&NatAddress<F>),
     ) -> Verdict {
-        // The slow path has no room for the next hop on its stack, and looks the next hop up later.
+        // The slow path has no room for the next hop on its stack, and looks the next hop up after the rewrite.
         let accepted = if FAST_PATH {
             accept::<F, MODE, L2>(ctx, packet, on_nat)
         } else {
@@ -137,8 +137,8 @@ impl<const MODE: u8> Hook for Requests<MODE> {
     }
 }
 
-/// Looks up the mapping of a packet, and tracks and counts the request. `Err` is the verdict on a packet that no
-/// mapping accepts.
+/// Looks up the mapping of a packet, and tracks and counts the request. `Err` is the verdict on a packet without a
+/// mapping that admits it.
 #[inline(always)]
 pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     ctx: &impl Access,
@@ -198,14 +198,14 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     Ok(Accepted { backend, next_hop, is_offloaded })
 }
 
-/// Tracks a packet that no mapping accepted, if it can be a client's datagram to a Pod's own address. `is_tracked`
-/// returns whether the XDP program has tracked the packet already. A direct connection of TCP or SCTP is noticed later,
-/// by the Pod's SYN-ACK or INIT ACK.
+/// Tracks a packet without a mapping, if it can be a client's datagram to a Pod's own address. `is_tracked` returns
+/// whether the XDP program has already tracked the packet. A direct connection of TCP or SCTP is detected later, by the
+/// Pod's SYN-ACK or INIT ACK.
 #[inline(always)]
 pub fn track_direct<F: Family>(packet: &Packet<F>, is_tracked: impl FnOnce(&Config) -> bool) {
     let (headers, protocol) = (&packet.headers, packet.headers.protocol);
     let Some(config) = CONFIG.get(0) else { return };
-    // Skips datagrams to the Node itself: on many Nodes they carry tunnels and are the most frequent ones.
+    // Skips datagrams to the Node itself, which are the most frequent ones on Nodes with tunnels.
     if protocol != protocol::UDP || F::is_primary(config, headers.destination) || is_tracked(config) {
         return;
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The slow path: ICMP errors, fragments, SCTP, and packets with options or extension headers.
 //!
-//! The fast path tail-calls separate programs, because few packets need them, and a tail-called program has the whole
-//! stack. Each step is a function that is not inlined, because all steps together exceed the stack.
+//! The fast path tail-calls separate programs, because few packets need the slow path and a tail-called program has the
+//! whole stack. No step is inlined, because all steps together exceed the stack limit.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use npl_common::{config::Config, reason::Reason};
@@ -19,13 +19,13 @@ use crate::{
     state::{fragment, fragment_buffer, host_connection, maps::Family, sctp_reassembly},
 };
 
-// Return values of a step that mean "another step handles this packet". TC assigns no action to these numbers.
+// Return values of a step whose packet another step handles. TC has no action with these numbers.
 const IS_ICMP: i32 = i32::MAX;
 const IS_FRAGMENT: i32 = i32::MAX - 1;
 const IS_LEAVING: i32 = i32::MAX - 2;
 const IS_UNREADABLE: i32 = i32::MAX - 3;
 
-/// Translates, passes or drops a packet whose IP header starts `L2` bytes in.
+/// Translates, passes or drops a packet whose IP header starts at offset `L2`.
 #[inline(always)]
 pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
     match context::ether_type(ctx) {
@@ -37,13 +37,14 @@ pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
 
 #[inline(always)]
 fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
-    // A reply that was translated at the Pod's device must not be recorded here as an untranslated first fragment.
+    // A reply that was translated at the Pod's device must not be recorded as an untranslated first fragment on the
+    // uplink.
     if !H::ON_ARRIVAL && CONFIG.get(0).is_some_and(|config| redirect::is_marked(ctx, config)) {
         return Verdict::UNRELATED.into_action();
     }
     let action = run_steps::<F, H, L2>(ctx);
-    // Marked after all steps, because re-injected fragments are clones of the same skb: those that take the stack must
-    // not have the mark.
+    // Set after all steps, because re-injected fragments are clones of the same skb, and a clone that the stack
+    // forwards must not have the mark.
     if H::ON_ARRIVAL
         && H::END == SOURCE
         && verdict::is_redirect(action)
@@ -75,7 +76,7 @@ fn run_steps<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
     }
 }
 
-/// Drops the packet whose skb the kernel refused to overwrite with a saved frame.
+/// Drops a packet whose skb the kernel's helper failed to overwrite with a saved frame.
 #[inline(always)]
 fn drop_unwritable(_skb: *mut __sk_buff) -> i32 {
     Verdict::drop(Reason::RewriteFailed).into_action()
@@ -120,7 +121,8 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         }),
         None => Verdict::UNRELATED,
     };
-    // Early fragments of requests are saved only if they are for a node address, those of replies always.
+    // Early fragments of requests are saved only if their destination is a node address; those of replies are always
+    // saved.
     let may_be_early = |config: &Config| H::END == SOURCE || F::node_address_index(config, destination).is_some();
     if !H::ON_ARRIVAL && verdict.is_slow_path() {
         if is_first {
@@ -131,8 +133,8 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
     let (is_translated, is_by_stack) = (verdict.is_translated(), H::ON_ARRIVAL && !verdict.is_redirected());
     // A dropped first fragment keeps its record, by which its later fragments are dropped too.
     let is_dropped = verdict.is_drop();
-    // Converted here, before the branches: in a program without `CAP_PERFMON` the verifier no longer knows the bounds
-    // of the reason number behind them.
+    // Converted before the branches, because in a program without `CAP_PERFMON` the verifier loses the bounds of the
+    // reason number after them.
     let action = verdict.into_action();
     if !is_first || is_dropped {
         return action;
@@ -155,7 +157,7 @@ fn translate_fragment<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) 
     H::later_fragment::<F, L2>(ctx, chain).into_action()
 }
 
-/// Counts a packet for a node address in whose extension headers no transport header was found.
+/// Counts a packet to a node address whose extension headers could not be parsed up to a transport header.
 #[inline(never)]
 fn judge_unreadable<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let destination = F::destination_of_chain(&TcContext::new(skb), L2);
@@ -164,7 +166,7 @@ fn judge_unreadable<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     if is_for_node { Verdict::pass(Reason::Ipv6ExtensionHeaders) } else { Verdict::UNRELATED }.into_action()
 }
 
-/// Records a packet that leaves from a port of the range as a packet of the Node's own connection.
+/// Records an outgoing packet with a source port of the node port range as a packet of the Node's own connection.
 #[inline(never)]
 fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
@@ -172,7 +174,7 @@ fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let Some(packet) = Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end) else {
         return Verdict::UNRELATED.into_action();
     };
-    // A packet that is cut off before its flags is treated as a packet without flags.
+    // A packet that is truncated before its TCP flags is treated as a packet without flags.
     let tcp_flags = packet.segment(ctx).map_or(0, |segment| segment.flags);
     host_connection::record_leaving(&packet, tcp_flags);
     Verdict::UNRELATED.into_action()

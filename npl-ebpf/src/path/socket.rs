@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Local clients, on the Node itself and in its Pods. Their packets pass no uplink, so the cgroup programs translate at
-//! the socket: the socket connects to the Pod from the start, and socket reverse NAT shows the client the address that
-//! it asked for.
+//! Local clients, on the Node itself and in its Pods. Their packets pass no uplink, so cgroup programs translate the
+//! address in the system call: the socket connects to the Pod directly, and socket reverse NAT shows the client the
+//! address that it used.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// The field of the kernel's context that has the address of a system call.
+/// Access to the address in the kernel's context of a system call.
 pub trait AddressField {
     type Family: Family;
 
@@ -104,7 +104,7 @@ pub fn reply6(ctx: &SockAddrContext) {
     }
 }
 
-/// The Pod behind the mapping of this node address and port, if the mapping's allow-list contains the client.
+/// The Pod behind the mapping of this node address and port, if the mapping's allow-list admits the client.
 #[inline(always)]
 fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) -> Option<Backend<F>> {
     let config = CONFIG.get(0)?;
@@ -124,7 +124,7 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
         unmapped::record::<F>(frontend);
         return None;
     };
-    // For a connection to one of the Node's own addresses, the kernel uses the same address as source.
+    // A connection to one of the Node's own addresses has that address as source, too.
     if backend.refuses(frontend, nat.addr) { None } else { Some(backend) }
 }
 
@@ -132,7 +132,7 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
 /// directly.
 ///
 /// The entry of a connected socket stays: on each send of an IPv6 socket that is connected to an IPv4 Pod, the kernel
-/// passes the Pod's address to the IPv4 program.
+/// calls the IPv4 program with the Pod's address.
 #[inline(always)]
 fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, pod: SocketAddr<F>) {
     let flow = SocketFlow { socket: socket(ctx), pod };
@@ -145,12 +145,12 @@ fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, pod: SocketAdd
 fn is_connected(ctx: &SockAddrContext) -> bool {
     // SAFETY: a field of the kernel's context that all these programs may read.
     let socket = unsafe { (&raw const (*ctx.sock_addr).__bindgen_anon_1.sk).read_volatile() };
-    // SAFETY: the socket of the call, which lives as long as the call.
+    // SAFETY: the socket of the system call, which exists as long as the call runs.
     let state = unsafe { (&raw const (*socket).state).read_volatile() };
     state == CONNECTED
 }
 
-/// Whether the call is in the host's network namespace: each namespace has loopback addresses of its own.
+/// Whether the call is in the host's network namespace: each namespace has its own loopback addresses.
 #[inline(always)]
 fn is_in_node_namespace(ctx: &SockAddrContext, config: &Config) -> bool {
     // SAFETY: the kernel's own context.
@@ -172,7 +172,7 @@ fn protocol(call: *const bpf_sock_addr) -> Option<u8> {
     u8::try_from(protocol).ok()
 }
 
-/// Host order.
+/// Port in host byte order.
 #[inline(always)]
 fn port(call: *const bpf_sock_addr) -> u16 {
     // SAFETY: a field of the kernel's context that all these programs may read.
@@ -180,10 +180,10 @@ fn port(call: *const bpf_sock_addr) -> u16 {
     u16::from_be(port as u16)
 }
 
-/// Host order.
+/// Sets the port, given in host byte order.
 #[inline(always)]
 fn set_port(call: *mut bpf_sock_addr, port: u16) {
-    // SAFETY: a field of the kernel's context that all these programs may write as a whole.
+    // SAFETY: a field of the kernel's context that all these programs may write as one word.
     unsafe { (&raw mut (*call).user_port).write_volatile(u32::from(port.to_be())) };
 }
 
@@ -193,7 +193,7 @@ fn is_mapped(call: *const bpf_sock_addr) -> bool {
     addr[0] == MAPPED_PREFIX[0] && addr[1] == MAPPED_PREFIX[1] && addr[2] == MAPPED_PREFIX[2]
 }
 
-// The verifier allows a context field one load or store of the whole field, which a volatile access compiles to.
+// The verifier permits only one load or store of the whole context field, which a volatile access compiles to.
 impl AddressField for Inet {
     type Family = V4;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Logs of the trace build: every verdict except `UNRELATED`, which nearly every packet of the Node has. In other
-//! builds, these functions only call the function that they get.
+//! Logs of the trace build: every verdict except `UNRELATED`, which nearly every packet of the Node gets. In other
+//! builds, these functions only call their argument.
 
 #[cfg(not(feature = "trace"))]
 pub use without::{packet, step};
@@ -31,7 +31,7 @@ mod without {
     }
 }
 
-/// No function here is inlined, so that the program and the log use the same bytes of the stack one after the other.
+/// No function here is inlined, so that the program and the log use the same stack bytes one after the other.
 #[cfg(feature = "trace")]
 mod logged {
     use core::hint::black_box;
@@ -74,8 +74,8 @@ mod logged {
         verdict
     }
 
-    /// Runs a step of the slow path, and logs its verdict if it has one. Each step logs before the next one runs,
-    /// because a later step may re-inject a fragment whose programs overwrite the note.
+    /// Runs a step of the slow path, and logs its verdict if it returns one. Each step logs before the next one runs,
+    /// because a later step may re-inject a fragment, whose programs overwrite the record.
     #[inline(always)]
     pub fn step<F: Family, H: Hook, const L2: usize>(
         skb: *mut __sk_buff,
@@ -112,18 +112,18 @@ mod logged {
         ctx: *mut xdp_md,
         judge: impl FnOnce(&Frame<MULTI_BUFFER>) -> Verdict,
     ) -> Verdict {
-        // `black_box`, because the compiler would otherwise pass the caller's packet pointers instead of the context,
-        // and the verifier refuses such arguments.
+        // `black_box` keeps the context as the argument: the compiler would otherwise pass the caller's packet
+        // pointers, which the verifier rejects as arguments.
         judge(&Frame(XdpContext::new(black_box(ctx))))
     }
 
-    /// Stores addresses, protocol and ports of a packet whose IP header starts `L2` bytes in.
+    /// Stores addresses, protocol and ports of a packet whose IP header starts at offset `L2`.
     #[inline(never)]
     fn note_packet<F: Family, const L2: usize>(skb: *mut __sk_buff) {
         trace::note_verdict(Verdict::UNRELATED);
         let ctx = &TcContext::new(skb);
-        // The addresses are the last fields of the IP header in both families, so they can be read even if the chain
-        // cannot.
+        // The addresses are the last fields of the IP header in both families, so they are readable even if the header
+        // chain is malformed.
         let addresses = context::load::<[F::Addr; 2]>(ctx, L2 + F::LENGTH - size_of::<[F::Addr; 2]>());
         let Some([source, destination]) = addresses else { return };
         let (mut protocol, mut ports) = (0, Ports::NONE);
@@ -151,7 +151,7 @@ mod logged {
         const {
             assert!(size_of::<F::Addr>() <= 16 && align_of::<F::Addr>() <= align_of::<Note>());
         };
-        // SAFETY: this processor's element; an address fits in either field, which are aligned as it is.
+        // SAFETY: this processor's element; both fields have room for an address and are aligned like one.
         unsafe {
             (&raw mut (*note).source).cast::<F::Addr>().write(source);
             (&raw mut (*note).destination).cast::<F::Addr>().write(destination);
@@ -162,7 +162,7 @@ mod logged {
         field!(note, is_ipv6).store(F::ETHER_TYPE != V4::ETHER_TYPE);
     }
 
-    /// Logs the verdict of the note.
+    /// Logs the verdict in this processor's record.
     ///
     /// All texts have the same length and are selected by table index, because the verifier would otherwise check the
     /// rest of the function once for every branch and length.
@@ -215,13 +215,13 @@ mod logged {
 
     #[inline(always)]
     const fn text<const LENGTH: usize>(padded: &Text<LENGTH>) -> &str {
-        // SAFETY: made of whole strings and spaces.
+        // SAFETY: the bytes are whole UTF-8 strings and spaces.
         unsafe { core::str::from_utf8_unchecked(padded) }
     }
 
     /// A text padded with spaces.
     type Text<const LENGTH: usize> = [u8; LENGTH];
-    /// How a verdict is logged.
+    /// Level and text of a verdict in the log.
     #[derive(Clone, Copy)]
     struct Outcome {
         /// `None` if the verdict is not logged.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Requests of the fast path in XDP, before the kernel allocates an skb. All other frames pass unchanged to the program
-//! at TC ingress. That program sees a translated frame as an ordinary packet from the client to the Pod and leaves it
+//! at TC ingress. To that program, a translated frame is a direct packet from the client to the Pod, which it passes
 //! unchanged.
 
 use aya_ebpf::programs::{TcContext, XdpContext};
@@ -33,8 +33,8 @@ pub fn translate<const MULTI_BUFFER: bool>(ctx: XdpContext) -> u32 {
     let verdict = match frame.ether_type() {
         Some(V4::ETHER_TYPE) => judge::<V4, MULTI_BUFFER>(&frame),
         Some(V6::ETHER_TYPE) => judge::<V6, MULTI_BUFFER>(&frame),
-        // A tagged frame belongs to the VLAN's device. A tag that the network card has removed is not visible here
-        // (docs/datapath.md).
+        // The program on the VLAN's device translates a tagged frame. A tag that the network card has removed is not
+        // visible here (docs/datapath.md).
         _ => Verdict::UNRELATED,
     };
     verdict.into_frame_action()

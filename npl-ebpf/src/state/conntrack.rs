@@ -3,9 +3,9 @@
 //! without an entry.
 //!
 //! [`npl_common::conntrack`] has the state machine. This module looks up the entry of a packet, checks whether the
-//! packet's numbers fit the entry, and carries out the action. A flow tuple can have several entries: one of its flow,
-//! in the half-open cache or the flow table, and one of each handshake. A handshake does not affect the flow before the
-//! Pod accepts the handshake.
+//! packet's sequence numbers match the entry, and executes the action. A flow tuple can have several entries: the
+//! flow's entry in the half-open cache or the flow table, and one entry for each handshake. A handshake does not affect
+//! the flow until the Pod accepts the handshake.
 
 use npl_common::{
     conntrack::{
@@ -35,8 +35,8 @@ use crate::{
 
 /// A flow's key, and its slot in the half-open cache.
 ///
-/// The key is a reference to the caller's stack, from which the kernel reads it: a copy might get a stack slot that
-/// held a pointer before, and the verifier refuses such reuse in a program without `CAP_PERFMON`.
+/// The key is a reference to the caller's stack, from which the kernel reads the key. A copy could get a stack slot
+/// that previously held a pointer, and the verifier rejects such reuse in a program without `CAP_PERFMON`.
 pub struct Flow<'k, F: Family> {
     key: &'k F::FlowKey,
     pub protocol: u8,
@@ -52,7 +52,7 @@ pub struct Request<F: Family> {
     pub segment: Segment,
 }
 
-/// The change of a flow by a packet, for the counters.
+/// The effect of a packet on its flow, for the counters.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Transition {
     Unchanged,
@@ -62,18 +62,18 @@ pub enum Transition {
     HostConnection,
 }
 
-/// Opens a handshake for a client's SYN, or finds the one in progress. `payload` is the number of bytes that the SYN
-/// carries.
+/// Opens a handshake for a client's SYN, or finds the handshake in progress. `payload` is the number of bytes that the
+/// SYN carries.
 ///
-/// The entries of flows are not read, so that a SYN flood costs little, and are not written, so that a forged SYN does
-/// not affect an established connection. Each SYN has an entry of its own, so that a forged SYN does not affect another
-/// handshake with the same tuple.
+/// Entries of flows are not read, so that a SYN flood costs little, and not written, so that a forged SYN does not
+/// affect an established connection. Each SYN has its own entry, so that a forged SYN does not affect another handshake
+/// with the same tuple.
 #[inline(always)]
 pub fn open_handshake<F: Family>(hash: u64, request: &Request<F>, payload: u32) -> Transition {
     let acknowledgement = request.segment.sequence().wrapping_add(1);
     let (flags, nat) = (request.segment.flags, &request.nat);
     if payload != 0 {
-        // TCP Fast Open: the Pod acknowledges the payload with the SYN, or the SYN alone.
+        // TCP Fast Open: the Pod acknowledges either the SYN and its payload, or only the SYN.
         let second = handshake_key(hash, acknowledgement.wrapping_add(payload));
         open::<F>(second, flags, nat.addr_index, nat.port);
     }
@@ -107,7 +107,7 @@ impl<'k, F: Family> Flow<'k, F> {
         Self::with_hash(tuple.hash(seed, protocol), protocol, key)
     }
 
-    /// As [`Self::new`], for a known hash of the tuple.
+    /// As [`Self::new`], with the tuple's hash given.
     #[inline(always)]
     pub fn with_hash(hash: u64, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
         let (entry, slot) = slots::of_flow::<F>(hash)?;
@@ -120,8 +120,8 @@ impl<'k, F: Family> Flow<'k, F> {
         F::flow_entry(self.key)
     }
 
-    /// Whether the flow has an entry other than a handshake's. A handshake's entry can be looked up only by its
-    /// sequence number.
+    /// Whether the flow has an entry of its own. The entry of a handshake does not count, because it is found only by
+    /// its sequence number.
     #[inline(always)]
     pub fn has_entry(&self) -> bool {
         self.half_open().is_some()
@@ -129,7 +129,7 @@ impl<'k, F: Family> Flow<'k, F> {
             || slots::find_handshake::<F>(mid_stream_key(self.hash)).is_some()
     }
 
-    /// Removes the entries of a flow whose handshake the Pod refused after the client had completed it.
+    /// Removes the entries of a flow whose handshake the Pod rejected after the client had completed it.
     #[inline(always)]
     fn remove_refused(&self) {
         // An error means that the flow table has no such entry.
@@ -155,7 +155,8 @@ impl<'k, F: Family> Flow<'k, F> {
     /// Removes the entries of a UDP flow whose client sends to the Pod directly: replies follow the client's last
     /// datagram.
     ///
-    /// If the slot is empty, the flow table has no entry either, so that most direct datagrams need no look-up.
+    /// If the slot is empty, the flow table has no entry either, so that most direct datagrams need no look-up in that
+    /// table.
     #[inline(always)]
     pub fn remove_if_direct(&self) {
         let entry = self.entry.load();
@@ -177,8 +178,8 @@ impl<'k, F: Family> Flow<'k, F> {
         if half_open::matches(entry, self.hash) { Some(entry) } else { None }
     }
 
-    /// The flow's half-open word, and the endpoint that the reply cache holds for the flow, if that copy is valid: then
-    /// the flow is established with the NAT address of the word.
+    /// The flow's half-open entry, and the endpoint that the reply cache holds for the flow. `None` if that copy is
+    /// invalid; a valid copy proves that the flow is established with the NAT address of the entry.
     #[inline(always)]
     pub fn cached_reply(&self, epoch: Epoch) -> Option<(u64, Endpoint)> {
         let entry = self.half_open()?;
@@ -186,8 +187,7 @@ impl<'k, F: Family> Flow<'k, F> {
         Some((entry, endpoint))
     }
 
-    /// Stores the endpoint in the reply cache for a flow that is in the flow table, if the flow's slot has the same NAT
-    /// address.
+    /// Stores the endpoint of an established flow in the reply cache, if the flow's slot has the same NAT address.
     #[inline(always)]
     pub fn cache_reply(&self, epoch: Epoch, endpoint: Endpoint, nat: &NatAddress<F>) {
         let entry = self.entry.load();
@@ -202,8 +202,8 @@ impl<'k, F: Family> Flow<'k, F> {
 
     /// Tracks a client's packet that is no SYN: see [`open_handshake`].
     ///
-    /// For an established flow with this NAT address the flow's slot says "established", and the packet costs one load.
-    /// A packet without an entry belongs to the Node's own connection if `is_host_connection` returns true.
+    /// For an established flow with this NAT address, the flow's slot contains "established", and tracking costs one
+    /// load. A packet without an entry belongs to the Node's own connection if `is_host_connection` returns true.
     #[inline(always)]
     pub fn track_request(&self, request: &Request<F>, is_host_connection: impl FnOnce() -> bool) -> Transition {
         let entry = self.entry.load();
@@ -229,7 +229,7 @@ impl<'k, F: Family> Flow<'k, F> {
         self.track_by_table(request, entry, is_host_connection)
     }
 
-    /// Applies a client's packet to a half-open entry after the packet's numbers were found to fit the entry.
+    /// Applies a client's packet to a half-open entry that the packet's numbers match.
     #[inline(always)]
     fn track_half_open(&self, request: &Request<F>, slot: Cell<u64>, phase: Phase) -> Transition {
         let event = Event::from_client(self.protocol, request.segment.flags, true);
@@ -260,7 +260,7 @@ impl<'k, F: Family> Flow<'k, F> {
                 self.refresh_by_client(state, request.segment);
                 if cached == 0 {
                     // Writes "established" into an empty slot, so that later packets skip the flow table. Another
-                    // flow's entry is left alone, because that flow may be half-open.
+                    // flow's entry is kept, because that flow may be half-open.
                     self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
                 }
                 return Transition::Unchanged;
@@ -271,10 +271,10 @@ impl<'k, F: Family> Flow<'k, F> {
                     return Transition::Unchanged;
                 }
             }
-            // SAFETY: see `Family::flow_entry`; a concurrent reader may translate one packet by the old address.
+            // SAFETY: see `Family::flow_entry`; a concurrent reader may translate one packet with the old address.
             unsafe { entry.write(new_entry::<F>(self.protocol, &request.nat, request.generation, request.segment)) };
             if half_open::matches(cached, self.hash) {
-                // Otherwise the slot would have the old NAT address, and the next request would be taken for a tuple
+                // Otherwise the slot would keep the old NAT address, and the next request would be counted as a tuple
                 // conflict.
                 self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
             }
@@ -285,7 +285,7 @@ impl<'k, F: Family> Flow<'k, F> {
         }
         if self.protocol == protocol::TCP {
             if half_open::matches(cached, self.hash) && !half_open::phase(cached).is(Phase::REFUSED) {
-                // The flow's slot has this flow with another NAT address. Replies keep using that address.
+                // The slot has this flow with another NAT address, which replies continue to use.
                 count_reason(Reason::TupleConflict as u32);
                 return Transition::Unchanged;
             }
@@ -305,8 +305,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Unchanged
     }
 
-    /// Tracks a client's segment in the middle of a TCP connection that has no entry. The segment opens an entry, to
-    /// which replies with numbers near the segment's numbers belong.
+    /// Tracks a client's segment in the middle of a TCP connection without an entry. The segment opens an entry, which
+    /// matches replies whose numbers are near those of the segment.
     #[inline(always)]
     fn track_mid_stream(&self, request: &Request<F>) -> Transition {
         let key = mid_stream_key(self.hash);
@@ -370,7 +370,7 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Established
     }
 
-    /// Applies a Pod's packet to a half-open entry after the packet's numbers were found to fit the entry.
+    /// Applies a Pod's packet to a half-open entry that the packet's numbers match.
     #[inline(always)]
     pub fn track_half_open_reply(
         &self,
@@ -380,8 +380,8 @@ impl<'k, F: Family> Flow<'k, F> {
         endpoint: Endpoint,
     ) -> Transition {
         let entry = slot.load();
-        // The flow table has evicted the entry if the half-open cache still has it as established. The flow then starts
-        // as requested.
+        // If the half-open cache has the flow as established, the flow table has evicted the entry. The flow then
+        // restarts as requested.
         let phase = half_open::phase(entry);
         let phase = if phase.is(Phase::ESTABLISHED) { Phase::REQUESTED } else { phase };
         let (state, action) = step(State::half_open(phase), Event::from_pod(self.protocol, reply.flags, true));
@@ -400,8 +400,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Unchanged
     }
 
-    /// Records the Pod's SYN-ACK: writes the entry [`reply_key`], which the client's acknowledgement will find, and
-    /// clears the flow's slot, which has the tuple's previous connection.
+    /// Records the Pod's SYN-ACK: writes the entry [`reply_key`], which the client's acknowledgement will match, and
+    /// clears the flow's slot, which belongs to the tuple's previous connection.
     #[inline(always)]
     fn accept_handshake(&self, syn_ack: Segment, nat: &NatAddress<F>) {
         let key = reply_key(self.hash, syn_ack.sequence().wrapping_add(1));
@@ -440,8 +440,8 @@ impl<'k, F: Family> Flow<'k, F> {
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
     }
 
-    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation, or if the packet has SYN
-    /// and is no retransmitted SYN-ACK: then the Pod has accepted another connection.
+    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation, or if the packet has the
+    /// SYN flag and is no retransmitted SYN-ACK: then the Pod has accepted another connection.
     #[inline(always)]
     pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
         let entry = self.table_entry()?;
@@ -451,11 +451,11 @@ impl<'k, F: Family> Flow<'k, F> {
         if is_of_pod && is_of_flow { Some(entry) } else { None }
     }
 
-    /// The entry of the handshake that a Pod's packet accepts or refuses, looked up by the packet's acknowledgement
+    /// The entry of the handshake that a Pod's packet accepts or rejects, looked up by the packet's acknowledgement
     /// number.
     ///
-    /// If the acknowledgement number matches a handshake, the packet belongs to it in every phase, so that late packets
-    /// of a refused handshake are translated.
+    /// A packet whose acknowledgement number matches a handshake belongs to the handshake in every phase, so that late
+    /// packets of a rejected handshake are translated.
     #[inline(always)]
     pub fn opening_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if !is_handshake_reply(reply.flags) {
@@ -476,7 +476,7 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 
     /// The half-open entry that a Pod's packet belongs to: the entry in the flow's slot, or an entry that the packet's
-    /// numbers fit.
+    /// numbers match.
     #[inline(always)]
     pub fn half_open_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if self.half_open().is_some() {
@@ -494,8 +494,7 @@ impl<'k, F: Family> Flow<'k, F> {
         slots::find_handshake::<F>(handshake_key(self.hash, reply.acknowledgement())).map(|(slot, _)| slot)
     }
 
-    /// The entry that a client's segment in the middle of a TCP connection opened, if the numbers of the Pod's segment
-    /// fit.
+    /// The entry that a client's mid-stream TCP segment opened, if the numbers of the Pod's segment match it.
     #[inline(always)]
     fn mid_stream_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if self.protocol != protocol::TCP {
@@ -530,10 +529,10 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 }
 
-/// Whether a client has a flow to a Pod through a mapping, in any phase. `numbers` are those of a Pod's segment, by which
-/// a handshake is looked up.
+/// Whether a client has a flow to a Pod through a mapping, in any phase. A handshake is looked up by `numbers`, those
+/// of a Pod's segment.
 ///
-/// Not inlined, because its caller has no stack left.
+/// Not inlined, because the stack of its caller is full.
 #[inline(never)]
 pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let reply = Segment { numbers, flags: 0 };

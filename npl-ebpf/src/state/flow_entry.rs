@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Entries of the flow table, see [`npl_common::flow`]: other processors may write their fields at the same time.
+//! Entries of the flow table, see [`npl_common::flow`]. Other processors may write their fields concurrently.
 
 use npl_common::{
     conntrack::{Action, Event, Segment, State, step},
@@ -20,20 +20,20 @@ pub fn established_nat<F: Family>(entry: *mut F::FlowEntry) -> NatAddress<F> {
     NatAddress { addr: F::nat_address(entry), addr_index: 0, port }
 }
 
-/// The part of an entry that both families have, which is its first field.
+/// The fields that entries of both families have in common: a struct at the start of the entry.
 #[inline(always)]
 pub fn flow_state<F: Family>(entry: *mut F::FlowEntry) -> *mut FlowState {
     entry.cast()
 }
 
-/// The state of an entry.
+/// The conntrack state of an entry.
 #[inline(always)]
 pub fn state_of(state: *mut FlowState) -> State {
     State::established(field!(state, client_tcp_flags).load(), field!(state, pod_tcp_flags).load())
 }
 
-/// Applies an event to an established entry, and refreshes its time and the Pod's acknowledgement; `false` if the event
-/// removes the entry.
+/// Applies an event to an established entry, and updates the entry's time and the Pod's last acknowledgement number.
+/// Returns `false` if the event removes the entry.
 #[inline(always)]
 pub fn refresh(entry: *mut FlowState, event: Event, acknowledgement: Option<u32>) -> bool {
     let before = state_of(entry);
@@ -65,8 +65,8 @@ pub fn new_entry<F: Family>(protocol: u8, nat: &NatAddress<F>, generation: u32, 
         last_seen_ns: nanoseconds(),
         generation,
         refreshed: jiffies(),
-        // Until a refresh records the Pod's acknowledgement, the sequence number of the client's establishing segment
-        // stands for it.
+        // The sequence number of the client's establishing segment, until a refresh records the Pod's acknowledgement
+        // number.
         pod_acknowledgement: if protocol == protocol::TCP { segment.sequence() } else { 0 },
         node_port: nat.port,
         client_tcp_flags: segment.flags,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Fragment tracking: a record of the first fragment, by which the later fragments are translated, since they have no
-//! ports. See [`npl_common::fragment`].
+//! Fragment tracking. Later fragments have no ports, so they are translated by a record of the first fragment. See
+//! [`npl_common::fragment`].
 
 use npl_common::{
     config::Config,
@@ -13,7 +13,7 @@ use crate::{
     net::family::HeaderChain,
 };
 
-/// The hash of a datagram at a hook; `end` says whether the hook rewrites source or destination.
+/// The hash of a datagram at a hook; `end` states whether the hook rewrites source or destination.
 #[inline(always)]
 pub fn hash<F: Family>(config: &Config, chain: &HeaderChain<F>, end: bool) -> u64 {
     let rest = u64::from(chain.fragment.id) << 32 | u64::from(chain.fragment.protocol) << 8 | u64::from(end);
@@ -31,15 +31,15 @@ pub fn record<F: Family>(hash: u64) -> Option<Record> {
 #[inline(always)]
 pub fn record_translated<F: Family>(hash: u64, nat: &NatAddress<F>, protocol: u8) {
     let Some(config) = CONFIG.get(0) else { return };
-    // Without an index, the node address has vanished, and the later fragments are not translated either.
+    // Without an index, the node address was removed from the Node, and the later fragments are not translated either.
     if let Some(address_index) = F::node_address_index(config, nat.addr) {
         store::<F>(hash, Record { node_port: nat.port, address_index, protocol });
     }
 }
 
-/// Records that the first fragment was not translated, so that later fragments pass at once instead of being saved. The
-/// record also replaces an expired one of a reused identification, but not one that translates another datagram.
-/// `may_be_early` returns whether later fragments of this datagram could be saved at all.
+/// Records that the first fragment was not translated, so that later fragments pass immediately instead of being saved.
+/// The record also replaces an expired one of a reused identification, but not one that translates another datagram.
+/// `may_be_early` returns whether later fragments of this datagram can be saved at all.
 #[inline(always)]
 pub fn record_untranslated<F: Family>(hash: u64, may_be_early: impl FnOnce(&Config) -> bool) {
     let (Some(config), Some(slot)) = (CONFIG.get(0), F::fragment(fragment::slot(hash))) else { return };
@@ -49,7 +49,7 @@ pub fn record_untranslated<F: Family>(hash: u64, may_be_early: impl FnOnce(&Conf
     }
 }
 
-/// Records that the translated first fragment took the host's stack: see [`fragment::by_stack`].
+/// Records that the host's stack forwarded the translated first fragment: see [`fragment::by_stack`].
 #[inline(always)]
 pub fn record_by_stack<F: Family>(hash: u64) {
     if let Some(slot) = F::fragment(fragment::slot(hash)) {
@@ -57,7 +57,7 @@ pub fn record_by_stack<F: Family>(hash: u64) {
     }
 }
 
-/// Whether the first fragment took the host's stack.
+/// Whether the host's stack forwarded the first fragment.
 #[inline(always)]
 pub fn is_by_stack<F: Family>(hash: u64) -> bool {
     F::fragment(fragment::slot(hash)).is_some_and(|slot| fragment::is_by_stack(slot.load()))

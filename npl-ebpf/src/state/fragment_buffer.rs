@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The fragment buffer: copies of fragments that arrive before the first fragment of their datagram, which alone has
-//! the ports.
+//! The fragment buffer: copies of fragments that arrive before the first fragment of their datagram. Only the first
+//! fragment has the ports.
 //!
 //! The early fragment itself passes unchanged. When the first fragment is translated, its skb is overwritten with each
 //! saved copy, and the copy is re-injected at the same hook.
@@ -26,7 +26,7 @@ pub const fn key(hash: u64, on_arrival: bool) -> u64 {
     if on_arrival { hash } else { !hash }
 }
 
-/// Saves a copy of a fragment in place of this processor's oldest one. A frame that is too long is not saved.
+/// Saves a copy of a fragment in place of this processor's oldest copy. A frame that is too long is not saved.
 #[inline(always)]
 pub fn save(ctx: &TcContext, hash: u64, on_arrival: bool) {
     let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) else { return };
@@ -41,8 +41,8 @@ pub fn save(ctx: &TcContext, hash: u64, on_arrival: bool) {
     }
 }
 
-/// Stores the key of a datagram whose first fragment was translated, for [`reinject_noted`], which runs in another
-/// stack frame.
+/// Stores the key of a datagram whose first fragment was translated. [`reinject_noted`], which runs in another stack
+/// frame, reads the key.
 #[inline(always)]
 pub fn note_translated(hash: u64, on_arrival: bool) {
     if let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) {
@@ -56,7 +56,7 @@ pub fn noted() -> u64 {
     FRAGMENT_BUFFER.get_ptr_mut(CURSOR).map_or(0, |cursor| field!(cursor, hash).load())
 }
 
-/// Re-injects the saved fragments of the datagram of [`note_translated`]; `false` if the packet at hand was lost.
+/// Re-injects the saved fragments of the datagram of [`note_translated`]; `false` if the first fragment was lost.
 #[inline(always)]
 pub fn reinject_noted(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) else { return true };
@@ -64,15 +64,15 @@ pub fn reinject_noted(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     noted == 0 || reinject_all(skb, noted, if on_arrival { 0 } else { LEAVES })
 }
 
-/// State of [`npl_frag_release`]: the first fragment's frame is saved, and its skb has another frame.
+/// State of [`npl_frag_release`]: the first fragment is saved, and its skb contains another frame.
 const IS_SAVED: u32 = 1;
-/// State of [`npl_frag_release`]: the hook is egress, so the fragments are sent by the device.
+/// State of [`npl_frag_release`]: the hook is egress, so the device sends the fragments.
 const LEAVES: u32 = 2;
 
 /// Re-injects all saved fragments of a datagram, then restores the first fragment in its skb.
 ///
-/// Unrolled, because the verifier of Linux 6.12 also follows mispredicted branches in a program without `CAP_PERFMON`,
-/// and so finds no end of a loop.
+/// Unrolled: for a program without `CAP_PERFMON`, the verifier of Linux 6.12 also follows mispredicted branches and so
+/// finds no end of a loop.
 #[inline(never)]
 fn reinject_all(skb: *mut __sk_buff, key: u64, mut state: u32) -> bool {
     let now = coarse_seconds();
@@ -108,8 +108,8 @@ extern "C" fn npl_frag_release(skb: *mut __sk_buff, key: u64, now: u64, slot: u3
         if save_frame(skb, first).is_err() {
             return state;
         }
-        // The device has not verified the checksum of a re-injected packet.
-        // SAFETY: the context is valid. The helper fails where there is no level to reset.
+        // Resets the checksum level, because the device has not verified the checksum of a re-injected packet.
+        // SAFETY: the context is valid. The helper fails if the skb has no checksum level to reset.
         let _level = unsafe { bpf_csum_level(skb, u64::from(BPF_CSUM_LEVEL_RESET)) };
     }
     if load_frame(skb, saved).is_ok() {

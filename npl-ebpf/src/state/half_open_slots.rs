@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Slots of the half-open cache, see [`npl_common::half_open`].
 //!
-//! The slots of flows have established flows and half-open UDP and SCTP flows. The slots of handshakes have entries
-//! with three kinds of keys: [`handshake_key`](npl_common::conntrack::handshake_key),
+//! A flow's slot holds an established flow, or a half-open flow of UDP or SCTP. A handshake's slot holds an entry with
+//! one of three kinds of keys: [`handshake_key`](npl_common::conntrack::handshake_key),
 //! [`reply_key`](npl_common::conntrack::reply_key) or [`mid_stream_key`](npl_common::conntrack::mid_stream_key).
 
 use npl_common::{
@@ -34,7 +34,7 @@ pub fn of_handshake<F: Family>(key: u64) -> Option<Slot> {
     choose::<F>(key, half_open::handshake_slot(key), half_open::second_handshake_slot(key))
 }
 
-/// A new entry takes the second slot only if the entry in the first one waits for a reply.
+/// Returns the second slot for a new entry only if the entry in the first slot waits for a reply.
 #[inline(always)]
 fn choose<F: Family>(key: u64, first: u32, second: u32) -> Option<Slot> {
     let slot = F::half_open(first)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The Node's own connections from ports of the range, see [`npl_common::host_connection`]. In their flow tuple, the
-//! remote host has the client's place, and the Node the Pod's place.
+//! remote host is the client, and the Node is the Pod.
 
 use npl_common::{config::Config, host_connection, mapping::Frontend};
 
@@ -10,11 +10,11 @@ use crate::{
     net::{headers::tcp_flag, packet::Packet},
 };
 
-/// Records a packet that leaves from a port of the range, unless the packet is a reply that was translated before: at
+/// Records a packet that leaves from a port of the range, unless the packet is a reply that was already translated: at
 /// the Pod's device in redirect mode, or on an upper device such as a VLAN.
 ///
-/// A RST is not recorded: the host sends it to refuse a client of a port that has no mapping yet. A SYN-ACK is not
-/// recorded either: the flow tuple alone does not find the handshake that a translated one belongs to.
+/// A RST is not recorded, because the host sends it to reject a client of a port without a mapping. A SYN-ACK is not
+/// recorded either, because the flow tuple alone does not identify the handshake of a translated SYN-ACK.
 #[inline(always)]
 pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let Some(config) = CONFIG.get(0) else { return };

@@ -17,17 +17,17 @@ use crate::base::{cell::Cell, clock::jiffies, mode::needs_next_hop};
 pub struct Epoch {
     number: u32,
     /// Always 0, but computed from the loaded epoch: the processor cannot execute a look-up whose key contains this
-    /// value before the load of the epoch, so that the result is no older than the epoch.
+    /// value before the load of the epoch, so that the looked-up value is no older than the epoch.
     pub zero: u8,
 }
 
 impl Epoch {
     #[inline(always)]
     pub fn now(config: &Config) -> Self {
-        // SAFETY: in the map's element, aligned; the agent writes both halves as one little-endian word.
+        // SAFETY: an aligned word of the map's element; the agent writes both halves as one little-endian word.
         let both = unsafe { core::ptr::from_ref(config).cast::<u64>().add(Config::EPOCH_WORD).read_volatile() };
-        // The difference is always 0, because an agent of another ABI uses another map. The compiler does not know this
-        // and keeps the dependency on the load.
+        // The difference is always 0, because an agent of another ABI uses another map. The compiler cannot know this,
+        // and keeps the data dependency on the load.
         Self { number: (both >> u32::BITS) as u32, zero: (both as u32).wrapping_sub(ABI_VERSION) as u8 }
     }
 }
@@ -70,7 +70,7 @@ fn store(cached: Cell<u64>, config: &Config, epoch: u32, frontend: Frontend, wor
     cached.at(words.len()).store(checksum(config, epoch, frontend, words));
 }
 
-/// The endpoint of a cached reply, if the copy is valid. `hash` is the flow's hash, and `entry` its half-open word.
+/// The endpoint of a cached reply, if the copy is valid. `hash` is the flow's hash, and `entry` its half-open entry.
 #[inline(always)]
 pub fn load_reply(cached: Cell<u64>, hash: u64, entry: u64, epoch: Epoch) -> Option<Endpoint> {
     let (copy, sum) = (cached.load(), cached.at(1).load());
@@ -84,7 +84,7 @@ pub fn invalidate_reply(cached: Cell<u64>) {
     cached.at(1).store(0);
 }
 
-/// Caches a reply's endpoint.
+/// Caches the endpoint of a reply's flow.
 #[inline(always)]
 pub fn store_reply(cached: Cell<u64>, hash: u64, entry: u64, epoch: Epoch, endpoint: &Endpoint) {
     cached.store(u64::from(endpoint.stats_index) << u32::BITS | u64::from(endpoint.generation));

@@ -56,8 +56,8 @@ pub trait Family: Routing {
     fn backend(value: &Self::BackendValue) -> Backend<Self>;
     /// Whether the source allow-list of a restricted mapping contains this source.
     fn is_allowed(frontend: Frontend, source: Self::Addr) -> bool;
-    /// The endpoint with this address and port. `zero` is [`super::lookup_cache::Epoch::zero`] if the result goes to a
-    /// cache.
+    /// The endpoint with this address and port. `zero` is [`super::lookup_cache::Epoch::zero`] if the caller caches the
+    /// result.
     fn endpoint(sender: &SocketAddr<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint>;
     /// The next hop of a Pod in redirect and offload mode, or [`npl_common::lookup_cache::no_next_hop::UNREACHABLE`].
     fn next_hop(addr: Self::Addr) -> PodNextHop;
@@ -70,15 +70,15 @@ pub trait Family: Routing {
     fn cached_reply(slot: u32) -> Option<Cell<u64>>;
 
     fn flow_key(tuple: &FlowTuple<Self>, protocol: u8) -> Self::FlowKey;
-    /// The flow table's entry. The memory remains valid as an entry while the program runs, even if another flow takes
-    /// the element.
+    /// The flow table's entry. The memory remains a valid entry while the program runs, even if the kernel reuses the
+    /// element for another flow.
     fn flow_entry(key: &Self::FlowKey) -> Option<*mut Self::FlowEntry>;
     fn new_flow_entry(state: FlowState, node: Self::Addr) -> Self::FlowEntry;
     /// The node address of a flow's NAT address.
     fn nat_address(entry: *mut Self::FlowEntry) -> Self::Addr;
-    /// `None` if the flow table refuses the entry.
+    /// Inserts an entry; `None` if the flow table returns an error.
     fn insert_flow(key: &Self::FlowKey, entry: &Self::FlowEntry) -> Option<()>;
-    /// `None` if there was no entry.
+    /// Removes an entry; `None` if the flow table has no such entry.
     fn remove_flow(key: &Self::FlowKey) -> Option<()>;
 
     fn half_open(slot: u32) -> Option<Cell<u64>>;
@@ -93,7 +93,8 @@ pub trait Family: Routing {
     fn remove_socket_rnat(flow: &SocketFlow<Self>);
 }
 
-/// An allow-list key for one address. It replaces [`Key`], whose packed layout the compiler writes byte by byte.
+/// An allow-list key for one address. Used instead of [`Key`], which is packed, so that the compiler writes it byte by
+/// byte.
 #[repr(C)]
 struct SourceKey<K> {
     prefix_length: u32,
@@ -109,7 +110,7 @@ impl<K> SourceKey<K> {
 
     #[inline(always)]
     const fn as_key(&self) -> &Key<K> {
-        // SAFETY: [`Key`] has the same fields at the same offsets, and needs less alignment.
+        // SAFETY: [`Key`] has the same fields at the same offsets, and needs a smaller alignment.
         unsafe { &*core::ptr::from_ref(self).cast::<Key<K>>() }
     }
 }
@@ -196,15 +197,15 @@ mod v6 {
     }
 }
 
-/// Reads a next hop in a map as one word.
+/// Reads a next hop from a map as one word.
 ///
-/// If the result were read as an `Option` or field by field, the compiler would test the pointer several times, and the
-/// verifier of Linux 6.12 refuses the second test if the loader lacks `CAP_PERFMON`.
+/// If the element were read as an `Option` or field by field, the compiler would test the pointer several times, and
+/// the verifier of Linux 6.12 rejects the second test if the loader lacks `CAP_PERFMON`.
 #[inline(always)]
 fn read_next_hop(element: Option<*const PodNextHop>) -> PodNextHop {
     static UNREACHABLE: u64 = 0;
     let word = element.map_or(&raw const UNREACHABLE, <*const PodNextHop>::cast);
-    // SAFETY: the agent alone writes the map; the kernel aligns an element to 8 bytes, and replaces it as a whole.
+    // SAFETY: only the agent writes the map; the kernel aligns an element to 8 bytes, and replaces it atomically.
     unsafe { transmute::<u64, PodNextHop>(word.read_volatile()) }
 }
 
@@ -234,7 +235,7 @@ macro_rules! family_maps {
 
             #[inline(always)]
             fn mapping(frontend: Frontend) -> Option<&'static $of::BackendValue> {
-                // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
+                // SAFETY: only the agent writes this map; the kernel replaces an element atomically.
                 unsafe { $of::MAPPING.get(&frontend) }
             }
 
@@ -259,7 +260,7 @@ macro_rules! family_maps {
             fn endpoint(sender: &SocketAddr<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint> {
                 let SocketAddr { addr, port } = *sender;
                 let key = $of::EndpointKey { pod_addr: $of::bytes(addr), pod_port: port, protocol, pad: zero };
-                // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
+                // SAFETY: only the agent writes this map; the kernel replaces an element atomically.
                 unsafe { $of::ENDPOINT.get(&key) }
             }
 
@@ -361,8 +362,8 @@ macro_rules! family_maps {
             #[inline(always)]
             fn socket_rnat(flow: &SocketFlow<Self>) -> Option<SocketAddr<Self>> {
                 let key = $of::socket_rnat_key(flow);
-                // SAFETY: an element of a preallocated map; if it changes meanwhile, the result is one of two NAT
-                // addresses of the same socket.
+                // SAFETY: an element of a preallocated map; if the element changes during the read, the result is one
+                // of two NAT addresses of the same socket.
                 let nat = unsafe { $of::SOCKET_RNAT.get(&key) }?;
                 Some(SocketAddr { addr: $of::addr(&nat.node_addr), port: nat.node_port })
             }
@@ -384,7 +385,7 @@ macro_rules! family_maps {
     };
 }
 
-/// Position of the 64-bit word of [`Config`] that has the primary address and its index.
+/// Index of the 64-bit word of [`Config`] that holds the primary address and its index.
 const PRIMARY_WORD: usize = offset_of!(Config, primary_v4) / size_of::<u64>();
 
 family_maps!(V4, v4, 3, {
@@ -395,7 +396,7 @@ family_maps!(V4, v4, 3, {
 
     #[inline(always)]
     fn primary_index(config: &Config, addr: u32) -> Option<u8> {
-        // SAFETY: in the map's element, aligned; the agent writes address and index as one little-endian word.
+        // SAFETY: an aligned word of the map's element; the agent writes address and index as one little-endian word.
         let primary = unsafe { core::ptr::from_ref(config).cast::<u64>().add(PRIMARY_WORD).read_volatile() };
         if primary as u32 == addr && addr != 0 { Some((primary >> u32::BITS) as u8) } else { None }
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The SCTP reassembly buffer. It holds first fragments of SCTP until the last fragment shows the datagram's length, on
-//! which the update of the checksum in the first fragment depends.
+//! The SCTP reassembly buffer. It holds first fragments of SCTP until the last fragment shows the datagram's length,
+//! which the update of the checksum in the first fragment needs.
 //!
-//! The last fragment's skb is overwritten with the saved first fragment, which is re-injected now that the length is
-//! known. The fragments in between are not held: the receiver reassembles them when all fragments have arrived.
+//! The saved first fragment then overwrites the last fragment's skb and is re-injected. Fragments in between are not
+//! held: the receiver reassembles them when all fragments have arrived.
 
 use core::num::NonZeroUsize;
 
@@ -38,9 +38,9 @@ pub fn begin(ctx: &TcContext, hash: u64, on_arrival: bool) {
     set_noted(npl_sctp_lookup(skb(ctx), key(hash, on_arrival)));
 }
 
-/// The end of a first fragment's datagram, as the last fragment showed it or, if the first fragment does not wait, as
-/// its chunks suggest. If the fragment waits for the last one, the end of the fragment itself; NPL computes its
-/// checksum at re-injection.
+/// The end of a first fragment's datagram: as the last fragment showed it or, if the first fragment does not wait, as
+/// its chunks suggest. For a fragment that waits, the result is the end of the fragment itself, and the checksum is
+/// updated at re-injection.
 #[inline(always)]
 pub fn datagram_end<F: HeaderLayout>(ctx: &TcContext, chain: &HeaderChain<F>) -> Option<NonZeroUsize> {
     NonZeroUsize::new(npl_sctp_end(skb(ctx), chain.headers.l4 as u32, chain.end as u32) as usize)
@@ -70,8 +70,8 @@ pub const fn may_be_last<F: HeaderLayout>(chain: &HeaderChain<F>) -> bool {
     chain.fragment.is_last && (chain.fragment.content == protocol::SCTP || chain.fragment.protocol == 0)
 }
 
-/// Stores the key and the length of a last fragment's datagram for [`reinject_first`], which runs in another stack
-/// frame.
+/// Stores the key and the length of a last fragment's datagram. [`reinject_first`], which runs in another stack frame,
+/// reads them.
 #[inline(always)]
 pub fn note_last<F: HeaderLayout>(hash: u64, chain: &HeaderChain<F>, on_arrival: bool) {
     let is_sctp = if chain.fragment.content == protocol::SCTP { WAITING } else { 0 };
@@ -91,7 +91,7 @@ pub fn reinject_first(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     key == 0 || npl_sctp_recall(skb, key, length, direction) == 0
 }
 
-/// See [`begin`]. Exported, so that the verifier checks the function by itself.
+/// Implements [`begin`]. Exported, so that the verifier checks the function separately.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_lookup(skb: *mut __sk_buff, key: u64) -> u32 {
@@ -109,14 +109,14 @@ extern "C" fn npl_sctp_lookup(skb: *mut __sk_buff, key: u64) -> u32 {
     if save_frame(skb, slot).is_ok() { WAITING } else { 0 }
 }
 
-/// See [`noted`]. Exported as [`npl_sctp_lookup`] is, and not inlined, because its callers have no stack left.
+/// Implements [`noted`]. Exported as [`npl_sctp_lookup`] is, and not inlined, because the stack of its callers is full.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_noted() -> u32 {
     noted()
 }
 
-/// See [`hold_noted`]. Exported as [`npl_sctp_lookup`] is.
+/// Implements [`hold_noted`]. Exported as [`npl_sctp_lookup`] is.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_wait() -> u32 {
@@ -127,16 +127,16 @@ extern "C" fn npl_sctp_wait() -> u32 {
         return 0;
     }
     let Some(slot) = SCTP_BUFFER.get_ptr_mut(sctp_slot(key)) else { return 0 };
-    // If two processors write one slot at the same time, the slot has a mixture of two packets, which the receiver
-    // drops for its checksum.
+    // If two processors write one slot concurrently, the slot contains a mixture of two packets, which the receiver
+    // drops because of its checksum.
     field!(slot, time).store(nanoseconds());
     field!(slot, datagram_length).store(0);
     field!(slot, hash).store(key);
     1
 }
 
-/// See [`datagram_end`]; 0 if unknown. Exported as [`npl_sctp_lookup`] is: otherwise the verifier checks all
-/// instructions behind the call once for each chunk.
+/// Implements [`datagram_end`]; 0 if unknown. Exported as [`npl_sctp_lookup`] is: otherwise the verifier checks all
+/// instructions after the call once for each chunk.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_end(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {
@@ -148,7 +148,7 @@ extern "C" fn npl_sctp_end(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {
     }
 }
 
-/// See [`reinject_first`]; 1 if the fragment at hand is lost. Exported as [`npl_sctp_lookup`] is.
+/// Implements [`reinject_first`]; 1 if the last fragment is lost. Exported as [`npl_sctp_lookup`] is.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direction: u32) -> u32 {
@@ -159,8 +159,8 @@ extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direct
     let is_same = is_fresh(first) && hash.load() == key;
     if !is_same || known_length.load() != 0 {
         if length & WAITING != 0 && (is_same || !is_occupied(first)) {
-            // If the last fragment arrives before the first one, the datagram's length is stored, and the first fragment
-            // need not wait.
+            // If the last fragment arrives before the first one, the datagram's length is stored, and the first
+            // fragment does not wait.
             time.store(nanoseconds());
             known_length.store(length & LENGTH_MASK);
             hash.store(key);
@@ -182,7 +182,7 @@ extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direct
     u32::from(load_frame(skb, last).is_err())
 }
 
-/// Whether a slot's content has not expired.
+/// Whether the content of a slot has not expired.
 #[inline(always)]
 fn is_fresh(slot: *mut SavedFrame) -> bool {
     field!(slot, hash).load() != 0 && nanoseconds().wrapping_sub(field!(slot, time).load()) < WAIT_NS
@@ -196,7 +196,7 @@ fn is_occupied(slot: *mut SavedFrame) -> bool {
     is_fresh(slot) && (length == 0 || length & REINJECTED != 0)
 }
 
-/// Stores the known length of the first fragment at hand, or a flag.
+/// Stores the known length of the current first fragment, or a flag.
 #[inline(always)]
 fn set_noted(length: u32) {
     if let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) {
@@ -204,7 +204,7 @@ fn set_noted(length: u32) {
     }
 }
 
-/// The value that [`set_noted`] stored; 0 for all packets but first fragments of SCTP.
+/// The value that [`set_noted`] stored; 0 for all packets except first fragments of SCTP.
 #[inline(always)]
 fn noted() -> u32 {
     FRAGMENT_BUFFER.get_ptr_mut(LAST).map_or(0, |last| field!(last, datagram_length).load())

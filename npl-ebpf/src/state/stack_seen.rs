@@ -59,7 +59,7 @@ impl ObservedFlow {
         Some(Self { seen: F::stack_seen(half_open::slot(hash))?, tag: offload::tag(hash, generation) })
     }
 
-    /// The words of the packet's own direction and of the other one.
+    /// The words of the packet's own direction and of the opposite one.
     #[inline(always)]
     fn directions<const REPLY: bool>(&self) -> (Cell<u64>, Cell<u64>) {
         let (request, reply) = (field!(self.seen, request), field!(self.seen, reply));

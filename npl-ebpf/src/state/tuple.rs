@@ -45,7 +45,7 @@ pub struct Backend<F: Family> {
 }
 
 impl<F: Family> Backend<F> {
-    /// Whether the mapping's source allow-list excludes this source.
+    /// Whether the mapping's allow-list excludes this source.
     #[inline(always)]
     pub fn refuses(&self, frontend: Frontend, source: F::Addr) -> bool {
         self.flags & FLAG_RESTRICTED != 0 && !F::is_allowed(frontend, source)

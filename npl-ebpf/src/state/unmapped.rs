@@ -6,7 +6,7 @@ use npl_common::mapping::Frontend;
 use super::maps::Family;
 use crate::base::clock::coarse_seconds;
 
-/// Records a packet to a node port without a mapping, at most once per second: other processors read the word.
+/// Records a packet to a node port without a mapping, at most once per second, because other processors read the word.
 #[inline(always)]
 pub fn record<F: Family>(frontend: Frontend) {
     if let Some(last) = F::unmapped(frontend.node_port) {

@@ -28,7 +28,7 @@ const AWAY: Duration = Duration::from_millis(100);
 pub struct Port {
     /// The target port, a Pod port.
     pub target: u16,
-    /// The protocol, which consumers take from the Service and not from the annotation.
+    /// The protocol. Consumers take it from the Service, not from the annotation.
     pub protocol: Protocol,
 }
 

@@ -38,7 +38,7 @@ pub struct Options {
     pub ports: Vec<Port>,
     /// Requests per second.
     pub rate: u32,
-    /// The delay after which a change at the API server becomes effective.
+    /// The delay after which the balancer applies a change at the API server.
     pub delay: Duration,
     /// The client addresses that Pods may observe.
     pub addresses: Vec<IpAddr>,

@@ -21,7 +21,8 @@ impl Pool {
         Self { delay, closed: AtomicBool::new(false), versions: RwLock::default() }
     }
 
-    /// Adds the current members from the API server. The first list is effective at once, later ones after the delay.
+    /// Adds the current members from the API server. The first list is effective immediately, later ones after the
+    /// delay.
     pub(super) fn set(&self, members: Vec<Member>) {
         let now = Instant::now();
         let mut versions = self.versions.write().unwrap_or_else(PoisonError::into_inner);

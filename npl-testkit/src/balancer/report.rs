@@ -8,15 +8,15 @@ use std::time::Duration;
 use super::members::Member;
 use crate::echo::Protocol;
 
-/// The number of failures kept in detail; further ones are only counted.
+/// The number of failures that are recorded in detail; further failures are only counted.
 const KEPT: usize = 20;
 
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// The Pod, or its Node, refused the connection.
+    /// The Pod, or its Node, rejected the connection.
     Refused,
-    /// There was no response, or the connection broke.
+    /// There was no response, or the connection was reset.
     Lost,
     /// Another Pod responded, or the Pod observed another client address.
     Wrong,

@@ -56,7 +56,7 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     let _server = EchoServer::start_on(&name, node.as_deref(), &ports)?;
     report(&format!("{name} listens on ports {ports:?}"));
     interrupt::wait();
-    // Clients learn later than this process that the Pod terminates.
+    // The server continues to answer, because clients learn later that the Pod terminates.
     interrupt::wait_at_most(drain);
     Ok(())
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::consumers;
 use crate::echo::Protocol;
 
-/// One port of a Pod's annotation. An element with several protocols is several entries.
+/// One port of a Pod's annotation. An element with several protocols results in several entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {

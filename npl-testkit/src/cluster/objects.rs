@@ -116,7 +116,7 @@ pub struct ServiceObject {
     pub namespace: String,
     /// The name.
     pub name: String,
-    /// The selector: labels of the Pods behind the Service.
+    /// The selector: labels of the Pods that the Service selects.
     pub selector: BTreeMap<String, String>,
     /// The ports.
     pub ports: Vec<Port>,

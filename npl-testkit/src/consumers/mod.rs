@@ -18,8 +18,8 @@ use crate::cluster::Entry;
 /// A target port without entries.
 const NO_TARGET: u16 = 1;
 
-/// Reads an annotation as both consumers do, for each Pod port. Fails unless both find exactly the pool members that
-/// the entries name.
+/// Reads an annotation as both consumers do, for each Pod port. Fails unless both consumers find exactly the pool
+/// members that the entries name.
 pub fn agree(annotation: &str, entries: &[Entry]) -> Result<()> {
     let targets: Vec<u16> = entries.iter().map(|entry| entry.pod_port).chain([NO_TARGET]).collect();
     for target in targets {

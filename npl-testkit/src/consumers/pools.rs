@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The pools of a consumer over time: one for each port of a Service. A pool has every entry of the target port,
-//! whatever the protocol of the entry, and keeps members that are gone for minutes.
+//! whatever the protocol of the entry, and keeps removed members for minutes.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -53,7 +53,7 @@ pub struct Member {
 #[derive(Debug)]
 pub struct Pools {
     consumer: Consumer,
-    /// How long a member stays after the annotation has stopped to name it.
+    /// How long a member stays after its removal from the annotation.
     keeps_dead: Duration,
     ports: Vec<PoolPort>,
     /// When each member is dropped; `None` while an annotation names it.
@@ -66,7 +66,8 @@ impl Pools {
         Self { consumer, keeps_dead, ports, members: BTreeMap::new() }
     }
 
-    /// Reads a Pod's annotation at a time; `None` if it has none, or is deleted. `services` are those that select it.
+    /// Reads a Pod's annotation at a time; `None` if the annotation is absent or the Pod is deleted. `services` select
+    /// the Pod.
     pub fn observe(&mut self, pod: &str, services: &[&str], annotation: Option<&str>, now: Duration) {
         let mut named = Vec::new();
         for pool in self.ports.iter().filter(|pool| services.contains(&pool.service.as_str())) {
@@ -91,8 +92,8 @@ impl Pools {
         self.members.iter().filter(move |(_, until)| until.is_none_or(|until| now < until)).map(|(member, _)| member)
     }
 
-    /// The members that lead to another Pod than the one that named them, with that Pod. `answers` names the Pod that
-    /// answers at an address by a protocol.
+    /// The members whose address reaches another Pod than the one that named them, with that other Pod. `answers` names
+    /// the Pod that responds at an address by a protocol.
     pub fn strangers(
         &self,
         now: Duration,

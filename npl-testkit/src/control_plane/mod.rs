@@ -33,7 +33,7 @@ const ADMIN: &str = "admin";
 const ADMIN_KUBECONFIG: &str = "admin.kubeconfig";
 const AGENT_KUBECONFIG: &str = "agent.kubeconfig";
 
-/// Startup takes 3 s on an idle machine with two cores.
+/// Time limit of a start, which takes 3 s on an idle machine with two cores.
 const READY_LIMIT: Duration = Duration::from_mins(1);
 
 /// The time limit for stopping the API server; open watches delay it.
@@ -128,7 +128,7 @@ impl ControlPlane {
     pub fn start_api_server(&mut self) -> Result<()> {
         let mut process = self.spawn_api_server()?;
         // On a busy emulated processor, startup can exceed the API server's own limit of one minute, and the API server
-        // exits. A kubelet would restart it; the next start has less left to do.
+        // exits. A kubelet would restart it; the next start has less work left.
         let mut restarts = if poll::patience() > 1 { 2 } else { 0 };
         let mut ended = None;
         let ready = poll::until("the readiness of kube-apiserver", READY_LIMIT, || {
@@ -172,7 +172,7 @@ impl ControlPlane {
         self.restart_etcd()
     }
 
-    /// Puts the copy of [`Self::back_up_etcd`] back, so that all resource versions go back too.
+    /// Restores the copy of [`Self::back_up_etcd`], so that all resource versions decrease too.
     pub fn restore_etcd(&mut self) -> Result<()> {
         self.stop_api_server()?;
         self.etcd.kill()?;
@@ -205,7 +205,7 @@ impl ControlPlane {
         self.client_with(self.tokens.of(ADMIN)?)
     }
 
-    /// A client with another token.
+    /// A client that authenticates with this token.
     pub fn client_with(&self, token: &str) -> Result<ApiClient> {
         let authority = fs::read(self.certificate()).context("read the API server's certificate")?;
         Ok(ApiClient::new(self.address(), &authority, token, self.netns.as_ref()))
@@ -346,7 +346,7 @@ impl Drop for ControlPlane {
 }
 
 impl Ports {
-    /// Allocates the ports at the same time, so that they differ.
+    /// Allocates all ports at the same time, so that they differ.
     fn free(netns: Option<&Netns>, reach: Reach) -> Result<Self> {
         let bind = || -> std::io::Result<[u16; 3]> {
             let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

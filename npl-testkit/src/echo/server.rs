@@ -109,7 +109,7 @@ impl Drop for EchoServer {
         }
         for connection in self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             if let Some(stream) = connection.upgrade() {
-                // The connection may be closed already.
+                // The connection may already be closed.
                 drop(stream.shutdown(Shutdown::Both));
             }
         }
@@ -143,8 +143,8 @@ fn bind(kind: Type, protocol: Protocol, port: u16) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Between fork and execve, a child process holds copies of this process's sockets. Sockets of stopped servers
-/// therefore keep their ports until then.
+/// Binds once the port is free. Between fork and execve, a child process holds copies of this process's sockets, so
+/// that sockets of stopped servers keep their ports until then.
 fn bind_once_free(socket: &Socket, address: SocketAddr) -> io::Result<()> {
     let mut outcome = Ok(());
     let is_settled = || {

@@ -56,7 +56,7 @@ pub fn object() -> Result<PathBuf> {
 pub struct Meter {
     ebpf: Ebpf,
     uplink: Device,
-    /// The device for which the generator runs.
+    /// The device on which the generator runs.
     entry: Device,
     ifindex: u32,
     /// Index of the Node's end of the Pod's veth pair.
@@ -164,7 +164,7 @@ impl Meter {
         Ok(meter)
     }
 
-    /// Switches to other flows that enter at the same place. Clients that were used before are not used again.
+    /// Switches to other flows with the same entry point. Clients that were used before are not used again.
     pub fn turn_to(&mut self, flows: &Flows) -> Result<()> {
         let (ports, random) = match flows.clients {
             Clients::One => (0, 0),
@@ -187,7 +187,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Attaches a program that only returns, after the programs that are on the uplink already, or detaches it.
+    /// Attaches an empty program after the programs on the uplink, or detaches it.
     pub fn set_idle(&mut self, is_there: bool) -> Result<()> {
         if is_there == self.idle.is_some() {
             return Ok(());
@@ -199,7 +199,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Attaches a program to the uplink that only redirects to the Pod. It stays attached until the meter is dropped.
+    /// Attaches a program that redirects every packet to the Pod to the uplink, until the meter is dropped.
     pub fn attach_shortcut(&mut self) -> Result<()> {
         self.attach(PROG_SHORTCUT).map(drop)
     }
@@ -220,7 +220,7 @@ impl Meter {
         Ok(self.ebpf.program_mut(name).with_context(|| format!("the object has no {name}"))?.try_into()?)
     }
 
-    /// The program that only returns.
+    /// The empty program.
     pub fn idle(&self) -> Result<&SchedClassifier> {
         Ok(self.ebpf.program(PROG_IDLE).context("the object has no idle program")?.try_into()?)
     }
@@ -247,7 +247,7 @@ impl Meter {
         Ok(arrived as f64 / elapsed.as_secs_f64() / 1e6)
     }
 
-    /// Sends packets from the calling thread. Its processor also does all of the Node's work for these packets.
+    /// Sends packets from the calling thread. Its processor also does all of the Node's work on these packets.
     pub fn send(&self, packets: u32) -> Result<()> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();

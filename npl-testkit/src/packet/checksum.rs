@@ -12,7 +12,7 @@ pub fn ones_complement_sum(bytes: &[u8]) -> u16 {
         sum += u32::from(u16::from_be_bytes([high, low]));
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    // At most one more carry is possible.
+    // The addition can produce at most one more carry.
     u16::try_from(sum).unwrap_or(1)
 }
 
@@ -46,15 +46,15 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// For a header without pseudo header.
+    /// The values for a header without a pseudo header.
     pub(super) fn plain(bytes: &[u8]) -> Self {
         Self { right: !ones_complement_sum(bytes), partial: None }
     }
 
-    /// For a transport header and payload whose checksum field is zero.
+    /// The values for a transport header and payload whose checksum field is zero.
     pub(super) fn transport(pseudo: &[u8], bytes: &[u8], is_udp: bool) -> Self {
         let right = !ones_complement_sum(&[pseudo, bytes].concat());
-        // Zero means "no checksum" (RFC 768).
+        // In UDP, zero means "no checksum" (RFC 768).
         let right = if is_udp && right == 0 { 0xffff } else { right };
         Self { right, partial: Some(ones_complement_sum(pseudo)) }
     }

@@ -29,11 +29,11 @@ pub use self::sctp::{Crc, SCTP_TAG, Sctp, crc32c, sctp_chunks};
 pub mod tcp_flags {
     /// The sender has no more data.
     pub const FIN: u8 = 0x01;
-    /// First segment of a direction.
+    /// The first segment of each direction has this flag.
     pub const SYN: u8 = 0x02;
-    /// Refuses or aborts the connection.
+    /// Rejects or aborts the connection.
     pub const RST: u8 = 0x04;
-    /// Deliver to the application without delay.
+    /// The receiver delivers the data to the application without delay.
     pub const PSH: u8 = 0x08;
     /// The acknowledgement number is valid.
     pub const ACK: u8 = 0x10;

@@ -13,7 +13,7 @@ pub mod sctp_chunks {
     pub const INIT: u8 = 1;
     /// Response to INIT, with a state cookie.
     pub const INIT_ACK: u8 = 2;
-    /// Refuses or aborts the association.
+    /// Rejects or aborts the association.
     pub const ABORT: u8 = 6;
     /// The sender has no more data.
     pub const SHUTDOWN: u8 = 7;

@@ -14,7 +14,7 @@ use crate::process::Process;
 const MANAGER: &str = "system:kube-controller-manager";
 const SCHEDULER: &str = "system:kube-scheduler";
 
-/// Both processes.
+/// The processes kube-controller-manager and kube-scheduler.
 #[derive(Debug)]
 pub(super) struct Controllers {
     // These fields are never read; dropping them ends the processes.
@@ -22,20 +22,20 @@ pub(super) struct Controllers {
     _scheduler: Process,
 }
 
-/// The API server accounts of both. The manager has all rights because its controllers share one account.
+/// The API server accounts of both processes. The manager has all rights, because its controllers share one account.
 pub(super) fn accounts() -> [Account; 2] {
     [Account::new(MANAGER, &["system:masters"]), Account::new(SCHEDULER, &[])]
 }
 
 impl Controllers {
-    /// Starts both processes.
+    /// Starts kube-controller-manager and kube-scheduler.
     pub(super) fn start(plane: &ControlPlane, netns: &Netns, programs: &Programs) -> Result<Self> {
         let start = |name: &str, user: &str, flags: &[String]| -> Result<Process> {
             let kubeconfig = plane.directory().join(format!("{name}.kubeconfig"));
             write_secret(&kubeconfig, &plane.kubeconfig(user)?)?;
             let mut command = netns.command(programs.path(name))?;
             command.arg(format!("--kubeconfig={}", kubeconfig.display())).args(flags);
-            // Each process is the only replica, and nothing reads its health or metrics.
+            // Each process is the only replica, and no process reads its health or metrics.
             command.args(["--leader-elect=false", "--secure-port=0"]);
             Process::spawn(name, command, &plane.directory().join(format!("{name}.log")))
         };

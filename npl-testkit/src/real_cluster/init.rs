@@ -32,7 +32,7 @@ pub(super) const TEMPORARY: &str = "/run/temporary";
 /// The file with the PID of the Node's first process, as seen from outside; relative to the Node's directory.
 pub(super) const PID_FILE: &str = "init.pid";
 
-/// The file that exists once everything is mounted, relative to the Node's directory.
+/// The file that exists once all file systems are mounted, relative to the Node's directory.
 pub(super) const READY_FILE: &str = "run/npl/ready";
 
 /// Directories of the Node's directory that are mounted over those of the host. `/run` is last because mounting over it
@@ -112,7 +112,7 @@ fn start_first(arguments: &InitArguments) -> Result<ExitStatus> {
 /// `PR_SET_PDEATHSIG` is tied to a thread; this process has only one.
 #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
 fn die_with_outer(command: &mut Command) {
-    // If the outer process is dead already, removing the run kills the inner one, which is in the Node's network
+    // If the outer process has already exited, removing the run kills the inner one, which is in the Node's network
     // namespace.
     let hook = || prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from);
     // SAFETY: the hook makes one system call and allocates nothing.

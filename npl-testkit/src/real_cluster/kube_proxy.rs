@@ -18,10 +18,10 @@ use crate::process::Process;
 /// The API server user of kube-proxy, which may read Services.
 pub(super) const USER: &str = "system:kube-proxy";
 
-/// How Services reach Pods on a Node.
+/// The implementation of Services on a Node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum KubeProxy {
-    /// Services do not work.
+    /// No implementation: Services do not work.
     None,
     /// kube-proxy with iptables rules.
     #[default]
@@ -72,7 +72,7 @@ fn settings(mode: KubeProxy) -> serde_json::Value {
         "clientConnection": {"kubeconfig": "/run/npl/kube-proxy.kubeconfig"},
         "clusterCIDR": pod_range(),
         "detectLocalMode": "ClusterCIDR",
-        // Limits of the host-wide conntrack table, which a Node in a namespace cannot set.
+        // Leaves the limits of the host-wide conntrack table unchanged, which a Node in a namespace cannot set.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         // Lowering the OOM score requires CAP_SYS_RESOURCE, which a machine may lack.
         "oomScoreAdj": 0,

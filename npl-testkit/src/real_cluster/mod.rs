@@ -44,7 +44,7 @@ use crate::netns::Netns;
 use crate::poll;
 use crate::run::Run;
 
-/// A Node is ready 2 s after its kubelet starts on an idle machine.
+/// Time limit of a start: a Node is ready 2 s after its kubelet starts on an idle machine.
 const READY_LIMIT: Duration = Duration::from_mins(1);
 
 /// The configuration of a cluster.
@@ -52,16 +52,16 @@ const READY_LIMIT: Duration = Duration::from_mins(1);
 pub struct Options {
     /// The number of Nodes.
     pub nodes: u8,
-    /// How Services are implemented.
+    /// The implementation of Services.
     pub kube_proxy: KubeProxy,
-    /// How Pods are connected.
+    /// The CNI plug-in that connects the Pods.
     pub cni: Cni,
     /// A program whose subcommand `node-init` calls [`run_init`].
     pub init_program: PathBuf,
 }
 
 impl Options {
-    /// Two Nodes, kube-proxy with iptables, bridge network.
+    /// The options for two Nodes, kube-proxy with iptables, and a bridge network.
     pub fn new(init_program: impl Into<PathBuf>) -> Self {
         Self { nodes: 2, kube_proxy: KubeProxy::default(), cni: Cni::default(), init_program: init_program.into() }
     }
@@ -73,7 +73,7 @@ impl Options {
     }
 }
 
-/// A running cluster. Dropping it ends everything; the run is dropped last.
+/// A running cluster. Dropping it ends all processes; the run is dropped last.
 #[derive(Debug)]
 pub struct RealCluster {
     nodes: Vec<Node>,
@@ -208,7 +208,7 @@ impl RealCluster {
     }
 }
 
-/// Starts the control plane and, in parallel, everything on the Nodes that does not need it.
+/// Starts the control plane and, in parallel, the components of the Nodes that do not need it.
 fn boot_all(run: &Run, network: &Network, parts: &Parts) -> Result<(ControlPlane, Vec<Node>)> {
     let kubelets = network.nodes.iter().map(|(number, _)| Account::new(&kubelet::user(*number), &[kubelet::GROUP]));
     let accounts: Vec<Account> = kubelets

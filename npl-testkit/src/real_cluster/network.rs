@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The network of a cluster: Nodes on one LAN, a router, and a client behind the router.
+//! The network of a cluster: Nodes on one LAN, a router, and a client on the router's other network.
 //!
 //! ```text
 //!   client ── eth0 ═══ client0 ── lan ── br0 ═══ eth0 ── node-1, node-2 …

@@ -44,7 +44,7 @@ pub(super) struct Parts {
 }
 
 impl Node {
-    /// Starts everything that needs no API server: the namespaces and the container runtime with all images.
+    /// Starts the parts that need no API server: the namespaces and the container runtime with all images.
     pub(super) fn boot(run: &Run, number: NodeNumber, netns: &Netns, parts: &Parts) -> Result<Self> {
         let name = number.name();
         let directory = run.file(&name);
@@ -85,7 +85,7 @@ impl Node {
         Ok(())
     }
 
-    /// Configures the Pod network from flannel's subnet file. Does nothing without flannel.
+    /// Configures the Pod network from flannel's subnet file. Has no effect without flannel.
     pub(super) fn connect_pods(&self) -> Result<()> {
         self.flannel.iter().try_for_each(|daemon| flannel::connect_pods(daemon, self.number, &self.directory))
     }

@@ -32,7 +32,8 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// How long before becoming ready the Pod was annotated. `None` if it was not, or if one update contained both.
+    /// The time from the Pod's annotation to its readiness; `None` if it was not annotated before, or one update
+    /// contained both.
     pub fn margin(&self) -> Option<Duration> {
         self.ready?.checked_duration_since(self.annotated?).filter(|margin| !margin.is_zero())
     }

@@ -30,11 +30,11 @@ const KINDS: [(&str, CloneFlags); 5] = [
     ("mnt", CloneFlags::CLONE_NEWNS),
 ];
 
-/// The first process of a Node. When it dies, the kernel kills the Node's other processes and removes its mounts.
+/// The first process of a Node. When it exits, the kernel kills the Node's other processes and removes its mounts.
 #[derive(Debug)]
 pub(super) struct Init {
     space: Space,
-    // The kernel kills this process and its child when the parent dies.
+    // The kernel kills this process and its child when the parent exits.
     _process: Process,
 }
 
@@ -83,13 +83,13 @@ impl Space {
         Ok(Self { init, cgroup })
     }
 
-    /// Starts a long-running process inside. It ends with the Node.
+    /// Starts a long-running process in the namespaces. It ends with the Node.
     pub(super) fn spawn(&self, name: &str, mut command: Command, log: &Path) -> Result<Process> {
         self.join(&mut command)?;
         Process::spawn_by(name, command, log, |mut command| self.inside(|| command.spawn())?)
     }
 
-    /// Runs a command inside on this process's terminal and waits for it.
+    /// Runs a command in the namespaces, on this process's terminal, and waits for its exit.
     pub fn run(&self, mut command: Command) -> Result<ExitStatus> {
         self.join(&mut command)?;
         self.inside(|| command.status())
@@ -97,7 +97,7 @@ impl Space {
             .with_context(|| format!("run {} inside", command.get_program().display()))
     }
 
-    /// Runs a command inside and returns its output.
+    /// Runs a command in the namespaces and returns its output.
     pub fn output(&self, mut command: Command) -> Result<String> {
         self.join(&mut command)?;
         self.inside(|| tools::output(&mut command)).context("enter the Node")?
@@ -121,7 +121,7 @@ impl Space {
         File::open(format!("/proc/{}/ns/{kind}", self.init))
     }
 
-    /// Runs `work` on a thread whose child processes start inside.
+    /// Runs `work` on a thread whose child processes start in the namespaces.
     fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         let files: Vec<(File, CloneFlags)> =
             KINDS.iter().map(|(kind, flag)| Ok((self.open(kind)?, *flag))).collect::<io::Result<_>>()?;

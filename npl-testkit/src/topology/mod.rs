@@ -37,7 +37,7 @@ table inet npl_test {
   }
 }";
 
-/// The kernel reports a carrier change within a second.
+/// Time limit for a carrier change, which the kernel reports within a second.
 const CARRIER_LIMIT: Duration = Duration::from_secs(5);
 
 /// The options of a topology. The default is one client and an MTU of 1500.
@@ -217,7 +217,7 @@ impl Topology {
              route add {v4}/32 dev {host_device} scope link\n\
              route add {v6}/128 dev {host_device}"
         ))?;
-        // The gateway does not exist: the Node answers ARP requests for every address on this device, without delay.
+        // The gateway does not exist: the Node immediately answers ARP requests for every address on this device.
         self.node.sysctl(&format!("net/ipv4/conf/{host_device}/proxy_arp"), "1")?;
         self.node.sysctl(&format!("net/ipv4/neigh/{host_device}/proxy_delay"), "0")?;
         netns.ip(&format!(

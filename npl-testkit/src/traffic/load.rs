@@ -31,7 +31,7 @@ pub struct Request {
     pub client: IpAddr,
 }
 
-/// A request without the expected response.
+/// A request that did not receive the expected response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The time of the request, since the start of the load.
@@ -60,7 +60,7 @@ impl Report {
     }
 }
 
-/// A running load. Dropping it ends it.
+/// A running load. Dropping it stops it.
 #[derive(Debug)]
 pub struct Load {
     shared: Arc<Shared>,
@@ -104,7 +104,7 @@ impl Load {
         self.shared.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends the load after the requests in progress.
+    /// Stops the load after the requests in progress.
     pub fn stop(mut self) -> Report {
         self.join();
         self.report()

@@ -36,7 +36,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(200);
 pub struct UdpAnswer {
     /// The server's response.
     pub answer: Answer,
-    /// The number of requests sent; 1 if nothing was lost.
+    /// The number of requests sent; 1 if no datagram was lost.
     pub attempts: u32,
 }
 

@@ -128,7 +128,7 @@ fn download(mut stream: &TcpStream, seed: u64, plan: Plan, moved: &AtomicU64) ->
     Ok(())
 }
 
-/// Copies everything from `source` to `sink` at the plan's rate.
+/// Copies all bytes from `source` to `sink` at the plan's rate.
 fn copy(
     source: &mut impl Read,
     plan: Plan,

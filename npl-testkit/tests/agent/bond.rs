@@ -94,7 +94,8 @@ impl Conversation {
         Self { stream: stream.unwrap(), socket: socket.unwrap() }
     }
 
-    /// TCP comes first: its retransmissions update the switch's forwarding table if the table still has the wrong port.
+    /// TCP is sent first: its retransmissions update the switch's forwarding table if the table still has the wrong
+    /// port.
     #[track_caller]
     fn assert_goes_on(&self, pod: &str, question: &str) {
         let answer = traffic::tcp_ask(&self.stream, question).unwrap();
@@ -113,7 +114,7 @@ fn pins(world: &World) -> BTreeMap<String, u64> {
     named.filter(|(name, _)| name.starts_with(&of_bond)).collect()
 }
 
-/// The programs are attached to the bond and to neither of its devices.
+/// Asserts that the programs are attached to the bond and to neither of its member devices.
 #[track_caller]
 fn assert_bond_is_attached(world: &mut World) {
     let metrics = world.agent().metrics().unwrap();
@@ -127,7 +128,7 @@ fn assert_bond_is_attached(world: &mut World) {
     assert!(!devices.iter().any(|device| device["name"] == "eth0" || device["name"] == "eth1"), "{status}");
 }
 
-/// Makes the agent survey the devices once more, and thereby apply all earlier changes.
+/// Makes the agent survey the devices again, and thereby apply all earlier changes.
 fn wait_for_look(world: &World, new_address: &str) {
     node(world).ip(&format!("addr add {new_address}/32 dev up0")).unwrap();
     let status = || world.agent_options(&[]).command(&["status"]).unwrap();
@@ -152,11 +153,14 @@ fn assert_nothing_is_lost(world: &mut World, new_address: &str) {
     wait_for_look(world, new_address);
     assert_eq!(pins(world), before, "programs were detached temporarily");
     let log = world.agent_log().split_off(said);
-    assert!(!["carries the programs", "carry the programs"].iter().any(|told| log.contains(told)), "{log}");
+    assert!(
+        !["programs are attached to the device", "carry the programs"].iter().any(|told| log.contains(told)),
+        "{log}"
+    );
     conversation.assert_goes_on("web-0", "after everything");
 }
 
-/// With forwarding through the host's stack and with redirect.
+/// The test runs with forwarding through the host's stack and with redirect.
 #[test]
 fn connections_and_programs_survive_a_bond_failover() {
     let Some(mut world) = world_with_bond() else { return };

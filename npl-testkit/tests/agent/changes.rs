@@ -275,7 +275,7 @@ fn the_log_warns_about_pods_whose_replies_may_leave_by_another_interface() {
     world.assert_served("web-0");
     let pod = world.topology.pods()[0].ip();
     let warning = "policy routing rules give Pods routing tables of their own";
-    // These rules do not affect the replies of Pods. The new address shows when the agent has processed them.
+    // These rules do not affect the replies of Pods. When the new address is served, the agent has processed the rules.
     let harmless = format!("rule add from 192.0.2.10 lookup 100\nrule add from {pod} lookup main");
     world.topology.node().ip(&format!("{harmless}\naddr add 192.0.2.77/32 dev eth0")).unwrap();
     let status = || world.agent_options(&[]).command(&["status"]).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The wall clock of the Node and the API server jumps forward and backward. This test requires a machine of its own,
+//! The wall clock of the Node and the API server jumps forward and backward. This test requires a separate machine,
 //! which `cargo xtask test` emulates.
 
 use std::fs;
@@ -31,7 +31,7 @@ const BACK: i64 = -3600;
 /// The agent's log message about a rejected token.
 const REFUSED: &str = "does not accept the agent's credentials";
 
-/// The time between two connections, each of which may be retried for a while.
+/// The time between two connections, each of which may be retried several times.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// The API path for tokens of the agents' service account.
@@ -66,8 +66,8 @@ fn kubeconfig_with(world: &World, former: &Path, token: &Path) -> PathBuf {
     path
 }
 
-/// Makes the agent reconnect until its token is rejected and it logs that, after the first `bytes` bytes of its log.
-/// The API server caches a successful token review for ten seconds.
+/// Makes the agent reconnect until the API server rejects its token and the agent logs the rejection, after the first
+/// `bytes` bytes of its log. The API server caches a successful token review for ten seconds.
 fn wait_for_refusal(world: &mut World, bytes: usize) {
     let mut cut: Option<Instant> = None;
     let is_refused = || {

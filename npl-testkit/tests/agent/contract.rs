@@ -117,7 +117,7 @@ fn a_port_with_traffic_for_its_previous_pod_is_reused_last() {
     assert_eq!(traffic::udp_ask(&socket, "who?").unwrap().pod, "web-0");
     world.cluster.delete_pod(NAMESPACE, "web-0").unwrap();
     world.wait_for_kernel_mappings(0);
-    // In turn, every second Pod would get the port.
+    // If two Pods used the port in turn, every second Pod would get it.
     for pod in ["web-1", "web-2", "web-3"] {
         world.create_pod(pod);
         assert_ne!(world.address(pod, Protocol::Udp), former, "{pod}");

@@ -15,7 +15,8 @@ use npl_testkit::{poll, traffic};
 
 use crate::world::{LIMIT, World};
 
-/// The path at which the agent pins the link of a device's ingress program. A directory there makes attaching fail.
+/// The path at which the agent pins the link of a device's ingress program. A directory at this path makes
+/// attaching fail.
 fn obstacle(world: &World, device: &str) -> PathBuf {
     let shown = world.topology.node().ip(&format!("link show dev {device}")).unwrap();
     let ifindex = shown.split(':').next().unwrap().trim();
@@ -103,7 +104,7 @@ fn programs_are_on_the_uplink_and_not_on_the_pods_devices() {
     assert_eq!(devices[0].get("attached").unwrap(), &serde_json::json!(["ingress", "egress"]));
 }
 
-/// The Node object's addresses have priority over the Node's other addresses. `doctor` reports the others, too.
+/// The Node object's addresses have priority over the Node's other addresses, which `doctor` reports too.
 #[test]
 fn addresses_beyond_the_limit_are_logged_once_and_published_ones_are_served() {
     let mut world = World::new();

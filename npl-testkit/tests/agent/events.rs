@@ -53,7 +53,7 @@ fn exhaustion_is_reported_on_the_pod_once_and_ends_with_the_first_free_port() {
     assert!(described(&world, "pod", "web-1").contains("PortRangeExhausted"));
     assert_eq!(world.wait_for_entries("web-1", 1)[0].protocol, Protocol::Udp, "the Pod's other port is not served");
     world.wait_for_metric(r#"npl_problems{reason="PortRangeExhausted"} 1"#);
-    // The other Event is the Service's: both protocols of its target port have a node port of their own.
+    // The other Event is about the Service: both protocols of its target port have their own node port.
     wait_for_event(&world, "web", "ProtocolsNotMerged");
     world.wait_for_metric(r#"npl_events_total{outcome="created"} 2"#);
     world.delete_pod("web-0");
@@ -187,7 +187,7 @@ fn an_agent_without_permission_for_events_serves_and_logs_a_warning() {
     world.cluster.create_service(&ServiceObject::new(NAMESPACE, "admin", "web", vec![nowhere]).enabled()).unwrap();
     world.create_pod("web-0");
     world.assert_served("web-0");
-    // That of the target port, and that of the two protocols of one Pod port.
+    // The denied Events are that of the target port, and that of the two protocols of one Pod port.
     world.wait_for_metric(r#"npl_events_total{outcome="denied"} 2"#);
     let log = std::fs::read_to_string(world.agent().process().log()).unwrap();
     assert!(log.contains("may not create and patch Events, so users do not see why"), "{log}");

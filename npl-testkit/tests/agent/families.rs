@@ -35,7 +35,7 @@ pub(crate) fn create_dual_stack_pod(world: &mut World, name: &str) {
     world.cluster.set_pod_running(NAMESPACE, name, world.node_ip(), &ips).unwrap();
 }
 
-/// The Pod responds at each entry's address and observes the client's address of that family.
+/// Asserts that the Pod responds at each entry's address and observes the client's address of that family.
 #[track_caller]
 pub(crate) fn assert_served(world: &World, pod: &str, entries: &[Entry]) {
     let client = world.topology.client();

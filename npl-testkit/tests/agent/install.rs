@@ -66,7 +66,7 @@ fn a_cluster_that_limits_critical_priorities_admits_the_agents_pods() {
     // No quota controller runs here, so the test writes its part.
     let status = json!({"status": {"hard": hard, "used": {"pods": "0"}}});
     cluster.client().merge_patch(&format!("{quota}/status"), &status).unwrap();
-    // The API server learns of quotas and priority classes by watches of its own.
+    // The API server learns of quotas and priority classes by its own watches.
     let mut last = None;
     let admitted = poll::until("the agent's Pod to be admitted", LIMIT, || {
         create_agent_pod(&cluster, "admitted").map_err(|error| last = Some(error)).ok()
@@ -90,8 +90,8 @@ fn a_cluster_that_limits_critical_priorities_admits_the_agents_pods() {
 /// A namespace for NPL that the manifest does not name.
 const ELSEWHERE: &str = "elsewhere";
 
-/// Applies the manifest with another namespace, which kustomize does not rename in expressions, and returns a client with
-/// a token as the agent's Pod on [`NODE`] has it.
+/// Applies the manifest with another namespace, which kustomize does not rename in expressions. Returns a client with
+/// the token of an agent's Pod on [`NODE`].
 fn installed_elsewhere(run: &Run, plane: &ControlPlane, cluster: &Cluster) -> ApiClient {
     let folder = run.file("overlay");
     fs::create_dir(&folder).unwrap();
@@ -116,8 +116,8 @@ fn the_admission_policies_confine_an_agent_in_another_namespace() {
     let cluster = Cluster::new(&plane).unwrap();
     let agent = installed_elsewhere(&run, &plane, &cluster);
     let status = format!("/api/v1/namespaces/{ELSEWHERE}/pods/agent-0/status");
-    // The API server applies the policies shortly after their creation. Until then it stores the label, so each attempt writes
-    // another one.
+    // The API server applies the policies shortly after their creation. Until then it stores the label, so each attempt
+    // writes a new label.
     let mut number = 0;
     let refused = || {
         number += 1;
@@ -165,7 +165,7 @@ fn the_patch_for_nodes_without_a_bpf_file_system_mounts_one_before_the_programs_
     let names = ["get", "daemonset", "npl-agent", "--namespace", "npl-system", "--output"];
     let path = "jsonpath={.spec.template.spec.initContainers[*].name}";
     assert_eq!(cluster.kubectl(&[&names[..], &[path]].concat()).unwrap(), "mount-bpffs load-programs");
-    // The other manifest for DaemonSets, whose namespace exists here.
+    // `deploy/cleanup.yaml` also contains a DaemonSet, whose namespace exists here.
     let cleanup = tools::repository_file("deploy/cleanup.yaml");
     let accepted = cluster.kubectl(&["apply", "--dry-run=server", "--filename", cleanup.to_str().unwrap()]).unwrap();
     assert!(accepted.contains("daemonset.apps/npl-cleanup"), "{accepted}");
@@ -177,7 +177,7 @@ fn load_mounts_a_bpf_file_system_where_there_is_none() {
     let folder = world.run.file("sys-fs-bpf");
     fs::create_dir(&folder).unwrap();
     let (agent, folder) = (world.agent_options(&[]).binary, folder.to_str().unwrap().to_owned());
-    // In a mount namespace of its own. The second call finds the file system of the first one.
+    // The command runs in a separate mount namespace. The second call finds the file system that the first one mounted.
     let load = format!("{} load --bpffs {folder}", agent.display());
     let script = format!("{load} 2>&1; {load} --mount-bpffs && {load} --mount-bpffs && ls {folder}/npl");
     let mut command = world.topology.node().command("unshare").unwrap();
@@ -189,7 +189,7 @@ fn load_mounts_a_bpf_file_system_where_there_is_none() {
     );
 }
 
-/// The Pods of the cleanup DaemonSet must not end, since their containers would be started again.
+/// The containers of the cleanup DaemonSet must not exit, because the kubelet would restart them.
 #[test]
 fn cleanup_can_stay_after_its_work_until_it_is_stopped() {
     let world = World::with_agent(&[]);
@@ -205,7 +205,7 @@ fn cleanup_can_stay_after_its_work_until_it_is_stopped() {
     assert!(cleanup.terminate(LIMIT).unwrap().success());
 }
 
-/// The DaemonSet mounts only this folder, in which the agent then cannot remove the mount point itself.
+/// The DaemonSet mounts only this directory. In the container, the agent cannot remove the mount point itself.
 #[test]
 fn an_agent_needs_only_its_own_folder_of_the_bpf_file_system() {
     let mut world = World::new();

@@ -10,7 +10,7 @@ use npl_testkit::{poll, traffic};
 use crate::devices::place;
 use crate::world::{LIMIT, World};
 
-/// A FORWARD policy that drops everything: only redirected packets, which bypass the stack, get through.
+/// A FORWARD policy that drops every packet: only redirected packets, which bypass the stack, reach the Pod.
 pub(crate) const NOTHING_IS_FORWARDED: &str = "
 table inet npl_test {
   chain forward {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent can be killed at any time: the datapath continues, and the next agent changes nothing.
+//! The agent can be killed at any time: the datapath continues to translate, and the next agent changes no kernel
+//! state.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -119,8 +120,8 @@ fn an_agent_uses_programs_that_were_loaded_with_more_privileges() {
     world.assert_served("web-0");
     assert_eq!(programs(&world), loaded);
 
-    // On its own, the agent loads programs with speculation barriers; programs that are loaded without barriers replace
-    // them.
+    // Without the init container, the agent loads programs with speculation barriers. Programs that are loaded without
+    // barriers replace them.
     world.agent().kill().unwrap();
     options.command(&["cleanup"]).unwrap();
     world.agent().restart().unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The allowed source ranges of a Service, from the annotation to accepted and refused clients.
+//! The allowed source ranges of a Service, from the annotation to accepted and rejected clients.
 
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;

@@ -82,7 +82,7 @@ impl World {
         (world, cgroup)
     }
 
-    /// As [`Self::with_agent`], with a proxy between the agent and the API server, which tests themselves bypass.
+    /// As [`Self::with_agent`], with a proxy between the agent and the API server. The test itself bypasses the proxy.
     pub(crate) fn behind_proxy(flags: &[&str]) -> Self {
         let mut world = Self::behind_proxy_without_agent();
         world.start_agent(flags);

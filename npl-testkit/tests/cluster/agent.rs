@@ -49,7 +49,7 @@ pub(crate) fn the_agent_has_two_capabilities_and_no_more(world: &mut World) {
     }
 }
 
-/// The init container, which has one capability more than the agent, loads the programs.
+/// The init container, which has `CAP_PERFMON` in addition to the agent's capabilities, loads the programs.
 pub(crate) fn the_programs_are_loaded_before_the_agent_starts(world: &mut World) {
     for node in world.cluster.nodes() {
         let mut command = Command::new("find");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands that the documents tell an operator to run in the agent's Pod.
+//! The commands that an operator runs in the agent's Pod, according to the documents.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use npl_testkit::tools;
 
 use crate::world::World;
 
-/// The documents with such commands, and the beginning of a line that can be run as it is.
+/// The documents with such commands, and the prefix of a line that can be run unchanged.
 const DOCUMENTS: [&str; 2] = ["README.md", "docs/operate.md"];
 const BEGINNING: &str = "kubectl --namespace npl-system exec daemonset/npl-agent -- /npl-agent ";
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! All kinds of Services and Pods: which annotation is published, and whether it works.
+//! Services and Pods of all kinds: which annotation the agent publishes, and whether its node ports work.
 
 use npl_testkit::cluster::Entry;
 use npl_testkit::echo::Protocol;

@@ -49,7 +49,7 @@ pub(crate) fn a_replaced_pod_gets_new_node_ports(world: &mut World) {
     assert_eq!(new.len(), 1, "{after:?}");
     let outside = clients::outside(world);
     assert_eq!(assert_served(world, &outside, new[0]), PORTS);
-    // The old node ports must refuse requests: they belonged to the deleted Pod and are in quarantine.
+    // Requests to the old node ports must fail: the ports belonged to the deleted Pod and are in quarantine.
     for entry in old {
         let refused = || outside.ask(entry.protocol, entry.address()).is_err();
         poll::until("the old node port to stop responding", LIMIT, || refused().then_some(())).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Uninstallation as README.md describes it, which must leave nothing behind.
+//! Uninstallation as README.md describes it, which must leave no kernel state of NPL.
 
 use std::process::Command;
 
@@ -11,8 +11,8 @@ use crate::clients;
 use crate::traffic::PORTS;
 use crate::world::{AGENT_NAMESPACE, NAMESPACE, World};
 
-/// Commands that show kernel state of NPL on a Node, and a word in their output if there is any: pins, without which
-/// the kernel detaches device programs, and socket programs.
+/// Commands that show kernel state of NPL on a Node, and a word in their output if state exists: pins, on which the
+/// links of device programs depend, and socket programs.
 const TRACES: [(&str, &str); 2] = [
     ("find /sys/fs/bpf -name 'npl*'", "npl_mapping_v4"),
     ("find /sys/fs/cgroup -maxdepth 1 -type d -exec bpftool cgroup show {} ';' 2>&1 || true", "connect"),
@@ -27,7 +27,7 @@ pub(crate) fn uninstalling_removes_everything_and_does_not_affect_workloads(worl
         "there must be kernel state before the uninstallation: {before:?}"
     );
 
-    // The drain is shortened from the default of 30 s.
+    // Shortens the drain from its default of 30 s.
     let retire = ["set", "env", "daemonset/npl-agent", "NPL_RETIRE=true", "NPL_DRAIN=2s"];
     world.kubectl(&[&retire[..], &["--namespace", AGENT_NAMESPACE]].concat());
     world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
@@ -57,7 +57,8 @@ pub(crate) fn uninstalling_removes_everything_and_does_not_affect_workloads(worl
     }
 }
 
-/// The agents are deleted without being retired; then the DaemonSet of `deploy/cleanup.yaml` removes what they have left.
+/// The agents are deleted without being retired; then the DaemonSet of `deploy/cleanup.yaml` removes their kernel
+/// state.
 pub(crate) fn the_cleanup_daemon_set_removes_what_deleted_agents_have_left(world: &mut World) {
     let manifest = tools::repository_file("deploy/npl.yaml");
     let cleanup = tools::repository_file("deploy/cleanup.yaml");
@@ -76,7 +77,7 @@ pub(crate) fn the_cleanup_daemon_set_removes_what_deleted_agents_have_left(world
     world.wait_for_shop(4);
 }
 
-/// The output of each command on each Node, and whether it shows state of NPL.
+/// The output of each command on each Node, and whether the output shows kernel state of NPL.
 fn traces(world: &World) -> Vec<(bool, String)> {
     let nodes = world.cluster.nodes().iter();
     let seen = nodes.flat_map(|node| {

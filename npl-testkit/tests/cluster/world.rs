@@ -70,7 +70,7 @@ impl World {
         world
     }
 
-    /// Removes the cluster and verifies that nothing remains.
+    /// Removes the cluster and verifies that no object of it remains.
     pub(crate) fn end(self) {
         let residue = Residue::look_at(self.cluster.run(), &PathBuf::from("/sys/fs/bpf")).unwrap();
         assert!(residue.lines().count() > 10, "a running cluster must have processes and namespaces: {residue:?}");

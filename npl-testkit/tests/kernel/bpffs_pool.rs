@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reuses bpffs instances of earlier tests: their programs are already verified, and their maps are emptied.
-//! Verification takes most of a test's time, by far on an emulated processor.
+//! Verification is the longest part of a test, especially on an emulated processor.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use npl_common::names::{PINNED_MAPS, PROGRAM_DIR};
 use npl_testkit::maps;
 use npl_testkit::mounts::PrivateBpffs;
 
-/// Mount point of each bpffs, in a mount namespace of its own.
+/// Mount point of each bpffs, in a separate mount namespace.
 pub(crate) const BPFFS: &str = "/sys/fs/bpf";
 
 /// Unused bpffs instances of tests with the same capabilities.
@@ -29,7 +29,7 @@ impl BpffsPool {
         Self(Mutex::new(Vec::new()))
     }
 
-    /// Takes an unused bpffs, or mounts a new one.
+    /// Returns an unused bpffs, or mounts a new one.
     pub(crate) fn take(&'static self) -> PooledBpffs {
         let unused = self.0.lock().unwrap().pop();
         let bpffs = unused.unwrap_or_else(|| PrivateBpffs::mount(Path::new(BPFFS)).unwrap());

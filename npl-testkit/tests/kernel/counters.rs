@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Snapshots of all datapath counters, so that a test asserts every counter that changes and no other one.
+//! Snapshots of all datapath counters, so that a test asserts which counters change and that no other counter changes.
 
 use std::collections::BTreeMap;
 
@@ -49,12 +49,12 @@ pub(crate) fn request(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("request_bytes", bytes as u64), ("request_packets", 1)])
 }
 
-/// As [`request`], for a flow without a conntrack entry: a new flow.
+/// As [`request`], for the first packet of a flow, which creates the conntrack entry.
 pub(crate) fn first_request(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("new_flows", 1), ("request_bytes", bytes as u64), ("request_packets", 1)])
 }
 
-/// As [`request`], where the request completes the handshake and establishes the flow.
+/// As [`request`], for the request that completes the handshake and establishes the flow.
 pub(crate) fn establishing_request(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("established_flows", 1), ("request_bytes", bytes as u64), ("request_packets", 1)])
 }
@@ -64,7 +64,7 @@ pub(crate) fn reply(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("reply_bytes", bytes as u64), ("reply_packets", 1)])
 }
 
-/// As [`reply`], where the reply establishes the flow.
+/// As [`reply`], for the reply that establishes the flow.
 pub(crate) fn establishing_reply(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("established_flows", 1), ("reply_bytes", bytes as u64), ("reply_packets", 1)])
 }

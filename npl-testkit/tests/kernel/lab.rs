@@ -232,10 +232,10 @@ impl Lab {
         }
     }
 
-    /// Loads the programs a second time, with flow tables of one element, which is occupied.
+    /// Loads the programs a second time, with flow tables that have one element, which is in use.
     ///
-    /// The agent's flow tables evict entries and hardly ever refuse an insertion; a plain hash map of the same key
-    /// and value refuses it.
+    /// The agent's flow tables evict entries and hardly ever reject an insertion; a full hash map with the same key and
+    /// value rejects it.
     pub(crate) fn replace_flow_tables_by_full_ones(&mut self) {
         let pins = Pins::new(Path::new(BPFFS));
         for name in [names::MAP_FLOW_V4, names::MAP_FLOW_V6] {

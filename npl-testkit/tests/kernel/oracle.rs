@@ -18,7 +18,7 @@ pub(crate) struct Translation {
     pub(crate) pod: SocketAddr,
 }
 
-/// Loads translations as nftables maps; they are the same as NPL's mappings.
+/// Loads translations as nftables maps, with the same entries as NPL's mappings.
 pub(crate) fn install(node: &Netns, translations: &[Translation]) {
     for family in Family::ALL {
         let ip = if family == Family::V4 { "ip" } else { "ip6" };

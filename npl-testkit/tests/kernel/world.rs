@@ -36,7 +36,7 @@ pub(crate) const NODE_PORT: u16 = 61_000;
 /// Time limit for the kernel to detach a program; far longer than needed.
 const DETACH_LIMIT: Duration = Duration::from_secs(10);
 
-/// The fields are dropped in this order.
+/// A Node with NPL's datapath. The fields are dropped in this order.
 pub(crate) struct World {
     /// The nftables guard, in tests that run one.
     pub(crate) guard: Option<Guard>,
@@ -65,8 +65,8 @@ impl World {
         world
     }
 
-    /// Does the same as an agent that starts for the first time: writes the mappings, then attaches the programs to
-    /// the uplinks.
+    /// Performs the steps of an agent that starts for the first time: writes the mappings, then attaches the programs
+    /// to the uplinks.
     pub(crate) fn install(&mut self) {
         let uplinks = self.uplinks();
         self.install_on(&uplinks);
@@ -140,7 +140,7 @@ impl World {
     /// Attaches the programs to `devices` and detaches them from all other devices.
     pub(crate) fn attach_to(&self, datapath: &mut Datapath, devices: &[Device]) -> Vec<DatapathError> {
         let programs: BTreeMap<_, _> = devices.iter().map(|device| (device.ifindex, ProgramSet::Uplink)).collect();
-        // XDP programs are attached and detached only by the tests of XDP.
+        // Only the tests of XDP attach and detach XDP programs.
         let mut xdp = datapath.hooks.xdp_devices().unwrap();
         xdp.retain(|ifindex| programs.contains_key(ifindex));
         let plan = DevicePlan { programs, xdp, next_hops: BTreeMap::new() };
@@ -183,8 +183,8 @@ impl World {
         }
     }
 
-    /// Restricts every mapping to `ranges`, in the agent's order of writes: a source in the old and the new
-    /// allow-list is never refused.
+    /// Restricts every mapping to `ranges`, in the agent's order of writes: packets from a source in the old and the
+    /// new allow-list are never dropped.
     pub(crate) fn restrict(&mut self, ranges: &str) {
         let datapath = self.datapath();
         let (mappings, former) = (datapath.mappings().unwrap(), datapath.sources().unwrap());
@@ -248,7 +248,7 @@ impl World {
         [client.device.clone(), client.uplink.clone(), pod.device.clone(), pod.host_device.clone()]
     }
 
-    /// Waits until the host refuses connections to the first Pod's node port: the kernel detaches unpinned programs
+    /// Waits until the host rejects connections to the first Pod's node port: the kernel detaches unpinned programs
     /// with a delay.
     #[track_caller]
     pub(crate) fn wait_until_refused(&self) {

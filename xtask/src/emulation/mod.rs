@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs a test binary on an emulated machine with another kernel. Its only disk is an initial RAM disk, and it reports
-//! the result on the serial console.
+//! Runs a test binary on an emulated machine with another kernel. The machine's only disk is an initial RAM disk, and
+//! the result is reported on the serial console.
 
 mod ramdisk;
 
@@ -15,8 +15,8 @@ use self::ramdisk::TEST_BINARY;
 use crate::setup::{Kernel, KernelImage};
 use crate::{paths, process};
 
-/// The guest's script before the test. It restarts once with its root on a bind mount: containers call `pivot_root`,
-/// which the initial root file system does not allow.
+/// The guest's script before the test. The script restarts once with its root on a bind mount: containers call
+/// `pivot_root`, which the initial root file system does not support.
 const START: &str = "#!/bin/busybox sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/ RUST_BACKTRACE=1
 if [ $# = 0 ]; then
@@ -45,18 +45,18 @@ ip link set lo up
 /// The line that the guest prints when it has booted.
 const UP_LINE: &str = "npl-guest: up";
 
-/// The time limit of the boot, which takes some seconds. A guest that exceeds it hangs.
+/// The time limit of the boot, which takes some seconds; a guest that exceeds it has hung.
 const BOOT_DEADLINE: Duration = Duration::from_mins(2);
 
-/// The beginning of the line with the exit code of the test binary.
+/// The prefix of the line with the exit code of the test binary.
 const EXIT_LINE: &str = "npl-guest: exit code ";
 
 /// The emulator's threads for the two processors of a guest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Threads {
-    /// Both processors take turns in one thread.
+    /// One thread emulates both processors in turn.
     One,
-    /// Each processor has a thread. Sometimes a kernel that patches its own code crashes then: the emulator discards
+    /// One thread per processor. A kernel that patches its own code then crashes occasionally: the emulator discards
     /// the translated code before it writes the patch, and the other processor may translate the old breakpoint in
     /// between.
     Each,
@@ -73,7 +73,7 @@ pub(crate) struct Guest {
     pub(crate) memory_megabytes: u32,
     /// The static test binary, with arguments and additional environment.
     pub(crate) test: Command,
-    /// Programs in addition to those of every guest.
+    /// Programs in addition to those that every guest has.
     pub(crate) programs: &'static [&'static str],
     /// Files and folders of this machine, which the guest has at the same paths.
     pub(crate) copies: Vec<PathBuf>,
@@ -109,7 +109,7 @@ impl Guest {
         exit_code.with_context(without).map(|code| code == 0)
     }
 
-    /// The emulator's command. It emulates the processor, since hardware virtualization may be missing or hang.
+    /// The emulator's command. It emulates the processor, because hardware virtualization may be missing or hang.
     fn emulator(&self, image: &KernelImage, disk: &Path) -> Command {
         let mut command = Command::new("qemu-system-x86_64");
         let threads = match self.threads {
@@ -120,7 +120,7 @@ impl Guest {
         command.arg("-m").arg(self.memory_megabytes.to_string());
         command.arg("-kernel").arg(image.vmlinuz()).arg("-initrd").arg(disk);
         // A panic resets the guest, and a reset ends the emulator. `no_timer_check`: on a busy machine, a booting
-        // kernel takes its timer for broken. `npl.guest=1` permits tests to change the machine, such as its clock.
+        // kernel would treat its timer as broken. `npl.guest=1` permits tests to change the machine, such as its clock.
         command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check npl.guest=1", "-no-reboot"]);
         command.args(["-display", "none", "-nodefaults", "-serial", "stdio"]);
         // Two network cards on one isolated segment.

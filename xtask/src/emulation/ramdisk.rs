@@ -55,7 +55,8 @@ fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
     symlink("/bin/busybox", root.join("sbin/modprobe")).context("link modprobe")?;
     for tool in TOOLS.iter().chain(additional) {
         let Some(path) = process::find(tool) else { bail!("{tool} is not installed: run `cargo xtask setup`") };
-        // With Debian's alternatives, one binary has several names and acts by the name that is called.
+        // With Debian's alternatives, one binary has several names, and its function depends on the name by which it is
+        // called.
         let real = path.canonicalize().with_context(|| format!("resolve the links of {tool}"))?;
         libraries.extend(shared_libraries(&real)?);
         add_file(&real, &below(root, &real))?;
@@ -80,7 +81,7 @@ fn add_match_extensions(root: &Path, libraries: &BTreeSet<PathBuf>) -> Result<()
 
 fn shared_libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("list the libraries of a program with ldd")?;
-    // ldd fails for a static program, which needs no library.
+    // ldd fails for a static program, which needs no shared library.
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok(text
         .split_whitespace()

@@ -20,7 +20,7 @@ pub(super) fn path_for(archive: &str) -> PathBuf {
     paths::target_dir().join(format!("{archive}.oci.tar"))
 }
 
-/// An image that holds one static binary and nothing else.
+/// An image that contains only one static binary.
 #[derive(Debug, Clone)]
 pub(super) struct Image<'a> {
     /// The name of the loaded image.
@@ -93,7 +93,7 @@ impl Image<'_> {
     }
 }
 
-/// A file in the archive that other files refer to by its hash.
+/// A file in the archive, to which other files refer by its hash.
 struct Blob {
     digest: String,
     size: u64,

@@ -15,7 +15,7 @@ pub(crate) struct Program {
     pub(crate) package: &'static str,
 }
 
-/// The packages of the programs that are missing on the machine.
+/// The packages of the programs that are not installed.
 pub(crate) fn missing(programs: &[Program]) -> Vec<&'static str> {
     let mut packages: Vec<_> = programs.iter().filter(|p| process::find(p.name).is_none()).map(|p| p.package).collect();
     packages.sort_unstable();
@@ -23,7 +23,7 @@ pub(crate) fn missing(programs: &[Program]) -> Vec<&'static str> {
     packages
 }
 
-/// Installs packages, or fails with advice.
+/// Installs packages, or returns an error with advice.
 pub(crate) fn install(packages: &[&str], why: &str) -> Result<()> {
     if packages.is_empty() {
         return Ok(());
@@ -50,7 +50,7 @@ pub(crate) fn is_root() -> bool {
     process::ask(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
 }
 
-/// Updates the package lists once per run: those of a fresh machine are often empty or old.
+/// Updates the package lists once per run, because those of a fresh machine are often empty or old.
 fn update_once() -> Result<()> {
     static UPDATED: OnceLock<()> = OnceLock::new();
     if UPDATED.get().is_none() {

@@ -31,7 +31,7 @@ const KERNELS: [Kernel; 4] = [
 /// The package that depends on a suite's newest kernel for virtual machines.
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 
-/// Folders of modules that packet tests may load: protocols, netfilter, traffic control and devices.
+/// Directories of modules that packet tests may load: protocols, netfilter, traffic control and devices.
 const MODULES: [&str; 7] = ["net", "lib", "crypto", "arch/x86/crypto", "drivers/net", "drivers/virtio", "fs/overlayfs"];
 
 /// The modules of `drivers/net`: virtual devices, and the network card of the emulator.
@@ -42,9 +42,9 @@ const DEVICES: [&str; 11] =
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KernelName(pub(crate) Option<Kernel>);
 
-/// Kernels that run all packet tests: most differences appear between the oldest and the newest kernel.
+/// Kernels that run all packet tests: most differences are between the oldest and the newest kernel.
 pub(crate) const DEFAULT_KERNELS: &str = "5.10,latest";
-/// Kernels that only load the programs: verifiers of kernels in between check speculative execution differently.
+/// Kernels that only load the programs: the verifiers of kernels in between check speculative execution differently.
 pub(crate) const BRIEF_KERNELS: &str = "6.1,6.12";
 
 impl FromStr for KernelName {
@@ -82,7 +82,7 @@ impl Image {
         self.folder.join("vmlinuz")
     }
 
-    /// The folder `lib` with the modules, in the layout that modprobe expects.
+    /// The directory `lib` with the modules, in the layout that modprobe expects.
     pub(crate) fn library(&self) -> PathBuf {
         self.folder.join("lib")
     }
@@ -131,7 +131,7 @@ impl Kernel {
     }
 }
 
-/// A suite of Debian's archive, apart from the machine's own package sources, which do not change.
+/// A suite of Debian's archive. The machine's own package sources stay unchanged.
 struct Archive {
     configuration: PathBuf,
 }

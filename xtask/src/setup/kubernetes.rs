@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Builds a real Kubernetes from Go modules that pin the versions.
 //!
-//! The cache has a folder for each part, since most commands need the API server only: it is compiled first, the
-//! programs of Nodes after it, and flannel last.
+//! The cache has a directory for each part, because most commands need only the API server. The API server is compiled
+//! first, the programs of Nodes second, and flannel last.
 
 use std::env;
 use std::fs;
@@ -21,7 +21,7 @@ use crate::{cache, paths, process};
 const LINKER_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=VERSION \
      -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=MINOR";
 
-/// No debug information, which the linker would remove, and no inlining: the build takes 40 % less time.
+/// No debug information, which the linker would remove, and no inlining: this reduces the build time by 40 %.
 const COMPILER_FLAGS: &str = "all=-dwarf=false -l";
 
 /// The part for every command with a real API server.
@@ -62,13 +62,13 @@ const FLANNEL: Part = Part {
     packages: &["github.com/flannel-io/flannel"],
 };
 
-/// Programs that are compiled together into one folder of the cache.
+/// Programs that are compiled together into one directory of the cache.
 struct Part {
-    /// The name of the folder in the cache, and in messages.
+    /// The name of the directory in the cache, and in messages.
     name: &'static str,
     words: &'static str,
     time: &'static str,
-    /// The folder of the Go module in npl-testkit.
+    /// The directory of the Go module in npl-testkit.
     module: &'static str,
     /// The required module whose version is the version of the part.
     versioned: &'static str,
@@ -87,7 +87,7 @@ pub(crate) enum Extent {
     Flannel,
 }
 
-/// Folders with Kubernetes' programs.
+/// The directories with Kubernetes' programs.
 #[derive(Debug, Clone)]
 pub(crate) struct Kubernetes {
     /// `etcd` and `kube-apiserver`.
@@ -98,13 +98,13 @@ pub(crate) struct Kubernetes {
     pub(crate) flannel: Option<PathBuf>,
 }
 
-/// The time limit of a part: far more than the four minutes on two cores.
+/// The time limit of a part, which takes four minutes on two cores.
 const DEADLINE: Duration = Duration::from_mins(25);
 
 /// The time between two lines that report the progress.
 const REPORT_EVERY: Duration = Duration::from_secs(20);
 
-/// A build of Kubernetes on its own thread, since it takes longer than all other builds together.
+/// A build of Kubernetes on its own thread, because the build takes longer than all other builds together.
 #[derive(Debug)]
 pub(crate) struct Background {
     thread: Option<JoinHandle<Result<Kubernetes>>>,
@@ -112,7 +112,7 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// Starts the build and returns at once.
+    /// Starts the build and returns immediately.
     pub(crate) fn start(extent: Extent) -> Self {
         let cancelled = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&cancelled);
@@ -144,7 +144,8 @@ impl Drop for Background {
     }
 }
 
-/// Returns the folder with `etcd` and `kube-apiserver`: the user's or the cached one, which is built if it is missing.
+/// Returns the directory with `etcd` and `kube-apiserver`: the user's or the cached one, which is built if it is
+/// missing.
 fn obtain_control_plane(cancelled: &AtomicBool) -> Result<PathBuf> {
     if let Some(own) = env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from) {
         if own.join("etcd").is_file() && own.join("kube-apiserver").is_file() {
@@ -168,7 +169,7 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
         [&requirements, &sums, part.linker_flags.as_bytes(), COMPILER_FLAGS.as_bytes(), packages.as_bytes()];
     cache::obtain(part.name, &made_from, |folder| {
         build(part, &module, &version, folder, cancelled)?;
-        // Go names a program after its folder.
+        // Go names a program after its directory.
         let server = folder.join("server");
         if server.exists() {
             fs::rename(server, folder.join("etcd")).context("rename the binary of etcd")?;
@@ -197,7 +198,7 @@ fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &A
     let mut compile = Command::new(&go);
     compile
         .current_dir(module)
-        // The compiler is a Go program: fewer garbage collections save time and cost memory.
+        // The compiler is a Go program: fewer garbage collections save time but need more memory.
         .env("GOGC", "800")
         .args(["build", "-v", "-trimpath", "-gcflags", COMPILER_FLAGS, "-ldflags"])
         .arg(at_version(linker_flags, version))

@@ -89,7 +89,7 @@ pub(crate) struct Options {
 /// Installs and builds the requirements of all commands.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
-    // The longest step runs beside all others.
+    // The longest step runs in parallel with all others.
     let kubernetes = KubernetesBuild::start(Extent::Flannel);
     ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation])?;
     require_kubectl()?;

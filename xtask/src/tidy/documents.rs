@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Links in documents have a target, documents repeat values of the code correctly, and generated pages say so.
+//! Links in documents have a target, documents repeat values of the code correctly, and generated pages are marked.
 
 use super::Finding;
 use super::tree::{Tree, has_ending, is_history};
@@ -51,7 +51,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Top-level folders whose files documents name in backticks.
+/// Top-level directories whose files documents name in backticks.
 const FOLDERS: [&str; 7] = ["npl-agent/", "npl-common/", "npl-ebpf/", "npl-testkit/", "xtask/", "docs/", "deploy/"];
 
 /// Files and folders of this repository that a document names in backticks; a placeholder such as `NAME` names none.
@@ -77,8 +77,8 @@ fn missing_sections(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// The quoted titles that are followed by "in" and a page below docs/, each with that page. A title may run over the end
-/// of a line.
+/// The quoted titles that are followed by "in" and a page below docs/, each with that page. A title may continue on the
+/// next line.
 fn named_sections(text: &str) -> Vec<(String, String)> {
     let words = text.split_whitespace().filter(|word| !["\\", "//", "///", "//!"].contains(word));
     let text = words.collect::<Vec<_>>().join(" ").replace("\\\"", "\"");
@@ -128,7 +128,7 @@ fn has_target(tree: &Tree, document: &str, link: &str) -> bool {
     tree.text(&target).is_some_and(|text| headings(text).any(|known| known == heading))
 }
 
-/// The path of a link from the root, or none if the target is outside of the repository.
+/// The path of a link from the root; none if the target is outside of the repository.
 fn resolve(document: &str, link: &str) -> Option<String> {
     let mut folders: Vec<&str> = document.split('/').collect();
     folders.pop();
@@ -142,7 +142,7 @@ fn resolve(document: &str, link: &str) -> Option<String> {
     Some(folders.join("/"))
 }
 
-/// Headings in the form of links to them.
+/// Headings in the form in which links refer to them.
 fn headings(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter(|line| line.starts_with('#')).map(|line| {
         let words = line.trim_start_matches('#').trim().to_lowercase();

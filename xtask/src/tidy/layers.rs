@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Imports go one way: from higher to lower layers in the kernel programs, and without circles in the agent.
+//! Imports have one direction: from higher to lower layers in the kernel programs, and without cycles in the agent.
 //!
-//! Tests are left out: they may use anything.
+//! The rule does not apply to tests, which may import any module.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -15,7 +15,7 @@ const AGENT: &str = "npl-agent/src/";
 /// The layers of the kernel programs, from the lowest to the highest; `main.rs` is above them.
 const LAYERS: [&str; 5] = ["base", "net", "state", "act", "path"];
 
-/// The folder of the agent that imports no other one.
+/// The directory of the agent that imports no other one.
 const CORE: &str = "core";
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -73,7 +73,7 @@ fn module_of(path: &str) -> Vec<&str> {
     parts
 }
 
-/// Modules in files of their own that are compiled for tests only.
+/// Modules in separate files that are compiled for tests only.
 fn test_modules<'a>(module: &[&'a str], text: &'a str) -> Vec<Vec<&'a str>> {
     let declarations = text.split("#[cfg(test)]").skip(1).filter_map(|rest| rest.split(';').next());
     let names = declarations.filter(|it| !it.contains('{')).filter_map(|it| {
@@ -83,7 +83,7 @@ fn test_modules<'a>(module: &[&'a str], text: &'a str) -> Vec<Vec<&'a str>> {
     names.map(|name| [module, &[name]].concat()).collect()
 }
 
-/// The names below `crate::` that the code uses, also where it reaches them by `super::`.
+/// The names below `crate::` that the code uses, including those that it reaches by `super::`.
 fn used(module: &[&str], text: &str) -> BTreeSet<String> {
     let code = without_comments(text);
     let code = without_tests(&code);
@@ -117,7 +117,7 @@ fn check_layers(file: &File<'_>) -> Vec<Finding> {
     refused.map(|rule| Finding::error(file.path, rule)).collect()
 }
 
-/// For each top-level module, those that it uses, each with a file that does.
+/// For each top-level module: the modules that it uses, each with a file that uses it.
 type Graph<'a> = BTreeMap<&'a str, BTreeMap<&'a str, &'a str>>;
 
 fn graph<'a>(files: &'a [File<'a>]) -> Graph<'a> {
@@ -133,7 +133,7 @@ fn graph<'a>(files: &'a [File<'a>]) -> Graph<'a> {
     graph
 }
 
-/// The shortest circle through each module, each circle once.
+/// The shortest import cycle through each module, without duplicates.
 fn circles(graph: &Graph<'_>) -> Vec<Finding> {
     let mut seen = BTreeSet::new();
     let mut findings = Vec::new();

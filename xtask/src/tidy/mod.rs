@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cargo xtask tidy`: the repository's own rules. A test of this crate checks them too, so that `cargo test` finds a
-//! broken rule before continuous integration does.
+//! violation before continuous integration does.
 
 mod documents;
 mod layers;
@@ -22,7 +22,7 @@ use tree::Tree;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {}
 
-/// A place where a rule is broken.
+/// A place that violates a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Finding {
     place: String,
@@ -32,7 +32,7 @@ struct Finding {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Severity {
-    /// A note about an aim that is not a limit.
+    /// A note about a target that is not a limit.
     Note,
     Error,
 }

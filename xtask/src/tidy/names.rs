@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Retired names do not come back: each concept has the one name that engineers of the field know.
+//! Retired names are not used again: each concept has the one name that is established in the field.
 //!
-//! CHANGELOG.md and docs/design describe the past and may use the old names.
+//! CHANGELOG.md and docs/design describe the past and may use retired names.
 
 use super::Finding;
 use super::rust_code::{identifiers, without_comments};
@@ -18,11 +18,11 @@ enum Form {
     Declaration,
     /// A value in quotation marks: the name of a reason or of a metric's state.
     Quoted,
-    /// Such a value in a document, where it stands between backticks.
+    /// A value between backticks in a document.
     Marked,
 }
 
-/// Names that are retired in files whose path begins with `scope`; file and folder names count too, except for values.
+/// Retired names in files whose path begins with `scope`. Names of files and directories count too, except for values.
 struct Retired {
     scope: &'static str,
     form: Form,
@@ -189,17 +189,18 @@ const PROGRAMS: [(&str, &str); 8] = [
     ("npl_pods_rest", "npl_rd_pod_slow"),
 ];
 
-/// Files that are searched, by the ends of their names.
+/// The file name extensions that are searched.
 const SEARCHED: [&str; 6] = ["rs", "toml", "md", "yaml", "yml", "snap"];
 
-/// This file, which lists the retired names.
-const LIST: &str = "xtask/src/tidy/names.rs";
+/// This file, which lists the retired names, and the table by which an agent finds the maps of an earlier ABI version.
+const LISTS: [&str; 2] = ["xtask/src/tidy/names.rs", "npl-common/src/former_names.rs"];
 
 /// Words that declare the name that follows them.
 const DECLARING: [&str; 9] = ["mod", "fn", "struct", "enum", "union", "type", "trait", "const", "static"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let is_searched = |path: &str| SEARCHED.iter().any(|it| has_ending(path, it)) && !is_history(path) && path != LIST;
+    let is_searched =
+        |path: &str| SEARCHED.iter().any(|it| has_ending(path, it)) && !is_history(path) && !LISTS.contains(&path);
     tree.files().filter(|(path, _)| is_searched(path)).flat_map(|(path, text)| check_file(path, text)).collect()
 }
 
@@ -224,7 +225,7 @@ fn check_file(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// The name of a file without its ending.
+/// The name of a file without its extension.
 fn stem(part: &str) -> &str {
     part.split('.').next().unwrap_or(part)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Documents that list the tests of each requirement have a row for every requirement, and every test in them exists.
+//! For each document that lists the tests of requirements: every requirement has a row, and every named test exists.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;

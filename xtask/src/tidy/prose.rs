@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Comments and documents name their nouns: phrases that make the reader guess who or what is meant are refused.
+//! Reports vague phrases in comments and documents, which leave open who or what is meant.
 //!
-//! CHANGELOG.md and docs/design describe the past and keep their words.
+//! The rule does not apply to CHANGELOG.md and docs/design, which describe the past.
 
 use super::Finding;
 use super::rust_code::comment_start;
 use super::tree::{Tree, is_history};
 
-/// Phrases, and how to write the sentence instead.
+/// Phrases, each with advice how to rewrite the sentence.
 const PHRASES: [(&str, &str); 20] = [
     ("whoever", "name the client, the process or the operator"),
     ("is told", "say who reports what to whom"),
@@ -45,7 +45,7 @@ fn comment(line: &str) -> Option<&str> {
     Some(line.get(comment_start(line)?..)?.trim_start_matches(['/', '!']))
 }
 
-/// Finds phrases in text whose sentences run over line ends; a line without text ends a paragraph.
+/// Finds phrases in text whose sentences continue on the next line; a line without text ends a paragraph.
 fn check_lines(path: &str, lines: &[Option<&str>]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut paragraph: Vec<(usize, String)> = Vec::new();
@@ -67,7 +67,7 @@ fn check_paragraph(path: &str, paragraph: &[(usize, String)]) -> Vec<Finding> {
     for (phrase, advice) in PHRASES {
         let wanted: Vec<&str> = phrase.split(' ').collect();
         for place in paragraph.windows(wanted.len()) {
-            // Marks around the phrase do not matter, but inside of it a sentence would end.
+            // Punctuation around the phrase does not matter, but punctuation inside would end a sentence.
             let last = wanted.len() - 1;
             let is_phrase = place.iter().zip(&wanted).enumerate().all(|(index, ((_, word), wanted))| {
                 let word = if index == 0 { word.trim_start_matches(is_mark) } else { word };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads Rust source as far as the rules need it: code without comments, and the paths that the code names.
+//! Parses Rust source as far as the rules need it: code without comments, and the paths that the code names.
 
 /// The code without its line comments.
 pub(super) fn without_comments(text: &str) -> String {
@@ -16,7 +16,7 @@ pub(super) fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default()
 }
 
-/// Where the comment of a line begins; the `//` of an address such as `https://` begins none.
+/// The start of a line's comment; the `//` of an address such as `https://` starts none.
 pub(super) fn comment_start(line: &str) -> Option<usize> {
     line.match_indices("//")
         .map(|(start, _)| start)
@@ -32,14 +32,14 @@ fn is_identifier(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 
-/// Every path that the code names: those of `use` declarations with their groups written out, and qualified paths.
+/// Every path that the code names: those of `use` declarations with their groups expanded, and qualified paths.
 pub(super) fn paths(code: &str) -> Vec<String> {
     let mut paths = imports(code);
     paths.extend(qualified_paths(code));
     paths
 }
 
-/// The paths of all `use` declarations, with groups written out.
+/// The paths of all `use` declarations, with groups expanded.
 fn imports(code: &str) -> Vec<String> {
     let mut paths = Vec::new();
     for statement in code.split("use ").skip(1).filter_map(|rest| rest.split(';').next()) {
@@ -60,7 +60,7 @@ fn without_renames(statement: &str) -> String {
     compact
 }
 
-/// Writes out `a::{b, c::{d, e}}`.
+/// Expands `a::{b, c::{d, e}}`.
 fn expand(tree: &str, prefix: &str, paths: &mut Vec<String>) {
     let Some((head, group)) = tree.split_once('{') else {
         paths.push(format!("{prefix}{tree}"));
@@ -72,7 +72,7 @@ fn expand(tree: &str, prefix: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// Splits at the commas that are in no inner group.
+/// Splits a list at the commas that are in no inner group.
 fn split_top_level(list: &str) -> Vec<&str> {
     let mut depth = 0_usize;
     let parts = list.split(|c: char| {
@@ -86,7 +86,7 @@ fn split_top_level(list: &str) -> Vec<&str> {
     parts.filter(|part| !part.is_empty()).collect()
 }
 
-/// Paths that are written out where they are used: `std::fs::read(…)`.
+/// Qualified paths outside of `use` declarations, such as `std::fs::read(…)`.
 fn qualified_paths(code: &str) -> impl Iterator<Item = String> {
     code.split(move |c: char| !is_identifier(c) && c != ':')
         .filter(|word| word.contains("::"))

@@ -7,10 +7,10 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-/// Folders without files of the repository, and test data that tools write.
+/// Directories that do not belong to the repository, and test data that tools write.
 const LEFT_OUT: [&str; 3] = [".git", "target", "proptest-regressions"];
 
-/// Documents that describe the past, and so name what has been renamed or removed since.
+/// Documents that describe the past, and so use names that were since renamed or removed.
 const HISTORY: [&str; 2] = ["CHANGELOG.md", "docs/design/"];
 
 /// Whether a document describes the past.
@@ -18,7 +18,7 @@ pub(super) fn is_history(path: &str) -> bool {
     HISTORY.iter().any(|history| path.starts_with(history))
 }
 
-/// Whether a file's name has this ending, given without its dot.
+/// Whether a file has this extension, given without its dot.
 pub(super) fn has_ending(path: &str, ending: &str) -> bool {
     Path::new(path).extension() == Some(ending.as_ref())
 }
@@ -46,7 +46,7 @@ impl Tree {
         self.files.iter().map(|(path, text)| (path.as_str(), text.as_str()))
     }
 
-    /// The files below a folder whose names have this ending: `("npl-agent/src/core/", ".rs")`.
+    /// The files below a directory with this extension: `("npl-agent/src/core/", ".rs")`.
     pub(super) fn below(&self, folder: &str, ending: &str) -> impl Iterator<Item = (&str, &str)> {
         self.files().filter(move |(path, _)| path.starts_with(folder) && path.ends_with(ending))
     }
@@ -55,7 +55,7 @@ impl Tree {
         self.files.get(path).map(String::as_str)
     }
 
-    /// Whether the path is a file or a folder.
+    /// Whether the path is a file or a directory.
     pub(super) fn has(&self, path: &str) -> bool {
         path.is_empty() || self.files.contains_key(path) || self.below(&format!("{path}/"), "").next().is_some()
     }

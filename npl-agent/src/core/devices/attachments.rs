@@ -7,18 +7,18 @@ use super::{Device, DeviceKind, DeviceSelection};
 
 /// The handle of NPL's filters, as major and minor number.
 pub const FILTER_HANDLE: (u16, u16) = (0x4e50, 0x4c01);
-/// The priority of NPL's filters: ahead of all filters with a priority that the kernel chose.
+/// The priority of NPL's filters: before all filters with a priority that the kernel chose.
 pub const FIRST: u16 = 1;
-/// The priority of NPL's filters that see packets after all other filters.
+/// The priority of NPL's filters that run after all other filters.
 pub const LAST: u16 = u16::MAX;
 
 /// Qdiscs of the kernel's default configurations, which neither shape nor police traffic.
 const PLAIN_QUEUES: [&str; 9] = ["noqueue", "pfifo_fast", "pfifo", "bfifo", "mq", "fq", "fq_codel", "codel", "sfq"];
 /// Qdiscs that only hold filters.
 const HOOKS: [&str; 2] = [HOOK_OF_BOTH, HOOK_OF_INGRESS];
-/// Has hooks for both directions.
+/// The qdisc with hooks for both directions.
 const HOOK_OF_BOTH: &str = "clsact";
-/// Has a hook for ingress only.
+/// The qdisc with an ingress hook only.
 const HOOK_OF_INGRESS: &str = "ingress";
 
 /// The owner of a program or filter.
@@ -33,9 +33,9 @@ pub enum AttachmentOwner {
 /// A direction, seen from the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Packets that come in by the device.
+    /// Packets that arrive on the device.
     Ingress,
-    /// Packets that leave by the device.
+    /// Packets that leave through the device.
     Egress,
 }
 
@@ -99,9 +99,9 @@ pub fn is_hook(kind: &str) -> bool {
     HOOKS.contains(&kind)
 }
 
-/// The owner of a filter; `None` for a message about a priority alone, which NPL may share.
+/// The owner of a filter; `None` for a message that describes only a priority, which NPL may share.
 ///
-/// The kernel lists a priority, with a kind and without a handle, ahead of its filters.
+/// The kernel lists a priority, with a kind and without a handle, before its filters.
 pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16)) -> Option<AttachmentOwner> {
     let is_npl = kind == "bpf" && [FIRST, LAST].contains(&priority);
     match handle {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Grace periods for addresses and devices that disappear. A link that bounces, a lease that is renewed and a network
-//! manager that restarts remove addresses and routes for a moment. If the programs were detached meanwhile, the host
-//! would answer in the place of the Pods and end their connections.
+//! Grace periods for addresses and devices that disappear. A link that flaps, a lease that is renewed and a network
+//! manager that restarts remove addresses and routes briefly. If the programs were detached during that time, the host
+//! would answer instead of the Pods and reset their connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::model::Moment;
 
-/// The length of a grace period. A link takes seconds to come up, and IPv6 duplicate address detection some more.
+/// The length of a grace period. A link comes up within seconds, and IPv6 duplicate address detection adds a few.
 pub const GRACE_MILLIS: u64 = 10_000;
 
 /// The time at which each absent element disappeared.
@@ -23,7 +23,7 @@ impl<K> Default for GracePeriods<K> {
 }
 
 impl<K: Ord + Copy> GracePeriods<K> {
-    /// The elements that are held and absent, within their grace period.
+    /// The addresses or devices that are absent, but within their grace period.
     pub fn update(&mut self, held: &BTreeSet<K>, present: &BTreeSet<K>, now: Moment) -> BTreeSet<K> {
         let since = |it: &K| (*it, self.since.get(it).copied().unwrap_or(now));
         let away: BTreeMap<K, Moment> = held.difference(present).map(since).collect();

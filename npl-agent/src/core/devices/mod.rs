@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides which devices carry the programs, and which addresses are the Node's. Every decision has a reason.
+//! Decides to which devices the programs are attached, and which addresses are the Node's. Every decision has a reason.
 
 pub mod attachments;
 pub mod grace_periods;
@@ -19,11 +19,11 @@ pub enum DeviceKind {
     Physical,
     /// `lo`.
     Loopback,
-    /// One end of a veth pair: usually a Pod's, in machines that are containers also the uplink.
+    /// One end of a veth pair: usually a Pod's, in Nodes that are containers also the uplink.
     Veth,
     /// A bridge; usually a CNI's, sometimes the uplink.
     Bridge,
-    /// A dummy device: has addresses and no traffic.
+    /// A dummy device, which has addresses but no traffic.
     Dummy,
     /// A tunnel: vxlan, geneve, ipip, wireguard, tun …
     Tunnel,
@@ -33,18 +33,18 @@ pub enum DeviceKind {
     Other,
 }
 
-/// Where the programs find the IP header of a packet.
+/// The position of the IP header in the packets of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkLayer {
-    /// Behind an Ethernet header.
+    /// After an Ethernet header.
     Ethernet,
     /// At the beginning of the packet: point-to-point tunnels, PPP, raw IP.
     None,
-    /// Behind an Ethernet header and a VLAN tag, which a VLAN device with `reorder_hdr off` leaves in the frame.
+    /// After an Ethernet header and a VLAN tag, which a VLAN device with `reorder_hdr off` leaves in the frame.
     Tagged,
-    /// Behind the tunnel's outer headers, which a GRE device without a remote address shows.
+    /// After the tunnel's outer headers, which a GRE device without a remote address shows.
     Outer,
-    /// Behind a header that the programs do not parse, such as InfiniBand's.
+    /// After a header that the programs do not parse, such as InfiniBand's.
     Other,
 }
 
@@ -66,15 +66,15 @@ pub struct Device {
     pub name: String,
     /// The kind.
     pub kind: DeviceKind,
-    /// Where its packets have the IP header.
+    /// The link layer of the device's packets.
     pub link_layer: LinkLayer,
     /// The master, if it has one.
     pub master: Option<Master>,
     /// Whether it is one end of a veth or netkit pair whose other end is in another network namespace.
     pub peer_is_elsewhere: bool,
-    /// Whether the main table has a default route by it.
+    /// Whether the main routing table has a default route through the device.
     pub has_default_route: bool,
-    /// Whether a route with a gateway leaves by it.
+    /// Whether a route with a gateway leaves through the device.
     pub has_gateway_route: bool,
     /// Its addresses of global scope, in the order of the kernel's list.
     pub addresses: Vec<IpAddr>,
@@ -83,7 +83,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// An Ethernet device of its own: without a master, a default route, addresses or known properties of its link.
+    /// An Ethernet device without a master, a default route, addresses or known properties of its link.
     #[must_use]
     pub fn new(ifindex: u32, name: &str, kind: DeviceKind) -> Self {
         Self {
@@ -118,18 +118,18 @@ pub struct LinkFacts {
     pub has_ingress_queue: bool,
 }
 
-/// Why a device with an `ingress` qdisc is refused before Linux 6.6; a text for logs and the doctor.
+/// The reason why a device with an `ingress` qdisc is unsupported before Linux 6.6; a text for logs and the doctor.
 pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which has no egress hook: replace it by clsact, which \
                                      holds the same filters";
 
 /// The TC hook of a program, seen from the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Direction {
-    /// Packets that come in by the device: requests by an uplink, replies by a Pod's device.
+    /// Packets that arrive on the device: requests on an uplink, replies on a Pod's device.
     Ingress,
-    /// Packets that leave by an uplink: replies.
+    /// Packets that leave through an uplink: replies.
     Egress,
-    /// Packets that leave by a Pod's device: requests that the host's stack forwarded.
+    /// Packets that leave through a Pod's device: requests that the host's stack forwarded.
     ToPods,
 }
 
@@ -146,41 +146,41 @@ impl Direction {
     }
 }
 
-/// How many of the chosen devices carry the programs.
+/// How many of the chosen devices have the programs attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Coverage {
-    /// Devices that carry them.
+    /// Devices with attached programs.
     pub attached: usize,
-    /// Devices that were chosen and failed, or whose link layer the programs do not support. Each pass tries them
-    /// again.
+    /// Chosen devices on which attaching failed, or whose link layer the programs do not support. Each pass retries
+    /// them.
     pub failed: usize,
 }
 
-/// `--devices`.
+/// The devices that `--devices` selects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceSelection {
     /// By the rules of [`choose`].
     Auto,
-    /// These, by name.
+    /// The devices with these names.
     Named(Vec<String>),
 }
 
-/// Why a device does or does not carry the programs.
+/// Why the programs are or are not attached to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UplinkReason {
     /// `--devices` names it.
     Named,
-    /// `--devices` names others.
+    /// `--devices` names only other devices.
     NotNamed,
     /// The device has a published address of the Node.
     HasNodeAddress,
-    /// The main table has a default route by the device.
+    /// The main routing table has a default route through the device.
     HasDefaultRoute,
-    /// A route with a gateway leaves by the device, which has no address of its own.
+    /// A route with a gateway leaves through the device, which has no address.
     HasGatewayRoute,
-    /// A bridge with an address and a physical port: clients may be behind that port.
+    /// A bridge with an address and a physical port: clients may be reachable through that port.
     BridgesPhysicalPort,
-    /// A tunnel: replies to Pods of other Nodes leave by it.
+    /// A tunnel: replies to Pods of other Nodes leave through it.
     IsTunnel,
     /// The device has an address and is of a kind that uplinks have.
     IsUplink,
@@ -188,9 +188,9 @@ pub enum UplinkReason {
     Kept,
     /// The device was an uplink a moment ago, and its address or route may return.
     InGracePeriod,
-    /// Its master carries the programs.
+    /// The programs are attached to the device's master.
     IsEnslaved,
-    /// Its members carry the programs.
+    /// The programs are attached to the VRF's member devices.
     IsVrf,
     /// Local clients are served by socket programs.
     IsLoopback,
@@ -236,13 +236,13 @@ impl UplinkReason {
         }
     }
 
-    /// Whether clients can send to the Node's published address by an uplink that was chosen for this reason. Tunnels
-    /// to other Nodes carry replies, and clients only if the Node's address is on them.
+    /// Whether clients can send to the Node's published address through an uplink with this reason. Tunnels to other
+    /// Nodes carry replies, and requests only if the Node's address is on the tunnel.
     pub const fn reaches_clients(self) -> bool {
         !matches!(self, Self::IsTunnel)
     }
 
-    /// Whether an uplink that is refused for this reason stays one for a grace period.
+    /// Whether a former uplink with this reason remains an uplink for a grace period.
     pub const fn has_grace_period(self) -> bool {
         matches!(self, Self::LeadsToPods | Self::HasNoAddress)
     }
@@ -253,12 +253,12 @@ impl UplinkReason {
     }
 }
 
-/// Whether a device carries the programs, and why.
+/// Decides whether the programs are attached to a device, and returns the reason.
 ///
-/// Requests arrive by devices with the Node's addresses; replies leave by any device that leads away from Pods. So an
-/// uplink carries the programs of both directions. Until the Node's addresses are known, a device keeps the programs
-/// that it has: an agent that starts without an API server must not detach them. Programs are never attached to a
-/// device whose headers they do not parse.
+/// Requests arrive on devices with the Node's addresses; replies leave through any device that does not lead to Pods.
+/// So an uplink has the programs of both directions. Until the Node's addresses are known, a device keeps its programs,
+/// because an agent that starts without an API server must not detach them. Programs are never attached to a device
+/// whose headers they do not parse.
 pub fn choose(
     device: &Device,
     selection: &DeviceSelection,
@@ -274,7 +274,7 @@ pub fn choose(
     let reason = chosen?;
     match unsupported_link_layer(device.link_layer) {
         None => Ok(reason),
-        // For instance `gre0`, which the kernel module creates: it has no traffic.
+        // For example `gre0`, which the kernel module creates and which has no traffic.
         Some(_) if reason == UplinkReason::IsTunnel && device.addresses.is_empty() => Err(UplinkReason::HasNoAddress),
         Some(unsupported_link_layer) => Err(unsupported_link_layer),
     }
@@ -307,7 +307,7 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     match device.kind {
         DeviceKind::Tunnel => Ok(UplinkReason::IsTunnel),
         DeviceKind::Bridge if device.link.has_physical_port && has_address => Ok(UplinkReason::BridgesPhysicalPort),
-        // Of a pair whose ends are both on the Node, such as Cilium's, gateway routes lead to Pods.
+        // If both ends of a pair are on the Node, as Cilium's are, gateway routes through it lead to Pods.
         DeviceKind::Veth if device.peer_is_elsewhere && device.has_gateway_route => Ok(UplinkReason::HasGatewayRoute),
         DeviceKind::Veth | DeviceKind::Bridge => Err(UplinkReason::LeadsToPods),
         DeviceKind::Physical | DeviceKind::Other | DeviceKind::Loopback | DeviceKind::Dummy | DeviceKind::Vrf => {
@@ -384,7 +384,7 @@ mod tests {
         assert_eq!(auto(&member), Err(UplinkReason::IsEnslaved));
     }
 
-    /// cilium/cilium#12317: the Node's address is on `lo`, and routes by BGP lead out.
+    /// cilium/cilium#12317: the Node's address is on `lo`, and BGP routes lead to the clients.
     #[test]
     fn a_device_without_an_address_is_an_uplink_if_a_route_with_a_gateway_leaves_by_it() {
         let routed = |name, kind| Device { has_gateway_route: true, ..device(name, kind, &[]) };

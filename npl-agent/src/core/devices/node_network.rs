@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds Pods on the Node's own network (macvlan, ipvlan, an underlay bridge): they answer clients directly, so that
-//! no reply passes the Node and its address is never restored.
+//! Finds Pods on the Node's own network (macvlan, ipvlan, an underlay bridge). They answer clients directly, so that
+//! replies bypass the Node and their source is never translated back to the node address.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,7 +9,7 @@ use std::{
 
 use super::{Device, DeviceKind, UplinkReason, choose_by_rules, redirect::Route};
 
-/// The Pods that are on the same network as an uplink of the Node, and the name of the uplink.
+/// The Pods on the same network as an uplink of the Node, each with the name of the uplink.
 pub type PodsOnNodeNetwork = BTreeMap<IpAddr, String>;
 
 /// The routes to the Pods of the Node, as last looked up.
@@ -43,7 +43,7 @@ impl PodRoutes {
         self.routes.extend(routes);
     }
 
-    /// Forgets all addresses but these, and returns those that were not looked up yet.
+    /// Removes all addresses except these, and returns those that were not looked up yet.
     pub fn retain(&mut self, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
         self.known.retain(|addr| addresses.contains(addr));
         self.routes.retain(|addr, _| addresses.contains(addr));
@@ -51,7 +51,7 @@ impl PodRoutes {
     }
 
     /// The Pods on the network of an uplink. A route with a gateway does not count: while a CNI replaces the routes to
-    /// its Pods, the default route takes their place.
+    /// its Pods, the look-up returns the default route.
     pub fn on_node_network(&self) -> PodsOnNodeNetwork {
         let direct = self.routes.iter().filter(|(_, route)| !route.has_gateway);
         direct.filter_map(|(addr, route)| Some((*addr, self.uplinks.get(&route.ifindex)?.clone()))).collect()
@@ -59,7 +59,7 @@ impl PodRoutes {
 }
 
 /// Whether clients are on the device's own network, so that a Pod there reaches them without the Node. Devices of other
-/// kinds with an address, such as those of Open vSwitch, may be a CNI's way to its Pods.
+/// kinds with an address, such as those of Open vSwitch, may connect a CNI's Pods to the Node.
 fn is_of_node_network(device: &Device, node_ips: &[IpAddr]) -> bool {
     match choose_by_rules(device, node_ips) {
         Ok(UplinkReason::HasNodeAddress | UplinkReason::HasDefaultRoute) => device.kind != DeviceKind::Tunnel,

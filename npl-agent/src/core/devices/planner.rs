@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides the role of each device of the Node: which devices are uplinks, which translate requests by XDP, which Pods
-//! are reached by redirect, and on which addresses node ports answer.
+//! Decides the role of each device of the Node: which devices are uplinks, which uplinks translate requests by XDP,
+//! which Pods are reached by redirect, and on which addresses node ports answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::core::model::Moment;
 
-/// Whether requests on an uplink are translated by XDP, and why.
+/// Whether XDP translates the requests on an uplink, and why.
 pub type XdpDecision = Result<XdpReason, XdpReason>;
 
 /// The operator's choices.
@@ -39,13 +39,13 @@ pub struct DevicePolicy {
 /// The properties of kernel conntrack that limit offload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ConntrackSettings {
-    /// Whether kernel conntrack marks TCP packets outside of the expected window as invalid.
+    /// Whether kernel conntrack marks out-of-window TCP packets as invalid.
     pub is_strict: bool,
-    /// Whether kernel conntrack times out idle connections early because it has not seen every acknowledgement.
+    /// Whether kernel conntrack times out idle connections early after it has missed some of their acknowledgements.
     pub forgets_idle: bool,
 }
 
-/// The Node at the time of a decision.
+/// The Node's network at the time of a decision.
 #[derive(Debug)]
 pub struct NodeNetwork<'a> {
     /// Every device.
@@ -54,7 +54,7 @@ pub struct NodeNetwork<'a> {
     pub routing: &'a Routing,
     /// The routes to Pods with mappings.
     pub routes: &'a BTreeMap<IpAddr, Route>,
-    /// Programs, filters and queues on devices that matter.
+    /// Programs, filters and qdiscs on the relevant devices.
     pub attachments: &'a BTreeMap<u32, DeviceAttachments>,
     /// The published addresses of the Node; empty until they are known.
     pub node_ips: &'a [IpAddr],
@@ -62,11 +62,11 @@ pub struct NodeNetwork<'a> {
     pub mapped_pods: &'a BTreeSet<IpAddr>,
     /// The addresses on which node ports answer now.
     pub held_addresses: &'a BTreeSet<IpAddr>,
-    /// Devices that carry an uplink's programs now, by their index.
+    /// Devices with an uplink's programs attached, by their index.
     pub attached_uplinks: &'a BTreeSet<u32>,
-    /// Connection tracking.
+    /// The settings of kernel conntrack.
     pub conntrack: ConntrackSettings,
-    /// Whether XDP programs may be given frames in parts.
+    /// Whether XDP programs can process multi-buffer frames.
     pub has_xdp_frags: bool,
 }
 
@@ -75,16 +75,16 @@ pub struct NodeNetwork<'a> {
 pub struct DeviceDecisions {
     /// The addresses on which node ports answer, by priority.
     pub local_addresses: Vec<IpAddr>,
-    /// Why each device is an uplink (`Ok`) or is not (`Err`), by its name.
+    /// By name: why each device is an uplink (`Ok`) or not (`Err`).
     pub uplinks: BTreeMap<String, Result<UplinkReason, UplinkReason>>,
     /// Whether each uplink translates requests by XDP, by its index.
     pub xdp: BTreeMap<u32, XdpDecision>,
     /// How each Pod is reached by redirect, or why not.
     pub next_hops: BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>,
-    /// The connections to mark, so that replies of Pods with routing tables of their own leave by the interface of the
-    /// request.
+    /// The connections to mark, so that replies of Pods with their own routing table leave through the interface on
+    /// which the request arrived.
     pub markings: BTreeSet<Marking>,
-    /// Pods, or addresses of the Node, whose replies leave by another interface than their requests came in by, and why.
+    /// Pods, or addresses of the Node, whose replies leave through another interface than that of the request, and why.
     pub reply_route_problem: Option<(ReplyRouteProblem, BTreeSet<IpAddr>)>,
     /// Names in `--devices` that no device has.
     pub missing_devices: BTreeSet<String>,
@@ -92,13 +92,13 @@ pub struct DeviceDecisions {
     pub plan: DevicePlan,
 }
 
-/// Makes the decisions, and keeps the state that they need: grace periods, and drivers that refused XDP.
+/// Makes the decisions, and keeps their state: grace periods, and drivers that rejected XDP.
 #[derive(Debug)]
 pub struct DevicePlanner {
     policy: DevicePolicy,
     address_grace: GracePeriods<IpAddr>,
     device_grace: GracePeriods<u32>,
-    /// Devices whose driver refused the XDP program, by their index, in their state at the refusal.
+    /// By index: devices whose driver rejected the XDP program, with their properties at that time.
     refused: BTreeMap<u32, (LinkFacts, XdpReason)>,
 }
 
@@ -124,7 +124,7 @@ impl DevicePlanner {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Decides on everything.
+    /// Decides the roles of all devices.
     pub fn decide(&mut self, network: &NodeNetwork<'_>, now: Moment) -> DeviceDecisions {
         let local_addresses = self.decide_local_addresses(network, now);
         let uplinks = self.decide_uplinks(network, now);
@@ -160,7 +160,7 @@ impl DevicePlanner {
         }
     }
 
-    /// The Node's addresses, and those within their grace period.
+    /// The Node's addresses, including those within their grace period.
     fn decide_local_addresses(&mut self, network: &NodeNetwork<'_>, now: Moment) -> Vec<IpAddr> {
         let mut wanted = local_addresses(network.devices, network.node_ips);
         let present = wanted.iter().copied().collect();
@@ -191,7 +191,7 @@ impl DevicePlanner {
         decisions.into_iter().map(decide).collect()
     }
 
-    /// The XDP program is attached again after a refusal once the device has changed, or if the refusal may be
+    /// After a rejection, the XDP program is attached again once the device has changed, or if the reason may be
     /// temporary.
     fn decide_xdp(&self, device: &Device, has_frags: bool) -> XdpDecision {
         let decision = xdp::plan(device, self.policy.attach, self.policy.forwarding, has_frags);
@@ -201,8 +201,8 @@ impl DevicePlanner {
         }
     }
 
-    /// Strict kernel conntrack would mark packets after an offloaded period as invalid, so all packets take the host's
-    /// stack.
+    /// Strict kernel conntrack would mark packets after an offloaded period as invalid, so the host's stack forwards
+    /// all packets.
     fn decide_next_hops(
         &self,
         network: &NodeNetwork<'_>,
@@ -259,7 +259,7 @@ mod tests {
         Device { addresses: addresses.to_vec(), ..Device::new(2, "br0", DeviceKind::Bridge) }
     }
 
-    /// Decides on these devices. `uplinks` and `addresses` are those of the previous plan.
+    /// Decides the roles of these devices. `uplinks` and `addresses` are those of the previous plan.
     fn decide(
         planner: &mut DevicePlanner,
         devices: &[Device],

@@ -5,22 +5,22 @@ use std::str::FromStr;
 
 use super::{Device, DeviceKind, LinkLayer, Master, redirect::Forwarding};
 
-/// The largest frame that drivers show to a program in one piece: a page, less headroom and tailroom.
+/// The largest frame that drivers pass to a program in one buffer: a page without headroom and tailroom.
 const LARGEST_WHOLE: u32 = 3498;
 
-/// Drivers that run programs on received frames with complete checksums, and that do not report the sum of the bytes
-/// before translation (`CHECKSUM_COMPLETE`) afterwards. `gve` does, and `ice` does on E830 cards since Linux 6.15;
+/// Drivers that run programs on received frames with complete checksums, and that do not afterwards report the sum of
+/// the bytes before translation (`CHECKSUM_COMPLETE`). `gve` reports it, and `ice` does on E830 cards since Linux 6.15;
 /// `mlx5_core` does not while a program is attached.
 const SAFE_DRIVERS: [&str; 6] = ["mlx5_core", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net"];
 
 /// `--attach`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attach {
-    /// TC only.
+    /// Translation in TC only.
     Tc,
-    /// XDP too, on drivers that are known to be safe.
+    /// Translation in XDP too, on drivers that are known to be safe.
     Auto,
-    /// XDP too, on every driver that accepts the program.
+    /// Translation in XDP too, on every driver that accepts the program.
     Xdp,
 }
 
@@ -47,21 +47,21 @@ impl FromStr for Attach {
 pub enum XdpReason {
     /// `--attach tc`.
     NotRequested,
-    /// `--forwarding redirect` or `offload`: after XDP, requests would take the host's stack.
+    /// `--forwarding redirect` or `offload`: after XDP, the host's stack would forward the requests.
     BypassesStack,
     /// The device has no Ethernet headers, which the program needs.
     NotEthernet,
-    /// Packets of this machine's own stack may have unfinished checksums, which XDP cannot recognize.
+    /// Packets of this host's own stack may have incomplete checksums, which XDP cannot detect.
     IsVirtual,
     /// The device's master receives its frames.
     IsEnslaved,
-    /// The VLAN tag may be stripped from the frame, which XDP cannot recognize.
+    /// The device may strip the VLAN tag from the frame, which XDP cannot detect.
     HasUpperDevices,
     /// The driver is not in [`SAFE_DRIVERS`].
     UnknownDriver,
-    /// Frames may be in several parts, which this kernel does not show to programs.
+    /// Frames may consist of several buffers, which this kernel does not pass to programs.
     LargeFrames,
-    /// A driver of [`SAFE_DRIVERS`].
+    /// The driver is in [`SAFE_DRIVERS`].
     SafeDriver,
     /// `--attach xdp`.
     Forced,
@@ -90,7 +90,7 @@ impl XdpReason {
         Self::KernelRefuses,
     ];
 
-    /// The name in pins.
+    /// The name of the reason in pins.
     pub const fn key(self) -> &'static str {
         match self {
             Self::NotRequested => "not_requested",
@@ -133,15 +133,15 @@ impl XdpReason {
         Self::ALL.into_iter().find(|reason| reason.key() == key)
     }
 
-    /// Whether to try again while the device is unchanged. Other refusals are final: a driver may rebuild its queues
-    /// for each attempt.
+    /// Whether to retry while the device is unchanged. Other reasons are permanent, because a driver may rebuild its
+    /// queues at each attempt.
     pub const fn is_temporary(self) -> bool {
         matches!(self, Self::Occupied)
     }
 }
 
-/// Whether XDP translates the requests of a device, and why. `has_frags` is whether programs may be shown frames in
-/// parts.
+/// Whether XDP translates the requests of a device, and why. `has_frags` is whether programs can process multi-buffer
+/// frames.
 pub fn plan(device: &Device, attach: Attach, forwarding: Forwarding, has_frags: bool) -> Result<XdpReason, XdpReason> {
     if attach == Attach::Tc {
         return Err(XdpReason::NotRequested);
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(with(|device| device.link_layer = LinkLayer::None), Err(XdpReason::NotEthernet));
     }
 
-    /// After XDP, requests would take the host's stack, and replies would not.
+    /// After XDP, the host's stack would forward requests, but not replies.
     #[test]
     fn xdp_is_not_used_where_packets_bypass_the_stack() {
         for forwarding in [Forwarding::Redirect, Forwarding::Offload] {

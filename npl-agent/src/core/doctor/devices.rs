@@ -4,7 +4,7 @@
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
 use crate::core::devices::{Device, DeviceSelection, HAS_INGRESS_QUEUE, choose, local_addresses};
 
-/// Checks for devices that clients may use and that the programs do not support.
+/// Checks for devices that clients may use but that the programs do not support.
 pub(super) fn devices(facts: &Facts) -> Finding {
     let key = "devices";
     let devices = match &facts.devices {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether forward chains of nftables refuse requests that NPL has translated.
+//! Whether forward chains of nftables drop or reject requests that NPL has translated.
 //!
-//! Kernel conntrack sees a translated request as a new connection from the client to the Pod, without the status
-//! `dnat`. Rules are evaluated for such a packet, as far as its properties are known. A chain is reported only if no
-//! rule ahead of the refusal may accept the packet.
+//! To kernel conntrack, a translated request is a new connection from the client to the Pod, without the status `dnat`.
+//! The rules are evaluated for such a packet, as far as its fields are known. A chain is reported only if no rule
+//! before the drop or reject rule may accept the packet.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -17,7 +17,7 @@ use crate::core::{
     model::Family,
 };
 
-/// The chains of the forward hook, and all chains that they lead to.
+/// The base chains of the forward hook, and all chains that they jump to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ForwardChains {
     /// Base chains in the order of the kernel's list.
@@ -28,12 +28,12 @@ pub struct ForwardChains {
     pub has_legacy_filter: bool,
 }
 
-/// A table of nftables.
+/// An nftables table.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Table {
     /// `inet`, `ip` or `ip6`.
     pub family: &'static str,
-    /// The name.
+    /// The table's name.
     pub name: String,
 }
 
@@ -42,44 +42,44 @@ pub struct Table {
 pub struct BaseChain {
     /// The table.
     pub table: Table,
-    /// The name.
+    /// The chain's name.
     pub name: String,
-    /// Whether its policy is `drop`.
+    /// Whether the chain's policy is `drop`.
     pub drops_by_default: bool,
 }
 
-/// A rule, as far as it decides about a packet.
+/// A rule with a verdict, and its conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// All of them have to match.
+    /// The conditions, all of which must match.
     pub conditions: Vec<Condition>,
-    /// The verdict; rules without one are left out.
+    /// The verdict; rules without a verdict are omitted.
     pub verdict: Verdict,
 }
 
 /// The verdict of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The packet passes this base chain.
+    /// The packet is accepted, and the next base chain evaluates it.
     Accept,
-    /// The packet is dropped, or rejected with an answer.
+    /// The packet is dropped, or rejected with a RST or an ICMP error.
     Refuse,
-    /// Another chain of the table, and then the next rule.
+    /// Evaluation continues in another chain of the table, and returns to the next rule.
     Jump(String),
-    /// Another chain of the table, instead of the rest of this one.
+    /// Evaluation continues in another chain of the table, and does not return to this one.
     Goto(String),
-    /// Back to the calling chain.
+    /// Evaluation returns to the calling chain.
     Return,
 }
 
-/// A condition on a field of a packet: whether it is one of some values, or none of them.
+/// A condition on a packet field: the field has one of some values, or none of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
     /// The field.
     pub field: Field,
-    /// The bits that are compared; empty if all are.
+    /// The bits that are compared; empty if all bits are compared.
     pub mask: Vec<u8>,
-    /// The values, as the kernel holds them.
+    /// The values, in the kernel's byte order.
     pub values: Vec<Vec<u8>>,
     /// Whether the field must have none of the values.
     pub is_negated: bool,
@@ -106,12 +106,12 @@ pub enum Field {
     Status,
     /// Bytes of the IP header.
     Header {
-        /// The first byte.
+        /// Offset of the first byte.
         offset: usize,
         /// The number of bytes.
         length: usize,
     },
-    /// Any other field.
+    /// Any other field of the packet.
     Other,
 }
 
@@ -124,15 +124,15 @@ impl Condition {
 
 /// `IFNAMSIZ`: rules compare the whole interface name, zero-padded to this length, or a prefix such as `eth*`.
 const NAME_SIZE: usize = 16;
-/// `ct state new`, as nftables numbers the states.
+/// `ct state new`, by nftables' number of the state.
 pub const STATE_NEW: u32 = 8;
 /// `ct status dnat`.
 pub const STATUS_DNAT: u32 = 1 << 5;
 /// The mark that kube-proxy sets on packets that it has translated. Other software may mark any forwarded packet.
 const KUBE_PROXY_MARK: u32 = 0x4000;
-/// The depth of jumps that the kernel allows.
+/// The maximum depth of jumps in the kernel.
 const MAX_DEPTH: usize = 16;
-/// The number of Pods for which the rules are evaluated.
+/// The maximum number of Pods for which the rules are evaluated.
 const SAMPLES: usize = 3;
 
 /// A translated request.
@@ -143,7 +143,7 @@ struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// The value of a field; `None` if it is not known.
+    /// The value of the request's field; `None` if the value is unknown.
     fn value(&self, condition: &Condition) -> Option<Vec<u8>> {
         let name = |device: &Device| {
             let mut padded = device.name.clone().into_bytes();
@@ -169,7 +169,7 @@ impl Request<'_> {
         })
     }
 
-    /// Bytes of the IP header that are within the destination address.
+    /// The bytes at an offset in the IP header, if the destination address contains them; `None` for other bytes.
     fn destination(&self, offset: usize, length: usize) -> Option<Vec<u8>> {
         let (start, octets) = match self.pod?.0 {
             IpAddr::V4(addr) => (16, addr.octets().to_vec()),
@@ -179,7 +179,7 @@ impl Request<'_> {
         octets.get(first..first + length).map(<[u8]>::to_vec)
     }
 
-    /// `None` if the request may match.
+    /// Whether the request matches the condition; `None` if this is unknown.
     fn matches(&self, condition: &Condition) -> Option<bool> {
         let value = self.value(condition)?;
         let is_name = matches!(condition.field, Field::InName | Field::OutName);
@@ -203,16 +203,16 @@ impl Request<'_> {
     }
 }
 
-/// The decision of a chain about a request.
+/// The verdict of a chain on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Accepted,
     Refused,
-    /// The calling chain, or the policy, decides.
+    /// No rule decided: the calling chain, or the policy, decides.
     Open,
 }
 
-/// The certain decision of a chain, and whether an earlier rule may have accepted the request.
+/// The verdict of a chain, and whether an earlier rule may have accepted the request.
 #[derive(Debug, Clone, Copy)]
 struct Walk {
     end: End,
@@ -220,7 +220,7 @@ struct Walk {
 }
 
 impl ForwardChains {
-    /// Why the chain refuses the request; `None` if it accepts or may accept it.
+    /// The rule or policy by which the chain drops the request; `None` if the chain accepts it or may accept it.
     fn refusal(&self, chain: &BaseChain, request: &Request<'_>) -> Option<&'static str> {
         let covers = match chain.table.family {
             "ip" => request.family == Family::V4,
@@ -230,7 +230,7 @@ impl ForwardChains {
         let walk = self.walk(&chain.table, &chain.name, request, 0);
         match walk.end {
             _ if !covers || walk.may_accept => None,
-            End::Refused => Some("refuses by a rule"),
+            End::Refused => Some("drops or rejects by a rule"),
             End::Open if chain.drops_by_default => Some("drops by default (policy drop)"),
             End::Open | End::Accepted => None,
         }
@@ -253,7 +253,7 @@ impl ForwardChains {
             let leaves = matches!(rule.verdict, Verdict::Return | Verdict::Goto(_));
             walk.may_accept |= inner.may_accept;
             if !is_certain {
-                // A chain that is left early may be followed by one that accepts.
+                // If the rule may not match, evaluation may continue with a rule that accepts.
                 walk.may_accept |= inner.end == End::Accepted || leaves;
             } else if inner.end != End::Open || leaves {
                 return Walk { end: inner.end, ..walk };
@@ -275,21 +275,21 @@ pub(super) fn forward_chains(facts: &Facts) -> Finding {
             return finding(key, chain, how, &request);
         }
     }
-    let found = format!("forward chains of nftables that refuse requests: none of {}", chains.base.len());
+    let found = format!("forward chains of nftables that drop or reject requests: none of {}", chains.base.len());
     if chains.has_legacy_filter {
         return Finding::ok(key, format!("{found}; iptables-legacy is not checked: see `iptables-legacy -S FORWARD`"));
     }
     Finding::ok(key, found)
 }
 
-/// Requests by each uplink to some mapped Pods, or to an unknown Pod if no Pod is mapped.
+/// Requests through each uplink to some of the mapped Pods, or to an unknown Pod if no Pod is mapped.
 fn requests(facts: &Facts, family: Family) -> Vec<Request<'_>> {
     let leading = devices_of_pods(facts, family);
     let device = |ifindex| leading.iter().copied().find(|device| device.ifindex == ifindex);
     let of_family = facts.pod_devices.iter().filter(|(pod, _)| Family::of(**pod) == family);
     let pods: Vec<_> = of_family.filter_map(|(pod, ifindex)| Some((*pod, device(*ifindex)?))).take(SAMPLES).collect();
     let has_address = |device: &Device| device.addresses.iter().any(|addr| Family::of(*addr) == family);
-    // Chains may trust a tunnel between Nodes less or more than the uplinks of clients.
+    // A firewall may filter the tunnels between Nodes differently from the uplinks of clients.
     let uplinks = receiving_uplinks(facts, family).into_iter();
     let uplinks = uplinks.filter(|device| device.kind != DeviceKind::Tunnel && has_address(device));
     let to_each = |uplink| {
@@ -322,7 +322,7 @@ fn finding(key: &'static str, chain: &BaseChain, how: &str, request: &Request<'_
         key,
         format!("chain {name} of nftables table {family} {table} {how}: {} requests by {uplink}", request.family),
         format!(
-            "with --forwarding stack and offload, connections to mapped Pods are refused: a translated request is a \
+            "with --forwarding stack and offload, connections to mapped Pods fail: a translated request is a \
              new connection from the client to the Pod, which no rule accepts (`ct status dnat` does not match it): \
              {rule}"
         ),
@@ -384,7 +384,7 @@ mod tests {
         rule(vec![has_bits(Field::Status, STATUS_DNAT)], Verdict::Accept)
     }
 
-    /// firewalld: translated and established connections pass, the rest is rejected.
+    /// firewalld: accepts translated and established connections, and rejects all others.
     fn firewalld(facts: &mut Facts, further: Vec<Rule>) {
         let rules = [established(), dnat()].into_iter().chain(further).chain([rule(Vec::new(), Verdict::Refuse)]);
         facts.forward_chains = Ok(chains(&table("inet", "firewalld"), false, rules.collect()));
@@ -397,7 +397,7 @@ mod tests {
                 |it| firewalld(it, Vec::new()),
                 KEY,
                 State::Warning,
-                "chain fwd of nftables table inet firewalld refuses by a rule: IPv4 requests by eth0",
+                "chain fwd of nftables table inet firewalld drops or rejects by a rule: IPv4 requests by eth0",
                 "rule family=ipv4 destination address=POD-NETWORK accept",
             ),
             (|it| firewalld(it, vec![rule(vec![to_pod_network()], Verdict::Accept)]), KEY, State::Ok, "none of 1", ""),
@@ -408,12 +408,12 @@ mod tests {
                 "none of 1",
                 "",
             ),
-            // A rule for another device is no help.
+            // A rule for another device does not match the request.
             (
                 |it| firewalld(it, vec![rule(vec![is(Field::OutName, b"docker0\0\0\0\0\0\0\0\0\0")], Verdict::Accept)]),
                 KEY,
                 State::Warning,
-                "refuses by a rule",
+                "drops or rejects by a rule",
                 "",
             ),
         ]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of IP forwarding. IPv4 asks the device by which a packet comes in; IPv6 asks one setting for all devices, and
-//! since Linux 6.17 also `force_forwarding` of the incoming device.
+//! Checks of IP forwarding. In IPv4, the setting of the incoming device decides. In IPv6, one setting decides for all
+//! devices, and since Linux 6.17 also `force_forwarding` of the incoming device.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::core::{
     model::Family,
 };
 
-/// Whether Pods have addresses of a family.
+/// Whether Pods have addresses of an IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
     No,
@@ -18,7 +18,7 @@ enum Need {
     Yes,
 }
 
-/// The names of the sysctls of a family.
+/// The sysctl names of an IP family.
 struct Names {
     key: &'static str,
     global: &'static str,
@@ -41,7 +41,7 @@ impl Names {
         }
     }
 
-    /// `sysctl` reads a dot in a device's name as the end of the name, and a slash as the dot.
+    /// `sysctl` reads a dot in a device's name as a separator, and a slash as a dot.
     fn with_device(&self, device: &str) -> String {
         format!("net.{}.conf.{}.{}", self.family, device.replace('.', "/"), self.of_device)
     }
@@ -87,7 +87,8 @@ pub(super) fn forwarding(facts: &Facts, family: Family) -> Finding {
     off.finding(&names, family, &uplinks, need)
 }
 
-/// Whether packets that come in by a device are forwarded. The global setting decides where the device has none.
+/// Whether the kernel forwards packets that arrive on a device. The global setting decides if the device has no
+/// setting.
 fn forwards(of_device: Option<&Setting>, family: Family, is_on: bool) -> bool {
     match (of_device, family) {
         (Some(Setting::Is(value)), Family::V4) => value != "0",
@@ -106,15 +107,15 @@ fn off_everywhere(names: &Names, family: Family, found: &str, need: Need) -> Fin
     Finding::not_ok(names.key, state, found, advice)
 }
 
-/// Devices that matter and do not forward.
+/// Relevant devices on which forwarding is off.
 struct Off<'a> {
     uplinks: Vec<&'a Device>,
     of_pods: Vec<&'a Device>,
 }
 
 impl Off<'_> {
-    /// Node ports do not work if the device of most clients or the device of a mapped Pod does not forward. Another
-    /// uplink may be meant not to forward.
+    /// Node ports fail if forwarding is off on the device of most clients or of a mapped Pod. On another uplink,
+    /// forwarding may be off deliberately.
     fn finding(&self, names: &Names, family: Family, uplinks: &[&Device], need: Need) -> Finding {
         let is_main = |device: &&Device| device.has_default_route || uplinks.len() == 1;
         let is_fatal =
@@ -123,7 +124,7 @@ impl Off<'_> {
         let all: Vec<&Device> = self.uplinks.iter().chain(&self.of_pods).copied().collect();
         let mut lost = Vec::new();
         if !self.uplinks.is_empty() {
-            lost.push(format!("{family} requests that come in by {}", list(&self.uplinks)));
+            lost.push(format!("{family} requests that arrive on {}", list(&self.uplinks)));
         }
         if !self.of_pods.is_empty() {
             lost.push(format!("{family} replies of Pods behind {}", list(&self.of_pods)));
@@ -135,7 +136,7 @@ impl Off<'_> {
     }
 }
 
-/// The number of devices that a finding names.
+/// The maximum number of devices that a finding names.
 const SHOWN: usize = 5;
 
 fn list(devices: &[&Device]) -> String {
@@ -146,8 +147,8 @@ fn list(devices: &[&Device]) -> String {
     names.join(", ")
 }
 
-/// The devices that requests of a family come in by: those with programs, and before there are any, those that would
-/// get programs.
+/// The devices on which requests of a family arrive: devices with attached programs or, if there are none, devices to
+/// which programs would be attached.
 pub(super) fn receiving_uplinks(facts: &Facts, family: Family) -> Vec<&Device> {
     let devices = facts.devices.as_deref().unwrap_or_default();
     let attached: Vec<&Device> = devices.iter().filter(|device| facts.is_attached(device)).collect();
@@ -157,7 +158,7 @@ pub(super) fn receiving_uplinks(facts: &Facts, family: Family) -> Vec<&Device> {
     routing_devices(devices, uplinks.into_iter().filter(may_receive).collect())
 }
 
-/// The devices by which the mapped Pods of a family are reached, and by which their replies come in.
+/// The devices through which the mapped Pods of a family are reached, and on which their replies arrive.
 pub(super) fn devices_of_pods(facts: &Facts, family: Family) -> Vec<&Device> {
     let devices = facts.devices.as_deref().unwrap_or_default();
     let of_family = facts.pod_devices.iter().filter(|(pod, _)| Family::of(**pod) == family);
@@ -166,7 +167,7 @@ pub(super) fn devices_of_pods(facts: &Facts, family: Family) -> Vec<&Device> {
     routing_devices(devices, leading.collect())
 }
 
-/// The kernel routes a packet of a VRF's member by the settings of the VRF.
+/// For a packet that arrives on a VRF's member, the kernel uses the settings of the VRF.
 fn routing_devices<'a>(devices: &'a [Device], receiving: Vec<&'a Device>) -> Vec<&'a Device> {
     let (members, mut routing): (Vec<_>, Vec<_>) =
         receiving.into_iter().partition(|device| device.master == Some(Master::Vrf));
@@ -177,7 +178,7 @@ fn routing_devices<'a>(devices: &'a [Device], receiving: Vec<&'a Device>) -> Vec
     by_index.into_values().collect()
 }
 
-/// Decided by the mappings, and before the first mapping by the Node's addresses.
+/// The need is decided by the mappings, and before the first mapping by the Node's addresses.
 fn need(facts: &Facts, family: Family) -> Need {
     let mapped = facts.datapath.as_ref().map(|datapath| &datapath.mappings).ok().filter(|it| !it.is_empty());
     if mapped.is_some_and(|mapped| mapped.contains_key(&family)) {
@@ -215,7 +216,7 @@ mod tests {
         sysctls.ipv4_forwarding.insert(device.to_owned(), is(value));
     }
 
-    /// Turns forwarding off as `sysctl -w net.ipv4.ip_forward=0` does: for every device.
+    /// Turns forwarding off as `sysctl -w net.ipv4.ip_forward=0` does: on every device.
     fn turn_v4_off(facts: &mut Facts) {
         facts.sysctls.ip_forward = is("0");
         facts.sysctls.ipv4_forwarding.values_mut().for_each(|setting| *setting = is("0"));
@@ -245,7 +246,7 @@ mod tests {
             (turn_v4_off, V4, State::Failed, "net.ipv4.ip_forward=0", "set net.ipv4.ip_forward=1"),
             (|it| it.sysctls.ip_forward = Setting::Missing, V4, State::Unknown, "no net.ipv4.ip_forward", "/proc"),
             (|it| it.sysctls.ip_forward = Setting::Unreadable("why".to_owned()), V4, State::Unknown, "why", "as root"),
-            // Before the first mapping: the first family of the Node is that of its Pods.
+            // Before the first mapping, the first family of the Node counts as that of its Pods.
             (
                 |it| {
                     pinned(it).mappings.clear();
@@ -318,12 +319,12 @@ mod tests {
     fn ipv4_forwarding_is_decided_by_the_device_that_a_packet_comes_in_by() {
         const UPLINK_OFF: &str = "net.ipv4.conf.eth0.forwarding=1";
         check(&[
-            // On by the global setting, off for the device.
+            // Forwarding is on globally, but off on the device.
             (|it| set_v4(&mut it.sysctls, "eth0", "0"), V4, State::Failed, "off for eth0", UPLINK_OFF),
             (|it| set_v4(&mut it.sysctls, "cali1", "0"), V4, State::Failed, "off for cali1", "replies of Pods behind"),
-            // Off by the global setting, on for both devices.
+            // Forwarding is off globally, but on for both devices.
             (|it| it.sysctls.ip_forward = is("0"), V4, State::Ok, "net.ipv4.ip_forward=0, and on for eth0", ""),
-            // A device by which neither requests nor replies come in.
+            // Neither requests nor replies arrive on this device.
             (|it| set_v4(&mut it.sysctls, "docker0", "0"), V4, State::Ok, "net.ipv4.ip_forward=1", ""),
             // Before the agent has attached its programs, the future uplinks count.
             (
@@ -361,7 +362,7 @@ mod tests {
                 V4,
                 State::Failed,
                 "off for eth0",
-                "requests that come in by eth0",
+                "requests that arrive on eth0",
             ),
         ]);
     }

@@ -34,7 +34,7 @@ pub(super) fn masquerading(facts: &Facts) -> Finding {
     }
 }
 
-/// Assumes `--forwarding stack` or `offload`, since the value is not visible from outside the agent.
+/// Assumes `--forwarding stack` or `offload`, because the kernel state does not show the agent's flag.
 pub(super) fn reply_routes(facts: &Facts) -> Finding {
     const MEANING: &str = "with --forwarding stack and offload, replies of these Pods leave by another interface \
                            than their requests came in by, and may be dropped on the way";
@@ -109,8 +109,8 @@ mod tests {
         facts.masquerading.as_mut().unwrap()
     }
 
-    /// The mapped Pod has a table of its own, behind these rules; the main table has a default route by the first
-    /// device.
+    /// The mapped Pod has its own table, selected after these rules; the main table has a default route through the
+    /// first device.
     fn routed_apart(facts: &mut Facts, ahead: Option<Mark>) {
         let (family, ifindex) = (Family::V4, first_device(facts).ifindex);
         let mark = ahead.map(|mark| Rule { family, selector: Selector::Mark(mark), table: MAIN_TABLE });

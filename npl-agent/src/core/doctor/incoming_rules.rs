@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether policy routing rules for an incoming device lead replies of Pods elsewhere, as security groups for Pods of
-//! the AWS VPC CNI do.
+//! Whether policy routing rules for an incoming device send replies of Pods through another device, as security groups
+//! for Pods of the AWS VPC CNI do.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ pub(super) fn incoming_rules(facts: &Facts) -> Finding {
         let routes = &routing.default_routes;
         let is_its =
             |uplink| routes.iter().any(|it| (it.family, it.table, it.ifindex) == (rule.family, rule.table, uplink));
-        // A table of its own that has a default route by an uplink leads replies there, as the main table does.
+        // A separate table with a default route through an uplink sends replies there, as the main table does.
         let is_as_main = routes.iter().any(|it| {
             (it.family, it.table) == (rule.family, MAIN_TABLE) && uplinks.contains(&it.ifindex) && is_its(it.ifindex)
         });

@@ -148,14 +148,14 @@ fn not_installed(key: &'static str, facts: &Facts) -> Finding {
     Finding::warning(key, found, "no node port is served: start the agent")
 }
 
-/// Whether all devices with programs are tunnels to other Nodes, as far as that is visible without the Node's published
-/// addresses.
+/// Whether all devices with programs are tunnels to other Nodes, as far as the kernel shows this without the Node's
+/// published addresses.
 fn has_only_tunnels(datapath: &Datapath, devices: &[Device]) -> bool {
     let mut attached = devices.iter().filter(|device| datapath.attached_devices.contains(&device.ifindex)).peekable();
     attached.peek().is_some() && attached.all(|device| device.kind == DeviceKind::Tunnel && !device.has_default_route)
 }
 
-/// The names of existing devices that carry programs.
+/// The names of existing devices with attached programs.
 fn attached(datapath: &Datapath, devices: Result<&[Device], &String>) -> Vec<String> {
     let name = |ifindex: &u32| match devices {
         Ok(devices) => devices.iter().find(|device| device.ifindex == *ifindex).map(|device| device.name.clone()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks for every known cause that keeps node ports of this Node from working: turns facts about the machine into
+//! Checks for every known cause that prevents node ports of this Node from working. Converts facts about the Node to
 //! findings.
 
 mod devices;
@@ -24,7 +24,7 @@ use super::{
     model::{Family, settings::PortRange},
 };
 
-/// The facts about the machine. A fact that cannot be read has the reason as its value.
+/// The facts about the Node. The value of an unreadable fact is the error.
 #[derive(Debug, Clone)]
 pub struct Facts {
     /// The running kernel.
@@ -86,11 +86,11 @@ pub struct Rights {
 /// The pinned datapath.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Datapath {
-    /// Whether anything is pinned.
+    /// Whether any map or program is pinned.
     pub is_installed: bool,
     /// Whether programs with the kernel's barriers against speculation are loaded.
     pub has_mitigated_programs: bool,
-    /// The indexes of devices with programs for both directions; a device may have been deleted since.
+    /// The ifindexes of devices with programs for both directions; a device may have been removed since.
     pub attached_devices: BTreeSet<u32>,
     /// The addresses on which node ports answer.
     pub addresses: BTreeSet<IpAddr>,
@@ -136,7 +136,7 @@ pub struct Sysctls {
 pub enum Setting {
     /// The text without surrounding white space.
     Is(String),
-    /// The kernel does not have the sysctl now.
+    /// The kernel does not have the sysctl at present.
     Missing,
     /// Why it cannot be read.
     Unreadable(String),
@@ -147,9 +147,9 @@ pub enum Setting {
 pub struct Masquerading {
     /// Whether the kernel has nftables, which the guard needs.
     pub has_nftables: bool,
-    /// Whether a rule masquerades.
+    /// Whether an nftables or iptables rule masquerades.
     pub is_done: bool,
-    /// The number of endpoints that the guard exempts; `None` without a guard.
+    /// The number of endpoints that the nftables guard exempts; `None` without a guard.
     pub guarded: Option<usize>,
 }
 
@@ -158,11 +158,11 @@ pub struct Masquerading {
 pub enum State {
     /// No action is needed.
     Ok,
-    /// Some traffic, or a feature that may be requested, does not work.
+    /// Some traffic, or an optional feature, does not work.
     Warning,
     /// Node ports do not work.
     Failed,
-    /// The check could not be made.
+    /// The check could not read its facts.
     Unknown,
 }
 
@@ -185,7 +185,7 @@ pub struct Finding {
     pub key: &'static str,
     /// The state.
     pub state: State,
-    /// What was found.
+    /// The observation, as a sentence.
     pub found: String,
     /// The effect on traffic and the remedy; `None` if the state is ok.
     pub advice: Option<String>,
@@ -213,7 +213,7 @@ impl Finding {
     }
 }
 
-/// All checks, in the order in which an operator can act on them.
+/// The findings of all checks, in the order in which an operator can act on them.
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![kernel::version(&facts.kernel), kernel::btf(facts.has_btf), kernel::bpffs(facts)];
     findings.extend(kernel::rights(facts));
@@ -242,7 +242,7 @@ impl Facts {
         self.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed)
     }
 
-    /// Uplinks: devices that the agent chose, or would choose.
+    /// Uplinks: devices that the agent chose, or would choose if it ran.
     fn uplinks(&self) -> impl Iterator<Item = &Device> {
         let devices = self.devices.as_deref().unwrap_or_default().iter();
         devices.filter(|device| choose(device, &DeviceSelection::Auto, &[], self.is_attached(device)).is_ok())

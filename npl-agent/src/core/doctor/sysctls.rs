@@ -4,13 +4,13 @@
 use super::{Facts, Finding, Setting, Sysctls};
 use crate::core::model::port_range::{LentPorts, port_range_warnings};
 
-/// The advice where a file of `/proc/sys` cannot be read.
+/// The advice if a file of `/proc/sys` cannot be read.
 pub(super) const SEE_PROC: &str = "this setting cannot be read: run the check again as root, where /proc is mounted";
-/// The setting that offload needs.
+/// The sysctl that offload needs.
 const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
 
-/// Strict reverse path filtering passes packets of both directions, because their routes are the same as without NPL.
+/// Strict reverse path filtering accepts packets of both directions, because their routes are the same as without NPL.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";
     let all = match &facts.sysctls.rp_filter {
@@ -19,7 +19,7 @@ pub(super) fn rp_filter(facts: &Facts) -> Finding {
         Setting::Unreadable(reason) => return Finding::unknown(key, reason, SEE_PROC),
     };
     let of = |device: &str| match facts.sysctls.rp_filters.get(device) {
-        // The kernel applies the stricter of both.
+        // The kernel applies the stricter of the two values.
         Some(Setting::Is(own)) => own.max(all),
         Some(Setting::Missing | Setting::Unreadable(_)) | None => all,
     };
@@ -39,7 +39,7 @@ fn strictness(value: &str) -> &str {
 pub(super) fn conntrack_liberal(sysctls: &Sysctls) -> Finding {
     let key = "conntrack_liberal";
     match &sysctls.tcp_be_liberal {
-        Setting::Missing => Finding::ok(key, "connection tracking is not loaded"),
+        Setting::Missing => Finding::ok(key, "kernel conntrack is not loaded"),
         Setting::Unreadable(reason) => Finding::unknown(key, reason, SEE_PROC),
         Setting::Is(value) if value == "0" => Finding::warning(
             key,
@@ -53,11 +53,11 @@ pub(super) fn conntrack_liberal(sysctls: &Sysctls) -> Finding {
     }
 }
 
-/// Connection tracking does not see every acknowledgement of offloaded connections.
+/// Kernel conntrack does not see every acknowledgement of offloaded connections, and times them out early.
 pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
     let key = "conntrack_timeouts";
     let (unacknowledged, established) = match (&sysctls.tcp_unacknowledged, &sysctls.tcp_established) {
-        (Setting::Missing, _) | (_, Setting::Missing) => return Finding::ok(key, "connection tracking is not loaded"),
+        (Setting::Missing, _) | (_, Setting::Missing) => return Finding::ok(key, "kernel conntrack is not loaded"),
         (Setting::Unreadable(reason), _) | (_, Setting::Unreadable(reason)) => {
             return Finding::unknown(key, reason, SEE_PROC);
         }
@@ -67,7 +67,7 @@ pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
     let seconds = |value: &str| value.parse::<u32>().ok();
     if seconds(unacknowledged).zip(seconds(established)).is_some_and(|(some, all)| some < all) {
         let advice = format!(
-            "only --forwarding offload needs it: connection tracking times out offloaded connections that are idle \
+            "only --forwarding offload needs it: kernel conntrack times out offloaded connections that are idle \
              for longer. Set {TCP_UNACKNOWLEDGED}={established}"
         );
         return Finding::warning(key, found, advice);
@@ -75,7 +75,7 @@ pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
     Finding::ok(key, found)
 }
 
-/// The ephemeral ports of outgoing connections; `None` if they cannot be read.
+/// The ephemeral ports of outgoing connections; `None` if the sysctl cannot be read.
 fn lent_ports(sysctls: &Sysctls) -> Option<LentPorts> {
     let reserved = match &sysctls.reserved_ports {
         Setting::Is(ports) => ports,
@@ -87,8 +87,8 @@ fn lent_ports(sysctls: &Sysctls) -> Option<LentPorts> {
     }
 }
 
-/// Outgoing connections must not take node ports of Services either. NPL does not use these ports, but an operator who
-/// reserves its range can forget them.
+/// Outgoing connections must not use node ports of Services either. NPL does not use these ports, but an operator who
+/// reserves NPL's range may forget them.
 pub(super) fn service_ports(sysctls: &Sysctls) -> Finding {
     let key = "service_ports";
     let Some(lent) = lent_ports(sysctls) else {

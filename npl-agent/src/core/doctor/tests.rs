@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each check with what is well and what is not.
+//! Each check with facts that are ok and facts that are not.
 
 use super::*;
 use crate::core::devices::DeviceKind;
@@ -7,7 +7,7 @@ use crate::core::devices::DeviceKind;
 const UPLINK: u32 = 2;
 
 /// A change of the facts and the expected finding: the key of the check, its state, and parts of the finding's text and
-/// of the advice.
+/// advice.
 type Row = (fn(&mut Facts), &'static str, State, &'static str, &'static str);
 
 pub(super) fn is(value: &str) -> Setting {
@@ -92,7 +92,7 @@ pub(super) fn check(rows: &[Row]) {
         assert_eq!(advised.is_empty(), *state == State::Ok, "row {number}: {finding:?}");
         let changed = findings.iter().zip(&usual).filter(|(now, usual)| now.state != usual.state);
         let others: Vec<_> = changed.map(|(now, _)| now.key).filter(|other| other != key).collect();
-        // Pins, devices, rules, ephemeral ports and a running agent affect more than one check.
+        // Pins, devices, rules, ephemeral ports and a running agent each affect several checks.
         let matters_to_many = facts.datapath != well().datapath
             || facts.devices.is_err()
             || facts.routing.is_err()
@@ -187,7 +187,7 @@ fn the_capabilities_of_the_loader_decide_the_speed_of_the_programs() {
     assert!(state == State::Ok && found.contains("not held by this process"), "{found}");
 }
 
-/// cilium/cilium#12317: the agent publishes nothing on such a Node.
+/// cilium/cilium#12317: on such a Node, the agent publishes no annotations.
 #[test]
 fn a_datapath_on_tunnels_alone_is_reported_unless_the_agent_has_published_mappings() {
     fn on_a_tunnel(facts: &mut Facts) {
@@ -320,7 +320,7 @@ fn strict_connection_tracking_is_reported_for_offload() {
             "only --forwarding offload needs it",
         ),
         (|it| it.sysctls.tcp_be_liberal = is("0"), KEY, State::Warning, "", "nf_conntrack_tcp_be_liberal=1"),
-        (|it| it.sysctls.tcp_be_liberal = Setting::Missing, KEY, State::Ok, "connection tracking is not loaded", ""),
+        (|it| it.sysctls.tcp_be_liberal = Setting::Missing, KEY, State::Ok, "kernel conntrack is not loaded", ""),
         (|it| it.sysctls.tcp_be_liberal = Setting::Unreadable("why".to_owned()), KEY, State::Unknown, "why", "root"),
     ]);
 }
@@ -331,13 +331,7 @@ fn short_conntrack_timeouts_are_reported_for_offload() {
     check(&[
         (|it| it.sysctls.tcp_unacknowledged = is("300"), KEY, State::Warning, "unacknowledged=300", "=432000"),
         (|it| it.sysctls.tcp_established = is("300"), KEY, State::Ok, "unacknowledged=432000", ""),
-        (
-            |it| it.sysctls.tcp_unacknowledged = Setting::Missing,
-            KEY,
-            State::Ok,
-            "connection tracking is not loaded",
-            "",
-        ),
+        (|it| it.sysctls.tcp_unacknowledged = Setting::Missing, KEY, State::Ok, "kernel conntrack is not loaded", ""),
         (|it| it.sysctls.tcp_established = Setting::Unreadable("why".to_owned()), KEY, State::Unknown, "why", "root"),
     ]);
 }

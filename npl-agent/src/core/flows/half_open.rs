@@ -14,13 +14,13 @@ pub const SWEEP_INTERVAL_NS: u64 = 10_000_000_000;
 /// The half-open entries that earlier sweeps have seen.
 #[derive(Debug, Default)]
 pub struct HalfOpenExpiry {
-    /// Slot, entry, and the number of sweeps in which the entry was the same; by slot.
+    /// Slot, entry, and the number of sweeps in which the entry was unchanged, sorted by slot.
     seen: Vec<(u32, u64, u32)>,
 }
 
 impl HalfOpenExpiry {
-    /// Takes the entries of one sweep, by slot, and returns those that have timed out: the caller removes each only if
-    /// the slot still has that entry.
+    /// Records the entries of one sweep, by slot, and returns those that have timed out. The caller removes each only
+    /// if the slot still has that entry.
     pub fn observe(&mut self, entries: impl IntoIterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
         let mut before = std::mem::take(&mut self.seen).into_iter().peekable();
         let mut expired = Vec::new();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Expiry of conntrack entries: which entries the sweeper removes, by the state machine of [`npl_common::conntrack`].
 //!
-//! A full flow table evicts the entry that was looked up least recently, which may be an idle open connection. The
-//! sweeper removes closed connections and short UDP exchanges before the table is full.
+//! A full flow table evicts the least recently used entry, which may be an idle open connection. The sweeper removes
+//! closed connections and short UDP exchanges before the table is full.
 
 pub mod half_open;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Remembers the last value of a state, so that each change is logged once.
+//! Stores the last value of a state, so that each change is logged once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ impl<T> Default for Last<T> {
 }
 
 impl<T: PartialEq> Last<T> {
-    /// Replaces the last value, and returns whether the new one is the first or a different one.
+    /// Replaces the last value, and returns whether the new value is the first or differs.
     pub fn update(&mut self, value: T) -> bool {
         let has_changed = self.value.as_ref() != Some(&value);
         self.value = Some(value);
@@ -25,7 +25,7 @@ impl<T: PartialEq> Last<T> {
 }
 
 impl<K: Ord + Clone, V: PartialEq + Clone> Last<BTreeMap<K, V>> {
-    /// Replaces the last entries, and returns those that are new or have another value.
+    /// Replaces the last entries, and returns those that are new or whose value differs.
     pub fn update_entries(&mut self, entries: BTreeMap<K, V>) -> BTreeMap<K, V> {
         let former = self.value.take().unwrap_or_default();
         let changed = entries.iter().filter(|(key, value)| former.get(*key) != Some(*value));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The cluster and the datapath in NPL's terms: [`crate::kube`] converts Kubernetes objects into these types, and
-//! decisions are made from them.
+//! The cluster and the datapath in NPL's terms: [`crate::kube`] converts Kubernetes objects to these types, on which
+//! decisions are based.
 //!
 //! Decisions use no Kubernetes types, and the meaning of each `Option` is documented.
 
@@ -43,7 +43,7 @@ impl Family {
         }
     }
 
-    /// As Kubernetes and the annotation write it.
+    /// The text in Kubernetes objects and in the annotation.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -157,7 +157,7 @@ pub struct ObjectKey {
 }
 
 impl ObjectKey {
-    /// A key from its two parts.
+    /// Creates a key.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
@@ -180,8 +180,8 @@ pub struct PodUid(pub Arc<str>);
 
 impl PodUid {
     /// The Pod's generation in the datapath's maps: FNV-1a of the uid, never 0. A restarted agent finds the owner of a
-    /// mapping by it, and the kernel programs ignore connection tracking entries of an earlier Pod with the same
-    /// address.
+    /// mapping by the generation, and the kernel programs ignore connection tracking entries of an earlier Pod with the
+    /// same address.
     pub fn generation(&self) -> u32 {
         let hash =
             self.0.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
@@ -240,9 +240,9 @@ pub struct Pod {
     pub ips: Vec<IpAddr>,
     /// Ports of containers and of native sidecars (restartable init containers), in the order of the spec.
     pub ports: Vec<ContainerPort>,
-    /// The value of the mapping annotation in the API server, which NPL or somebody else may have written.
+    /// The value of the mapping annotation in the API server, which NPL or another writer may have written.
     pub annotation: Option<String>,
-    /// The field manager of the annotation, if the API server names another one than the agent.
+    /// The field manager of the annotation, if the API server records another one than the agent.
     pub annotation_manager: Option<Arc<str>>,
     /// NPL's readiness gate.
     pub gate: Gate,
@@ -273,7 +273,7 @@ pub struct ContainerPort {
 /// `spec.type` of a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServiceType {
-    /// `ClusterIP`, headless or not; an empty type means the same.
+    /// `ClusterIP`, headless or not; an empty type means `ClusterIP`.
     ClusterIp,
     /// `LoadBalancer`.
     LoadBalancer,
@@ -294,7 +294,7 @@ pub struct Service {
     pub is_enabled: bool,
     /// `spec.type`.
     pub service_type: ServiceType,
-    /// `spec.selector`; empty selects nothing.
+    /// `spec.selector`; an empty one selects no Pod.
     pub selector: BTreeMap<String, String>,
     /// `spec.ports`.
     pub ports: Vec<ServicePort>,
@@ -313,7 +313,7 @@ impl Service {
         !self.selector.is_empty() && self.selector.iter().all(has)
     }
 
-    /// Whether NPL gives its Pods node ports.
+    /// Whether NPL assigns node ports to the Service's Pods.
     pub fn is_active(&self) -> bool {
         let has_type = match self.service_type {
             ServiceType::ClusterIp | ServiceType::LoadBalancer => true,

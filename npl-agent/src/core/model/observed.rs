@@ -13,8 +13,7 @@ use super::{
 pub struct Observed {
     /// The mappings in the datapath.
     pub mappings: BTreeMap<Frontend, Backend>,
-    /// The allowed sources of each frontend. A mapping that is not restricted ignores sources that are left from an
-    /// earlier list.
+    /// The allowed sources of each frontend. An unrestricted mapping ignores the sources of an earlier list.
     pub sources: BTreeMap<Frontend, BTreeSet<SourceRange>>,
     /// The node ports that this process has bound.
     pub reservations: BTreeSet<Frontend>,
@@ -26,7 +25,7 @@ impl Observed {
         Sources::of(backend, self.sources.get(&frontend).into_iter().flatten().copied())
     }
 
-    /// The frontends that differ between both observations.
+    /// The frontends that differ between the two observations.
     pub(in crate::core) fn differences(&self, other: &Self) -> BTreeSet<Frontend> {
         let mut changed: BTreeSet<Frontend> =
             self.reservations.symmetric_difference(&other.reservations).copied().collect();

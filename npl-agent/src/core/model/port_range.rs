@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Warnings about port ranges that are valid and likely to cause trouble.
+//! Warnings about port ranges that are valid but likely to cause trouble.
 
 use std::fmt;
 
@@ -42,7 +42,7 @@ pub enum RangeWarning {
 pub struct LentPorts {
     first: u16,
     last: u16,
-    /// Spans that are reserved: the kernel does not use them as ephemeral ports.
+    /// Ranges of reserved ports, which the kernel does not use as ephemeral ports.
     reserved: Vec<(u16, u16)>,
 }
 
@@ -78,7 +78,7 @@ impl fmt::Display for LentPorts {
     }
 }
 
-/// `61000-62000`, or `8080` alone.
+/// Parses `61000-62000`, or `8080` alone.
 fn span(text: &str) -> Option<(u16, u16)> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     Some((first.parse().ok()?, last.parse().ok()?))

@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, fmt, net::IpAddr, str::FromStr};
 
 use super::{Family, Node, NodePort, Protocol, sources::SourceRange};
 
-/// The constants of all decisions.
+/// The settings on which all decisions depend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// The node ports to allocate from.
+    /// The range from which node ports are allocated.
     pub port_range: PortRange,
     /// Which of the Node's addresses are published.
     pub node_ip: NodeIpSource,
@@ -28,7 +28,7 @@ pub struct Settings {
     pub is_retiring: bool,
 }
 
-/// The shortest quarantine that outlasts the members that load balancers keep: AKO kept removed ones for up to 21 s.
+/// The shortest quarantine that is longer than load balancers keep removed members: AKO kept them for up to 21 s.
 const SHORTEST_QUARANTINE_MILLIS: u64 = 30_000;
 
 impl Settings {
@@ -44,8 +44,8 @@ impl Settings {
         })
     }
 
-    /// The published address of each family that is served. A current address stays as long as it is a candidate, since
-    /// kubelet and cloud controller may list the addresses of a Node in another order every minute.
+    /// The published address of each served family. A current address stays as long as it is a candidate, because
+    /// kubelet and cloud controller may list a Node's addresses in another order every minute.
     pub fn node_ips(&self, node: Option<&Node>, current: &BTreeMap<Family, IpAddr>) -> BTreeMap<Family, IpAddr> {
         let candidates = self.node_ip.candidates(node);
         let kept = |family: &Family| current.get(family).copied().filter(|ip| candidates.contains(ip));
@@ -92,17 +92,17 @@ impl PortRange {
         (self.start..=self.end).contains(&port)
     }
 
-    /// How many ports there are.
+    /// The number of ports.
     pub fn len(self) -> usize {
         usize::from(self.end.0 - self.start.0) + 1
     }
 
-    /// A range has at least two ports.
+    /// Always false: a range has at least two ports.
     pub const fn is_empty(self) -> bool {
         false
     }
 
-    /// The port after this one; the first port after the last one and for a port outside the range.
+    /// The next port. The first port follows the last one and any port outside the range.
     pub(in crate::core) fn after(self, port: NodePort) -> NodePort {
         if self.contains(port) && port < self.end { NodePort(port.0 + 1) } else { self.start }
     }
@@ -111,7 +111,8 @@ impl PortRange {
 impl FromStr for PortRange {
     type Err = PortRangeError;
 
-    /// As strict as Antrea, which also rejects a range of one port, and stricter about bounds that are not ports.
+    /// Parses as strictly as Antrea, which also rejects a range of one port, and more strictly about bounds that are
+    /// not ports.
     fn from_str(text: &str) -> Result<Self, PortRangeError> {
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         let (start, end) = text
@@ -136,11 +137,11 @@ impl fmt::Display for PortRange {
 /// Which of the Node's addresses are published, decided for each IP family separately.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeIpSource {
-    /// The first `InternalIP` of the family; the first `ExternalIP` where there is none.
+    /// The first `InternalIP` of the family, or the first `ExternalIP` if there is none.
     Internal,
-    /// The first `ExternalIP` of the family; the first `InternalIP` where there is none.
+    /// The first `ExternalIP` of the family, or the first `InternalIP` if there is none.
     External,
-    /// The first of these that is of the family.
+    /// The first element that has an address of the family.
     Listed(Vec<NodeIp>),
 }
 
@@ -170,7 +171,7 @@ impl NodeIpSource {
             Self::External => [external, internal].concat(),
             Self::Listed(list) => {
                 let needs_node = list.iter().any(|choice| matches!(choice, NodeIp::Range(_)));
-                // An address that stands behind a range must not be published before the Node is known.
+                // An address after a range must not be published before the Node is known.
                 if needs_node && node.is_none() {
                     return Vec::new();
                 }
@@ -223,7 +224,7 @@ pub enum AnnotationFormat {
 /// How several protocols of one Pod port are published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProtocolPairing {
-    /// A node port and an entry of its own for each protocol, as Antrea does.
+    /// A separate node port and entry for each protocol, as in Antrea.
     Separate,
     /// One node port number, and one entry with all protocols in `protocols`.
     Merged,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The cluster objects that concern this Node, as the watches last reported them, and which Pods a change affects.
+//! The cluster objects that concern this Node, as last reported by the watches, and the Pods that a change affects.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Service, ServiceKey,
 /// A change that a watch reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// The API server's store was restored from a backup: its versions have started over, and a list of Pods follows.
+    /// The API server's store was restored from a backup: resource versions have decreased, and a list of Pods follows.
     StoreRestored,
     /// A list of all Pods of this Node; other known Pods are deleted.
     Pods(Vec<Pod>),
@@ -20,8 +20,8 @@ pub enum Change {
     Pod(Pod),
     /// A Pod was deleted.
     PodGone(PodKey, PodUid),
-    /// A list of all Services that NPL acts on or that have a node port; other known Services are deleted, or are
-    /// neither any more.
+    /// A list of all Services that NPL acts on or that have a node port. Other known Services were deleted, or are
+    /// neither.
     Services(Vec<Service>),
     /// A Service was created or changed.
     Service(Service),
@@ -68,7 +68,7 @@ struct NodePortService {
     node_ports: BTreeSet<NodePort>,
 }
 
-/// When a Pod's claim to an address arrived. The greatest one holds the address.
+/// The time order of a Pod's claim to an address. The greatest claim holds the address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct AddressClaim {
     /// The Pod's resource version in the first event that shows the address.
@@ -76,18 +76,18 @@ struct AddressClaim {
     evidence: ClaimEvidence,
 }
 
-/// What the mappings that an earlier agent left say about a Pod's claim to an address.
+/// Evidence about a Pod's claim to an address, from the mappings that an earlier agent left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::core) enum ClaimEvidence {
     /// The Pod has no mapping of the family.
     Unmapped,
-    /// A mapping of the Pod leads to the address: the earlier agent decided so.
+    /// A mapping of the Pod leads to the address, by a decision of the earlier agent.
     Mapped,
     /// The Pod's mapping leads to another address: the claim is newer than the mapping.
     Moved,
 }
 
-/// The last known state of the cluster. Only Services that NPL acts on are kept, and the node ports of the others.
+/// The last known state of the cluster. It has only Services that NPL acts on, and the node ports of other Services.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Snapshot {
     pods: BTreeMap<PodKey, Pod>,
@@ -142,10 +142,11 @@ impl Snapshot {
         in_namespace(&self.services, &pod.key.namespace).filter(move |service| service.selects(pod))
     }
 
-    /// The Pod that an address is attributed to.
+    /// The Pod that holds an address.
     ///
-    /// Two Pods have one address only while the kubelet's status of one of them is outdated. A terminating Pod is more
-    /// likely to have lost it. Otherwise the newest claim wins: the kubelet reports an address after the CNI assigned it.
+    /// Two Pods have the same address only while the kubelet's status of one of them is outdated. A terminating Pod is
+    /// more likely to have lost the address. Otherwise the newest claim wins: the kubelet reports an address after the
+    /// CNI assigned it.
     pub(in crate::core) fn holder(&self, ip: IpAddr) -> Option<&Pod> {
         let claims = self.by_ip.get(&ip)?.iter();
         let pods = claims.filter_map(|(key, claim)| Some((self.pods.get(key)?, *claim)));
@@ -174,7 +175,7 @@ impl Snapshot {
         self.by_host_port.contains_key(&port)
     }
 
-    /// A Service that has the number as a `nodePort` or `healthCheckNodePort`: its clients use the number too.
+    /// A Service that has the number as a `nodePort` or `healthCheckNodePort`, to which its clients send too.
     pub(in crate::core) fn service_with_port(&self, port: NodePort) -> Option<(&ServiceKey, &ServiceUid)> {
         let key = self.by_service_port.get(&port)?.first()?;
         Some((key, &self.node_port_services.get(key)?.uid))
@@ -202,7 +203,7 @@ impl Snapshot {
         }
     }
 
-    /// Versions of the restored store are lower than those of the lost one, and must not count as old echoes.
+    /// Resource versions of the restored store are lower than those of the lost one, and must not count as outdated.
     fn forget_versions(&mut self) {
         for pod in self.pods.values_mut() {
             pod.resource_version = 0;
@@ -230,10 +231,11 @@ impl Snapshot {
         let mut former_claims = BTreeMap::new();
         if let Some(known) = self.pods.get_mut(&pod.key) {
             if known.resource_version > pod.resource_version {
-                return; // An old echo.
+                return; // The version is outdated.
             }
             if differ_by_writes_only(known, &pod) {
-                // Updated in place: a thousand new allocations between those of a burst would fragment the heap.
+                // The Pod is updated in place: a thousand new allocations between those of a burst would fragment the
+                // heap.
                 Pod {
                     resource_version: known.resource_version,
                     annotation: known.annotation,

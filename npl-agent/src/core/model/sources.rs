@@ -9,9 +9,9 @@ use std::{
 
 use super::{Backend, Family};
 
-/// The number of ranges that are enforced for one Service; later ones allow no client.
+/// The maximum number of ranges that are enforced for one Service; later ranges allow no client.
 pub const MAX_RANGES: usize = 256;
-/// How many characters of an unreadable entry are shown.
+/// The maximum number of characters that are shown of an entry that cannot be parsed.
 const SHOWN_CHARS: usize = 48;
 
 /// A CIDR range. Bits after the prefix are zero, so that equal ranges have one representation.
@@ -62,8 +62,8 @@ impl SourceRange {
         self.length <= other.length && Self::new(other.first, self.length) == Some(self)
     }
 
-    /// Parses `ADDRESS/LENGTH`, or an address alone. A range of IPv4-mapped IPv6 addresses is an IPv4 range: the
-    /// datapath sees packets of that family.
+    /// Parses `ADDRESS/LENGTH`, or an address alone. A range of IPv4-mapped IPv6 addresses becomes an IPv4 range,
+    /// because the datapath sees IPv4 packets.
     pub(super) fn read(text: &str) -> Option<Self> {
         let (ip, length) = match text.split_once('/') {
             Some((ip, length)) => (ip, Some(read_length(length)?)),
@@ -79,7 +79,7 @@ impl SourceRange {
     }
 }
 
-/// Digits without leading zero: other spellings are likely mistakes.
+/// Parses digits without a leading zero; other spellings are likely mistakes.
 fn read_length(text: &str) -> Option<u8> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     if is_number { text.parse().ok() } else { None }
@@ -126,7 +126,7 @@ impl Sources {
         }
     }
 
-    /// The union of both.
+    /// The union of both lists of sources.
     #[must_use]
     pub fn or(&self, other: &Self) -> Self {
         if self.is_restricted() && other.is_restricted() {
@@ -142,7 +142,7 @@ impl FromIterator<SourceRange> for Sources {
     fn from_iter<I: IntoIterator<Item = SourceRange>>(ranges: I) -> Self {
         let all: BTreeSet<SourceRange> = ranges.into_iter().collect();
         let mut kept: BTreeSet<SourceRange> = BTreeSet::new();
-        // In this order, a range follows the ranges that contain it, directly behind the last of them.
+        // In this order, a range directly follows the last of the ranges that contain it.
         for range in all {
             if !kept.last().is_some_and(|last| last.covers(range)) {
                 kept.insert(range);
@@ -152,7 +152,7 @@ impl FromIterator<SourceRange> for Sources {
     }
 }
 
-/// A Service's list, and the errors in it.
+/// A Service's list of allowed sources, and the errors in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowList {
     /// The sources that the list allows.
@@ -168,7 +168,7 @@ pub struct AllowList {
 pub struct Unreadable {
     /// The position in the list, from 1.
     pub position: usize,
-    /// The beginning of its text.
+    /// The beginning of the entry's text.
     pub entry: String,
     /// How many other entries cannot be parsed.
     pub others: usize,
@@ -178,8 +178,7 @@ impl AllowList {
     /// The list of a Service without the annotation.
     pub const ABSENT: Self = Self { sources: Sources::Anyone, unreadable: None, beyond: 0 };
 
-    /// Parses a list of ranges that are separated by commas. Errors never widen it: only ranges that it names are
-    /// allowed.
+    /// Parses a comma-separated list of ranges. Errors never widen the list: only ranges that it names are allowed.
     pub fn read(text: &str) -> Self {
         let mut ranges = BTreeSet::new();
         let mut list = Self::ABSENT;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Limits log lines of each kind to one per minute, and counts the lines that were left out.
+//! Limits log lines of each kind to one per minute, and counts the suppressed lines.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ impl<K> Default for Throttles<K> {
 }
 
 impl<K: Ord> Throttles<K> {
-    /// Takes the permission to log a line, and returns the number of lines that were left out since the last one;
+    /// Acquires the permission to log a line, and returns the number of lines that were suppressed since the last one;
     /// `None` within a minute of the last permission.
     pub fn acquire(&mut self, kind: K, now: Moment) -> Option<u64> {
         match self.last.get_mut(&kind) {

@@ -13,7 +13,7 @@ use super::{
     ports::select::WantedPort,
 };
 
-/// The Pod's port that a node port is held for. Constant for the life of the Pod.
+/// The Pod port for which a node port is held. It never changes during the life of the Pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) struct Owner {
     pub(in crate::core) pod: PodKey,
@@ -48,7 +48,7 @@ pub(in crate::core) struct Claim {
     pub(in crate::core) backend: Option<Backend>,
     /// The sources that may use the mapping.
     pub(in crate::core) sources: Sources,
-    /// Whether a client can have learned of the port.
+    /// Whether a client may know the port.
     pub(in crate::core) was_mapped: bool,
 }
 
@@ -100,21 +100,21 @@ impl Claim {
     }
 }
 
-/// How many node ports of a family are in each phase. A number that several protocols use counts once.
+/// How many node ports of a family are in each phase. A port that several protocols use counts once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortUsage {
     /// Requested by a Service.
     pub active: usize,
     /// Translating until consumers have stopped using them.
     pub draining: usize,
-    /// Not yet free to be allocated again.
+    /// Unmapped, but not yet available for allocation.
     pub quarantined: usize,
     /// Free to be allocated: no Pod holds the number, by any protocol or family.
     pub free: usize,
 }
 
-/// The claims of all node ports. A number belongs to one Pod, whatever the protocol and family: consumers ignore the
-/// protocol of an annotation's entry.
+/// The claims of all node ports. A port number belongs to one Pod, whatever the protocol and family, because consumers
+/// ignore the protocol of an annotation's entry.
 #[derive(Debug)]
 pub(in crate::core) struct PortTable {
     range: PortRange,
@@ -122,10 +122,10 @@ pub(in crate::core) struct PortTable {
     by_pod: BTreeMap<PodUid, BTreeSet<(WantedPort, Frontend)>>,
     /// Where the search for the next free port begins; the first port of the range if `None`.
     cursor: Option<NodePort>,
-    /// Ports that another process uses, and when to try them again.
+    /// Ports that another process uses, and when to retry them.
     taken: BTreeMap<Frontend, Moment>,
-    /// Numbers that received packets without being mapped, and until when other numbers are preferred. By any protocol:
-    /// consumers ignore the protocol of an entry.
+    /// Unmapped port numbers that received packets recently, and until when other numbers are preferred. The protocol
+    /// does not matter, because consumers ignore the protocol of an entry.
     recent_traffic: BTreeMap<NodePort, Moment>,
 }
 
@@ -184,7 +184,7 @@ impl PortTable {
         Some(claim)
     }
 
-    /// The claims of a number, of every family and protocol.
+    /// The claims of a port number, of every family and protocol.
     pub(in crate::core) fn of_number(&self, node_port: NodePort) -> impl Iterator<Item = (Frontend, &Claim)> {
         let frontends = Family::ALL.into_iter().flat_map(move |family| {
             Protocol::ALL.into_iter().map(move |protocol| Frontend { family, node_port, protocol })
@@ -192,8 +192,8 @@ impl PortTable {
         frontends.filter_map(|frontend| Some((frontend, self.claims.get(&frontend)?)))
     }
 
-    /// Whether a claim may keep its node port: it is in the range, no other process uses it, and the number is not
-    /// another Pod's.
+    /// Whether a claim may keep its node port: the port is in the range, no other process uses it, and its number does
+    /// not belong to another Pod.
     pub(in crate::core) fn is_well_placed(&self, frontend: Frontend) -> bool {
         self.is_available(frontend) && !self.is_of_another_pod(frontend)
     }
@@ -202,8 +202,8 @@ impl PortTable {
         self.range.contains(frontend.node_port) && !self.taken.contains_key(&frontend)
     }
 
-    /// Whether another Pod has the better claim to the number. An earlier release gave the protocols of one number to
-    /// several Pods.
+    /// Whether another Pod has the better claim to the port number. An earlier release assigned the protocols of one
+    /// number to several Pods.
     fn is_of_another_pod(&self, frontend: Frontend) -> bool {
         let holder = self.of_number(frontend.node_port).min_by_key(|(rival, _)| (self.rank(*rival), *rival));
         let own = self.claims.get(&frontend);
@@ -214,7 +214,7 @@ impl PortTable {
         self.rank(frontend) == 0
     }
 
-    /// The distance of a claim from being active; a Pod's port gets its nearest claim back.
+    /// The distance of a claim's phase from active. A Pod port reactivates its nearest claim.
     pub(in crate::core) fn rank(&self, frontend: Frontend) -> u8 {
         match self.claims.get(&frontend).map(|claim| claim.phase) {
             Some(Phase::Active) => 0,
@@ -257,8 +257,9 @@ impl PortTable {
         same_number.into_iter().find(|frontend| self.is_free_for(*frontend, uid))
     }
 
-    /// The next port of a free number, for the first of the protocols that are to share it, for which `is_usable` holds. The search continues after the last allocated
-    /// number, so that a freed one is reused as late as possible.
+    /// Returns the next free port for which `is_usable` holds. All of `protocols` will share its number, and the result
+    /// has the first of them. The search continues after the last allocated number, so that a freed number is reused as
+    /// late as possible.
     ///
     /// If all free ports have received packets recently, the one whose traffic ceased first is returned: a client that
     /// sends to every port must not keep Pods from getting a node port.
@@ -289,8 +290,8 @@ impl PortTable {
         usable.min_by_key(|(_, until)| *until).map(|(frontend, _)| frontend)
     }
 
-    /// Whether to refuse the port if it received packets recently. That matters only if the number was never mapped for
-    /// its present owner, by any protocol or family.
+    /// Whether to reject the port if it received packets recently. Packets matter only if the number was never mapped
+    /// for its present owner, by any protocol or family.
     pub(in crate::core) fn recent_traffic_policy(&self, frontend: Frontend) -> RecentTraffic {
         let number = frontend.node_port;
         let was_mapped = self.of_number(number).any(|(_, claim)| claim.was_mapped);
@@ -298,7 +299,7 @@ impl PortTable {
         if is_new { RecentTraffic::Refused } else { RecentTraffic::Tolerated }
     }
 
-    /// Records that a number receives packets without being mapped.
+    /// Records that an unmapped port number receives packets.
     pub(in crate::core) fn mark_recent_traffic(&mut self, node_port: NodePort, until: Moment) {
         self.recent_traffic.insert(node_port, until);
     }

@@ -17,7 +17,7 @@ use crate::core::{
     publish::problem::{AffectedObject, Cause, Problem},
 };
 
-/// A port of a Pod that at least one Service requests. Ordered as node ports are allocated.
+/// A Pod port that at least one Service requests. Node ports are allocated in this type's order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WantedPort {
     /// The Pod's port.
@@ -31,11 +31,11 @@ pub struct WantedPort {
 /// How a wanted port is exposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Exposure {
-    /// By a host port that already leads to the Pod's port: no mapping is needed.
+    /// By a host port that already leads to the Pod port; no mapping is needed.
     HostPort(NodePort),
     /// By a mapping to the Pod's address.
     Mapping,
-    /// Not exposed at present, because the Pod has no address of its own. Its node port is kept.
+    /// Not exposed at present, because the Pod has no address of its own. Its node port stays reserved.
     Pending,
 }
 
@@ -147,8 +147,8 @@ impl Selector<'_> {
         (is_own && !pod.is_finished).then_some(ip)
     }
 
-    /// The families of the Service in which this Pod is exposed. A Pod without an address may still get one of each
-    /// family.
+    /// The families of the Service in which this Pod is exposed. A Pod without addresses may still get an address of
+    /// each family.
     fn families(self, service: &Service, pod: &Pod, wanted: &mut Wanted) -> Vec<Family> {
         let is_possible = |family: &Family| pod.ips.is_empty() || pod.ip_of(*family).is_some();
         let served = service.families.iter().filter(|family| self.settings.families.contains(family));
@@ -187,17 +187,17 @@ impl Selector<'_> {
                 causes.insert(Cause::AddressConflict { ip, holder: holder.key.clone() });
             }
         }
-        // Not pending: a mapping that exists drains.
+        // The exposure is not pending, so that an existing mapping drains.
         wanted.ports.retain(|port, _| !past_the_node.contains(port));
         for cause in causes {
             wanted.blame(pod, cause);
         }
     }
 
-    /// The host port that leads to the Pod's port without NPL.
+    /// The host port that leads to the Pod port without NPL.
     ///
-    /// A `hostPort` that is bound to another address than the published one does not lead there: such a port gets a
-    /// mapping.
+    /// A `hostPort` that is bound to another address than the published one does not lead to the Pod from there; such a
+    /// port gets a mapping.
     fn host_port(self, pod: &Pod, port: WantedPort) -> Option<NodePort> {
         if pod.host_network {
             return Some(NodePort(port.pod_port.0));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The mapping annotation of a Pod: written in one canonical form, read in every form that Antrea or NPL has written.
+//! The mapping annotation of a Pod: written in one canonical form, and read in every form that Antrea or NPL has
+//! written.
 
 use std::{cmp::Reverse, collections::BTreeSet, net::IpAddr};
 
@@ -32,7 +33,7 @@ impl Entry {
     }
 }
 
-/// One entry of an annotation that any writer has left: an earlier agent, Antrea, a user or a Pod template.
+/// One entry of an annotation by any writer: an earlier agent, Antrea, a user or a Pod template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SeenEntry {
     /// The IP family.
@@ -52,7 +53,7 @@ impl SeenEntry {
     }
 }
 
-/// An entry as it is written; the order of the fields is that of the JSON.
+/// An entry as written to the annotation, with the fields in the order of the JSON object.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Wire {
@@ -69,12 +70,12 @@ struct Wire {
     ip_family: Option<String>,
 }
 
-/// How entries are written.
+/// The format in which entries are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Style {
     /// The fields of an entry.
     pub format: AnnotationFormat,
-    /// Whether entries that differ only in the protocol are one.
+    /// Whether entries that differ only in the protocol are merged.
     pub pairing: ProtocolPairing,
 }
 
@@ -96,13 +97,14 @@ pub fn encode(entries: &[Entry], style: impl Into<Style>) -> String {
     // IPv6 first: AKO up to 1.13.1 gives every member of a Pod the address of the last entry.
     sorted.sort_by_key(|entry| (Reverse(entry.family()), entry.node_port, entry.protocol, entry.pod_port));
     let wires = wires(&sorted, style.into());
-    // Integers and texts always serialize; if serialization failed, an empty list would publish no wrong entry.
+    // Integers and strings always serialize; if serialization failed, an empty list would publish no wrong entry.
     serde_json::to_string(&wires).unwrap_or_else(|_impossible| "[]".to_owned())
 }
 
-/// Whether a value already has exactly these entries, in any order and spacing.
+/// Whether a value already has exactly these entries, in any order and with any white space.
 ///
-/// Rewriting an equal set would cost every consumer an event. Only the order of families matters: IPv6 comes first.
+/// Rewriting an equal set would cause an event for every consumer. Only the order of families matters: IPv6 comes
+/// first.
 pub fn is_right(seen: &str, entries: &[Entry], style: impl Into<Style>) -> bool {
     let Some(mut seen) = read::<Vec<Wire>>(seen) else { return false };
     let families: Vec<_> = seen.iter().map(|wire| wire.node_ip.parse().ok().map(Family::of)).collect();
@@ -112,7 +114,7 @@ pub fn is_right(seen: &str, entries: &[Entry], style: impl Into<Style>) -> bool 
     seen == right && families.is_sorted_by_key(|family| Reverse(*family))
 }
 
-/// The entries of a value that can be decoded; malformed ones are left out.
+/// The entries of a value that can be decoded; malformed entries are omitted.
 pub fn seen_entries(seen: &str) -> BTreeSet<SeenEntry> {
     read::<Vec<Lenient>>(seen).unwrap_or_default().into_iter().flat_map(Lenient::entries).collect()
 }
@@ -123,7 +125,7 @@ pub fn named_by(pod: &Pod) -> BTreeSet<SeenEntry> {
 }
 
 fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
-    // The JSON parser limits the nesting depth itself.
+    // The JSON parser itself limits the nesting depth.
     if text.len() > MAX_BYTES { None } else { serde_json::from_str(text).ok() }
 }
 
@@ -189,8 +191,8 @@ impl Lenient {
 }
 
 impl LenientEntry {
-    /// One entry for each protocol. An entry without protocols means TCP, and one without a family means IPv4, as in
-    /// old formats.
+    /// The element's entries, one for each protocol. An element without protocols means TCP, and one without a family
+    /// means IPv4, as in old formats.
     fn entries(&self) -> Vec<SeenEntry> {
         let family = match self.ip_family.as_deref() {
             Some("IPv4") => Family::V4,

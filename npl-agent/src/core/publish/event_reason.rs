@@ -28,7 +28,7 @@ macro_rules! event_reasons {
                 match self { $( Self::$name => $cause, )+ }
             }
 
-            /// What an operator can do.
+            /// The action that an operator can take.
             pub const fn action(self) -> &'static str {
                 match self { $( Self::$name => $action, )+ }
             }

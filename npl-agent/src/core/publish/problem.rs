@@ -27,7 +27,7 @@ pub enum AffectedObject {
     Service(ServiceKey, ServiceUid),
 }
 
-/// The cause of a problem. The `Display` text also says what to do.
+/// The cause of a problem. The `Display` text also names the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
     /// No node port is free.
@@ -53,8 +53,8 @@ pub enum Cause {
         /// The protocol.
         protocol: Protocol,
     },
-    /// A Pod port has a node port for each of its protocols, and consumers that ignore the protocol take each of them for
-    /// every protocol.
+    /// A Pod port has a node port for each of its protocols. Consumers that ignore the protocol use each of these node
+    /// ports for every protocol.
     ProtocolsNotMerged {
         /// The Pod's port.
         pod_port: PodPort,
@@ -76,7 +76,7 @@ pub enum Cause {
         /// The Pod that gets the traffic of the address.
         holder: PodKey,
     },
-    /// The Pod is on the network of an uplink, and answers clients past the Node.
+    /// The Pod is on the network of an uplink, and its replies to clients bypass the Node.
     OnNodeNetwork {
         /// The Pod's address.
         ip: IpAddr,
@@ -97,7 +97,7 @@ pub enum Cause {
         /// The Service.
         service: ServiceKey,
     },
-    /// A mapping takes the traffic of the Service's `nodePort` or `healthCheckNodePort` on this Node.
+    /// A mapping receives the traffic of the Service's `nodePort` or `healthCheckNodePort` on this Node.
     NodePortShadowed {
         /// The port.
         node_port: NodePort,
@@ -118,7 +118,7 @@ pub enum Cause {
         /// Its protocol.
         protocol: Protocol,
     },
-    /// Another writer replaces the Pod's annotation again and again.
+    /// Another writer repeatedly replaces the Pod's annotation.
     AnnotationContested {
         /// The other writer's field manager, if the API server names one.
         manager: Option<String>,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides which problems are reported by Events, and when: soon, again while they last, and at most once a minute.
+//! Decides which problems are reported by Events, and when: after a short delay, again while they last, and at most
+//! once a minute.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +21,7 @@ pub struct Report {
     pub subject: AffectedObject,
     /// [`Problem::reason`].
     pub reason: &'static str,
-    /// One sentence: what is wrong and what to do.
+    /// One sentence with the problem and its remedy.
     pub note: String,
 }
 
@@ -39,7 +40,7 @@ impl Report {
 
 /// The current problems, and when each was reported.
 ///
-/// Problems that end before they are reported are dropped at once, and others a minute later, so that the number of
+/// Problems that end before they are reported are dropped immediately, and others a minute later, so that the number of
 /// entries stays close to the number of problems.
 #[derive(Debug, Default)]
 pub struct Reports {
@@ -48,7 +49,7 @@ pub struct Reports {
 
 #[derive(Debug)]
 struct Entry {
-    /// The note; `None` once the problem is over.
+    /// The text of the Event; `None` once the problem is solved.
     note: Option<String>,
     reported: Option<Moment>,
     /// The time of the next Event.
@@ -91,7 +92,7 @@ impl Reports {
         self.entries.values().filter(|entry| entry.note.is_some()).map(|entry| entry.due).min()
     }
 
-    /// The next Event that is due. It counts as sent unless [`Self::record_failure`] is called.
+    /// The next Event that is due. The Event counts as sent unless [`Self::record_failure`] is called.
     pub fn take_due(&mut self, now: Moment) -> Option<Report> {
         let due = self.entries.iter_mut().filter(|(_, entry)| entry.note.is_some() && entry.due <= now);
         let ((subject, reason), entry) = due.min_by_key(|(_, entry)| entry.due)?;
@@ -108,7 +109,7 @@ impl Reports {
     }
 }
 
-/// Decides which problems are logged: new ones, and one that comes and goes at most once a minute.
+/// Decides which problems are logged: new problems, and a recurring problem at most once a minute.
 #[derive(Debug, Default)]
 pub struct Warnings {
     current: BTreeSet<Problem>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A restarted agent takes over existing mappings first, then the ports that annotations name.
+//! A restarted agent adopts existing mappings first, then the ports that annotations name.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ use crate::core::{
     state::State,
 };
 
-/// Reserves the ports of existing mappings before the API server has answered, since reserving a thousand of them takes
-/// a while.
+/// Reserves the ports of existing mappings before the API server has answered, because reserving a thousand ports takes
+/// long.
 pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
     let Some(observed) = &state.observed else { return Vec::new() };
     let is_held = |frontend: &Frontend| observed.reservations.contains(frontend) || state.ports.is_taken(*frontend);
@@ -27,10 +27,10 @@ pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
     missing.map(|frontend| Op::Reserve(*frontend, RecentTraffic::Tolerated)).filter(is_due).collect()
 }
 
-/// Assigns every existing mapping to its Pod, and to every Pod the free ports that its annotation names.
+/// Assigns every existing mapping to its Pod, and reserves for every Pod the free ports that its annotation names.
 ///
-/// Runs once, when everything is listed. After the start, an annotation on a new Pod comes from its template, and its
-/// ports are not reserved.
+/// Runs once, when all lists are complete. After the start, an annotation on a new Pod comes from its template, and the
+/// ports in it are not reserved.
 pub(in crate::core) fn adopt(state: &mut State) {
     order_address_claims(state);
     adopt_mappings(state);
@@ -47,8 +47,8 @@ fn by_generation(snapshot: &Snapshot) -> BTreeMap<u32, Vec<&Pod>> {
     pods
 }
 
-/// Of two Pods with one address, the one that the earlier agent chose keeps it, unless the other Pod has got the address
-/// since.
+/// Of two Pods with one address, the Pod that the earlier agent chose keeps the address, unless the other Pod was
+/// assigned the address since.
 fn order_address_claims(state: &mut State) {
     let Some(observed) = &state.observed else { return };
     let pods = by_generation(&state.snapshot);
@@ -71,7 +71,8 @@ fn adopt_mappings(state: &mut State) {
         let candidates = pods.get(&backend.generation).map_or(&[][..], Vec::as_slice);
         let claim = owner_of(candidates, *frontend, *backend).map_or_else(Claim::orphan, |owner| Claim {
             backend: Some(*backend),
-            // The allowed sources stay until a Service changes them. No Service changes those of a draining mapping.
+            // The allowed sources stay until a Service changes them. No Service changes the sources of a draining
+            // mapping.
             sources: observed.sources_of(*frontend, *backend),
             was_mapped: true,
             ..Claim::new(owner)
@@ -82,7 +83,7 @@ fn adopt_mappings(state: &mut State) {
     resolve_duplicates(state);
 }
 
-/// The Pod of the generation; of several, the one that has the mapping's address.
+/// The Pod with this generation; if there are several, the Pod that has the mapping's address.
 fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option<Owner> {
     let pod = candidates.iter().min_by_key(|pod| (!pod.ips.contains(&backend.pod_ip), &pod.uid))?;
     let Frontend { family, protocol, .. } = frontend;
@@ -90,8 +91,8 @@ fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option
     Some(Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port })
 }
 
-/// If a port was moving when the last agent ended, one of its mappings stays and the others drain: preferably one in
-/// the port range, then one that the annotation names.
+/// If a Pod port was moving to a new node port when the last agent exited, one of its mappings stays and the others
+/// drain: preferably one in
 fn resolve_duplicates(state: &mut State) {
     for pod in state.snapshot.pods() {
         let named = annotation::named_by(pod);

@@ -76,8 +76,8 @@ struct Assignment<'a> {
     pod_ips: BTreeMap<Family, IpAddr>,
     snapshot: &'a Snapshot,
     ports: &'a mut PortTable,
-    /// Families and protocols without a free port in this pass, so that a thousand waiting Pods do not search the range
-    /// each.
+    /// Families and protocols without a free port in this pass, so that a thousand waiting Pods do not each search the
+    /// range.
     exhausted: &'a mut BTreeSet<(Family, Protocol)>,
     pairing: ProtocolPairing,
     lacks_port: bool,
@@ -111,7 +111,7 @@ impl Assignment<'_> {
         }
     }
 
-    /// Finds the one claim of a port: the active one, else a former one, else a new one.
+    /// Finds the one claim of a Pod port: the active claim, else a former one, else a new one.
     fn claim(&mut self, port: WantedPort, may_allocate: bool) {
         let mut held = self.ports.of_port(&self.pod.uid, port);
         held.sort_by_key(|frontend| (self.ports.rank(*frontend), *frontend));
@@ -129,7 +129,7 @@ impl Assignment<'_> {
         };
         let kept = held.iter().copied().find(may_stay);
         let chosen = kept.or_else(|| if may_allocate { self.allocate(port) } else { None }).or_else(|| {
-            // The Pod port must get another node port, and keeps its present one until another is free.
+            // The Pod port must move to another node port, and keeps its present one until another is free.
             held.iter().copied().find(|frontend| self.ports.get(*frontend).is_some_and(Claim::is_in_use))
         });
         for frontend in held.into_iter().chain(lost).filter(|frontend| Some(*frontend) != chosen) {
@@ -163,7 +163,7 @@ impl Assignment<'_> {
             free = self.ports.take_next_free(family, &group, is_usable);
         }
         if self.pairing == ProtocolPairing::Separate {
-            // A consumer that ignores the protocol reads such entries as one member, which leads to the right Pod port.
+            // A consumer that ignores the protocol reads such entries as one pool member, which is the right Pod port.
             free = free.or_else(|| self.sibling(port, true));
         }
         if let Some(frontend) = free {
@@ -176,8 +176,8 @@ impl Assignment<'_> {
         free
     }
 
-    /// The protocols that need the same number as a port: the port's own, which comes first, and with
-    /// [`ProtocolPairing::Merged`] all others of the Pod port.
+    /// The protocols that need the same node port as a Pod port: the port's own protocol first and, with
+    /// [`ProtocolPairing::Merged`], all other protocols of the Pod port.
     fn group(&self, port: WantedPort) -> Vec<Protocol> {
         let is_other = |(other, exposure): &(&WantedPort, &Exposure)| {
             let is_same_port = (other.pod_port, other.family) == (port.pod_port, port.family);
@@ -188,7 +188,8 @@ impl Assignment<'_> {
         [port.protocol].into_iter().chain(others.filter(|_| is_merged)).collect()
     }
 
-    /// The number that the Pod already has for some protocol or family of a Pod port, and that all protocols can use.
+    /// The node port that the Pod already has for some protocol or family of a Pod port, and that all protocols can
+    /// use.
     fn shared_number(&self, port: WantedPort) -> Option<NodePort> {
         if self.pairing == ProtocolPairing::Separate {
             return None;
@@ -217,8 +218,8 @@ impl Assignment<'_> {
         (!self.snapshot.is_used_by_others(sibling.node_port)).then_some(sibling)
     }
 
-    /// A mapping takes precedence over a Service's node port of the same number. The Pod keeps the number only while no
-    /// other is free.
+    /// A mapping takes precedence over a Service's node port of the same number. The Pod keeps the port only while no
+    /// other port is free.
     fn check_service_port(&mut self, node_port: NodePort) {
         let Some((service, uid)) = self.snapshot.service_with_port(node_port) else { return };
         let subject = AffectedObject::Service(service.clone(), uid.clone());
@@ -227,7 +228,8 @@ impl Assignment<'_> {
         self.blame(Cause::NodePortConflict { node_port, service: service.clone() });
     }
 
-    /// A mapping takes precedence over a `hostPort` of the same number, so that host port does not lead to this Pod.
+    /// A mapping takes precedence over a `hostPort` of the same number, so that traffic to the host port does not reach
+    /// this Pod.
     fn check_host_port(&mut self, port: WantedPort, node_port: NodePort) {
         let WantedPort { protocol, family, .. } = port;
         let own = Frontend { family, node_port, protocol };

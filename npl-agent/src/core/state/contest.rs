@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The back-off against another writer of a Pod's annotation. Two controllers that repair each other's value at once
-//! would load the API server, and every consumer would see two values in turn.
+//! The back-off against another writer of a Pod's annotation. Two controllers that immediately revert each other's
+//! value would load the API server, and every consumer would alternate between two values.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use crate::core::{
     state::State,
 };
 
-/// So many values of others are replaced at once: a person may edit the annotation a few times.
+/// This many values of other writers are replaced immediately, because a person may edit the annotation a few times.
 const AT_ONCE: u32 = 3;
-/// The delay after the next one; it doubles up to [`LONGEST_MILLIS`].
+/// The delay after the next foreign value; it doubles up to [`LONGEST_MILLIS`].
 const FIRST_MILLIS: u64 = 5_000;
 /// The delay after a write whose answer shows another value.
 const UNSTORED_MILLIS: u64 = 5_000;
 const LONGEST_MILLIS: u64 = 60_000;
-/// A contest is over after this long without another writer.
+/// A contest ends after this time without another writer.
 const OVER_MILLIS: u64 = 600_000;
 
 /// The Pods whose annotation another writer has changed within the last ten minutes.
@@ -28,11 +28,11 @@ pub(in crate::core) struct Contests(BTreeMap<PodUid, Contest>);
 #[derive(Debug)]
 struct Contest {
     pod: PodKey,
-    /// How often the agent's value was replaced.
+    /// How often another writer replaced the agent's value.
     overwrites: u32,
     /// The field manager of the last value, if the API server names one.
     manager: Option<String>,
-    /// When the agent last noticed; `None` until the next pass.
+    /// When the agent last found another value; `None` until the next pass.
     noticed: Option<Moment>,
 }
 
@@ -48,7 +48,7 @@ impl Contest {
 }
 
 impl Contests {
-    /// Another writer has replaced the agent's value.
+    /// Records that another writer has replaced the agent's value.
     pub(in crate::core) fn record(&mut self, pod: &Pod) {
         let new = || Contest { pod: pod.key.clone(), overwrites: 0, manager: None, noticed: None };
         let contest = self.0.entry(pod.uid.clone()).or_insert_with(new);
@@ -70,7 +70,7 @@ impl Contests {
         self.0.remove(uid);
     }
 
-    /// Ends the contests in which the other writer rests.
+    /// Ends the contests whose other writer has stopped.
     pub(in crate::core) fn expire(&mut self, now: Moment) {
         self.0.retain(|_, contest| contest.noticed.is_none_or(|at| at.plus(OVER_MILLIS) > now));
     }
@@ -84,7 +84,7 @@ impl Contests {
 }
 
 impl State {
-    /// Notices that a watch event replaces the right annotation by another one. An annotation that changes while the
+    /// Records that a watch event replaces the right annotation by another value. An annotation that changes while the
     /// agent's own write is in flight may be the agent's.
     pub(in crate::core) fn record_overwrite(&mut self, pod: &Pod) {
         let Some(known) = self.snapshot.pod(&pod.key) else { return };
@@ -105,7 +105,7 @@ impl State {
         }
     }
 
-    /// Delays the next write after an answer that shows another value than the agent's.
+    /// Delays the next write after an answer whose annotation differs from the agent's.
     pub(in crate::core) fn delay_unstored_write(&mut self, key: &PodKey, uid: &PodUid, now: Moment) {
         let Some(pod) = self.snapshot.pod(key).filter(|pod| pod.uid == *uid) else { return };
         self.contests.record(pod);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The state of the control loop: desired and observed state, timers, and writes in flight.
 //!
-//! [`State::pass`] returns the next operations. The caller carries them out and reports each with
-//! [`State::record_done`] or [`State::record_failed`]. An operation is only returned once its precondition was
+//! [`State::pass`] returns the next operations. The caller executes them and reports each result by
+//! [`State::record_done`] or [`State::record_failed`]. An operation is returned only after its precondition was
 //! observed, so that the agent can stop after any operation without leaving an annotation for a mapping that does not
 //! work.
 
@@ -36,7 +36,7 @@ use super::{
 
 /// Delay before the agent tries again to reserve a port that another process uses.
 const TAKEN_MILLIS: u64 = 60_000;
-/// The retry delay of a failure that does not belong to the operation.
+/// The retry delay after a failure of an unexpected kind.
 const UNEXPECTED_MILLIS: u64 = 1_000;
 
 /// The state of the control loop.
@@ -45,14 +45,14 @@ pub struct State {
     pub(in crate::core) settings: Settings,
     pub(in crate::core) snapshot: Snapshot,
     pub(in crate::core) node_ips: BTreeMap<Family, IpAddr>,
-    /// Pods that get no mapping, since they answer clients past the Node.
+    /// Pods that get no mapping, because their replies bypass the Node.
     pub(in crate::core) on_node_network: PodsOnNodeNetwork,
     /// The last observation; `None` before the first one.
     pub(in crate::core) observed: Option<Observed>,
     pub(in crate::core) is_adopted: bool,
     pub(in crate::core) ports: PortTable,
     pub(in crate::core) views: BTreeMap<PodKey, PodView>,
-    /// Pods to assign again.
+    /// Pods whose assignment of node ports must be recomputed.
     pub(in crate::core) dirty: BTreeSet<PodKey>,
     /// Pods without a node port because none is free.
     pub(in crate::core) waiting_for_port: BTreeSet<PodKey>,
@@ -60,36 +60,36 @@ pub struct State {
     pub(in crate::core) source_table_full: BTreeSet<Frontend>,
     /// Pods with problems.
     pub(in crate::core) with_problems: BTreeSet<PodKey>,
-    /// Frontends that changed: they may need an operation or a timer.
+    /// Frontends that changed and may need an operation or a timer.
     pub(in crate::core) unsettled: BTreeSet<Frontend>,
-    /// Frontends that wait for a time only. A frontend that changed since is examined once more than needed.
+    /// Frontends that wait only for a timer. A frontend that changed since is examined once more than needed.
     pub(in crate::core) timers: BTreeSet<(Moment, Frontend)>,
     /// Pods whose annotation may need a write.
     pub(in crate::core) unpublished: BTreeSet<PodKey>,
     pub(in crate::core) writes: BTreeMap<PodUid, Write>,
-    /// Deleted Pods with a patch in flight, whose answer must not re-create their state.
+    /// Deleted Pods with a patch in flight, whose answer must not recreate their state.
     departed: BTreeSet<PodUid>,
     pub(in crate::core) retries: BTreeMap<RetryKey, Moment>,
     contests: Contests,
 }
 
-/// The operations to carry out in this order, and when to call again if nothing else happens.
+/// The operations to execute in this order, and when to call again if no event arrives before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Pass {
-    /// The operations; none may be carried out before an earlier one.
+    /// The operations; none may be executed before an earlier one.
     pub ops: Vec<Op>,
     /// The next time at which a timer changes the result.
     pub next_deadline: Option<Moment>,
 }
 
-/// A prerequisite of the first pass.
+/// A prerequisite of the first reconciliation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Prerequisite {
     /// Lists of Pods and Services.
     Lists,
     /// A published address of the Node in a family that is served.
     NodeAddress,
-    /// An observation of kernel and sockets.
+    /// An observation of the kernel's maps and the sockets.
     Observation,
 }
 
@@ -188,7 +188,7 @@ impl State {
         self.adopt_node_ips();
     }
 
-    /// The prerequisites of the first pass that are missing.
+    /// The missing prerequisites of the first reconciliation.
     pub fn missing_prerequisites(&self) -> BTreeSet<Prerequisite> {
         let conditions = [
             (Prerequisite::Lists, self.snapshot.is_listed()),
@@ -212,7 +212,7 @@ impl State {
         self.settings.is_retiring
     }
 
-    /// Whether this Node is retired: nothing is published or mapped, and nothing will be.
+    /// Whether this Node is retired: no port is published or mapped, and none will be.
     pub fn is_retired(&self) -> bool {
         let is_unmapped = self.observed.as_ref().is_some_and(|observed| observed.mappings.is_empty());
         // A terminating Pod's annotation is deleted with the Pod.
@@ -364,7 +364,7 @@ impl State {
         }
     }
 
-    /// Ends all mappings of a deleted Pod at once: its address may soon belong to another Pod.
+    /// Ends all mappings of a deleted Pod immediately, because its address may soon belong to another Pod.
     fn retire_pod(&mut self, uid: &PodUid) {
         for (_, frontend) in self.ports.of_pod(uid) {
             if let Some(claim) = self.ports.get_mut(frontend)
@@ -383,7 +383,7 @@ impl State {
     }
 
     /// Adopts the Node's addresses. If the Node object has no addresses, the known addresses stay: they still belong to
-    /// this Node, and empty annotations would empty every load balancer's pool.
+    /// this Node, and empty annotations would remove all members from every load balancer's pool.
     fn adopt_node_ips(&mut self) {
         let node_ips = self.settings.node_ips(self.snapshot.node(), &self.node_ips);
         if !node_ips.is_empty() && node_ips != self.node_ips {

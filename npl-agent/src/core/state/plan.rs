@@ -34,7 +34,7 @@ impl State {
     /// Plans one pass. Its cost depends on the number of changed Pods and claims.
     pub(in crate::core) fn plan(&mut self, now: Moment) -> Pass {
         self.expire(now);
-        // A freed port may serve a Pod that waits for one.
+        // A freed port may be assigned to a waiting Pod.
         loop {
             self.assign_dirty();
             self.advance(now);
@@ -92,7 +92,7 @@ impl State {
         }
     }
 
-    /// The phase of a claim at this time; `None` when the claim ends.
+    /// The phase of a claim at this time; `None` if the claim ends.
     fn next_phase(&self, frontend: Frontend, phase: Phase, now: Moment) -> Option<Phase> {
         let claim = self.ports.get(frontend)?;
         let observed = self.observed.as_ref()?;
@@ -192,7 +192,7 @@ impl State {
             (false, false | true) => {}
         }
         let add = || Op::AllowSources(frontend, missing.clone());
-        // If the map is full, the mapping is written without them: the clients that they would allow are dropped.
+        // If the map is full, the mapping is written without the missing sources, whose clients are then dropped.
         let may_add = !missing.is_empty() && !self.is_delayed(&RetryKey::AllowSources(frontend), now);
         match backend {
             Some(_) if may_add => Step::Needs(add()),
@@ -235,7 +235,7 @@ impl State {
         !self.gap(frontend).missing.is_empty()
     }
 
-    /// The Pods whose mappings change in this pass: their annotations wait, so that each is written once.
+    /// The Pods whose mappings change in this pass: their annotations wait, so that each annotation is written once.
     fn owners_of(&self, ops: &[Op]) -> BTreeSet<PodUid> {
         let frontend = |op: &Op| match op {
             Op::Reserve(frontend, _) | Op::AllowSources(frontend, _) | Op::UpsertMapping(frontend, _) => {

@@ -10,8 +10,8 @@ use crate::core::{
 };
 
 impl State {
-    /// All problems for Events and metrics, each once and in order. A Service's problem is reported by Nodes with a Pod
-    /// of the Service only, so that not every Node of a large cluster reports it.
+    /// All problems for Events and metrics, without duplicates and in order. Only Nodes with a Pod of a Service report
+    /// the Service's problem, so that not every Node of a large cluster does.
     pub fn problems(&self) -> impl Iterator<Item = Cow<'_, Problem>> {
         let views = self.with_problems.iter().filter_map(|pod| self.views.get(pod));
         let of_pods = views.flat_map(|view| &view.wanted.problems).map(Cow::Borrowed);

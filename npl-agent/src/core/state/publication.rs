@@ -19,7 +19,7 @@ use crate::core::{
 pub(in crate::core) enum Write {
     /// Sent to the executor; not answered yet.
     InFlight,
-    /// Failed, but the API server may have carried out the write: its answer may have been lost.
+    /// Failed, but the API server may have executed the write, because its answer may have been lost.
     Unconfirmed(PodWrite),
     /// The API server has no such Pod: no write until the watch reports the Pod again.
     Gone,
@@ -38,7 +38,7 @@ impl PodWrite {
 
 /// The next step for a Pod's annotation and gate.
 enum Publication {
-    /// No write: annotation and gate are correct, or the Pod is gone, terminating, or has a write in flight.
+    /// No write: annotation and gate are correct, or the Pod is deleted, terminating, or has a write in flight.
     Settled,
     /// No write yet: a precondition is missing.
     Waiting,
@@ -47,8 +47,8 @@ enum Publication {
 }
 
 impl State {
-    /// The writes that are due. Pods in `blocked` have kernel operations in this pass, and are written once after
-    /// those.
+    /// The writes that are due. Pods in `blocked` have kernel operations in this pass, and are written after those,
+    /// once.
     pub(in crate::core) fn plan_annotations(&mut self, blocked: &BTreeSet<PodUid>, now: Moment) -> Vec<Op> {
         let mut ops = Vec::new();
         for pod in std::mem::take(&mut self.unpublished) {
@@ -68,12 +68,12 @@ impl State {
         ops
     }
 
-    /// Whether a watch event is known already and no write depends on it: the watch repeats the answer of each write.
+    /// Whether a watch event is already known and no write depends on it: the watch repeats the answer of each write.
     pub(in crate::core) fn is_echo(&self, pod: &Pod) -> bool {
         self.snapshot.pod(&pod.key) == Some(pod) && !self.writes.contains_key(&pod.uid)
     }
 
-    /// Removes the state of a write that a watch event has settled.
+    /// Removes the state of a write whose result a watch event shows.
     pub(in crate::core) fn recheck_write(&mut self, key: &PodKey) {
         let Some(pod) = self.snapshot.pod(key) else { return };
         let is_certain = match self.writes.get(&pod.uid) {
@@ -86,7 +86,7 @@ impl State {
         }
     }
 
-    /// Whether a consumer may see the frontend in the Pod's annotation: it is there, or a write may put it there.
+    /// Whether a consumer may see the frontend in the Pod's annotation: the annotation has it, or a write may add it.
     pub(in crate::core) fn may_be_named(&self, owner: &Owner, frontend: Frontend) -> bool {
         let Owner { pod, uid, .. } = owner;
         let is_there = self.snapshot.pod(pod).is_some_and(|pod| pod.uid == *uid);
@@ -119,8 +119,8 @@ impl State {
         if !pod.is_terminating {
             return Publication::Needs(pod.uid.clone(), PodWrite::Withdraw);
         }
-        // AKO never forgets a Pod whose key is removed while it is being deleted. So a correct annotation stays until
-        // the deletion, and an incorrect one becomes `[]`.
+        // AKO never removes a Pod whose annotation is removed while the Pod is being deleted. So a correct annotation
+        // stays until the deletion, and an incorrect one becomes `[]`.
         let kept = pod.annotation.clone().filter(|_| self.names_only_its_own(pod));
         if !is_unconfirmed && (kept.is_some() || pod.annotation.is_none()) {
             return Publication::Settled;
@@ -136,7 +136,7 @@ impl State {
         }
     }
 
-    /// The gate opens when all node ports are published: after the annotation, so that no consumer finds a ready Pod
+    /// The gate opens after the annotation with all node ports is written, so that no consumer finds a ready Pod
     /// without it. The gate of a Pod that is being deleted stays closed.
     fn gate(&self, pod: &Pod, entries: &[Entry]) -> Publication {
         let Gate::Closed { are_containers_ready } = pod.gate else { return Publication::Settled };
@@ -147,7 +147,7 @@ impl State {
         }
         let reason = match (entries.is_empty(), problems) {
             (false, 0) => GateReason::Published,
-            // A Service may still be created or corrected while the containers start.
+            // A Service may still be created or corrected during the start of the containers.
             _ if !are_containers_ready => return Publication::Settled,
             (false, _) => GateReason::PartlyPublished,
             (true, _) => GateReason::NoNodePorts,
@@ -165,7 +165,7 @@ impl State {
         annotation::named_by(pod).iter().all(is_its)
     }
 
-    /// The correct entries: each has a mapping to the Pod's port now.
+    /// The correct entries: each has a mapping that currently leads to the Pod port.
     pub(in crate::core) fn entries(&self, pod: &Pod) -> Vec<Entry> {
         let wanted = self.views.get(&pod.key).map(|view| &view.wanted.ports);
         let entry = |(port, exposure): (&WantedPort, &Exposure)| {
@@ -189,7 +189,7 @@ impl State {
         working.first().map(|frontend| frontend.node_port)
     }
 
-    /// Whether the frontend's mapping exists and has its target.
+    /// Whether the frontend's mapping exists and has the claim's target.
     fn works(&self, frontend: Frontend) -> bool {
         self.ports.get(frontend).is_some_and(Claim::is_in_use) && self.mapping_is_current(frontend)
     }

@@ -12,7 +12,7 @@ use crate::core::{
 pub struct MappingView<'a> {
     /// The frontend.
     pub frontend: Frontend,
-    /// The mapping's value; `None` while it has none.
+    /// The backend of the mapping; `None` while there is no mapping.
     pub backend: Option<Backend>,
     /// The Pod; `None` if it is not known.
     pub pod: Option<&'a PodKey>,
@@ -34,8 +34,8 @@ impl State {
         })
     }
 
-    /// The number of mappings that should translate. A quarantined port has no mapping, nor has one of a Pod without an
-    /// address.
+    /// The number of mappings that should translate. A quarantined port has no mapping, and neither has a port of a Pod
+    /// without an address.
     pub fn mapping_count(&self, family: Family) -> usize {
         let of_family = self.ports.iter().filter(|(frontend, _)| frontend.family == family);
         of_family.filter(|(_, claim)| claim.is_in_use() && claim.backend.is_some()).count()

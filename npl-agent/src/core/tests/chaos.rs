@@ -49,7 +49,7 @@ pub(super) struct Chaos {
     /// The published node ports when the state last settled.
     former: BTreeMap<(PodUid, WantedPort), Frontend>,
     may_move: bool,
-    /// Whether the current agent has run a pass. Before its first pass, it knows only the state that it adopted.
+    /// Whether the current agent has run a pass. Before its first pass, the agent knows only the state that it adopted.
     has_looked: bool,
 }
 
@@ -81,7 +81,7 @@ impl Chaos {
         self.excuse_unreachable();
     }
 
-    /// A Service takes the numbers of its node ports from mappings.
+    /// A mapping loses its node port if the Service uses the number as a `nodePort`.
     pub(super) fn put_service(&mut self, service: Service) {
         self.may_move |= !service.node_ports.is_empty();
         self.world.put_service(service);
@@ -134,7 +134,7 @@ impl Chaos {
         self.world.state.observe(self.world.real.clone());
     }
 
-    /// Another process takes a port that is free at this moment.
+    /// Another process binds a port that is free at this moment.
     pub(super) fn steal(&mut self, frontend: Frontend) {
         if !self.world.real.reservations.contains(&frontend) {
             self.world.stolen.insert(frontend);
@@ -209,7 +209,7 @@ impl Chaos {
         is_idle
     }
 
-    /// Has the API server serve the oldest `count` patches in flight.
+    /// Makes the API server process the oldest `count` patches in flight.
     pub(super) fn serve(&mut self, count: usize, fates: &mut impl Iterator<Item = Fate>) {
         for _ in 0..count {
             let Some(op) = self.in_flight.pop_front() else { break };
@@ -244,7 +244,7 @@ impl Chaos {
         }
     }
 
-    /// Delivers everything without further failures, and asserts that the state converges.
+    /// Delivers all changes and answers without further failures, and asserts that the state converges.
     pub(super) fn settle(&mut self) {
         for _ in 0..200 {
             self.deliver(usize::MAX);
@@ -304,7 +304,8 @@ impl Chaos {
         );
     }
 
-    /// Excludes Pods that are unreachable, by the API server's or the agent's copy of them: they may lack a mapping.
+    /// Excludes Pods that are unreachable according to the API server's or the agent's copy, because they may lack a
+    /// mapping.
     fn excuse_unreachable(&mut self) {
         let world = &self.world;
         let seen = |pod: &Pod| world.state.snapshot.pod(&pod.key).filter(|seen| seen.uid == pod.uid).cloned();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A node port number belongs to one Pod. AKO and F5 CIS ignore the protocol of an entry, so a TCP pool also has the
-//! number of a Pod's UDP entry, and both send to a withdrawn entry for a while.
+//! number of a Pod's UDP entry, and both send to a withdrawn entry for some time.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 
@@ -42,7 +42,7 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The same with one number for all protocols of a Pod port.
+    /// As the other property, with one number for all protocols of a Pod port.
     #[test]
     fn a_merged_number_that_one_pod_has_or_had_recently_never_leads_to_another(events in vec(event(), 0..60)) {
         let mut chaos = start_with(ProtocolPairing::Merged);

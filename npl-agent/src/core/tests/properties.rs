@@ -267,7 +267,7 @@ pub(super) fn happen(chaos: &mut Chaos, event: Event) {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// After every single op, whatever failed before, every published mapping works. Without failures, the state
+    /// After every single op, whatever op failed before, every published mapping works. Without failures, the state
     /// converges.
     #[test]
     fn nothing_is_published_that_does_not_work(events in prop::collection::vec(event(), 0..60)) {
@@ -295,7 +295,7 @@ proptest! {
         // A port kept for a Pod without an address is in no annotation: the next agent gives it to a Pod that needs a
         // port.
         prop_assume!(!is_exhausted || !is_held_for_later);
-        // The next agent learns from mappings alone which of two Pods with one address was served.
+        // Only mappings show the next agent which of two Pods with one address was served.
         let is_without_trace = |problem: &Problem| {
             let Cause::AddressConflict { ip, .. } = problem.cause else { return false };
             before.values().all(|backend| backend.pod_ip != ip)

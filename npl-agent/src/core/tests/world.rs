@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An in-memory model of kernel, sockets and API server, on which the core's ops run. It refuses ops out of order.
+//! An in-memory model of kernel, sockets and API server, on which the core's ops run. It rejects ops that are out of
+//! order.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -127,8 +128,8 @@ impl World {
         }
     }
 
-    /// Asserts that no consumer can take the mapping for one of another Pod. Consumers ignore the protocol of an entry,
-    /// and send to a withdrawn entry for a while.
+    /// Asserts that no consumer can use the mapping as one of another Pod. Consumers ignore the protocol of an entry,
+    /// and send to a withdrawn entry for some time.
     fn assert_belongs_to_one_pod(&self, frontend: Frontend, backend: Backend) {
         let number = frontend.node_port;
         for pod in self.pods.values().filter(|pod| pod.uid.generation() != backend.generation) {
@@ -218,7 +219,7 @@ impl World {
             | Op::Release(_) => {
                 let result = self.kernel(op);
                 if matches!(result, Err(Failure::NoRoom { .. })) {
-                    // The adapter reads the kernel again after an op failed half-way.
+                    // The adapter reads the kernel again after an op that failed partially.
                     self.state.observe(self.real.clone());
                 }
                 result

@@ -2,10 +2,10 @@
 //! The only module that changes packet bytes.
 //!
 //! A rewrite of TCP or UDP updates three checksums: the IP header's, the transport header's, and `skb->csum`. With
-//! checksum offload the transport field has only the sum of the pseudo-header, which hardware completes; programs
-//! cannot read whether that is so. If the field of a request is certainly a complete checksum, the program updates the
-//! field itself. Otherwise the kernel's helper updates the field for the address, and the result shows the kind of the
-//! field ([`csum::field_kind`]). Helper calls dominate the cost of a rewrite.
+//! checksum offload, the transport checksum field contains only the sum of the pseudo-header, and hardware completes
+//! it; programs cannot read whether a packet uses offload. If the field of a request is certainly a complete checksum,
+//! the program updates the field directly. Otherwise the kernel's helper updates the field for the new address, and the
+//! result shows the kind of the field ([`csum::field_kind`]). Helper calls dominate the cost of a rewrite.
 //!
 //! SCTP's checksum covers no address, and is 0 with offload.
 
@@ -37,7 +37,7 @@ use crate::{
     },
 };
 
-/// Which address and port of a packet are rewritten.
+/// Whether a rewrite changes the source or the destination address and port.
 pub const SOURCE: bool = false;
 pub const DESTINATION: bool = true;
 
@@ -49,7 +49,7 @@ trait ChecksummedHeader: Copy {
     const FLAGS: u64;
 
     fn check(&self) -> u16;
-    /// The length in the pseudo-header, if the transport header has it.
+    /// The length in the pseudo-header, if the transport header contains this length.
     fn length(&self) -> Option<u16>;
     fn with(self, ports: Ports, check: u16) -> Self;
 }
@@ -95,7 +95,7 @@ impl ChecksummedHeader for UdpHeader {
     }
 }
 
-/// The IP header's tail and the transport header, which are adjacent where there are no options.
+/// The IP header's tail and the transport header, which are adjacent in a packet without options.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Adjacent<T, H> {
@@ -134,7 +134,7 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     let flags = if has_checksum { F::STORE_FLAGS } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
     let (offset, ip) = (packet.l3 + F::TAIL, F::tail(headers.ttl_fields, source, destination, difference));
     if !FAST_PATH {
-        // Written first, so that the tail is not kept on the stack.
+        // Written before the transport header, so that the compiler does not keep the tail on the stack.
         store(ctx, offset, &ip, flags)?;
     }
     let is_complete_checksum =
@@ -151,9 +151,10 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     if !FAST_PATH {
         return store(ctx, headers.l4, &transport, flags);
     }
-    // Requests are written directly, because a helper call costs as much as the rest of the program. Replies are
-    // written by helpers: for a program with direct writes, the kernel unshares the header of every packet that a
-    // socket still holds, also of packets that pass unchanged.
+    // The program writes requests directly, because a helper call costs as much as the rest of the program. Helpers
+    // write
+    // replies: for a program with direct writes, the kernel unshares the header of every packet that a socket still
+    // holds, also of unmatched packets.
     let needs_no_sum = flags == 0 || is_complete_checksum;
     if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Adjacent { ip, transport }) {
         return Ok(());
@@ -192,7 +193,7 @@ fn write_to_frame<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     if is_written { Ok(()) } else { Err(RewriteError) }
 }
 
-/// Both addresses of a packet after the rewrite, the rewritten port, and the change of the addresses' sum.
+/// Both addresses of a packet after the rewrite, the rewritten port, and the change of the addresses' checksum sum.
 struct AddressChange<F: HeaderLayout> {
     source: F::Addr,
     destination: F::Addr,
@@ -344,7 +345,7 @@ fn is_complete_checksum<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     !csum::same(header.check(), csum::pseudo_header(ends, headers.protocol, length))
 }
 
-/// Adds to `skb->csum`, if the device has computed a sum of the packet.
+/// Adds a number to `skb->csum`, if the device has computed a sum of the packet.
 #[inline(always)]
 fn add_to_sum(ctx: &TcContext, summand: u16) {
     if summand == 0 {
@@ -354,7 +355,7 @@ fn add_to_sum(ctx: &TcContext, summand: u16) {
     let _sum_or_none = unsafe { bpf_csum_update(skb(ctx), u32::from(summand)) };
 }
 
-/// The transport field after the rewrite. The kernel's helper updates it for the address.
+/// The transport checksum field after the rewrite. The kernel's helper updates the field for the new address.
 #[inline(always)]
 fn transport_check<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     ctx: &TcContext,
@@ -368,10 +369,10 @@ fn transport_check<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     let after = packet.read_transport::<H, L2>(ctx).ok_or(RewriteError)?.check();
     match csum::field_kind(before, after, difference) {
         Some(Field::Checksum) => Ok(as_transmitted::<H>(csum::replace16(after, port.0, port.1))),
-        // Hardware adds the ports to the sum.
+        // The field is a pseudo-header sum, to which hardware adds the ports.
         Some(Field::PseudoHeader) => Ok(after),
-        // Old and new address have the same sum, so the helper's result does not show the kind of the field. The helper
-        // updates the field for the port too.
+        // Old and new address have the same sum, so the helper's result does not show the kind of the field, and the
+        // helper also updates the field for the port.
         None => {
             change(ctx, offset, u64::from(port.0), u64::from(port.1), H::FLAGS | size_of::<u16>() as u64)?;
             packet.read_transport::<H, L2>(ctx).map(|header| header.check()).ok_or(RewriteError)

@@ -33,8 +33,8 @@ pub(super) fn write<F: HeaderLayout, const END: bool>(
     store(ctx, packet.headers.l4, &SctpHeader { ports, check, ..header }, flags)
 }
 
-/// The quoted checksum before and after the change of the ports, if the quote contains it. The quoted IP header has the
-/// packet's length.
+/// The quoted checksum before and after the change of the ports, if the quote contains a checksum. The packet's length
+/// is in the quoted IP header.
 #[inline(always)]
 pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>, ports: Ports) -> Option<(u32, u32)> {
     let quote = &error.quote;
@@ -46,14 +46,14 @@ pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F
     Some((before, sctp_check(before, quote.ports.as_u32(), ports.as_u32(), end - l4)))
 }
 
-/// The checksum for other ports. 0 means that hardware computes the checksum. One computed checksum in 2^32 is 0 by
-/// chance, and the receiver drops that packet as a damaged one.
+/// The SCTP checksum after a change of the ports. 0 means that hardware computes the checksum. One computed checksum in
+/// 2^32 is 0 by chance; the receiver drops that packet as corrupt.
 #[inline(always)]
 fn sctp_check(check: u32, ports: u32, new_ports: u32, length: usize) -> u32 {
     if check == 0 { 0 } else { crc::replace_ports(check, ports, new_ports, length as u16, times_element) }
 }
 
-/// Every index has an element, which the verifier does not know; 0 would give a wrong checksum.
+/// Every index has an element, but the verifier does not know this; a default of 0 would give a wrong checksum.
 #[inline(never)]
 fn times_element(polynomial: u32, index: u32) -> u32 {
     crc::times_element(polynomial, index, |index| CRC.get(index).copied()).unwrap_or(0)

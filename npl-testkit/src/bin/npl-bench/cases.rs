@@ -66,13 +66,13 @@ pub(crate) enum Mode {
     Routing,
     /// Routed without translation on a Node with NPL; the packets match no mapping.
     RoutingBesideOurs,
-    /// Routed without translation on a Node with a program that only returns, at the hook that NPL uses.
+    /// Routed without translation on a Node with an empty program at NPL's hook.
     RoutingBesideIdle,
     /// Routed without translation on a Node whose rules use kernel conntrack, as those of most CNI plug-ins do.
     RoutingConntrack,
     /// Translated by iptables rules like Antrea's, one per mapping.
     Iptables(u16),
-    /// As above, with all flows to the newest mapping, whose rule is the last of the chain.
+    /// As [`Self::Iptables`], with all flows to the newest mapping, whose rule is the last of the chain.
     IptablesNewest(u16),
     /// Translated by one nftables rule with a map.
     Nftables,
@@ -85,7 +85,7 @@ pub(crate) enum Mode {
     /// Translated by NPL with offload, which bypasses the host's stack once the stack has forwarded a packet of the
     /// flow.
     OursOffload,
-    /// As above, on a Node whose rules use kernel conntrack.
+    /// As [`Self::OursOffload`], on a Node whose rules use kernel conntrack.
     OursOffloadConntrack,
     /// Translated by NPL with this number of mappings.
     OursOf(u16),
@@ -100,7 +100,7 @@ pub(crate) enum Mode {
     OursXdp,
     /// Sent to the Pod's address and redirected there by a minimal program: the upper bound for a bypass of the stack.
     Shortcut,
-    /// As above, with an XDP program in the uplink's driver.
+    /// As [`Self::Shortcut`], with an XDP program in the uplink's driver.
     ShortcutXdp,
 }
 
@@ -219,7 +219,7 @@ impl Mode {
         }
     }
 
-    /// Whether the Node uses kernel conntrack; all translation by netfilter does.
+    /// Whether the Node uses kernel conntrack, as all translation by netfilter does.
     pub(crate) const fn has_conntrack(self) -> bool {
         match self {
             Self::RoutingConntrack

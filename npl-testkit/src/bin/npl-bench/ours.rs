@@ -35,7 +35,7 @@ pub(crate) struct Manner {
 impl Manner {
     pub(crate) const STACK: Self = Self::by(Forwarding::Stack);
 
-    /// TC programs that were loaded before the agent, with `CAP_PERFMON`.
+    /// Settings for TC programs that were loaded before the agent, with `CAP_PERFMON`.
     pub(crate) const fn by(forwarding: Forwarding) -> Self {
         Self { forwarding, attach: Attach::Tc, are_mitigated: false }
     }
@@ -58,7 +58,7 @@ impl Ours {
         }
         let bpffs = run.bpffs(&format!("bpf-{name}"))?;
         let mut datapath = open_datapath(bpffs.path(), manner.are_mitigated)?;
-        // The range contains no Pod port.
+        // A port range without Pod ports.
         let range: PortRange = format!("{FIRST_NODE_PORT}-{}", FIRST_NODE_PORT + MOST_MAPPINGS).parse()?;
         // The seed is arbitrary; a fixed one leads to the same hash collisions in every run.
         datapath.configure(range, || 0x4e50_4c00_4e50_4c01)?;
@@ -99,7 +99,7 @@ impl Ours {
         }
         let uplink = topology.client().uplink.name();
         let selection = DeviceSelection::Named(is_attached.then(|| uplink.to_owned()).into_iter().collect());
-        // A new value has no grace period for devices that have disappeared.
+        // A new `Uplinks` has no grace period for devices that have disappeared.
         let mut uplinks = Uplinks::new(selection, self.manner.forwarding, self.manner.attach, GuardMode::Off);
         let node_ips = [topology.node_addresses().v4.into()];
         let coverage = topology.node().block_on(uplinks.follow(&mut self.datapath, &node_ips))??;

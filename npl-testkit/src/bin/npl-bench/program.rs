@@ -26,7 +26,7 @@ use crate::testbed::Testbed;
 const FORWARD_HIT: Figure = figure("program/forward-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
 /// Translating a reply of an established flow.
 const REPLY_HIT: Figure = figure("program/reply-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
-/// The same programs loaded without `CAP_PERFMON`: the verifier adds barriers against speculative execution.
+/// Translating a request by a program that was loaded without `CAP_PERFMON`, with the verifier's speculation barriers.
 const FORWARD_HIT_MITIGATED: Figure =
     figure("program/forward-hit-mitigated", "ns", Stage::Program, &[]).beside("loaded ahead of the agent");
 const REPLY_HIT_MITIGATED: Figure =
@@ -39,7 +39,7 @@ const DIRECT: Figure = figure("program/direct", "ns", Stage::Program, &[]);
 const REPLY_MISS: Figure = figure("program/reply-miss", "ns", Stage::Program, &[]);
 /// Passing a packet whose destination port is outside the range.
 const MISS: Figure = figure("program/miss", "ns", Stage::Program, &[Aim::Median(10.0)]);
-/// Handling a SYN from a new client, measured on its way through the Node.
+/// Processing a SYN from a new client, measured at the uplink of a Node.
 const SYN_FLOOD: Figure =
     figure("program/syn-flood", "ns", Stage::Program, &[Aim::Ratio(1.5)]).beside("an established flow");
 
@@ -60,7 +60,7 @@ pub(crate) const FIGURES: [&Figure; 9] = [
 const REPEAT: u32 = 200_000;
 const GOES: usize = 5;
 
-/// Two node ports whose mappings lead to each other: a translated packet has to be translated again, so one packet
+/// Two node ports, each of which is mapped to the other: the translated packet is translated again, so that one packet
 /// serves for repeated runs.
 const NODE_PORTS: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 10)), 61_000),
@@ -225,7 +225,7 @@ impl Alone {
         Ok(least[0] - least[1])
     }
 
-    /// The mean run times of NPL's program and of a program that only returns.
+    /// The mean run times of NPL's program and of the empty program.
     fn run_both(&mut self, hook: Hook, packet: &Packet) -> Result<[f64; 2]> {
         match hook {
             Hook::Tc(name) => {
@@ -264,7 +264,7 @@ fn packet(from: SocketAddr, to: SocketAddr) -> Packet {
     Packet::udp(from, to, &PAYLOAD).to_this_machine()
 }
 
-/// Programs on a Node's uplink, with a SYN flood and with an established flow.
+/// Programs on a Node's uplink, which process a SYN flood and an established flow.
 struct Flooded {
     flood: Testbed,
     established: Testbed,

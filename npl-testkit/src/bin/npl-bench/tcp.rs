@@ -30,8 +30,8 @@ pub(crate) fn stay_on(cpu: usize) -> Result<()> {
     keep_on(Pid::from_raw(0), cpu)
 }
 
-/// Connects from the least recently used port: after translation, connections that differ only in the server's address
-/// have the same flow tuple at the Pod.
+/// Connects from the least recently used port: after translation, connections that differ only in the node port have
+/// the same flow tuple at the Pod.
 pub(crate) fn connect(server: SocketAddr) -> Result<TcpStream> {
     static CONNECTIONS: AtomicU32 = AtomicU32::new(0);
     let port = port(CONNECTIONS.fetch_add(1, Ordering::Relaxed));

@@ -59,7 +59,7 @@ impl Mappings {
     }
 }
 
-/// A network and everything that its cases need. Removed in field order when dropped.
+/// A network with the translators and Pods that its cases need. Removed in field order when dropped.
 pub(crate) struct Testbed {
     meter: Meter,
     ours: Option<Ours>,
@@ -166,8 +166,8 @@ impl Testbed {
 
     /// The run time of NPL's first program per packet in nanoseconds, from the kernel's accounting of one sample.
     ///
-    /// The kernel reads its clock before and after every program. To exclude this cost, the run time of a program that
-    /// only returns, for the same packets, is subtracted.
+    /// The kernel reads its clock before and after every program. To exclude this cost, the run time of an empty
+    /// program for the same packets is subtracted.
     pub(crate) fn program_cost(&mut self, case: Case, effort: Effort) -> Result<f64> {
         self.prepare(case)?;
         self.meter.set_idle(true)?;
@@ -181,7 +181,7 @@ impl Testbed {
         Ok(ours.mean() - idle.mean())
     }
 
-    /// The statistics of NPL's program and of the program that only returns.
+    /// The statistics of NPL's program and of the empty program.
     fn accounts(&mut self) -> Result<[Account; 2]> {
         let Ours { datapath, .. } = self.ours.as_mut().context("NPL is not on this Node")?;
         let ours = datapath.hooks.load_program(PROG_INGRESS)?.info()?;

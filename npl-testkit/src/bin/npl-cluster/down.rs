@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `down`: ends the owners of clusters and removes the remains of dead ones.
+//! `down`: ends the owner processes of clusters, and removes the objects of clusters whose owner was killed.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use npl_testkit::{poll, run};
 use crate::say;
 use crate::state::State;
 
-/// An owner removes everything within seconds. After this time, the owner is killed together with its descendants.
+/// Time limit for an owner to remove its cluster, which takes seconds. After this time,
+/// the owner is killed together with its descendants.
 const GRACE: Duration = Duration::from_secs(40);
 
 /// The time limit for the kernel to end a killed owner.
@@ -24,7 +25,7 @@ pub(crate) fn run(chosen: Option<&str>) -> Result<()> {
     for id in up.iter().filter(|id| chosen.is_none_or(|chosen| chosen == id.as_str())) {
         end(id).with_context(|| format!("end cluster {id}"))?;
     }
-    // Also removes the remains of owners that were killed.
+    // Also removes the objects of owners that were killed.
     run::sweep()?;
     match chosen {
         Some(id) => say(&format!("cluster {id} has been removed")),

@@ -34,7 +34,7 @@ struct Arguments {
 enum Command {
     /// Start a cluster and leave it running.
     Up(UpArguments),
-    /// Remove one cluster or all running clusters, and the remains of killed ones.
+    /// Remove one cluster or all running clusters, and the objects of killed ones.
     Down,
     /// Show running clusters and how to access them.
     Status,
@@ -61,7 +61,7 @@ enum Command {
         /// The address of the server.
         server: SocketAddr,
     },
-    /// Own a cluster until a signal arrives; started by `up`.
+    /// Own a cluster until a signal arrives. `up` starts this command.
     #[command(hide = true)]
     Supervise(UpArguments),
     /// Run as the first process of a Node.

@@ -18,7 +18,7 @@ pub(crate) struct State {
     pub(crate) id: String,
     /// A description of the cluster's configuration.
     pub(crate) made_of: String,
-    /// The locations of the parts, once everything is ready.
+    /// The locations of the parts, once the cluster is ready.
     pub(crate) ready: Option<Ready>,
 }
 

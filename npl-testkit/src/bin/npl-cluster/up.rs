@@ -19,7 +19,7 @@ use crate::{UpArguments, access, say};
 /// The time limit, longer than every wait of the owner.
 const LIMIT: Duration = Duration::from_mins(4);
 
-/// The time limit for the owner to remove everything after SIGTERM.
+/// The time limit for the owner to remove the cluster after SIGTERM.
 const END_LIMIT: Duration = Duration::from_mins(1);
 
 /// Starts a cluster and prints how to access it.
@@ -46,7 +46,7 @@ fn wait_for_identifier(owner: &mut Child) -> Result<String> {
     thread::spawn(move || {
         let mut text = String::new();
         let read = BufReader::new(stdout).read_line(&mut text);
-        // The receiver is gone after a timeout.
+        // The receiver was dropped after a timeout.
         drop(sender.send(read.map(|_length| text)));
     });
     let waited = poll::until("the readiness of the cluster", LIMIT, || line.try_recv().ok());

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::environment::Environment;
 use crate::report::Report;
 
-/// Prints the counters and checks them against the demo's traffic.
+/// Prints the counters and compares them with the demo's traffic.
 pub(crate) fn run(report: &mut Report, env: &Environment) -> Result<()> {
     report.step("Show the counters")?;
     report.say("$ npl-agent status")?;

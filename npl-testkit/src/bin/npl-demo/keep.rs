@@ -7,7 +7,7 @@ use npl_testkit::interrupt;
 use crate::environment::{Environment, NAMESPACE, TCP_PORT};
 use crate::report::Report;
 
-/// Prints commands for exploration and waits for Ctrl-C.
+/// Prints commands to inspect the environment and waits for Ctrl-C.
 pub(crate) fn wait(report: &mut Report, env: &Environment) -> Result<()> {
     report.step("The demo keeps running: explore it as root in another terminal")?;
     let (node, client) = (env.topology.node().name(), env.client().name());

@@ -27,7 +27,7 @@ struct Arguments {
     #[arg(long)]
     real_cluster: bool,
 
-    /// Leave everything running at the end, print how to access it, and remove it on Ctrl-C.
+    /// Leave all parts running at the end, print how to access it, and remove it on Ctrl-C.
     #[arg(long)]
     keep: bool,
 

@@ -22,7 +22,7 @@ const RATE: u32 = 100;
 const BYTES: u64 = 24 << 20;
 const BYTES_PER_SECOND: u64 = 8 << 20;
 
-/// Bytes that each transfer must progress while no agent runs.
+/// Bytes that each transfer must transmit while no agent runs.
 const PROGRESS: u64 = 2 << 20;
 
 /// The time limit, far above the duration of a transfer.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compares the results on both Nodes, with the allowed differences.
+//! Compares the frames that the endpoints of both Nodes receive, except for the allowed differences.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,10 +16,10 @@ use super::translate::{header_length, untagged};
 use crate::prog_run::extensions::HOP_BY_HOP;
 use crate::prog_run::fragments::{L3, V4_HEADER, V6_HEADER};
 
-/// Counts of compared packets.
+/// Numbers of compared packets and of allowed differences.
 #[derive(Debug, Default)]
 pub(super) struct Summary {
-    /// Packets that were sent and had the same result on both Nodes.
+    /// Number of packets with the same result on both Nodes.
     pub(super) compared: u64,
     pub(super) seen: u64,
     /// Number of steps with each allowed difference.
@@ -82,7 +82,7 @@ fn compare(step: &Step, [mut npl, mut kernel]: [Received; 2], is_redirected: boo
     Ok(seen)
 }
 
-/// Removes early fragments that left untranslated, if their translated copies left too.
+/// Removes untranslated early fragments whose translated copies were also sent.
 fn remove_early_fragments(frames: &mut Vec<Frame>) {
     let of_node = |frame: &Frame| source(&frame.bytes).is_some_and(is_node);
     let translated: Vec<u16> =
@@ -99,8 +99,8 @@ fn source(frame: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Clears fields that each kernel chooses: identifications of the Node's own packets, and the order of fragments and
-/// identifications of IPv6 fragments.
+/// Clears fields whose values each kernel chooses: identifications of the Node's own packets and of IPv6 fragments.
+/// Sorts fragments by offset.
 fn normalize(frames: &mut [Frame], is_from_node: bool, are_fragments: bool) {
     for Frame { bytes, .. } in frames.iter_mut() {
         match (bytes[12], is_from_node) {
@@ -120,8 +120,7 @@ fn normalize(frames: &mut [Frame], is_from_node: bool, are_fragments: bool) {
     }
 }
 
-/// Whether a router treats a frame's packet differently from a plain bridge: it checks the source, the header and its
-/// options.
+/// Whether a router treats a frame's packet differently from a bridge, because of its source, header or options.
 fn needs_router(frame: &[u8]) -> bool {
     let is_cut = end_of_packet(frame) > frame.len();
     match frame[12] {
@@ -143,7 +142,7 @@ fn is_node(ip: IpAddr) -> bool {
     Family::ALL.into_iter().any(|family| node_addresses(family).contains(&ip))
 }
 
-/// The end of a frame's packet according to its header; the end of the frame if the header is cut off.
+/// The end of a frame's packet according to its IP header, or the end of the frame if the header is truncated.
 pub(super) fn end_of_packet(frame: &[u8]) -> usize {
     let (length_field, header_end) = match frame[12] {
         0x08 => (L3 + 2, L3),

@@ -14,7 +14,7 @@ use super::exception::Exception;
 use super::node_pair::{Endpoint, SERVICES, backend, node_addresses};
 use super::packet_fields::PacketFields;
 
-/// Frames that an endpoint sends, and the difference that they may cause.
+/// Frames that an endpoint sends, and the allowed difference between the results.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) from: Endpoint,
@@ -137,7 +137,7 @@ impl Addresses {
     }
 }
 
-/// The last packet of a sender.
+/// The last packet that a sender has sent.
 #[derive(Clone)]
 struct SentPacket {
     frames: Vec<Vec<u8>>,

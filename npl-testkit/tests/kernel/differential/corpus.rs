@@ -21,7 +21,7 @@ use crate::oracle::PROTOCOLS;
 pub(super) struct Case {
     connections: Vec<Connection>,
     single_packets: Vec<SinglePacket>,
-    /// The queue that each next step is taken from; the remaining queues follow in order.
+    /// The index of the queue from which each next step is taken; the remaining queues follow in order.
     schedule: Vec<u8>,
 }
 
@@ -102,7 +102,7 @@ fn actions(family: Family, protocol: Protocol, pod: usize) -> impl Strategy<Valu
     } else {
         prop_oneof![8..18_u16, 20..40_u16, Just(1000)].boxed()
     };
-    // The Node answers large packets with an ICMP error of its own, whose quote is longer.
+    // The Node answers large packets with its own ICMP error, whose quote is longer.
     let of_large = u32::from(protocol != Protocol::Sctp);
     prop_oneof![
         6 => (senders(), sizes(), flags.clone(), packet_fields(family, protocol))
@@ -131,8 +131,8 @@ fn sizes() -> impl Strategy<Value = u16> {
     prop_oneof![6 => 0..64_u16, 2 => 64..600_u16, 1 => 1100..1200_u16]
 }
 
-/// Fragment sizes that fit the link, where the last fragment is not tiny (see `Exception::LoneFragment`). In IPv6,
-/// small fragments are unusual, and some kernels reject them.
+/// Fragment sizes that fit the link. The last fragment is never tiny (see `Exception::LoneFragment`). Small IPv6
+/// fragments are excluded, because some kernels reject them.
 fn pieces(family: Family, pod: usize) -> impl Strategy<Value = (Sender, Fragmentation, u16)> {
     let min = if family == Family::V4 { 8_u16 } else { 154 };
     let max = if pod == NARROW { 160 } else { 175 };
@@ -143,7 +143,7 @@ fn pieces(family: Family, pod: usize) -> impl Strategy<Value = (Sender, Fragment
     })
 }
 
-/// Packets that exceed the MTU of the next link: to a Pod behind a narrow link, and from a Pod behind a wide one.
+/// Packets that exceed the MTU of the next link: to a Pod with a smaller MTU, and from a Pod with a larger MTU.
 fn large(pod: usize) -> impl Strategy<Value = (Sender, u16, PacketFields)> {
     let (sender, sizes) = match pod {
         NARROW => (Sender::Client, 1320..1420_u16),

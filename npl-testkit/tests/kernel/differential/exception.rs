@@ -19,7 +19,7 @@ pub(super) enum Exception {
     /// Kernel conntrack assigns the packet to no connection and leaves it to the host. NPL translates each request
     /// independently of its connection, and the Pod's stack accepts or rejects the packet.
     NotTracked,
-    /// As [`Self::NotTracked`], for a packet with one random byte: the difference is possible but not certain.
+    /// As [`Self::NotTracked`], for a packet with one random byte: the results may differ or be equal.
     Broken,
     /// The kernel drops an ICMP error with a wrong checksum; NPL forwards it, and the checksum stays wrong.
     WrongIcmpChecksum,
@@ -47,7 +47,7 @@ pub(super) enum Exception {
 }
 
 impl Exception {
-    /// The possible difference in an ICMP error that quotes this number of bytes of a transport header.
+    /// The possible difference for an ICMP error that quotes this number of bytes of a transport header.
     pub(super) fn of_quote(protocol: Protocol, bytes: usize) -> Option<Self> {
         match bytes {
             4..8 => Some(Self::ShortQuote),
@@ -57,12 +57,12 @@ impl Exception {
         }
     }
 
-    /// Whether the difference is possible but not certain; otherwise, the step must differ.
+    /// Whether the results may also be equal; with all other exceptions they must differ.
     pub(super) const fn is_possible_only(self) -> bool {
         matches!(self, Self::Broken | Self::NotRouted)
     }
 
-    /// Checks that the step differs in exactly this way.
+    /// Checks that the results differ exactly as the exception describes.
     pub(super) fn check(
         self,
         step: &Step,
@@ -120,7 +120,7 @@ impl Exception {
         Err(format!("{self:?}, but the kernel forwards {frames:02x?}\ninstead of {expected:02x?}\nfor {step:02x?}"))
     }
 
-    /// The kernel's frame must equal the one that is expected of NPL, except for the client port.
+    /// The kernel's frame must equal NPL's expected frame, except for the client port.
     fn check_other_port(self, step: &Step, expected: &[Frame], kernel: &[Frame]) -> Result<(), String> {
         let [Frame { bytes, tag }] = expected else { return Err(format!("{self:?} of {expected:02x?}")) };
         let mut other = bytes.clone();

@@ -33,12 +33,12 @@ use crate::world::is_emulated;
 
 /// A fixed seed: every run draws the same packets.
 const SEED: u64 = 0x4e50_4c00;
-/// Number of packets after which both Nodes are created anew, because their flow tables are limited.
+/// Number of packets after which both Nodes are recreated, because their flow tables are limited.
 const PACKETS_PER_NODE_PAIR: u64 = 100_000;
 /// First case number that a client address is derived from.
 const FIRST_CASE: u16 = 0x1000;
 
-/// Number of packets that are compared in each mode.
+/// Number of packets that each mode compares.
 fn packets() -> u64 {
     setting("NPL_DIFFERENTIAL_PACKETS").unwrap_or(if is_emulated() { 1500 } else { 75_000 })
 }

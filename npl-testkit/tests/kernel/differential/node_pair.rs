@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two Nodes that differ only in the translator: NPL in one, the kernel's NAT in the other. IP and link-layer
-//! addresses are equal, neighbor entries are permanent, and the endpoints never reply by themselves.
+//! Two Nodes that differ only in the translator: NPL in one, the kernel's NAT in the other. IP and link-layer addresses
+//! are equal, neighbor entries are permanent, and the endpoints' stacks never reply.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -106,7 +106,7 @@ pub(super) struct TestNode {
     _world: World,
 }
 
-/// Where NPL translates and how it forwards.
+/// NPL's translation hook and forwarding mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Stack,
@@ -153,7 +153,7 @@ impl NodePair {
         }
         set_addresses(npl.datapath(), &Family::ALL.map(node_addresses).concat());
 
-        // The sysctls of kernel conntrack exist only after its module was loaded, which the rules cause.
+        // The sysctls of kernel conntrack exist only after the rules have loaded its module.
         let kernel = world();
         oracle::install(kernel.node(), &translations());
         for node in [npl.node(), kernel.node()] {
@@ -314,7 +314,7 @@ fn receive_until_marker(tap: &Tap, number: u64, frames: &mut Vec<Frame>) {
     }
 }
 
-/// Skips broadcast and multicast frames, which kernels send by themselves.
+/// Skips broadcast and multicast frames, which kernels send on their own.
 fn push_unicast(frame: Frame, frames: &mut Vec<Frame>) {
     let is_multicast = frame.bytes[0] & 1 != 0;
     if !is_multicast {

@@ -73,7 +73,7 @@ pub(super) struct PacketFields {
 }
 
 impl PacketFields {
-    /// A packet with the usual fields.
+    /// A packet with ordinary fields: no options, not fragmented.
     pub(super) const PLAIN: Self = Self {
         class: 0,
         hops: 64,
@@ -85,7 +85,7 @@ impl PacketFields {
         fragmentation: None,
     };
 
-    /// The frames that carry a packet: one, or all its fragments.
+    /// The frames of a packet: one frame, or all its fragments.
     pub(super) fn frames(&self, packet: &Packet, from: Endpoint) -> Vec<Vec<u8>> {
         let mut packet = packet.clone();
         packet.ethernet = Some(from.ethernet());

@@ -29,7 +29,7 @@ pub(super) enum Kind {
     Unmapped { port: u16, flags: u8 },
     /// From the client to the Pod's own address.
     Direct { flags: u8 },
-    /// From a mapped port of a Pod, to a client that has sent nothing.
+    /// From a mapped port of a Pod, to a client that has sent no packet.
     Unsolicited { flags: u8 },
     /// With another transport protocol, to the Node or to a Pod.
     Foreign { protocol_number: u8, to_pod: bool, bytes: u8 },
@@ -63,7 +63,7 @@ impl SinglePacket {
                 (Endpoint::Client, self.packet(client, mapped, SYN))
             }
         };
-        // A corrupted packet may become a fragment and needs an identification of its own.
+        // A corrupted packet may become a fragment and needs its own identification.
         let identification =
             if matches!(self.kind, Kind::Corrupted { .. }) { client.port() } else { self.fields.identification };
         let mut frames = PacketFields { identification, ..self.fields.clone() }.frames(&packet, from);
@@ -105,7 +105,7 @@ impl SinglePacket {
     }
 }
 
-/// The link-layer address of no device.
+/// A link-layer address that no device has.
 const UNUSED_ADDRESS: &[u8] = &[2, 0, 0, 0, 0x4e, 0x77];
 
 /// TCP flags that conntrack accepts as the start of a connection, also mid-stream, and some that it does not.
@@ -117,7 +117,7 @@ pub(super) fn tag(frame: &mut Vec<u8>, tags: &[u16]) {
     frame.splice(12..12, bytes);
 }
 
-/// Changes one header byte outside of the addresses, because another address would be another test.
+/// Changes one header byte outside of the addresses; a changed address would be a different test.
 fn corrupt(frame: &mut [u8], position: u8, value: u8, is_summed: bool) {
     let is_v4 = frame[12] == 0x08;
     let (before, header) = if is_v4 { (12, V4_HEADER) } else { (8, V6_HEADER) };

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A packet socket that receives every frame of a device, with the metadata that the kernel keeps outside of the
-//! bytes.
+//! A packet socket that receives every frame of a device, with metadata that is not part of the frame's bytes.
 
 #![expect(unsafe_code, reason = "no library in use reads a packet socket's auxiliary data")]
 
@@ -17,9 +16,9 @@ use crate::wire;
 const EVERYTHING: u16 = 3;
 /// `TP_STATUS_CSUMNOTREADY`: the checksum is not computed yet.
 const CHECKSUM_PENDING: u32 = 1 << 3;
-/// `TP_STATUS_VLAN_VALID`: the frame has a VLAN tag, which is not among its bytes.
+/// `TP_STATUS_VLAN_VALID`: the frame has a VLAN tag, which the kernel has removed from its bytes.
 const TAGGED: u32 = 1 << 4;
-/// More than the largest MTU of the topology.
+/// Receive buffer of one frame: more than the largest MTU of the topology.
 const FRAME_BYTES: usize = 2048;
 /// Receive buffer for all frames of one step.
 const BUFFER_BYTES: libc::c_int = 4 << 20;

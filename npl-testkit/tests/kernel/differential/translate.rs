@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Expected translation of a frame, byte by byte, for results that the kernel's NAT does not show.
+//! The expected translation of a frame, byte by byte, for cases in which the kernel's NAT gives no reference.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -37,7 +37,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Layout of a packet that its ethertype assigns to this family, whatever its version field contains.
+    /// Layout of a packet whose ethertype is that of this family, whatever its version field contains.
     pub(super) fn of(family: Family, ip: &[u8]) -> Option<Self> {
         if family == Family::V4 {
             let is_later = u16::from_be_bytes([*ip.get(6)?, *ip.get(7)?]) & 0x1fff != 0;
@@ -59,7 +59,7 @@ impl Layout {
         if matches!(self.family, Family::V4) { (12, 4) } else { (8, 16) }
     }
 
-    /// The addresses and ports, which the TCP and UDP checksums cover.
+    /// The bytes of addresses and ports, which the TCP and UDP checksums cover.
     fn covered(self, ip: &[u8]) -> Vec<u8> {
         let (at, size) = self.addresses();
         let ports = ip.get(self.transport..self.transport + 4).unwrap_or_default();
@@ -95,7 +95,8 @@ fn translate(frame: &[u8], step: &Step) -> Vec<u8> {
     }
     readdress(family, &mut ip, side, to);
     decrement_ttl(&mut ip, family);
-    // If the header extends beyond the packet's end, all of it was translated; now it is cut off.
+    // If the header extends beyond the packet's end, the program has translated the whole header; the receiver gets it
+    // truncated.
     ip.truncate(end_of_packet(&frame) - L3);
     let link = if step.from == Endpoint::Client { Endpoint::Pod(service.pod) } else { Endpoint::Client };
     let ethernet = link.ethernet();
@@ -168,7 +169,7 @@ fn adjust_datagram(ip: &mut [u8], at: usize, old: &[u8], new: &[u8]) {
     }
 }
 
-/// A CRC is linear: bytes that the quote lacks are the same before and after, so zeros stand for them.
+/// A CRC is linear: bytes that are missing in the quote do not change, so zeros replace them.
 fn adjust_crc(ip: &mut [u8], before: &[u8], layout: Layout) {
     let at = layout.transport + 8;
     let Some(field) = before.get(at..at + 4).filter(|field| **field != [0; 4]) else { return };
@@ -194,8 +195,7 @@ fn decrement_ttl(ip: &mut [u8], family: Family) {
     adjust(ip, 10, &before, &[ip[8], ip[9]].map(u8::from));
 }
 
-/// Length of the IPv4 header with its options, at least that of a header without options and at most that of the
-/// frame.
+/// Length in bytes of the IPv4 header with its options: at least 20, and otherwise at most that of the frame.
 pub(super) fn header_length(frame: &[u8]) -> usize {
     let Some(first) = frame.get(L3) else { return V4_HEADER };
     let length = usize::from(first & 0x0f) * 4;

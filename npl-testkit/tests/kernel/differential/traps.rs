@@ -25,7 +25,7 @@ const V4_TRANSPORT: usize = 34;
 /// A trap's number and title, and the steps that provoke it.
 pub(super) type Trap = (&'static str, fn(&Scene) -> Vec<Step>);
 
-/// Every trap that packets alone can provoke; other tests cover those that need offloads, devices or the agent.
+/// Every trap that packets alone can provoke; traps of offloads, devices or the agent have other tests.
 pub(super) const TRAPS: [Trap; 19] = [
     ("P-02, P-03: checksums of all transports in both directions", every_kind_of_packet),
     ("P-05: a UDP checksum of zero, absent or computed", zero_checksums),
@@ -59,7 +59,7 @@ impl Scene {
         self.family == Family::V4
     }
 
-    /// An address and port of the client.
+    /// An address and port of the client, by number.
     fn client_at(&self, number: u16) -> SocketAddr {
         (self.client, 20_000 + number).into()
     }
@@ -369,8 +369,8 @@ fn fragments(scene: &Scene) -> Vec<Step> {
     as_one_step(&mut steps)
 }
 
-/// With a reused identification, the last fragment matches the record of the previous datagram and is not saved.
-/// There are so many datagrams that two of them, or one at two hooks, share a slot.
+/// With a reused identification, the last fragment matches the record of the previous datagram and is not saved. The
+/// number of datagrams is so large that two of them, or one at two hooks, share a slot.
 fn reused_identifications(scene: &Scene) -> Vec<Step> {
     let actions = (1..=200).flat_map(|number| {
         [Order::Ascending, Order::Descending].map(|order| {
@@ -385,8 +385,8 @@ fn reused_identifications(scene: &Scene) -> Vec<Step> {
     scene.connection(0, Protocol::Sctp, actions.collect(), Ending::None)
 }
 
-/// The kernel forwards a datagram when its last fragment arrives; so trailing steps of one fragment each become one
-/// step.
+/// Merges trailing steps of one fragment each into one step, because the kernel forwards a datagram when its last
+/// fragment arrives.
 fn as_one_step(steps: &mut Vec<Step>) -> Vec<Step> {
     let start = steps.iter().rposition(|step| step.frames.len() > 1).map_or(0, |at| at + 1);
     let singles = steps.split_off(start);
@@ -451,7 +451,7 @@ fn tuple_conflict(scene: &Scene) -> Vec<Step> {
     ));
     let actions = BOTH.map(|sender| send(sender, 8, PacketFields::PLAIN)).to_vec();
     let mut connection = scene.connection(1, Protocol::Tcp, actions, Ending::Closed(Sender::Client));
-    // After the handshake, because the following packets must not differ.
+    // The packet is sent after the handshake, because the following packets must not differ.
     let syn = client(&Packet::tcp(scene.client_at(1), second, SYN, b""));
     connection.insert(3, with_exception(Exception::TupleConflict, syn));
     steps.extend(connection);
@@ -477,7 +477,8 @@ fn ends_of_connections(scene: &Scene) -> Vec<Step> {
 
 fn invalid(scene: &Scene) -> Vec<Step> {
     let mut steps = Vec::new();
-    // No flags, invalid combinations, all flags, and ends of a connection that never started.
+    // Packets without flags, with invalid combinations, with all flags, and with FIN or RST of a connection that never
+    // started.
     let flags = [0, SYN | FIN, SYN | RST, FIN | PSH | URG, 0x3f, FIN, RST, RST | ACK, FIN | ACK, SYN | ACK];
     for (flags, number) in flags.into_iter().zip(0..) {
         steps.push(with_exception(

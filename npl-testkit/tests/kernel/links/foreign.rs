@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Foreign TC programs before and after NPL's, which end the chain or continue it.
+//! Foreign TC programs before and after NPL's. They end the chain or continue it.
 
 use std::io::{self, ErrorKind};
 
@@ -58,9 +58,9 @@ fn foreign_programs_before_npls_that_continue_the_chain_change_nothing() {
     world.assert_answers();
 }
 
-/// NPL's program does not run, and the host answers instead of the Pod. Neither `status` nor the log shows this,
-/// because NPL's programs are attached and the kernel does not report whether a program runs. The request counters of
-/// the mappings, which stay at zero, show this.
+/// NPL's program does not run, and the host answers instead of the Pod. Neither `status` nor the log shows this: NPL's
+/// programs are attached, and the kernel does not report whether a program runs. Only the mappings' request counters,
+/// which stay at zero, show it.
 #[test]
 fn foreign_program_that_ends_the_chain_before_npls_bypasses_request_translation() {
     let world = World::new(1);
@@ -76,8 +76,8 @@ fn foreign_program_that_ends_the_chain_before_npls_bypasses_request_translation(
     world.assert_answers();
 }
 
-/// Requests reach the Pod, but its replies leave untranslated and no client accepts them. Mappings that count requests
-/// but no replies show this.
+/// Requests reach the Pod, but its replies leave untranslated, and clients drop them. Mappings that count requests but
+/// no replies show this.
 #[test]
 fn foreign_program_that_ends_the_chain_before_npls_bypasses_reply_translation() {
     let world = World::new(1);

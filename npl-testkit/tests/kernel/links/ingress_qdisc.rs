@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A foreign `ingress` qdisc, which occupies the place of `clsact` and has no egress hook.
+//! A foreign `ingress` qdisc, which occupies the handle of `clsact` and has no egress hook.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ fn tc(world: &World, words: &str) -> String {
     world.node().tc(words).unwrap()
 }
 
-/// Does what the agent does when devices change.
+/// Applies the agent's device decisions after a change of devices.
 fn follow(world: &mut World, attach: Attach) -> Coverage {
     let mut uplinks = Uplinks::new(DeviceSelection::Auto, Forwarding::Stack, attach, GuardMode::Off);
     let (node, node_ips) = (world.node().clone(), world.node_ips());
@@ -72,7 +72,7 @@ fn ingress_qdisc_is_distinguished_from_clsact_and_refused_for_filters() {
 #[test]
 fn xdp_is_detached_where_the_egress_program_cannot_be_attached() {
     let mut world = World::fresh(1);
-    // A packet must have its final checksum when it reaches the XDP program.
+    // A packet must have a complete checksum when it reaches the XDP program.
     world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
     let has_program = |world: &World| world.node().ip("link show dev eth0").unwrap().contains("prog/xdp");
     assert_eq!(follow(&mut world, Attach::Xdp), SERVED);

@@ -22,7 +22,7 @@ const OTHER_NODE_PORT: u16 = 62_000;
 /// Time limit for the kernel to detach a program; far longer than needed.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A second datapath on the same uplink, with a Pod of its own.
+/// A second datapath on the same uplink, with its own Pod.
 struct Second {
     datapath: Datapath,
     _server: EchoServer,
@@ -58,7 +58,7 @@ fn assert_serves(world: &World, node_port: u16, pod: &str) {
     }
 }
 
-/// Removes everything that one instance has pinned, as `npl-agent cleanup` does.
+/// Removes all pins of one instance, as `npl-agent cleanup` does.
 #[track_caller]
 fn clean_up(world: &World, bpffs: &BpfFs, node_port: u16) {
     let (removed, errors) = world.node().block_on(remove_everything(bpffs.path())).unwrap();

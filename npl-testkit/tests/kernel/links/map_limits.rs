@@ -34,8 +34,8 @@ fn full_next_hop_map_of_one_family_does_not_affect_the_other() {
     world.assert_answers();
 }
 
-/// Replies by the uplink that does not fit would take the stack although requests are redirected; so redirect is
-/// disabled.
+/// Replies through the uplink that does not fit would be forwarded by the stack although requests are redirected, so
+/// redirect is disabled.
 #[test]
 fn full_uplink_map_disables_redirect() {
     let mut world = World::new(1);

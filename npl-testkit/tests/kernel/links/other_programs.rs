@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Other programs on the same hooks see every packet, before or after NPL's programs.
+//! Other programs on the same hooks process every packet, before or after NPL's programs.
 
 use std::net::Ipv4Addr;
 
@@ -58,7 +58,7 @@ fn program_after_npls_sees_translated_requests() {
     let mut world = World::bare(1, Options::default());
     let other = OtherProgram::attach(&world, world.pod().ip(), "8000-8100");
     if other.datapath.hooks.mechanism() != "tcx" {
-        // See above.
+        // See above: the filters would replace each other.
         return;
     }
     world.install();
@@ -73,7 +73,7 @@ fn filter_after_npls_sees_translated_requests() {
     let program = other.datapath.hooks.load_program(PROG_INGRESS).unwrap();
     let options = NlOptions { priority: 10, ..NlOptions::default() };
     let attach = || {
-        // If NPL's programs are filters, the qdisc exists already.
+        // If NPL's programs are filters, the qdisc already exists.
         drop(tc::qdisc_add_clsact("eth0"));
         program.attach_with_options("eth0", TcAttachType::Ingress, TcAttachOptions::Netlink(options)).unwrap()
     };

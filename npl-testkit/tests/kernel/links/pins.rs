@@ -21,7 +21,7 @@ use crate::bpffs_pool::BPFFS;
 use crate::lab::{mapping, with_lab};
 use crate::world::{is_emulated, set_addresses};
 
-/// Asserts that a datapath opens over pins that `prepare` has made, works, and has no mappings.
+/// Asserts that a datapath opens with the pins that `prepare` has made, translates, and has no mappings.
 fn opens_over(prepare: impl FnOnce(&Pins) + Send) {
     let open = || {
         let pins = Pins::new(Path::new(BPFFS));
@@ -102,7 +102,7 @@ fn bpftool_dumps_mappings_with_field_names() {
     });
 }
 
-/// The agent lacks the permission, as here, or file descriptors; the map keeps all mappings.
+/// The agent lacks permission (as here) or file descriptors to open the map, which keeps all mappings.
 #[test]
 fn pinned_map_that_cannot_be_opened_is_kept() {
     with_lab(|lab| {
@@ -119,7 +119,7 @@ fn pinned_map_that_cannot_be_opened_is_kept() {
     });
 }
 
-/// `npl-agent status` finds such maps while a first agent loads its programs or a cleanup removes them.
+/// `npl-agent status` finds an incomplete set of maps while a first agent loads its programs or a cleanup removes them.
 #[test]
 fn missing_pin_of_a_map_is_reported() {
     with_lab(|lab| {

@@ -49,7 +49,7 @@ impl World {
         pins.programs_of(&pins.builds().unwrap()[0])
     }
 
-    /// Asserts that the next agent loads every program again and serves requests.
+    /// Asserts that the next agent reloads every program and serves requests.
     #[track_caller]
     fn assert_all_reloaded(&mut self, before: &BTreeMap<(String, String), u32>) {
         self.install();
@@ -58,7 +58,7 @@ impl World {
     }
 }
 
-/// Asserts that the programs have the same names and different ids.
+/// Asserts that the programs have the same names but different ids.
 #[track_caller]
 fn assert_different_ids(now: &BTreeMap<(String, String), u32>, before: &BTreeMap<(String, String), u32>) {
     assert!(now.keys().eq(before.keys()), "{before:?} {now:?}");
@@ -136,7 +136,7 @@ fn pin_other_than_a_program_is_replaced() {
     let replacements: [fn(&Path); 3] = [
         |pin| HashMap::<MapData, u32, u64>::create(1, 0).unwrap().pin(pin).unwrap(),
         |pin| fs::create_dir(pin).unwrap(),
-        // As if the agent had died between two pins.
+        // The state after an agent was killed between two pins.
         |_nothing| {},
     ];
     for replacement in replacements {

@@ -116,7 +116,7 @@ fn recreated_device_with_the_same_index_is_attached_again() {
     assert_attached_again(&mut world);
 }
 
-/// A network card is moved to a Pod, and another one returns from a Pod with the same index before the agent lists
+/// A network card is moved to a Pod, and another card returns from a Pod with the same index, before the agent lists
 /// devices.
 #[test]
 fn device_with_the_index_of_a_moved_one_is_attached_again() {
@@ -165,7 +165,7 @@ fn programs_are_attached_again_after_their_qdisc_was_deleted() {
     let mut world = World::new(1);
     let mut datapath = world.datapath.take().unwrap();
     let delete = || {
-        // If NPL's programs are filters, the qdisc exists already.
+        // If NPL's programs are filters, the qdisc already exists.
         drop(tc::qdisc_add_clsact("eth0"));
         tools::output(Command::new("tc").args(["qdisc", "del", "dev", "eth0", "clsact"])).unwrap();
     };

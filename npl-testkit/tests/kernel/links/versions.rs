@@ -10,10 +10,8 @@ use aya_obj::generated::bpf_map_type;
 use npl_agent::core::model::Family;
 use npl_agent::datapath::{Datapath, Pins};
 use npl_common::flow::{FlowKeyV4, FlowV4, MAX_FLOWS};
-use npl_common::names::{
-    ABI_VERSION, MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_MAPPING_V4, MAP_MAPPING_V6,
-    MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6, PIN_ROOT,
-};
+use npl_common::former_names;
+use npl_common::names::{ABI_VERSION, MAP_FLOW_V4, PIN_ROOT};
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::traffic::{Direction, Load, Request, Transfer};
@@ -22,18 +20,6 @@ use crate::world::{World, is_emulated};
 
 /// Time limit for a few requests, also on an emulated processor.
 const LIMIT: Duration = Duration::from_secs(20);
-
-/// This version's maps, and their names in ABI 1. The layout of keys and values is the same.
-const ABI_1_NAMES: [(&str, &str); 8] = [
-    (MAP_MAPPING_V4, "npl_map_v4"),
-    (MAP_MAPPING_V6, "npl_map_v6"),
-    (MAP_ALLOW_V4, "npl_allow_v4"),
-    (MAP_ALLOW_V6, "npl_allow_v6"),
-    (MAP_FLOW_V4, "npl_flow_v4"),
-    (MAP_FLOW_V6, "npl_flow_v6"),
-    (MAP_SOCKET_RNAT_V4, "npl_peer_v4"),
-    (MAP_SOCKET_RNAT_V6, "npl_peer_v6"),
-];
 
 fn version(bpffs: &Path, abi: u32) -> PathBuf {
     bpffs.join(PIN_ROOT).join(format!("v{abi}"))
@@ -44,10 +30,8 @@ fn pretend_to_be(bpffs: &Path, abi: u32) {
     let folder = version(bpffs, abi);
     fs::rename(version(bpffs, ABI_VERSION), &folder).unwrap();
     if abi == 1 {
-        for (ours, theirs) in ABI_1_NAMES {
-            fs::rename(folder.join(ours), folder.join(theirs)).unwrap_or_else(|error| {
-                assert!(ours == theirs, "rename {ours}: {error}");
-            });
+        for (ours, theirs) in former_names::ABI_1 {
+            fs::rename(folder.join(ours), folder.join(theirs)).unwrap();
         }
     }
 }
@@ -140,7 +124,7 @@ fn replace_by_smaller(pin: &Path) {
     let kind = bpf_map_type::BPF_MAP_TYPE_LRU_HASH as u32;
     let data = MapData::create(aya_obj::Map::new_from_params(kind, key, value, MAX_FLOWS / 2, flags), "half", None);
     let (old, mut new) = (table(old), table(data.unwrap()));
-    for item in old.iter() {
+    for item in &old {
         let (key, value) = item.unwrap();
         new.insert(key, value, 0).unwrap();
     }

@@ -86,7 +86,7 @@ fn transfers_datagrams_and_fragments_arrive_with_xdp() {
         for direction in [TransferDirection::Upload, TransferDirection::Download] {
             assert_eq!(transfer(world.client(), frontend, direction, bytes).unwrap().bytes, bytes);
         }
-        // Fragments, which TC translates.
+        // These are fragments, which the TC program translates.
         assert_eq!(traffic::udp_exchange(world.client(), frontend, 4000, 4000).unwrap().pod, "web-0");
     }
     let options = UdpOptions { checksum: false, ..UdpOptions::default() };
@@ -231,7 +231,7 @@ fn network_card_translates_as_the_agent_plans() {
     let mut datapath = world.datapath.take().unwrap();
     match world.node().run(|| datapath.attach_xdp(&card)).unwrap() {
         Ok(()) => assert!(world.xdp_program("up0").is_some()),
-        // Before Linux 5.13 the driver needs one transmit queue more for each processor than the card has.
+        // Before Linux 5.13 the driver needs one more transmit queue per processor than the card has.
         Err(error) => {
             assert!(KernelVersion::current().unwrap() < KernelVersion::new(5, 13, 0), "{error:?}");
             assert_eq!(error.xdp_reason(), XdpReason::DriverRefuses, "{error:?}");

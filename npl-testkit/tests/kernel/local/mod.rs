@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients on the Node and in its Pods, in a cgroup of the test.
+//! Clients on the Node and in its Pods. Their processes are in a cgroup of the test.
 
 mod addresses;
 mod lifecycle;

@@ -87,7 +87,7 @@ fn socket_that_sends_to_the_pod_directly_sees_the_pods_address() {
     }
 }
 
-/// By then, another Pod may have the node port.
+/// When the socket sends, another Pod may have the node port.
 #[test]
 fn socket_that_sends_directly_after_the_mapping_was_removed_sees_the_pods_address() {
     let mut scene = Scene::new(1);
@@ -101,7 +101,7 @@ fn socket_that_sends_directly_after_the_mapping_was_removed_sees_the_pods_addres
     }
 }
 
-/// By then, another Pod may have the node port.
+/// When the datagram arrives, another Pod may have the node port.
 #[test]
 fn datagram_of_a_later_pod_does_not_come_from_the_earlier_pods_mapping() {
     assert_later_pod_is_not_translated(|world| {
@@ -109,7 +109,7 @@ fn datagram_of_a_later_pod_does_not_come_from_the_earlier_pods_mapping() {
     });
 }
 
-/// The killed agent has not purged the flows, and the later Pod has a mapping of its own.
+/// The killed agent has not purged the flows, and the later Pod has its own mapping.
 #[test]
 fn datagram_of_a_later_pod_is_not_translated_after_the_agent_was_killed() {
     assert_later_pod_is_not_translated(|world| {

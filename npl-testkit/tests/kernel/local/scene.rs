@@ -16,7 +16,7 @@ use crate::world::{NODE_PORT, World};
 /// The protocols of each mapping.
 pub(super) const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
-/// The fields are dropped in this order.
+/// A Node with the agent's datapath. The fields are dropped in this order.
 pub(super) struct Scene {
     pub(super) cgroup: ClientCgroup,
     pub(super) world: World,
@@ -81,7 +81,7 @@ impl Scene {
         }
     }
 
-    /// Asserts that the host refuses the request by both protocols.
+    /// Asserts that the host rejects the request by both protocols.
     #[track_caller]
     pub(super) fn assert_refused(&self, from: &Netns, server: SocketAddr) {
         for protocol in PROTOCOLS {
@@ -98,7 +98,7 @@ impl Scene {
     }
 }
 
-/// Loopback addresses with the first Pod's node port; none if the kernel cannot tell network namespaces apart.
+/// Loopback addresses with the first Pod's node port; none if the kernel lacks network namespace cookies.
 pub(super) fn loopback_addresses() -> Vec<SocketAddr> {
     if !has_loopback() {
         return Vec::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Allow-lists for local clients: the source of a client on the Node is the address that it sends to.
+//! Allow-lists for local clients: the source address of a client on the Node is the address to which it sends.
 
 use super::scene::{Scene, loopback_addresses};
 

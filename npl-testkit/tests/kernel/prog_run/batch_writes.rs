@@ -40,7 +40,7 @@ fn mappings_of_one_batch_translate_and_count_independently() {
     }
 }
 
-/// One mapping moves to another Pod, and two new ones use its previous endpoint, which is removed and added again.
+/// One mapping moves to another Pod, and two new mappings use its previous endpoint, which is removed and added again.
 #[test]
 fn new_mappings_take_over_an_endpoint_that_moves_in_the_same_batch() {
     with_mappings(|lab| {
@@ -73,7 +73,7 @@ fn invalid_mapping_of_a_batch_is_refused_alone() {
     });
 }
 
-/// The kernel aborts a batch at the first element that it refuses.
+/// The kernel aborts a batch at the first element that it rejects.
 #[test]
 fn mappings_beyond_the_map_size_are_refused_and_all_others_written() {
     with_family(Family::V4, |lab| {
@@ -90,7 +90,7 @@ fn mappings_beyond_the_map_size_are_refused_and_all_others_written() {
     });
 }
 
-/// Counters of a removed mapping must not be inherited by a new one.
+/// A new mapping must not inherit the counters of a removed one.
 #[test]
 fn counters_of_a_new_batch_start_at_zero() {
     with_mappings(|lab| {

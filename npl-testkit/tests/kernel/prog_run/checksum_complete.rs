@@ -66,7 +66,7 @@ fn checksum_complete_stays_correct() {
     });
 }
 
-/// A redirected packet has one hop less, which no checksum of IPv6 covers.
+/// A redirected packet's hop limit is decremented, which no checksum of IPv6 covers.
 #[test]
 fn checksum_complete_of_a_redirected_packet_stays_correct() {
     if !is_supported() {

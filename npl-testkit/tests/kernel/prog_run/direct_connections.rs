@@ -13,7 +13,7 @@ use super::scene::{
 use crate::counters::{Change, and, first_request, reason, reply};
 use crate::lab::{Lab, TEST_DEVICE, hash};
 
-/// The Pod accepts a direct connection and sends on it: its packets leave unchanged.
+/// Asserts that the Pod accepts a direct connection and sends on it, and that its packets leave unchanged.
 #[track_caller]
 fn pod_accepts_directly(lab: &mut Lab, changes: Vec<Change>) {
     let accepted = direct_answer(SYN | ACK);
@@ -68,7 +68,7 @@ fn direct_connection_after_a_client_reset_is_not_translated() {
     });
 }
 
-/// The test removes the earlier connection's entry, as an eviction from the flow table would.
+/// The test removes the earlier connection's entry, as the flow table evicts entries.
 #[test]
 fn entry_of_the_half_open_cache_alone_does_not_take_a_direct_connection() {
     with_mappings(|lab| {
@@ -114,7 +114,7 @@ fn flags_of_an_immediately_following_connection_are_recorded() {
     });
 }
 
-/// An attacker can forge these segments; the Pod does not open a new connection on an established one.
+/// An attacker can forge these segments; the Pod opens no new connection in place of an established one.
 #[test]
 fn direct_segments_of_the_client_do_not_change_the_mapped_connection() {
     with_mappings(|lab| {
@@ -166,7 +166,7 @@ fn direct_datagram_takes_over_a_flow_that_only_the_flow_table_has() {
     });
 }
 
-/// The XDP program handles direct datagrams that arrive by a device to which it is attached, and TC does not handle
+/// The XDP program handles direct datagrams that arrive on a device to which it is attached, and TC does not handle
 /// them again. Datagrams from other devices are handled by TC.
 #[test]
 fn direct_datagram_is_recorded_once_on_a_device_with_xdp_and_tc() {

@@ -74,7 +74,7 @@ fn error_about_a_reply_goes_to_the_pod() {
     with_mappings(|lab| {
         exchange(lab);
         for kind in kinds() {
-            // The minimum of RFC 792, enough for a checksum, and more.
+            // The quoted bytes: the minimum of RFC 792, enough for a checksum, and more.
             for bytes in [8, 12, 18, 20, 64] {
                 for (reply, mapping) in [
                     (tcp(pod(), client(), PSH | ACK, &[7; 100]), "61000/tcp"),
@@ -98,7 +98,7 @@ fn error_about_a_request_comes_from_the_node_for_any_sender() {
     });
 }
 
-/// Errors about a segment with these flags and about a datagram, from any sender.
+/// Asserts that errors about a segment with these flags and about a datagram, from any sender, come from the Node.
 #[track_caller]
 fn errors_come_from_the_node(lab: &mut Lab, flags: u8) {
     for kind in kinds() {
@@ -335,7 +335,7 @@ fn bad_quote_is_counted_for_an_invalid_header() {
         for byte in [0_u8, 0x41, 0x4f, 0x6f, 0xff] {
             let Transport::Icmp(icmp) = &mut garbage.transport else { unreachable!("the packet is an ICMP error") };
             icmp.payload[0] = byte;
-            // The version or header length is invalid, or the header is longer than the packet.
+            // The changed byte makes the version or header length invalid, or the header longer than the packet.
             if (family(), byte) != (Family::V6, 0x6f) {
                 passes(lab, PROG_INGRESS, garbage.build(), reason(Reason::BadQuote));
             }
@@ -365,7 +365,7 @@ fn icmp_error_neither_opens_nor_refreshes_a_flow() {
     });
 }
 
-/// A forged error would otherwise lower the path MTU of a Pod towards any host.
+/// Without this check, a forged error would lower the path MTU of a Pod towards any host.
 #[test]
 fn untracked_error_is_counted_for_an_error_about_a_packet_that_belongs_to_no_flow() {
     with_mappings(|lab| {

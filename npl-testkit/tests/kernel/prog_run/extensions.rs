@@ -89,7 +89,7 @@ fn atomic_fragment_is_translated() {
     });
 }
 
-/// The program changes nothing in the frame and counts exactly `changes`.
+/// Asserts that the program leaves the frame unchanged and counts exactly `changes`.
 #[track_caller]
 fn passes(lab: &mut Lab, program: &'static str, frame: Vec<u8>, changes: Vec<crate::counters::Change>) {
     assert_eq!(lab.run(program, &frame), Outcome { action: NEXT, bytes: frame, changes });
@@ -121,7 +121,7 @@ fn ipv6_extension_headers_without_an_end_are_counted_for_packets_to_the_node() {
                 passes(lab, PROG_INGRESS, frame, changes.clone());
             }
         }
-        // On egress, the address alone does not show whether the packet belongs to a mapping: nothing is counted.
+        // On egress, the address alone does not show whether the packet belongs to a mapping, so no reason is counted.
         let answer = extended(&udp(pod(), client(), b"hello"), &[(DESTINATION_OPTIONS, SIX); 7]);
         passes(lab, PROG_EGRESS, answer, vec![]);
     });

@@ -16,7 +16,7 @@ use super::scene::{
 use crate::counters::{Change, and, establishing_reply, establishing_request, first_request, reason, reply, request};
 use crate::lab::Lab;
 
-/// The Pod's packet leaves unchanged, because it belongs to no tracked flow.
+/// Asserts that the Pod's packet leaves unchanged, because it belongs to no tracked flow.
 #[track_caller]
 fn is_untracked(lab: &mut Lab) {
     let answer = tcp(pod(), client(), ACK, b"");
@@ -219,7 +219,7 @@ fn client_reset_with_the_number_of_the_handshake_refuses_it() {
     });
 }
 
-/// An attacker may send this segment.
+/// An off-path attacker may send this segment.
 #[test]
 fn client_reset_with_a_forged_number_does_not_end_the_handshake() {
     with_mappings(|lab| {
@@ -243,7 +243,7 @@ fn fin_flags_of_both_sides_are_recorded() {
     });
 }
 
-/// The client sends a SYN to one of the Node's addresses.
+/// The client sends a SYN to one of the Node's addresses, which is translated and counted.
 #[track_caller]
 fn sends_syn(lab: &mut Lab, node: SocketAddr, counted: Vec<Change>) {
     let syn = tcp(client(), node, SYN, b"");

@@ -49,7 +49,7 @@ fn timeout(state: &FlowState) -> u64 {
     conntrack::established_timeout_ns(state, protocol::TCP, false)
 }
 
-/// The connection is as it was before the forged segments.
+/// Asserts that the connection's state is unchanged by the forged segments.
 #[track_caller]
 fn is_undisturbed(lab: &mut Lab) {
     is_request_translated(lab, ACK | PSH);
@@ -95,7 +95,7 @@ fn forged_segments_do_not_disturb_an_established_connection() {
     });
 }
 
-/// The Pod's segment of the direct connection leaves unchanged.
+/// Asserts that the Pod's segment of the direct connection leaves unchanged.
 #[track_caller]
 fn is_direct(lab: &mut Lab, packet: &Packet) {
     lab.egress(packet).is(packet, reason(Reason::UntrackedReply));

@@ -174,8 +174,8 @@ fn early_fragment_is_passed_unchanged_and_counted() {
     });
 }
 
-/// The first fragment's skb is overwritten with each saved copy, which is sent again; afterwards its own bytes are
-/// restored.
+/// The first fragment's skb is overwritten with each saved copy, which is re-injected; afterwards the first fragment's
+/// bytes are restored.
 #[test]
 fn first_fragment_of_a_reply_is_unchanged_by_reinjected_copies() {
     stay_on_this_processor();
@@ -193,8 +193,8 @@ fn first_fragment_of_a_reply_is_unchanged_by_reinjected_copies() {
     });
 }
 
-/// The first fragment's skb is overwritten with each saved copy, which is received again; afterwards its own bytes
-/// are restored.
+/// The first fragment's skb is overwritten with each saved copy, which is re-injected at ingress; afterwards the first
+/// fragment's bytes are restored.
 #[test]
 fn first_fragment_is_unchanged_by_reinjected_copies() {
     stay_on_this_processor();
@@ -325,7 +325,7 @@ fn fragments_of_unmapped_datagrams_are_passed_unchanged() {
                 passes(lab, PROG_INGRESS, &frame, vec![]);
             }
         }
-        // From a Pod port without a mapping, and from an address that belongs to no Pod.
+        // The sources: a Pod port without a mapping, and an address that belongs to no Pod.
         for source in [(pod_ip(), 53), (unused_ip(), 53)] {
             for frame in fragments(&from(&replies()[0].0, source.into()), ID) {
                 passes(lab, PROG_EGRESS, &frame, vec![]);
@@ -435,8 +435,8 @@ fn expired_copy_of_a_fragment_is_not_received_again() {
     });
 }
 
-/// In redirect mode a reply passes two hooks, and both identify a fragment by the same hash. A copy that one hook
-/// saved has the link-layer addresses of that hook's link, so the other hook must not send it.
+/// In redirect mode a reply passes two hooks, which identify a fragment by the same hash. A copy that one hook saved
+/// has the link-layer addresses of that hook's link, so the other hook must not send it.
 #[test]
 fn copy_that_one_hook_saved_is_not_sent_by_another() {
     stay_on_this_processor();

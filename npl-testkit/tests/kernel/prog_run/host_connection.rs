@@ -74,8 +74,7 @@ fn host_connection_gets_icmp_errors_about_its_packets() {
     });
 }
 
-/// A client may open a connection from an endpoint that the host has connected to: a SYN is never a reply to the
-/// host.
+/// A client may open a connection from an endpoint to which the host has connected: a SYN is never a reply to the host.
 #[test]
 fn client_connection_is_translated_despite_an_earlier_host_connection() {
     with_mappings(|lab| {
@@ -105,8 +104,8 @@ fn icmp_error_about_a_client_connection_is_translated_despite_a_host_connection(
     });
 }
 
-/// A RST or ABORT starts no host connection: a client may have sent to the port before it was mapped, and may send
-/// again.
+/// A RST or ABORT creates no host connection entry: a client may have sent to the port before it was mapped, and may
+/// send again.
 #[test]
 fn refusals_of_the_host_make_no_host_connection() {
     with_mappings(|lab| {
@@ -153,7 +152,7 @@ fn translated_replies_make_no_host_connection() {
     });
 }
 
-/// An upper device such as a VLAN has translated the SYN-ACK. Later the connection's entry is lost.
+/// An upper device such as a VLAN has translated the SYN-ACK. Later, the connection's entry is evicted.
 #[test]
 fn translated_syn_ack_makes_no_host_connection() {
     with_mappings(|lab| {

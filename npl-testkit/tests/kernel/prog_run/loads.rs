@@ -5,7 +5,7 @@ use npl_common::names::PROGRAMS;
 
 use crate::lab::{with_lab, with_loader_lab};
 
-/// Includes all tail-called programs. On some kernels this is the only test that runs.
+/// The test loads all tail-called programs too. On some kernels it is the only test that runs.
 #[test]
 fn every_program_loads_with_the_agents_capabilities() {
     with_lab(|lab| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lookup cache of mappings saves a map lookup and never changes its result.
+//! The lookup cache of mappings saves a map lookup, and never changes the result of the lookup.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
@@ -44,7 +44,7 @@ fn goes_to(lab: &mut Lab, node_port: u16, pod: SocketAddr) {
     assert_eq!((outcome.action, outcome.bytes), (NEXT, to(&request, pod).build()));
 }
 
-/// The mapping's cache entry as bytes; with `replaced_by`, overwrites the entry first.
+/// Returns the mapping's cache entry as bytes, after overwriting it with `replaced_by` if given.
 fn cache_entry(replaced_by: Option<Vec<u8>>) -> Vec<u8> {
     fn of<H: aya::Pod>(name: &str, replaced_by: Option<Vec<u8>>) -> Vec<u8> {
         let mut map: Array<MapData, H> = open(name);
@@ -167,7 +167,7 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// If two processors write an entry at the same time, its bytes may be a mix of both writes.
+/// If two processors write an entry concurrently, its bytes may be a mixture of both writes.
 #[test]
 fn corrupt_cache_entry_is_ignored_and_replaced() {
     with_mappings(|lab| {
@@ -198,7 +198,7 @@ fn frontends_that_share_a_cache_slot_keep_their_own_pods() {
     });
 }
 
-/// An agent of a version without a lookup cache may have run in between and have restarted the epochs.
+/// An agent of a version without a lookup cache may have run in between, and may have restarted the epochs.
 #[test]
 fn starting_agent_invalidates_entries_of_earlier_agents() {
     with_mappings(|lab| {

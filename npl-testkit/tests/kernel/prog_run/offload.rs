@@ -19,7 +19,7 @@ use crate::lab::{FlowId, Lab, NEXT, Outcome, hash};
 /// A wait far longer than any interval in which a flow is redirected without a new stack observation.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A packet of the client arrives; it is translated and redirected or passed to the stack.
+/// Runs the ingress program on a client's packet, which is translated and then redirected or passed to the stack.
 fn request(lab: &mut Lab, packet: &Packet) -> i32 {
     let outcome = lab.run(PROG_INGRESS_OFFLOAD, &packet.build());
     let translated = to(packet, pod());
@@ -28,14 +28,14 @@ fn request(lab: &mut Lab, packet: &Packet) -> i32 {
     outcome.action
 }
 
-/// The kernel stack has forwarded a packet of the client.
+/// Records that the kernel stack has forwarded a packet of the client.
 fn stack_forwards_to_pod(lab: &mut Lab, packet: &Packet) {
     let packet = to(packet, pod()).build();
     let Outcome { action, bytes, changes } = lab.run(PROG_TO_PODS, &packet);
     assert_eq!((action, bytes, changes), (NEXT, packet, vec![]), "the program only records an observation");
 }
 
-/// The kernel stack has forwarded a packet of the Pod.
+/// Records that the kernel stack has forwarded a packet of the Pod.
 fn stack_forwards_to_client(lab: &mut Lab, packet: &Packet) {
     let outcome = lab.run(PROG_EGRESS_OFFLOAD, &packet.build());
     assert_eq!((outcome.action, outcome.bytes), (NEXT, from(packet, node()).build()));

@@ -126,7 +126,7 @@ fn fragments_and_icmp_errors_are_redirected_to_the_pods_device() {
     });
 }
 
-/// Packets from another device than the Pod's next hop are not replies of the Pod and are passed unchanged.
+/// Packets from another device than the Pod's next hop are no replies of the Pod and are passed unchanged.
 #[test]
 fn only_replies_from_the_pods_device_are_translated() {
     with_mappings(|lab: &mut Lab| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lookup cache of replies saves two map lookups for a short time and never changes their result.
+//! The lookup cache of replies saves two map lookups for a short time, and never changes their results.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
@@ -35,7 +35,7 @@ use crate::world::is_emulated;
 /// that is written at the end of an interval is not used.
 const TRIALS: usize = 50;
 const REQUIRED: usize = 40;
-/// More than one interval.
+/// Time limit that is longer than one interval of the kernel's clock.
 const LATER: Duration = Duration::from_secs(10);
 
 /// The Pod's reply on the flow.
@@ -94,7 +94,7 @@ fn second_reply_uses_the_reply_cache() {
     });
 }
 
-/// The flow table evicts entries that have not been looked up for the longest time; an entry in use must be looked up
+/// The flow table evicts the entries that were least recently looked up, so an entry in use must be looked up
 /// regularly.
 #[test]
 fn reply_cache_entry_expires_and_the_flow_table_is_looked_up_again() {
@@ -151,7 +151,7 @@ fn cached_reply_is_not_used_after_a_concurrent_removal() {
     });
 }
 
-/// If a Pod port has two mappings, replies are counted for an existing one.
+/// If one of a Pod port's two mappings is removed, replies are counted for the other.
 #[test]
 fn replies_are_counted_for_a_remaining_mapping_at_once() {
     with_mappings(|lab| {
@@ -176,7 +176,7 @@ fn cached_reply_does_not_use_a_node_address_with_a_reused_index() {
     });
 }
 
-/// If two processors write an entry at the same time, its bytes may be a mix of both writes.
+/// If two processors write an entry concurrently, its bytes may be a mixture of both writes.
 #[test]
 fn corrupt_cache_entry_is_ignored_and_replaced() {
     with_mappings(|lab| {

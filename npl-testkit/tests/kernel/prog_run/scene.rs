@@ -22,11 +22,11 @@ pub(crate) const GENERATION: u32 = 0x1234;
 pub(crate) use Protocol::{Sctp, Tcp, Udp};
 
 thread_local! {
-    /// The address family of the running test; a test runs in a thread of its own for each family.
+    /// The address family of the running test; a test runs in a separate thread for each family.
     static FAMILY: Cell<Family> = const { Cell::new(Family::V4) };
 }
 
-/// Runs `test` once for each family, with two node addresses and one Pod port that is mapped for every protocol.
+/// Runs `test` once for each family, with two node addresses and a Pod port that is mapped for every protocol.
 pub(crate) fn with_mappings(test: impl Fn(&mut Lab) + Send + Sync) {
     for family in Family::ALL {
         with_mappings_of(family, &test);

@@ -18,7 +18,7 @@ use super::scene::{
 use crate::counters::{Change, and, establishing_request, first_request, reason, reply, request};
 use crate::lab::{FlowEntry, Lab};
 
-/// The client's tag of a second association.
+/// The client's verification tag in a second association.
 const SECOND_TAG: u32 = 0x7b01_0203;
 
 #[track_caller]

@@ -54,7 +54,7 @@ fn both(lab: &mut Lab, content: &[u8], build: impl Fn(Packet) -> Packet) -> [(&'
     [(PROG_INGRESS, question, translated_question), (PROG_EGRESS, answer, translated_answer)]
 }
 
-/// Occupies every slot of the SCTP reassembly buffer: first fragments are translated by their own content.
+/// Occupies every slot of the SCTP reassembly buffer, so that first fragments are translated by their own content.
 fn occupy_slots(time: Duration) {
     let mut map: Array<MapData, SavedFrame> = open_map(MAP_SCTP_BUFFER);
     for slot in 0..SCTP_FRAGMENTS {
@@ -80,7 +80,7 @@ fn are_translated(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, P
     for (program, packet, expected) in packets {
         let (frames, expected) = (pieces(&packet, ID, size), pieces(&expected, ID, size));
         assert!(frames.len() > 1, "{size} bytes at once");
-        // Slots are occupied for one second only.
+        // A slot stays occupied for only one second.
         occupy_slots(now());
         for (frame, expected) in frames.iter().zip(expected) {
             becomes(lab, program, frame, expected, counted(program, frame));
@@ -136,10 +136,10 @@ fn sctp_fragment_of_unknown_length_is_passed_and_counted() {
             with_chunks(packet, |chunks| [chunks.clone(), chunks].concat())
         });
         are_passed(lab, 64, packets);
-        // The cut chunk is the seventh.
+        // The cut chunk is the seventh, which exceeds the number of chunks that NPL parses.
         let packets = both(lab, &[7; 400], |packet| with_chunks_before(packet, &[(SACK, 0); 6]));
         are_passed(lab, 256, packets);
-        // The chunk length is below the minimum, so that the chunk walk would never end.
+        // The chunk length is below the minimum: without a check, the parser would never reach the next chunk.
         for length in [0_u8, 3] {
             let packets = both(lab, &[7; 400], |packet| {
                 with_chunks(packet, |mut chunks| {
@@ -215,7 +215,7 @@ fn first_sctp_fragment_takes_an_expired_slot() {
     });
 }
 
-/// A first fragment that matches no mapping is passed at once.
+/// A first fragment that matches no mapping is passed immediately.
 #[test]
 fn first_sctp_fragment_of_unmapped_traffic_is_not_buffered() {
     stay_on_this_processor();

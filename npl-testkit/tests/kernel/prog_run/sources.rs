@@ -41,7 +41,7 @@ fn address(high: u8, low: u8) -> IpAddr {
     }
 }
 
-/// Whether the client's datagram reaches the Pod; a refused one must not change.
+/// Whether the client's datagram reaches the Pod; a dropped datagram must not change.
 #[track_caller]
 fn gets_through(lab: &mut Lab, client: IpAddr) -> bool {
     let request = udp((client, CLIENT_PORT).into(), node(), b"hello");

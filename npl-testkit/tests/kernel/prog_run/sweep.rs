@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sweeper removes timed-out flows from the flow table, and no others.
+//! The sweeper removes timed-out flows from the flow table, and keeps all other flows.
 
 use std::path::Path;
 use std::time::Duration;
@@ -127,7 +127,7 @@ fn sweep_covers_a_table_of_many_flows() {
     with_family(Family::V4, |lab| {
         fill(2);
         assert_eq!(lab.datapath.tables.flow_count().unwrap(), MANY as usize);
-        // Exactly as long after boot as the timeout of an ended connection.
+        // Time since boot that equals the timeout of a closed connection.
         let swept = lab.datapath.tables.remove_expired_flows(AFTER_CLOSED).unwrap();
         assert_eq!((swept, lab.datapath.tables.flow_count().unwrap()), (MANY as usize / 2, MANY as usize / 2));
     });

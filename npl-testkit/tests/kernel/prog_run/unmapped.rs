@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Unmapped traffic: a node port that clients still send to must not be given to another Pod at once.
+//! Unmapped traffic: a node port to which clients still send must not be assigned to another Pod immediately.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The XDP program: it translates plain requests as TC ingress does, and passes all other frames unchanged to TC.
+//! The XDP program: it translates fast-path requests as TC ingress does, and passes all other frames unchanged to TC.
 
 use std::sync::Mutex;
 
@@ -22,7 +22,7 @@ use crate::lab::{DROP, FlowEntry, Lab, NEXT, Outcome, TEST_DEVICE};
 
 /// `XDP_DROP`.
 const XDP_DROP: i32 = 1;
-/// `XDP_PASS`: to the stack, where the TC program is next.
+/// `XDP_PASS`: the kernel stack receives the frame, and the TC program runs next.
 const XDP_PASS: i32 = 2;
 
 /// Asserts that the frame is passed as `expected` and that exactly these counters increased.
@@ -79,7 +79,7 @@ fn xdp_drops_refused_sources_and_leaves_no_flow() {
     });
 }
 
-/// Frames that the XDP program leaves to TC.
+/// Frames that the XDP program passes to TC unchanged.
 fn left_to_tc() -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     for vlans in [vec![100], vec![100, 200], vec![0]] {
@@ -123,7 +123,7 @@ fn xdp_passes_all_other_frames_unchanged_and_uncounted() {
     });
 }
 
-/// The programs that handle a request.
+/// The hook that translates a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
     TcAlone,
@@ -136,7 +136,7 @@ enum Step {
     Leaves(Vec<u8>),
 }
 
-/// The outcome of a frame that arrives.
+/// Runs the path's programs on a received frame, and returns the outcome.
 fn arrive(lab: &mut Lab, path: Path, frame: &[u8]) -> Outcome {
     if path == Path::TcAlone {
         return lab.run(PROG_INGRESS, frame);

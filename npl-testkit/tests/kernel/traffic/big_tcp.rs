@@ -33,7 +33,7 @@ const SINCE_V4: KernelVersion = KernelVersion::new(6, 3, 0);
 /// Time limit for a packet that the socket has already queued.
 const QUEUED: Duration = Duration::from_millis(10);
 
-/// Time limit for a large packet to be seen: only some of a sender's packets carry that much data.
+/// Time limit for a large packet to be seen, because only some of a sender's packets are that large.
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// The side of a device where packets are observed.
@@ -43,15 +43,15 @@ enum Side {
     Leaving,
 }
 
-/// Detects packets at a device that are longer than [`MAX_IP_BYTES`]: arriving ones before any program, leaving ones
-/// after all programs.
+/// Detects packets at a device that are longer than [`MAX_IP_BYTES`]: received packets before any program runs, sent
+/// ones after all programs.
 struct LargePacketSocket(Socket);
 
 impl LargePacketSocket {
     fn new(device: &Device, side: Side) -> Self {
         let socket = device.netns().run(|| Socket::new(Domain::PACKET, Type::RAW, None)).unwrap().unwrap();
         socket.attach_filter(&large_packet_filter(side)).unwrap();
-        // The socket receives nothing before it is bound.
+        // The socket receives no packet before it is bound.
         socket.bind(&link_address(device.ifindex().unwrap(), ETH_P_ALL)).unwrap();
         socket.set_read_timeout(Some(QUEUED)).unwrap();
         Self(socket)
@@ -152,7 +152,7 @@ fn transfer_in_large_packets(mut world: World) {
     }
 }
 
-/// Such IPv6 packets have a hop-by-hop header ahead of the TCP header, which contains the length; in IPv4 the length
+/// Such IPv6 packets have a hop-by-hop header before the TCP header, which contains the length; in IPv4 the length
 /// field is zero.
 #[test]
 fn big_tcp_transfers_are_complete() {

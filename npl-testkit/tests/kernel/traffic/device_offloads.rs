@@ -12,7 +12,8 @@ use npl_testkit::traffic::{self, Direction, REQUEST_LIMIT, transfer};
 use crate::wire;
 use crate::world::{World, is_emulated};
 
-/// Enough for TCP windows to grow until the largest segments are used; fewer on an emulated processor, which is slow.
+/// Number of bytes, large enough for TCP windows to grow until the largest segments are used; fewer on a slow emulated
+/// processor.
 pub(super) fn bytes() -> u64 {
     if is_emulated() { 2 << 20 } else { 48 << 20 }
 }
@@ -96,8 +97,8 @@ fn transfer_is_complete_with_every_combination_of_checksum_offloads() {
     }
 }
 
-/// The kernel has no checksum information for a packet whose sender computes checksums itself. The programs must not
-/// make the kernel treat it as verified.
+/// A packet whose sender computes the checksum itself is unverified on arrival. The programs must not make the kernel
+/// treat it as verified.
 #[test]
 fn datagram_with_a_wrong_checksum_is_dropped_by_the_pod() {
     let world = World::new(1);

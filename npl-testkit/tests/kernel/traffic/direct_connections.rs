@@ -29,7 +29,7 @@ fn worlds() -> impl Iterator<Item = (&'static str, World)> {
     };
     let stack = iter::once_with(|| ("stack", World::new(1)));
     let driver = iter::once_with(|| ("driver", World::with_xdp(Options::default())));
-    // The XDP program on the second uplink does not see packets of the first one.
+    // The XDP program on the second uplink does not process packets of the first one.
     let other_driver = iter::once_with(|| {
         let mut world = World::with_options(1, Options { clients: 2, ..Options::default() });
         let second = world.uplinks().remove(1);

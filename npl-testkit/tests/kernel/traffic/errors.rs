@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ICMP errors on real networks: path MTU discovery and refusals.
+//! ICMP errors on real networks: path MTU discovery and closed ports.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
@@ -19,12 +19,12 @@ const CLOSED_NODE_PORT: u16 = 61_050;
 /// Time limit for an error to arrive; only reached if one is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Enough for many full-size packets.
+/// Number of bytes, enough for many full-size packets.
 fn bytes() -> u64 {
     if is_emulated() { 1 << 20 } else { 8 << 20 }
 }
 
-/// A client behind the first one, which becomes a router with a narrow link to it.
+/// A client whose router is the first client; the link between them has a small MTU.
 ///
 /// The route, not the device, has the small MTU: a device would drop larger packets on receipt.
 fn client_behind_a_narrow_link(world: &World) -> (Netns, [IpAddr; 2]) {

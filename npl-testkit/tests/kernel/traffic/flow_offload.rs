@@ -64,7 +64,7 @@ fn forwarded_for_transfers(world: &World) -> u64 {
     counted(world, "forwarded") - before
 }
 
-/// Asserts that few packets of transfers take the stack in offload mode, compared with stack mode, and that none is
+/// Asserts that the stack forwards few packets of transfers in offload mode, compared with stack mode, and that none is
 /// invalid.
 #[track_caller]
 pub(super) fn assert_most_packets_bypass_the_stack(mut world: World) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Foreign qdiscs, filters and programs on devices are not bypassed: packets take the kernel stack where a redirect
+//! Foreign qdiscs, filters and programs on devices are not bypassed: the kernel stack forwards packets if a redirect
 //! would bypass them.
 
 use std::collections::BTreeMap;
@@ -106,8 +106,8 @@ fn foreign_programs_on_a_pods_device_are_not_bypassed() {
     }
 }
 
-/// A redirected request leaves a bridge as the host's packets do and passes everything there; a redirected reply
-/// leaves the bridge at its ingress hook.
+/// A redirected request leaves through the egress hook and qdisc of a bridge, like the host's packets. A redirected
+/// reply leaves the bridge at its ingress hook.
 #[test]
 fn foreign_programs_on_a_bridge_are_not_bypassed() {
     let mut world = redirected_over_a_bridge();
@@ -126,7 +126,7 @@ fn foreign_programs_on_a_bridge_are_not_bypassed() {
     assert_eq!(redirected_after(&mut world, Forwarding::Redirect), ADDRESSES);
 }
 
-/// A redirected reply traverses the uplink's qdisc and TC programs like a packet of the host.
+/// A redirected reply traverses the uplink's qdisc and TC programs, like a packet of the host.
 #[test]
 fn foreign_programs_after_npls_on_an_uplink_are_not_bypassed() {
     let mut world = redirected();

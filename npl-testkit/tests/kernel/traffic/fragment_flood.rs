@@ -29,7 +29,7 @@ const BETWEEN: u64 = 64;
 const FIRST_ID: u32 = 0x6000;
 const DATAGRAMS: u32 = 16;
 
-/// Pairs of fragments before everything else: they fill two thirds of the tracking records.
+/// Pairs of fragments before the legitimate datagrams: they fill two thirds of the tracking records.
 fn pairs() -> u64 {
     if is_emulated() { 500 } else { SLOTS.into() }
 }
@@ -84,7 +84,7 @@ impl Sender {
         Self { wire: wire::open_for(Family::of(client_ip), &link.device, &link.uplink), socket, client, server }
     }
 
-    /// Sends a datagram's fragments in this order and calls `before` ahead of each; returns the payload.
+    /// Sends a datagram's fragments in this order and calls `before` before each; returns the payload.
     fn send(&self, id: u32, order: [usize; 4], mut before: impl FnMut()) -> Vec<u8> {
         let question = format!("{id:05}").repeat(1000).into_bytes();
         let mut datagram = Packet::udp(self.client, self.server, &question);
@@ -104,7 +104,7 @@ impl Sender {
         assert_eq!((answer.pod.as_str(), answer.client), ("web-0", self.client));
     }
 
-    /// Asserts that the Pod has not replied; called after the Pod has replied to a later datagram.
+    /// Asserts that the Pod has not replied. Call this after the Pod has replied to a later datagram.
     #[track_caller]
     fn assert_not_answered(&self) {
         self.socket.set_nonblocking(true).unwrap();
@@ -138,7 +138,7 @@ fn assert_served(world: &World, flood: &mut Flood, client_ip: IpAddr, server: So
             assert_eq!(answer.unwrap().pod, "web-0");
         }
     }
-    // Early fragments are evicted by later ones: this shows that the flood exceeds the fragment buffer.
+    // Later early fragments evict earlier ones, which shows that the flood exceeds the fragment buffer.
     let late = Sender::new(world, client_ip, server);
     late.send(FIRST_ID + DATAGRAMS, first_last, || flood.send(BETWEEN));
     sender.assert_answered(&sender.send(FIRST_ID + DATAGRAMS + 1, in_order, || {}));

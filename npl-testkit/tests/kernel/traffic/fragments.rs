@@ -18,7 +18,7 @@ use crate::sys::stay_on_this_processor;
 use crate::wire;
 use crate::world::{POD_PORT, World};
 
-/// Payload lengths of requests and replies: three fragments, and seven.
+/// Payload lengths of requests and replies, which result in three or seven fragments.
 const SIZES: [(usize, usize); 4] = [(4000, 512), (512, 4000), (9000, 9000), (4000, 9000)];
 
 #[track_caller]
@@ -59,7 +59,7 @@ fn replies_that_the_node_fragments_are_translated() {
     for device in [&world.pod().device, &world.pod().host_device] {
         device.set_mtu(9200).unwrap();
     }
-    // Sockets opened from now on allow fragmentation by the Node; in IPv6 only the sender fragments.
+    // Sockets that are opened after this line allow the Node to fragment; in IPv6 only the sender fragments.
     world.pod().netns.sysctl("net/ipv4/ip_no_pmtu_disc", "1").unwrap();
     let _server = EchoServer::start_in(&world.pod().netns, "no-pmtud", &[POD_PORT + 1]).unwrap();
     let (frontend, backend) = mapping(Protocol::Udp, 61_050, (world.pod().ip(), POD_PORT + 1).into(), 1);
@@ -72,7 +72,7 @@ fn replies_that_the_node_fragments_are_translated() {
 pub(super) const ORDERS: [[usize; 4]; 5] = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 3, 0], [2, 0, 3, 1], [1, 0, 2, 3]];
 
 /// Identification of the next datagram. It must be new, because early fragments with a known identification would be
-/// translated at once.
+/// translated immediately.
 static NEXT_ID: AtomicU32 = AtomicU32::new(0x4e50);
 
 /// Sends a datagram of four fragments in every order, and returns the names of the servers that reply.

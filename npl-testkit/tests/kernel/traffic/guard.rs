@@ -19,10 +19,10 @@ const PORT: u16 = 9000;
 const NODE_PORT: u16 = 61_050;
 const LIMIT: Duration = Duration::from_secs(30);
 const RESYNC: Duration = Duration::from_millis(200);
-/// Time in which nothing must arrive.
+/// Time in which no packet must arrive.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// A Node that masquerades its Pods, and a mapping of a port that is not served yet.
+/// A Node that masquerades its Pods, and a mapping of a port on which no server listens yet.
 fn masquerading() -> World {
     let mut world = World::new(1);
     world.node().nft(MASQUERADE).unwrap();
@@ -119,7 +119,7 @@ fn guard_keeps_replies_of_a_connection_that_conntrack_has_lost() {
     }
 }
 
-/// The control experiment: without it, the test above would prove nothing.
+/// The control experiment, which shows that the previous test detects masquerading.
 #[test]
 fn replies_of_a_lost_connection_are_masqueraded_without_the_guard() {
     let mut world = masquerading();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ICMP errors are translated exactly as the kernel's NAT translates them, by nftables.
+//! ICMP errors are translated exactly as the kernel's NAT (by nftables) translates them.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ fn scenes(world: &World) -> [Scene; 2] {
     ]
 }
 
-/// Installs the same mappings as nftables rules.
+/// Installs nftables rules with the same mappings.
 fn install_rules(world: &World) {
     let mut translations = Vec::new();
     for Scene { nodes, pod, .. } in scenes(world) {
@@ -78,7 +78,7 @@ fn install_npl(world: &mut World) {
     set_addresses(world.datapath(), &addresses);
 }
 
-/// Sends a packet at one device and returns the first one at another that `is_wanted` accepts.
+/// Sends a packet at one device, and returns the first packet at another device that `is_wanted` accepts.
 fn observe(from: &Wire, packet: &Packet, at: &Wire, is_wanted: impl Fn(&Packet) -> bool) -> Packet {
     let mut sent = packet.clone();
     sent.ethernet = Some(from.ethernet());
@@ -88,7 +88,7 @@ fn observe(from: &Wire, packet: &Packet, at: &Wire, is_wanted: impl Fn(&Packet) 
         let Some(frame) = at.receive(LIMIT).unwrap() else { break };
         let Ok(mut seen) = Packet::parse(&frame) else { continue };
         if is_wanted(&seen) {
-            // Fields that differ in each run: link-layer addresses, and random values of the sender.
+            // Clears fields that differ in each run: link-layer addresses, and random values of the sender.
             seen.ethernet = None;
             match &mut seen.ip {
                 Ip::V4(header) => header.identification = 0,
@@ -115,8 +115,8 @@ fn errors(world: &World, scene: &Scene) -> Vec<Packet> {
     let client = wire::open_for(scene.family, device, uplink);
     let pod = wire::open_for(scene.family, &world.pod().device, &world.pod().host_device);
     let mut seen = Vec::new();
-    // Each NAT address has a client port of its own: the kernel would give the second of two connections with the
-    // same flow tuple another port.
+    // Each NAT address has its own client port: the kernel would assign another port to the second of two connections
+    // with the same flow tuple.
     for (address, client_port) in scene.nodes.into_iter().zip(CLIENT_PORT..) {
         let from = SocketAddr::from((scene.client, client_port));
         // Without a socket, the client would send ICMP errors itself.
@@ -158,7 +158,7 @@ fn icmp_errors_arrive_as_by_kernel_nat() {
             // Neighbor entries must exist: a frame that waits for resolution would arrive after later ones.
             traffic::tcp_request(world.client(), (pod, POD_PORT).into(), "warm up").unwrap();
         }
-        // No ICMP error may be suppressed by a rate limit.
+        // A rate limit must not suppress an ICMP error.
         for netns in [world.node(), &world.pod().netns] {
             netns.sysctl("net/ipv4/icmp_ratelimit", "0").unwrap();
             netns.sysctl("net/ipv6/icmp/ratelimit", "0").unwrap();

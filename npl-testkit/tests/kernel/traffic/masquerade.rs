@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connections of Pods that the Node masquerades behind a port that is also a mapped node port: their replies are
+//! Connections of Pods that the Node masquerades behind a port that is also a mapped node port. Their replies are
 //! passed to the host.
 
 use std::io::ErrorKind;
@@ -69,7 +69,7 @@ fn replies_to_connections_masqueraded_behind_a_node_port_reach_the_node() {
     }
 }
 
-/// ICMP errors about such a connection are passed to the host too, as those of path MTU discovery.
+/// ICMP errors about such a connection, such as those of path MTU discovery, are passed to the host too.
 #[test]
 fn icmp_errors_about_connections_masqueraded_behind_a_node_port_reach_the_pod() {
     for (name, world) in worlds() {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding redirect`: packets bypass the kernel stack in both directions, except where the stack must do more
-//! than forward.
+//! `--forwarding redirect`: packets bypass the kernel stack in both directions, unless they need more than forwarding.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -53,7 +52,7 @@ pub(super) fn redirected() -> World {
     world
 }
 
-/// As [`redirected`], with the Pods on a bridge, as many CNIs connect them.
+/// As [`redirected`], with the Pods on a bridge, which many CNIs use.
 pub(super) fn redirected_over_a_bridge() -> World {
     let mut world = World::new(2);
     let mut lines = vec![
@@ -173,9 +172,9 @@ fn narrow() -> World {
     world
 }
 
-/// The first fragment exceeds the MTU and takes the stack, where conntrack waits for the other fragments; the last
-/// one, which would fit, must take the stack too. In IPv6 the client receives a "packet too big" error and sends
-/// smaller fragments.
+/// The first fragment exceeds the MTU and is forwarded by the stack, where conntrack waits for the other fragments; so
+/// the stack must forward the last fragment too, although it would fit. In IPv6 the client receives a "packet too big"
+/// error and sends smaller fragments.
 #[test]
 fn later_fragments_take_the_path_of_the_first_one() {
     let world = narrow();
@@ -200,8 +199,8 @@ fn redirected_client_discovers_the_path_mtu() {
     }
 }
 
-/// A Pod whose route changes is redirected to, or not, as soon as the agent has listed routes: no request may use a
-/// cached next hop.
+/// A Pod's route changes. Its packets are redirected, or no longer redirected, as soon as the agent has listed routes:
+/// no request may use a cached next hop.
 #[test]
 fn redirect_follows_route_changes_of_a_pod() {
     let mut world = redirected();
@@ -237,7 +236,7 @@ fn redirect_follows_route_changes_of_a_pod() {
     }
 }
 
-/// The host must send the time exceeded error for a packet whose TTL ends.
+/// The host must send the time exceeded error for a packet whose TTL expires.
 #[test]
 fn host_answers_a_packet_whose_ttl_expires() {
     let world = redirected();
@@ -278,7 +277,7 @@ fn no_packet_is_lost_when_the_forwarding_mode_changes() {
         let modes = [Forwarding::Redirect, Forwarding::Stack, Forwarding::Offload];
         let forwarding = modes[usize::from(share) % modes.len()];
         if share == 5 {
-            // As after an agent restart.
+            // The datapath is reopened, as after an agent restart.
             world.datapath = Some(world.open());
         }
         world.follow(forwarding);
@@ -301,7 +300,7 @@ fn redirected_requests_by_a_second_uplink_are_answered() {
     }
 }
 
-/// Direct connections of Pods and clients take the stack unchanged.
+/// The stack forwards direct connections of Pods and clients unchanged.
 #[test]
 fn direct_connections_take_the_stack_in_redirect_mode() {
     let world = redirected();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reverse path filters, with a Pod whose policy routing sends its packets by another uplink than requests arrive by.
+//! Reverse path filters, with a Pod whose policy routing sends its packets through another uplink than requests arrive
+//! on.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,8 +19,8 @@ const LIMIT: Duration = Duration::from_secs(5);
 const STRICT: &str = "1";
 const LOOSE: &str = "2";
 
-/// A Node where the first client's requests arrive by the first uplink, and the Pod's packets leave by the second
-/// one.
+/// A Node on which the first client's requests arrive on the first uplink, and the Pod's packets leave through the
+/// second one.
 fn pod_with_a_table_of_its_own() -> World {
     let world = joined_clients();
     let routes = "route add default via 203.0.113.2 dev eth1 table 100
@@ -77,7 +78,7 @@ fn strict_reverse_path_filter_drops_requests_to_a_policy_routed_pod_and_a_loose_
     }
 }
 
-/// A redirect uses neither the filter nor the Pod's routing table: replies are routed by the Node's address.
+/// A redirect bypasses the filter and the Pod's routing table: replies are routed by the Node's address.
 #[test]
 fn redirected_requests_to_a_policy_routed_pod_pass_a_strict_filter_and_are_answered_by_their_uplink() {
     let mut world = pod_with_a_table_of_its_own();

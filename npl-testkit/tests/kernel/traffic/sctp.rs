@@ -53,7 +53,7 @@ fn exchange_messages(world: &World) {
     }
 }
 
-/// With CRC offload, with CRCs by the kernel, and with conntrack, which verifies them.
+/// The test runs with CRC offload, with CRCs by the kernel, and with conntrack, which verifies them.
 #[test]
 fn associations_reach_the_pod_with_the_clients_address() {
     let world = world();

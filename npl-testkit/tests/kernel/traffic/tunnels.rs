@@ -34,7 +34,7 @@ const SIZE: u64 = 1 << 17;
 struct TunnelEnd {
     /// The source of the tunnel's outer packets; a separate address, so that inner packets can be routed differently.
     outside: &'static str,
-    /// Its inner addresses.
+    /// The inner addresses of this end.
     inside: [&'static str; 2],
 }
 
@@ -49,7 +49,7 @@ struct Tunnel {
     /// The route through the tunnel to the other end.
     route: fn(&TunnelEnd, usize) -> String,
     families: &'static [Family],
-    /// The first kernel with which requests that arrive by the tunnel are translated.
+    /// The first kernel with which requests that arrive on the tunnel are translated.
     requests_since: KernelVersion,
 }
 
@@ -59,7 +59,7 @@ const ALWAYS: KernelVersion = KernelVersion::new(5, 10, 0);
 /// Older kernels show the outer headers to programs as the link-layer header.
 const WITHOUT_OUTER_HEADERS: KernelVersion = KernelVersion::new(5, 14, 0);
 
-/// The directions that take the tunnel; the other direction takes the uplink.
+/// The directions that use the tunnel; the other direction uses the uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tunneled {
     Requests,
@@ -132,7 +132,7 @@ impl Scene {
         }
     }
 
-    /// Asserts that the host refuses the connection, as it does without NPL.
+    /// Asserts that the host rejects the connection, as it does without NPL.
     #[track_caller]
     fn assert_refused(&self, at: usize) {
         let error = tcp_connect(self.world.client(), (self.world.node_ips()[at], NODE_PORT).into()).unwrap_err();
@@ -197,7 +197,7 @@ fn requests_and_replies_pass_through_vxlan() {
     });
 }
 
-/// Without a link-layer header on every kernel.
+/// This tunnel has no link-layer header on any kernel.
 #[test]
 fn requests_and_replies_pass_through_vxlan_gpe_without_ethernet() {
     assert_requests_and_replies(&Tunnel {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node with two uplinks, where replies leave by another uplink than requests arrive by.
+//! A Node with two uplinks, on which replies leave through another uplink than requests arrive on.
 
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ use crate::world::{NODE_PORT, World, is_emulated};
 /// Time limit that is far longer than the kernel needs.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The loose reverse path filter accepts a packet whose source is reachable by any device. The strict one drops
-/// requests whose replies leave by another device, with and without NPL.
+/// The loose reverse path filter accepts a packet whose source is reachable through any device. The strict one drops
+/// requests whose replies leave through another device, with and without NPL.
 const LOOSE: &str = "2";
 
 fn bytes() -> u64 {
     if is_emulated() { 1 << 20 } else { 8 << 20 }
 }
 
-/// A Node with two clients that are connected to each other; each forwards packets of the Node to the other.
+/// A Node with two clients that are connected to each other; each client forwards packets of the Node to the other.
 pub(super) fn joined_clients() -> World {
     let world = World::with_options(1, Options { clients: 2, ..Options::default() });
     let [first, second] = world.topology.clients() else { unreachable!("the Node has two clients") };

@@ -135,7 +135,7 @@ fn nested(kind: u16, attributes: &[Vec<u8>]) -> Vec<u8> {
     attribute(kind | NLA_F_NESTED, &attributes.concat())
 }
 
-/// `struct sockaddr_in`.
+/// The bytes of a `struct sockaddr_in`.
 fn socket_address(address: Ipv4Addr) -> Vec<u8> {
     let family = u16::try_from(libc::AF_INET).unwrap().to_ne_bytes();
     [&family[..], &PORT.to_be_bytes(), &address.octets(), &[0; 8]].concat()

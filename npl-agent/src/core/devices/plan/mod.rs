@@ -4,10 +4,10 @@
 //! Two rules decide the order:
 //!
 //! 1. A device never translates requests without translating replies. So the egress program is attached before the
-//!    ingress program and detached after it, and the driver's XDP program, which translates requests ahead of TC, is
-//!    the first to be detached and the last to be attached.
-//! 2. Programs are detached after all others are attached, so that a Pod or a client that moves to another device is
-//!    served without interruption.
+//!    ingress program and detached after it. The driver's XDP program, which translates requests before TC, is
+//!    detached first and attached last.
+//! 2. Programs are detached after all other programs are attached, so that a Pod or a client that moves to another
+//!    device is served without interruption.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,7 +31,7 @@ pub struct DevicePlan {
     pub programs: BTreeMap<u32, ProgramSet>,
     /// The next hop of each redirected Pod, by its address. Its device is among [`Self::programs`].
     pub next_hops: BTreeMap<IpAddr, PodNextHop>,
-    /// Devices whose driver runs the XDP program. Each is an uplink among [`Self::programs`].
+    /// The ifindexes of devices whose driver runs the XDP program. Each is an uplink among [`Self::programs`].
     pub xdp: BTreeSet<u32>,
 }
 
@@ -41,11 +41,12 @@ pub type AttachedHooks = BTreeSet<(u32, Direction)>;
 /// One step of a plan. Every step is idempotent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceStep {
-    /// Detach the XDP program from all devices but these.
+    /// Detach the XDP program from all devices except these.
     RetainXdp(BTreeSet<u32>),
-    /// Remove the next hops that the plan lacks or changes, so that packets of those Pods take the host's stack.
+    /// Remove the next hops that the plan lacks or changes, so that the host's stack forwards the packets of those
+    /// Pods.
     RetainNextHops,
-    /// Attach a program, or replace another one of NPL in its place.
+    /// Attach a program, or replace an NPL program on the same hook.
     Attach {
         /// The device, by its index.
         ifindex: u32,
@@ -56,14 +57,14 @@ pub enum DeviceStep {
     },
     /// Detach the program of a hook.
     Detach {
-        /// The device, by its index; it may be gone.
+        /// The device, by its index; it may already be removed.
         ifindex: u32,
         /// The hook.
         direction: Direction,
     },
     /// Add the plan's next hops.
     AddNextHops,
-    /// Have a device's driver run the XDP program.
+    /// Attach the XDP program in a device's driver.
     AttachXdp {
         /// The device, by its index.
         ifindex: u32,
@@ -94,8 +95,8 @@ impl DeviceStep {
 }
 
 impl DevicePlan {
-    /// The first half: TC programs. After a failure on a device, its later steps are left out, and so is the device
-    /// from the second half.
+    /// The first half of the plan: TC programs. After a failure on a device, the caller skips the device's later steps
+    /// in both halves.
     pub fn attach_steps(&self, devices: &[Device], attached: &AttachedHooks) -> Vec<DeviceStep> {
         let mut steps = vec![DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops];
         for device in devices {
@@ -110,7 +111,7 @@ impl DevicePlan {
         steps
     }
 
-    /// The second half: next hops and XDP programs, which need the TC programs of their devices.
+    /// The second half of the plan: next hops and XDP programs, which need the TC programs of their devices.
     pub fn completion_steps(&self) -> Vec<DeviceStep> {
         let retained = [DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops, DeviceStep::AddNextHops];
         let xdp = self.xdp.iter().map(|ifindex| DeviceStep::AttachXdp { ifindex: *ifindex });
@@ -129,7 +130,7 @@ impl DevicePlan {
         }
     }
 
-    /// The devices that already carry a program on every hook that the plan has for them.
+    /// The devices with a program on every hook that the plan has for them.
     pub fn attached_devices(&self, attached: &AttachedHooks) -> BTreeSet<u32> {
         let has_all = |(ifindex, set): &(&u32, &ProgramSet)| {
             set.directions().iter().all(|direction| attached.contains(&(**ifindex, *direction)))
@@ -153,7 +154,7 @@ fn attach_all(set: ProgramSet, device: &Device) -> impl Iterator<Item = DeviceSt
 }
 
 impl ProgramSet {
-    /// The hooks of the set, in the order in which they are attached: replies first.
+    /// The hooks of the set, in the order in which they are attached: hooks of replies first.
     pub const fn directions(self) -> &'static [Direction] {
         match self {
             Self::Uplink | Self::RedirectUplink | Self::OffloadUplink => &[Direction::Egress, Direction::Ingress],

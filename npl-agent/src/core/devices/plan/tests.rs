@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Properties that hold after every step, with any programs attached before and any steps failing.
+//! Properties that hold after every step, with any programs attached before and with any steps failing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ fn devices() -> Vec<Device> {
     DEVICES.map(|ifindex| device(ifindex, LinkLayer::Ethernet)).collect()
 }
 
-/// A model of hooks with their programs, next hops and XDP devices. The last device has been removed.
+/// A model of the kernel's hooks with their programs, next hops and XDP devices. The last device was removed.
 #[derive(Debug, Clone, Default)]
 struct Kernel {
     programs: BTreeMap<(u32, Direction), &'static str>,
@@ -42,7 +42,7 @@ impl Kernel {
         self.programs.keys().copied().collect()
     }
 
-    /// Runs both halves of a plan; returns the devices that carry all of their programs.
+    /// Runs both halves of a plan; returns the devices with all of their programs attached.
     fn run(&mut self, plan: &DevicePlan, failing: &BTreeSet<(u32, Direction)>) -> BTreeSet<u32> {
         let mut failed = BTreeSet::new();
         for step in plan.attach_steps(&devices(), &self.attached()) {

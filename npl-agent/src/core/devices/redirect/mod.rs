@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides which packets `--forwarding redirect` and `offload` redirect between devices, and why others take the host's
-//! stack.
+//! Decides which packets `--forwarding redirect` and `offload` redirect between devices, and why the host's stack
+//! forwards other packets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,11 +17,11 @@ use crate::core::model::Family;
 /// `--forwarding`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forwarding {
-    /// Translated packets take the host's stack: routing, netfilter, connection tracking.
+    /// The host's stack forwards translated packets: routing, netfilter, kernel conntrack.
     Stack,
     /// Translated packets are redirected from device to device, where that is possible in both directions.
     Redirect,
-    /// Packets of established flows are redirected. The host's stack sees the first packets of a flow, and then one
+    /// Packets of established flows are redirected. The host's stack forwards the first packets of a flow, and then one
     /// packet per direction every 256 jiffies.
     Offload,
 }
@@ -55,7 +55,7 @@ impl FromStr for Forwarding {
     }
 }
 
-/// The TC programs of a device.
+/// The set of TC programs that a device gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProgramSet {
     /// An uplink: translates requests at ingress and replies at egress.
@@ -72,8 +72,8 @@ pub enum ProgramSet {
 }
 
 impl ProgramSet {
-    /// The set of an uplink. Packets take the host's stack if frames would need an Ethernet header, or if a VRF has
-    /// routes of its own.
+    /// The set of an uplink. The host's stack forwards packets if frames would need an Ethernet header, or if a VRF has
+    /// its own routes.
     pub fn of_uplink(device: &Device, forwarding: Forwarding) -> Self {
         let is_plain = device.link_layer == LinkLayer::Ethernet && device.master != Some(Master::Vrf);
         match forwarding {
@@ -136,12 +136,12 @@ impl HopKind {
     }
 }
 
-/// Why packets to a Pod take the host's stack.
+/// Why the host's stack forwards packets to a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RedirectRefusal {
-    /// Clients use the device too, so replies could not be distinguished from requests.
+    /// Clients also use the device, so replies could not be distinguished from requests.
     IsUplink,
-    /// The device is one end of a pair whose other end is on the Node.
+    /// The device is one end of a pair whose peer is on the Node.
     EndsOnTheNode,
     /// The device forwards packets by its own rules: Open vSwitch, ipvlan, macvlan, a tunnel …
     UnknownKind,
@@ -185,7 +185,7 @@ impl RedirectRefusal {
     }
 }
 
-/// The next hop of each Pod, or why its packets take the host's stack.
+/// The next hop of each Pod, or why the host's stack forwards its packets.
 pub fn next_hops(
     devices: &[Device],
     uplinks: &BTreeSet<u32>,
@@ -194,8 +194,8 @@ pub fn next_hops(
     routed_by_mark: &BTreeSet<Family>,
 ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
     let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
-    // All uplinks are checked: a reply may leave by another uplink than its request came in by, and either both
-    // directions are redirected or neither.
+    // All uplinks are checked, because a reply may leave through another uplink than that of the request, and either
+    // both directions are redirected or neither.
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
     let decide = |(addr, route): (&IpAddr, &Route)| {
         let device = device(route.ifindex)?;
@@ -213,8 +213,8 @@ pub fn next_hops(
     routes.iter().filter_map(decide).collect()
 }
 
-/// Whether a redirect at this uplink bypasses no other software. Packets of an uplink that is not redirected take the
-/// host's stack.
+/// Whether a redirect at this uplink bypasses no other software. The host's stack forwards the packets of an uplink
+/// that is not redirected.
 fn is_clear(uplink: &Device, attachments: &BTreeMap<u32, DeviceAttachments>) -> bool {
     let has_others = || attachments.get(&uplink.ifindex).is_none_or(DeviceAttachments::has_others_behind_npl);
     !ProgramSet::of_uplink(uplink, Forwarding::Redirect).is_redirect_uplink() || !has_others()
@@ -259,8 +259,7 @@ fn hop_kind(device: &Device, uplinks: &BTreeSet<u32>) -> Result<HopKind, Redirec
 }
 
 /// Checks that a redirect bypasses no other software. Replies are redirected at ingress of the Pod's device. Redirected
-/// requests pass through the egress hook of a bridge, but bypass that of a device pair, because the other end receives
-/// them directly.
+/// requests run the egress hook of a bridge, but bypass that of a device pair, because the peer receives them directly.
 fn check_bypass(
     kind: HopKind,
     device: &Device,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each refusal with what is refused, and what is not.
+//! Each refusal, with networks that cause it and similar ones that do not.
 
 use std::collections::{BTreeMap, BTreeSet};
 

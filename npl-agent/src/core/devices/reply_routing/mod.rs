@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Policy routing of replies: by which interface replies of a Pod leave if a rule gives the Pod a routing table of its
-//! own.
+//! Policy routing of replies: through which interface replies of a Pod leave if a rule gives the Pod its own routing
+//! table.
 //!
 //! ```text
 //!   1024: from all fwmark 0x80/0x80 lookup main      connections to the Node: reply by the interface of the request
 //!   1536: from 10.0.64.7 lookup 2                    a Pod of the second interface
 //! ```
 //!
-//! A CNI with several interfaces marks connections to the Node and restores the mark on replies. To the CNI, a
-//! translated request is one to the Pod's own address, which it does not mark. So the nftables guard marks these
+//! A CNI with several interfaces marks connections to the Node and restores the mark on replies. The CNI does not mark
+//! a translated request, because its destination is the Pod's own address. So the nftables guard marks these
 //! connections.
 
 use std::{
@@ -31,9 +31,9 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// `None` if the masked value is zero, which unmarked packets have too.
+    /// Creates a mark; `None` if the masked value is zero, which unmarked packets have too.
     pub const fn new(value: u32, mask: u32) -> Option<Self> {
-        // The kernel compares masked bits only.
+        // The kernel compares only the masked bits.
         let value = value & mask;
         if value == 0 { None } else { Some(Self { value, mask }) }
     }
@@ -58,7 +58,7 @@ impl fmt::Display for Mark {
 /// The packets that a rule applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Selector {
-    /// Packets of this source, or some of them.
+    /// Packets with this source address, or some of them.
     Source(IpAddr),
     /// Packets with this mark.
     Mark(Mark),
@@ -86,7 +86,7 @@ pub struct DefaultRoute {
     pub ifindex: u32,
 }
 
-/// The rules and default routes that decide by which interface replies leave.
+/// The rules and default routes that decide through which interface replies leave.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Routing {
     /// Rules in the order of their priority.
@@ -99,7 +99,7 @@ pub struct Routing {
     pub incoming: Vec<IncomingRule>,
 }
 
-/// A policy routing rule for all packets that come in by a device, such as `iif DEVICE lookup TABLE`.
+/// A policy routing rule for all packets that arrive on a device, such as `iif DEVICE lookup TABLE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncomingRule {
     /// The family.
@@ -110,7 +110,7 @@ pub struct IncomingRule {
     pub table: u32,
 }
 
-/// Connections to mark: those whose request came in by a device.
+/// Connections to mark: those whose request arrived on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Marking {
     /// The family.
@@ -121,33 +121,35 @@ pub struct Marking {
     pub mark: Mark,
 }
 
-/// The routes of replies whose Pod has a routing table of its own.
+/// The routes of replies whose Pod has its own routing table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReplyRoutes {
-    /// The connections to mark, so that replies leave by the interface of their request.
+    /// The connections to mark, so that replies leave through the interface on which their request arrived.
     pub markings: BTreeSet<Marking>,
-    /// Pods whose replies leave by the interface of the request if their connections are marked.
+    /// Pods whose replies leave through the interface of the request only if their connections are marked.
     pub marked: BTreeSet<IpAddr>,
     /// Pods for which no rule evaluates a mark.
     pub unmarked: BTreeSet<IpAddr>,
-    /// Addresses of the Node that have a routing table of their own. Its default routes leave by other uplinks than the
-    /// main table's, by which replies of Pods leave: they are routed before their source becomes the Node's address.
+    /// Addresses of the Node with their own routing table, whose default routes leave through other uplinks than the
+    /// main table's. Replies of Pods use the main table, because they are routed before their source becomes the Node's
+    /// address.
     pub misrouted_addresses: BTreeSet<IpAddr>,
 }
 
-/// Why some replies leave by another interface than their requests came in by.
+/// Why some replies leave through another interface than that of their requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyRouteProblem {
-    /// No rule ahead of the Pods' rules leads a mark to the main table.
+    /// No rule before the Pods' rules selects the main table for a mark.
     NoMark,
-    /// A rule leads a mark to the main table, but no rule sets the mark on connections.
+    /// A rule selects the main table for a mark, but no rule sets the mark on connections.
     MarkNotSet,
-    /// A rule leads packets of an address of the Node to a table of its own, which replies of Pods do not use.
+    /// A rule selects a separate table for packets from an address of the Node, but replies of Pods do not use that
+    /// table.
     NodeAddress,
 }
 
 impl Routing {
-    /// Decides by rules and routes alone, so that the result is known before a Pod has its first mapping.
+    /// Decides by rules and routes alone, so that the result is known before a Pod's first mapping.
     pub fn reply_routes(&self, devices: &[Device], uplinks: &BTreeSet<u32>) -> ReplyRoutes {
         let is_own = |addr: &IpAddr| devices.iter().any(|device| device.addresses.contains(addr));
         let mut routes = ReplyRoutes::default();
@@ -172,8 +174,8 @@ impl Routing {
         routes
     }
 
-    /// Whether a rule for an address of the Node leads its packets to other uplinks than replies of Pods take, and no
-    /// mark of an earlier rule leads those replies to the uplinks of the rule.
+    /// Whether a rule for an address of the Node selects other uplinks than those of Pods' replies, and no mark of an
+    /// earlier rule sends those replies through the rule's uplinks.
     fn misroutes(&self, rule: &Rule, leading: Option<&BTreeSet<Marking>>, uplinks: &BTreeSet<u32>) -> bool {
         let of_rule = self.default_uplinks(rule.family, rule.table, uplinks);
         let of_marks: BTreeSet<u32> = leading.into_iter().flatten().map(|marking| marking.ifindex).collect();
@@ -182,15 +184,15 @@ impl Routing {
             && !of_rule.is_subset(&of_marks)
     }
 
-    /// The uplinks by which a table has default routes.
+    /// The uplinks of a table's default routes.
     fn default_uplinks(&self, family: Family, table: u32, uplinks: &BTreeSet<u32>) -> BTreeSet<u32> {
         let is_its = |route: &&DefaultRoute| (route.family, route.table) == (family, table);
         let of_table = self.default_routes.iter().filter(is_its).map(|route| route.ifindex);
         of_table.filter(|ifindex| uplinks.contains(ifindex)).collect()
     }
 
-    /// The families in which a packet's mark can choose the uplink: a rule leads marked packets to a table other than
-    /// the main one, and that table has a default route by an uplink.
+    /// The families in which a packet's mark can choose the uplink: a rule selects a table other than the main one for
+    /// marked packets, and that table has a default route through an uplink.
     pub fn families_routed_by_mark(&self, uplinks: &BTreeSet<u32>) -> BTreeSet<Family> {
         let leads_out = |(family, table): &&(Family, u32)| {
             *table != MAIN_TABLE && !self.default_uplinks(*family, *table, uplinks).is_empty()
@@ -198,7 +200,7 @@ impl Routing {
         self.tables_of_marks.iter().filter(leads_out).map(|(family, _)| *family).collect()
     }
 
-    /// The markings for a rule: one for each uplink by which the rule's table has a default route.
+    /// The markings for a rule: one for each uplink of the default routes in the rule's table.
     fn markings(&self, rule: &Rule, mark: Mark, uplinks: &BTreeSet<u32>) -> BTreeSet<Marking> {
         let of_table = self.default_uplinks(rule.family, rule.table, uplinks).into_iter();
         of_table.map(|ifindex| Marking { family: rule.family, ifindex, mark }).collect()
@@ -206,7 +208,7 @@ impl Routing {
 }
 
 impl ReplyRoutes {
-    /// The first rule for an address decides; a CNI may have several of them, for different destinations.
+    /// Only the first rule for an address counts; a CNI may have several of them, for different destinations.
     fn take_in(&mut self, addr: IpAddr, leading: Option<&BTreeSet<Marking>>) {
         if self.marked.contains(&addr) || self.unmarked.contains(&addr) {
             return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules as `ip rule` shows them, and what becomes of replies.
+//! Rules as `ip rule` shows them, and the resulting routes of replies.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -30,8 +30,8 @@ fn marked(family: Family, value: u32, mask: u32, table: u32) -> Rule {
     Rule { family, selector: Selector::Mark(Mark::new(value, mask).unwrap()), table }
 }
 
-/// Routing tables whose default routes leave by the first device (main), the second (table 2), and one that is no
-/// uplink (table 3).
+/// Routing tables with default routes through the first device (main), the second device (table 2), and a device that
+/// is no uplink (table 3).
 fn reply_routes(rules: &[Rule]) -> ReplyRoutes {
     let tables = [(MAIN_TABLE, FIRST), (2, SECOND), (3, THIRD)];
     let route = |family| tables.map(|(table, ifindex)| DefaultRoute { family, table, ifindex });
@@ -172,7 +172,7 @@ fn a_mark_routes_packets_if_its_table_leaves_by_an_uplink_and_is_not_the_main_on
         routing.families_routed_by_mark(&UPLINKS.into())
     };
     assert_eq!(families(Family::V4, 2), [Family::V4].into());
-    // Cilium leads the packets of its proxy to a table of local routes.
+    // Cilium's rule selects a table of local routes for the packets of its proxy.
     for (family, table) in [(Family::V4, MAIN_TABLE), (Family::V4, 3), (Family::V4, 2004), (Family::V6, 2)] {
         assert_eq!(families(family, table), BTreeSet::new(), "{table}");
     }

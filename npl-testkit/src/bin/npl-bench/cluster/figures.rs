@@ -3,11 +3,11 @@
 
 use crate::figures::{Aim, Figure, Stage, figure};
 
-/// A mapping may cost at most 5 % more than the Pod's own address.
+/// The goal for latencies: a mapping costs at most 5 % more than the Pod's own address.
 const NEAR: &[Aim] = &[Aim::Ratio(1.05)];
-/// A mapping must not cost more than a Service of kube-proxy.
+/// The goal for latencies: a mapping costs no more than a Service of kube-proxy.
 const AHEAD: &[Aim] = &[Aim::Ratio(1.0)];
-/// The same goals for rates.
+/// The goal for request rates: at least 95 % of the rate to the Pod's own address.
 const NEAR_RATE: &[Aim] = &[Aim::LeastRatio(0.95)];
 const AHEAD_RATE: &[Aim] = &[Aim::LeastRatio(1.0)];
 
@@ -50,11 +50,11 @@ macro_rules! cluster_figures {
 
 /// kube-proxy in iptables mode.
 pub(super) static IPTABLES: ClusterFigures = cluster_figures!(Stage::Iptables, "iptables");
-/// As above, with `--forwarding offload`.
+/// kube-proxy in iptables mode, with `--forwarding offload`.
 pub(super) static IPTABLES_OFFLOAD: ClusterFigures = cluster_figures!(Stage::Iptables, "iptables-offload");
 /// kube-proxy in nftables mode.
 pub(super) static NFTABLES: ClusterFigures = cluster_figures!(Stage::Nftables, "nftables");
-/// As above, with `--forwarding offload`.
+/// kube-proxy in nftables mode, with `--forwarding offload`.
 pub(super) static NFTABLES_OFFLOAD: ClusterFigures = cluster_figures!(Stage::Nftables, "nftables-offload");
 
 /// The time from a Pod object's creation to its address, when many Pods are started at the same time.

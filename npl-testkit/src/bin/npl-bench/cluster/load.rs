@@ -53,7 +53,7 @@ pub(crate) fn measure<const N: usize>(
             timed(WARM_UP, || one(server))?;
         }
         for turn in 0..TURNS {
-            // Rotate the order.
+            // The order rotates, so that no address is always first.
             for way in (0..N).map(|way| (way + turn) % N) {
                 let (measured, stream, server) = (&mut all[way], &streams[way], servers[way]);
                 let (start, before) = (Instant::now(), Idle::read()?);

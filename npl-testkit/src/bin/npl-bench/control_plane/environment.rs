@@ -35,7 +35,7 @@ const WATCH_LIMIT: Duration = Duration::from_hours(1);
 const MAKERS: usize = 8;
 /// The port range, large enough for all mappings of a round and for released ports in quarantine.
 const PORT_RANGE: &str = "20000-29999";
-/// The first Pod address. Nothing uses these addresses.
+/// The first Pod address. No host or process has these addresses.
 const FIRST_POD_IP: u32 = u32::from_be_bytes([10, 64, 0, 1]);
 
 /// The cluster, as seen from the Node.
@@ -124,7 +124,7 @@ impl<'a> Environment<'a> {
         last.ok_or_else(|| anyhow!("the list of Pods is empty"))
     }
 
-    /// The newest value of each annotation.
+    /// The last value of each annotation.
     pub(crate) fn values(&self, pods: &[String]) -> Vec<Option<String>> {
         pods.iter().map(|pod| self.annotations.history(pod).pop().and_then(|seen| seen.value)).collect()
     }
@@ -145,7 +145,7 @@ pub(crate) fn is_published(value: Option<&str>) -> bool {
     value.is_some_and(|text| text.contains("nodePort"))
 }
 
-/// `name-0`, `name-1` …
+/// Numbered names: `name-0`, `name-1` …
 pub(crate) fn numbered(name: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| format!("{name}-{number}")).collect()
 }

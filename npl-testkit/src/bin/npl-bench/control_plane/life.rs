@@ -132,8 +132,8 @@ impl Round<'_, '_> {
         Ok(())
     }
 
-    /// Compares with the mean of plain patches before and after, so that a gradual change of the machine's speed
-    /// affects both sides equally.
+    /// Compares a figure with the mean of plain patches before and after, so that a gradual change of the machine's
+    /// speed affects both sides equally.
     fn beside(
         &mut self,
         figure: &Figure,
@@ -148,7 +148,7 @@ impl Round<'_, '_> {
         Ok(())
     }
 
-    /// Measures an idle agent.
+    /// Measures the CPU time and memory of an idle agent.
     fn steady(&mut self, agents: &mut Agents) -> Result<()> {
         let_pass(SETTLES)?;
         let pid = agents.agent.process().id();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The API server's own speed: an agent's patches, sent by a client that does nothing else.
+//! The API server's own speed: an agent's patches, sent by a client without other work.
 
 use std::time::Instant;
 
@@ -48,7 +48,7 @@ impl Plain {
         self.timed(env, count, &[Some(&value)])
     }
 
-    /// The same for the two patches of a withdrawal: an empty list, then the removal of the annotation.
+    /// As [`Self::all`], for the two patches of a withdrawal: an empty list, then the removal of the annotation.
     pub(crate) fn all_withdrawn(&mut self, env: &Environment<'_>, count: usize) -> Result<f64> {
         let value = self.new_value();
         self.timed(env, count, &[Some(&value)])?;

@@ -19,7 +19,7 @@ const REJECTED: &str = "apiserver_flowcontrol_rejected_requests_total";
 /// The priority level of all service accounts, so that the schemas do not change how agents are served.
 const LEVEL: &str = "workload-low";
 
-/// The number of requests of all agents since the API server started.
+/// The number of requests of all agents since the API server started, by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Requests {
     /// Permission checks, which are POST requests.
@@ -98,12 +98,12 @@ impl Requests {
         }
     }
 
-    /// The sum of all kinds.
+    /// The number of requests of all kinds.
     pub(crate) fn all(self) -> u64 {
         self.but_watches() + self.watches
     }
 
-    /// The sum without watches.
+    /// The number of requests without watches.
     pub(crate) fn but_watches(self) -> u64 {
         self.questions + self.writes + self.reads
     }

@@ -18,7 +18,7 @@ use crate::tcp::{self, CLIENT_CPU, SERVER_CPU};
 /// Requests that move both ends to their processors before the measurement.
 const WARM_UP: usize = 20;
 
-/// The time until the congestion window is open.
+/// The time in which the congestion window opens.
 const RAMP: Duration = Duration::from_millis(10);
 
 /// The size of each write and read.

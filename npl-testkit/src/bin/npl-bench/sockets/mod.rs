@@ -119,7 +119,7 @@ impl Bed {
 }
 
 /// Alternates between connections to the mapping and to the Pod's own address, and passes the results of each turn to
-/// `take_in`: other work on the machine changes all rates within a second.
+/// `take_in`: other processes on the machine change all rates within a second.
 fn by_turns<T>(
     [conversations, direct]: [&[Conversation]; 2],
     turns: usize,
@@ -127,7 +127,7 @@ fn by_turns<T>(
     mut take_in: impl FnMut([T; 2]) -> Result<()>,
 ) -> Result<()> {
     for turn in 0..turns {
-        // Alternate which one is first.
+        // The first address alternates.
         let shown = if turn % 2 == 0 {
             let shown = measure(conversations, turn)?;
             [shown, measure(direct, turn)?]

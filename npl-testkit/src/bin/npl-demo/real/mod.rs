@@ -80,7 +80,7 @@ fn end(report: &mut Report, cluster: RealCluster) -> Result<()> {
     report.claim("no namespace, process, mount or control group of the cluster remains", gone.is_ok(), detail)
 }
 
-/// Prints commands for exploration and waits for Ctrl-C.
+/// Prints commands to inspect the cluster and waits for Ctrl-C.
 fn keep(report: &mut Report, cluster: &RealCluster) -> Result<()> {
     report.step("The cluster keeps running: explore it as root in another terminal")?;
     let (lan, client) = (cluster.lan().name(), cluster.client().name());

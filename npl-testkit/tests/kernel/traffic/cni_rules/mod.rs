@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! NPL on a Node with the rules and routes of each CNI: the same requests and transfers must pass.
 //!
-//! The rules are written for nftables, whatever the CNI uses: the kernel has the same hooks, verdicts and marks for
-//! both.
+//! The rules are written for nftables, even if the CNI uses iptables: the kernel's hooks, verdicts and marks are the
+//! same for both.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
@@ -49,7 +49,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// Interval in which the guard checks its table.
 const RESYNC: Duration = Duration::from_millis(200);
 
-/// Time in which nothing must arrive.
+/// Time in which no packet must arrive.
 const SILENCE: Duration = Duration::from_millis(500);
 
 /// A NAT address, with the Pod and the client's source address that are expected.
@@ -102,7 +102,7 @@ fn assert_passes_in_every_mode(world: &mut World, targets: fn(&World) -> Vec<Tar
     }
 }
 
-/// Sends everything that must pass on every Node.
+/// Sends all requests and transfers that must succeed on every Node.
 fn assert_passes(world: &World, targets: &[Target]) {
     let size = transfer_size();
     for Target { pod, server, client } in targets {
@@ -135,7 +135,7 @@ fn assert_passes(world: &World, targets: &[Target]) {
     }
 }
 
-/// Asserts that a client with too large packets receives a path MTU error from the address that it sent to.
+/// Asserts that a client whose packets exceed the path MTU receives an ICMP error from the address to which it sent.
 fn assert_path_mtu_discovery(world: &mut World, forwarding: Forwarding, targets: fn(&World) -> Vec<Target>) {
     let set_mtu = |world: &World, mtu| world.pods.iter().for_each(|(pod, _)| pod.host_device.set_mtu(mtu).unwrap());
     set_mtu(world, SMALL_LINK);
@@ -176,7 +176,7 @@ fn dropping_rules(world: &World) -> Vec<(String, u64)> {
 }
 
 /// Asserts that one of these rules drops the packet that `send` sends: only then does a count of zero elsewhere prove
-/// something.
+/// that no packet was dropped.
 #[track_caller]
 fn assert_dropped_by(world: &World, is_expected: fn(&str) -> bool, send: impl FnOnce()) {
     let dropped = || -> u64 {
@@ -199,7 +199,7 @@ fn assert_invalid_is_dropped(world: &World, targets: &[Target]) {
     }
 }
 
-/// The address of the first Pod that a server outside of the cluster sees.
+/// The first Pod's source address, as a server outside of the cluster sees it.
 fn source_seen_outside(world: &World, address: IpAddr) -> IpAddr {
     let _outside = EchoServer::start_in(world.client(), "outside", &[OUTSIDE]).unwrap();
     let answer = tcp_request(&world.pod().netns, (address, OUTSIDE).into(), "which source?").unwrap();
@@ -207,7 +207,7 @@ fn source_seen_outside(world: &World, address: IpAddr) -> IpAddr {
     answer.client.ip()
 }
 
-/// The error with which a client is refused.
+/// The error with which a client's connection fails.
 fn refusal(client: &Netns, server: SocketAddr) -> ErrorKind {
     let error = tcp_connect(client, server).unwrap_err();
     error.downcast_ref::<std::io::Error>().unwrap().kind()
@@ -240,8 +240,8 @@ fn npl_works_with_antrea_rules_and_strict_reverse_path_filter() {
     assert_passes_in_every_mode(&mut world, to_first_pod);
 }
 
-/// Asserts that the policy refuses another client and another Pod's port; the host's ICMP error comes from the
-/// address that the client sent to.
+/// Asserts that the policy rejects another client and another Pod port. The host's ICMP error comes from the address to
+/// which the client sent.
 #[track_caller]
 fn assert_policy(world: &World) {
     let second_pod = (world.node_ip(), NODE_PORT + 1).into();
@@ -260,8 +260,8 @@ fn npl_works_with_kube_router_rules_and_its_policy_applies_in_the_stack() {
     assert_policy(&world);
 }
 
-/// A Node with the AWS VPC CNI: the second Pod's packets leave by the second interface, where the Node's address is
-/// unexpected.
+/// A Node with the AWS VPC CNI: the second Pod's packets leave through the second interface, where the Node's address
+/// is unexpected.
 fn node_with_aws_vpc(rules: &[&str]) -> World {
     let world = node_with(rules, 2);
     let second = world.pods[1].0.ip();
@@ -280,8 +280,8 @@ rule add from {second} lookup 100 priority 1536"
     world
 }
 
-/// Starts the guard, and waits until it has found the rules of the mark and of the second Pod and has installed its
-/// own.
+/// Starts the guard, and waits until it has found the rules of the mark and of the second Pod and has installed its own
+/// rules.
 fn guarded(mut world: World) -> World {
     world.guard = Some(world.node().run(|| Guard::start(GuardMode::Auto, RESYNC)).unwrap());
     world.follow(Forwarding::Stack);
@@ -314,7 +314,7 @@ table inet npl_test {
   }
 }";
 
-/// A direct request to a Pod arrives by the Pod's own interface and must be answered there.
+/// A direct request to a Pod arrives on the Pod's own interface, and its reply must leave through that interface.
 #[test]
 fn direct_request_by_the_pods_own_interface_is_not_marked() {
     let world = guarded(node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]));
@@ -346,7 +346,7 @@ fn misrouted_udp_flow_is_corrected_once_the_guard_starts() {
     poll::until("a reply", LIMIT, || ask().ok()).unwrap();
 }
 
-/// Counts packets from the Node's first address, which must not arrive by the second interface.
+/// Counts packets from the Node's first address, which must not arrive on the second interface.
 const MISROUTED: &str = "
 table inet npl_test {
   counter misrouted {}

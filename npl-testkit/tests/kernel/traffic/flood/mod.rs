@@ -25,10 +25,10 @@ const FLOODED_PORT: u16 = NODE_PORT + 1;
 /// Number of threads that carry the connections' traffic.
 const TRAFFIC_THREADS: usize = 4;
 
-/// Open files for each connection, as both ends are in this process, and for everything else.
+/// Open files per connection: both ends are in this process, and the test needs further files.
 const FILES_EACH: usize = 4;
 
-/// Share of new clients that must be answered in time, per mille.
+/// Share of new clients that must be answered within the time limit, per mille.
 const SERVED_PER_MILLE: usize = 990;
 
 /// Share of SYNs that must be translated, per mille: the kernel may lack memory for a frame.

@@ -12,7 +12,7 @@ use npl_testkit::traffic::{self, UdpOptions};
 
 use crate::world::is_emulated;
 
-/// Time in which a client must be connected and answered; a SYN that is retransmitted after a second is too late.
+/// Time limit in which a client must be connected and answered; a SYN that is retransmitted after a second exceeds it.
 fn response_limit() -> Duration {
     // An emulated processor may need longer for the exchange.
     Duration::from_secs(if is_emulated() { 2 } else { 1 })

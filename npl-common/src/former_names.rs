@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! Names that maps had in earlier ABI versions, from which an agent copies entries at an upgrade.
+
+use crate::names::{
+    MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, MAP_SOCKET_RNAT_V4,
+    MAP_SOCKET_RNAT_V6,
+};
+
+/// Maps whose keys and values have the same layout in ABI 1: today's name, and the name in ABI 1. Only the flow tables
+/// differ in the meaning of a field: [`crate::flow::FlowState::pod_acknowledgement`] is an interface index in ABI 1.
+pub const ABI_1: [(&str, &str); 8] = [
+    (MAP_MAPPING_V4, "npl_map_v4"),
+    (MAP_MAPPING_V6, "npl_map_v6"),
+    (MAP_ALLOW_V4, "npl_allow_v4"),
+    (MAP_ALLOW_V6, "npl_allow_v6"),
+    (MAP_FLOW_V4, "npl_flow_v4"),
+    (MAP_FLOW_V6, "npl_flow_v6"),
+    (MAP_SOCKET_RNAT_V4, "npl_peer_v4"),
+    (MAP_SOCKET_RNAT_V6, "npl_peer_v6"),
+];
