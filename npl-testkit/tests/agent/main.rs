@@ -24,5 +24,6 @@ mod redirect;
 mod refusals;
 mod restart;
 mod sources;
+mod upgrade;
 mod views;
 mod world;

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Upgrades from an agent of another ABI version and back, under load. The other agent's binary is given by
+//! `NPL_FORMER_AGENT`, because building it takes minutes: `cargo xtask test --former-agent FILE` runs these tests.
+
+use std::env;
+use std::path::PathBuf;
+
+use npl_common::names::{ABI_VERSION, PIN_ROOT};
+use npl_testkit::agent::{Agent, Options};
+use npl_testkit::echo::Protocol;
+use npl_testkit::poll;
+use npl_testkit::traffic::{Direction, Load, Transfer};
+
+use crate::world::{LIMIT, World};
+
+const MIB: u64 = 1024 * 1024;
+/// Upgrades and rollbacks of one test.
+const ROUNDS: usize = 5;
+const PODS: [&str; 2] = ["web-0", "web-1"];
+
+fn former_agent(world: &World, flags: &[&str]) -> Options {
+    let binary = env::var_os("NPL_FORMER_AGENT").map(PathBuf::from);
+    let binary = binary.unwrap_or_else(|| panic!("NPL_FORMER_AGENT names no agent of another ABI version"));
+    Options { binary, ..world.agent_options(flags) }
+}
+
+/// Whether pins of another ABI version than this one exist.
+fn has_other_version(world: &World) -> bool {
+    let versions = std::fs::read_dir(world.bpffs.path().join(PIN_ROOT)).unwrap();
+    let own = format!("v{ABI_VERSION}");
+    versions.map(|entry| entry.unwrap().file_name()).any(|name| name != own.as_str())
+}
+
+/// Replaces a running agent: SIGKILL, then the start of the next one.
+fn replace(world: &mut World, next: Options) {
+    world.agent().kill().unwrap();
+    world.agent = None;
+    world.agent = Some(Agent::start(next).unwrap());
+}
+
+fn upgrade_and_roll_back(flags: &[&str]) {
+    let mut world = World::new();
+    world.create_node();
+    world.agent = Some(Agent::start(former_agent(&world, flags)).unwrap());
+    world.create_service();
+    world.enable_service();
+    for pod in PODS {
+        world.create_pod(pod);
+        world.assert_served(pod);
+    }
+    let history = |world: &World| PODS.map(|pod| world.annotations.history(pod).len());
+    let written = history(&world);
+    let client = world.topology.client().netns.clone();
+    let load = Load::start(&client, 200, world.load_requests(&PODS));
+    let server = world.address("web-0", Protocol::Tcp);
+    let transfers = [Direction::Upload, Direction::Download]
+        .map(|direction| Transfer::start(&client, server, direction, 256 * MIB, 8 * MIB).unwrap());
+    for round in 1..=ROUNDS {
+        let answered = |load: &Load| {
+            let before = load.report().total();
+            let more = || (load.report().total() >= before + 100 || !load.report().failures.is_empty()).then_some(());
+            poll::until("a hundred more requests", LIMIT, more).unwrap();
+            assert_eq!(load.report().failures, [], "round {round}");
+        };
+        let options = world.agent_options(flags);
+        replace(&mut world, options);
+        let is_alone = || (!has_other_version(&world)).then_some(());
+        poll::until("the removal of the former version's pins", LIMIT, is_alone).unwrap();
+        answered(&load);
+        let former = former_agent(&world, flags);
+        replace(&mut world, former);
+        answered(&load);
+    }
+    for transfer in transfers {
+        transfer.join().unwrap();
+    }
+    assert_eq!(load.stop().failures, []);
+    assert_eq!(history(&world), written, "annotations were written");
+}
+
+#[test]
+#[ignore = "needs an agent of another ABI version: cargo xtask test --former-agent FILE"]
+fn upgrade_and_rollback_between_abi_versions_lose_nothing() {
+    upgrade_and_roll_back(&[]);
+}
+
+#[test]
+#[ignore = "needs an agent of another ABI version: cargo xtask test --former-agent FILE"]
+fn upgrade_and_rollback_with_redirect_lose_nothing() {
+    upgrade_and_roll_back(&["--forwarding=redirect"]);
+}
+
+#[test]
+#[ignore = "needs an agent of another ABI version: cargo xtask test --former-agent FILE"]
+fn upgrade_and_rollback_with_offload_lose_nothing() {
+    upgrade_and_roll_back(&["--forwarding=offload"]);
+}
+
+#[test]
+#[ignore = "needs an agent of another ABI version: cargo xtask test --former-agent FILE"]
+fn upgrade_and_rollback_with_xdp_lose_nothing() {
+    upgrade_and_roll_back(&["--attach=xdp"]);
+}
