@@ -80,9 +80,8 @@ pub(super) trait FamilyMaps: Send {
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
     /// Removes the socket reverse NAT entries of these Pod addresses and ports.
     fn remove_socket_rnat(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError>;
-    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns their
-    /// number.
-    fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError>;
+    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock.
+    fn remove_expired_flows(&mut self, now: Duration) -> Result<SweptFlows, DatapathError>;
 
     /// Clears the half-open entries that `expiry` finds expired. Returns their number.
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError>;
@@ -101,6 +100,15 @@ pub(super) trait FamilyMaps: Send {
     /// address is of the other family.
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError>;
     fn remove_local_address(&mut self, addr: IpAddr, index: u32) -> Result<(), DatapathError>;
+}
+
+/// The result of a sweep of the flow table.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SweptFlows {
+    /// Entries that were removed.
+    pub(super) removed: usize,
+    /// Entries that are left.
+    pub(super) left: usize,
 }
 
 /// The pinned maps of an IP family.
@@ -274,7 +282,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         stale.iter().try_for_each(&mut remove)
     }
 
-    fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError> {
+    fn remove_expired_flows(&mut self, now: Duration) -> Result<SweptFlows, DatapathError> {
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
         let is_expired = |key: &L::FlowKey, flow: &L::Flow, is_crowded| {
             flows::is_expired(L::pod_endpoint(key).protocol, L::state(flow), now, is_crowded)
@@ -294,7 +302,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
                 removed += 1;
             }
         }
-        Ok(removed)
+        Ok(SweptFlows { removed, left: count - removed })
     }
 
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError> {

@@ -200,13 +200,23 @@ impl Tables {
     }
 
     /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns their
-    /// number.
+    /// number, and reports the number of those that are left in each family.
     ///
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError> {
-        Family::ALL.into_iter().map(|family| self.family_mut(family).remove_expired_flows(now)).sum()
+    pub fn remove_expired_flows(
+        &mut self,
+        now: Duration,
+        mut report: impl FnMut(Family, usize),
+    ) -> Result<usize, DatapathError> {
+        let mut removed = 0;
+        for family in Family::ALL {
+            let swept = self.family_mut(family).remove_expired_flows(now)?;
+            report(family, swept.left);
+            removed += swept.removed;
+        }
+        Ok(removed)
     }
 
     /// Removes expired half-open entries and returns their number. `expiry` has the observations of earlier calls, for
