@@ -87,6 +87,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Mappings(args) => cli::mappings::show(&args).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => runtime.block_on(cli::doctor::show(&args)),
         Command::Load(args) => cli::load::load(&args).map(|()| ExitCode::SUCCESS),
+        Command::Retire(args) => runtime.block_on(cli::retire::retire(args)).map(|()| ExitCode::SUCCESS),
         Command::Cleanup(args) => runtime.block_on(cli::cleanup::remove_and_stay(&args)).map(|()| ExitCode::SUCCESS),
     };
     // A blocking thread may still be in a system call, and the process exits without its result.

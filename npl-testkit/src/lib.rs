@@ -29,6 +29,7 @@ pub mod consumers;
 pub mod control_plane;
 pub mod echo;
 pub mod foreign;
+pub mod helm;
 pub mod http;
 pub mod interrupt;
 pub mod kernel;

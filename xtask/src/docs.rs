@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask docs`: writes docs/reference/ by the agent's test that otherwise compares the pages with the code.
+//! `cargo xtask docs`: writes docs/reference/, most of it by the test of the agent that otherwise compares the pages.
 
 use anyhow::Result;
 
-use crate::{build, build_ebpf, process};
+use crate::{build, build_ebpf, chart, process};
 
 /// Arguments of `cargo xtask docs`.
 #[derive(Debug, clap::Args)]
@@ -11,6 +11,7 @@ pub(crate) struct Options {}
 
 /// Renders the pages.
 pub(crate) fn run(_options: &Options) -> Result<()> {
+    chart::write_values_page()?;
     // The test compares the maps of the reference with those of the kernel object.
     build_ebpf::build()?;
     process::say("reference: rendering docs/reference/ from the code");

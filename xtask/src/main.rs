@@ -13,6 +13,7 @@ mod build;
 mod build_ebpf;
 mod bytecode;
 mod cache;
+mod chart;
 mod check;
 mod cluster;
 mod commits;
@@ -59,6 +60,8 @@ enum Command {
     Test(test::Options),
     /// Run the checks that need no root: formatting, lints, tidy, commit subjects, documentation, unit tests.
     Check(check::Options),
+    /// Render the manifests of deploy/ and the page of its values from the Helm chart.
+    Chart(chart::Options),
     /// Render docs/reference/ from the code.
     Docs(docs::Options),
     /// Check the repository's own rules: names, layers, documents, licenses.
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
         Command::Cluster(options) => cluster::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Check(options) => check::run(&options),
+        Command::Chart(options) => chart::run(&options),
         Command::Docs(options) => docs::run(&options),
         Command::Tidy(options) => tidy::run(&options),
         Command::Image(options) => image::run(&options),

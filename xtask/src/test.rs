@@ -15,7 +15,7 @@ use crate::leftovers::Leftovers;
 use crate::setup::{BRIEF_KERNELS, DEFAULT_KERNELS, Extent, Kernel, KernelName, parse_kernels};
 use crate::tally::{Counts, NotReady, Tally};
 use crate::test_binary::{self, Kind, TestBinary};
-use crate::{build, build_ebpf, paths, process};
+use crate::{build, build_ebpf, chart, paths, process};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -65,6 +65,9 @@ impl Options {
 const REAL_CLUSTER: &str = "real cluster";
 
 const DEMO: &str = "the demo";
+
+/// The step that compares the manifests with the chart.
+const MANIFESTS: &str = "manifests of deploy/ are rendered from the chart";
 
 /// The time limit of one test binary: far more than any binary takes on two cores.
 const BINARY_DEADLINE: Duration = Duration::from_mins(20);
@@ -124,7 +127,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn run_all(options: &Options, tally: &mut Tally) {
-    let preparation = tally.prepare("requirements", || Preparation::begin(Extent::Flannel));
+    let preparation = tally.prepare("requirements", || Preparation::begin(Extent::Helm));
     if options.filter.is_none() {
         for Check { name, run } in check::STATIC {
             tally.check(name, run);
@@ -191,7 +194,10 @@ impl Suite<'_> {
             return;
         }
         match &self.parts {
-            Ok(parts) => tally.check(DEMO, || process::run(&mut demo::command(parts, &[]))),
+            Ok(parts) => {
+                tally.check(MANIFESTS, chart::check);
+                tally.check(DEMO, || process::run(&mut demo::command(parts, &[])));
+            }
             Err(missing) => tally.not_run(DEMO, *missing),
         }
         let name = format!("nothing is left behind, also of the {REAL_CLUSTER}");
@@ -214,7 +220,7 @@ impl Suite<'_> {
     fn run_binary(&self, binary: &TestBinary, tally: &mut Tally) {
         let name = match binary.kind {
             Kind::Unit => format!("unit tests of {}", binary.name),
-            Kind::TestKit | Kind::Kernel | Kind::Agent => format!("tests: {}", binary.name),
+            Kind::TestKit | Kind::Kernel | Kind::Chart | Kind::Agent => format!("tests: {}", binary.name),
             Kind::RealCluster => format!("tests: {}, on a {REAL_CLUSTER}", binary.name),
         };
         if !tally.is_chosen(&name) {
@@ -257,7 +263,7 @@ impl Suite<'_> {
     fn requirements(&self, kind: Kind) -> Result<(), NotReady> {
         match kind {
             Kind::Unit | Kind::Kernel => Ok(()),
-            Kind::TestKit | Kind::Agent => ready(&self.parts).map(drop),
+            Kind::TestKit | Kind::Chart | Kind::Agent => ready(&self.parts).map(drop),
             Kind::RealCluster => self.images.and(ready(&self.parts).map(drop)),
         }
     }

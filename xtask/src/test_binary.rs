@@ -33,6 +33,8 @@ pub(crate) enum Kind {
     TestKit,
     /// Root and the kernel programs; these tests also run under emulated kernels.
     Kernel,
+    /// Helm and a real API server.
+    Chart,
     /// The agent and a real API server.
     Agent,
     /// The agent's image and real Nodes.
@@ -68,6 +70,7 @@ impl TestBinary {
         let kind = match message["target"]["kind"][0].as_str()? {
             "test" if name.starts_with("testkit") || name == TRACE => Kind::TestKit,
             "test" if name.starts_with("kernel") => Kind::Kernel,
+            "test" if name == "chart" => Kind::Chart,
             "test" if name.starts_with("cluster") => Kind::RealCluster,
             "test" => Kind::Agent,
             _ => Kind::Unit,

@@ -22,7 +22,8 @@ use crate::{
     },
     core::{
         model::{Moment, snapshot::Change},
-        op::{Failure, Op},
+        op::{Failure, Op, PodWrite},
+        publish::delays::PublishDelays,
         state::State,
     },
     datapath::DatapathError,
@@ -89,6 +90,8 @@ pub struct Reconciler {
     are_routes_due: bool,
     node_ips: Vec<IpAddr>,
     change_log: ChangeLog,
+    /// The Pods whose annotation lacks a change.
+    delays: PublishDelays<Instant>,
     /// When to return freed memory, if no change arrives before.
     quiet_due: Option<Instant>,
 }
@@ -143,6 +146,7 @@ impl Reconciler {
             are_routes_due: true,
             node_ips: Vec::new(),
             change_log,
+            delays: PublishDelays::default(),
             quiet_due: None,
         }
     }
@@ -204,6 +208,7 @@ impl Reconciler {
             self.state.apply(change);
         }
         self.are_routes_due = true;
+        self.delays.begin(self.state.changed_pods(), Instant::now());
         self.quiet_due = Some(Instant::now() + QUIET);
     }
 
@@ -280,6 +285,7 @@ impl Reconciler {
             debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass completed");
             ChangeLog::count(&self.state, &self.metrics);
         }
+        self.delays.retain(|pod| self.state.awaits_publication(pod));
         self.metrics.set_pending_patches(self.executor.pending_writes());
         let finished = is_clean.then(wall_clock);
         self.metrics.observe_pass(began.elapsed(), finished);
@@ -318,6 +324,11 @@ impl Reconciler {
     fn record_success(&mut self, op: &Op) {
         self.executor.record_success(op, &self.state);
         self.state.record_done(op, self.now());
+        if let Op::WritePod { pod, value: PodWrite::Set(_) | PodWrite::Withdraw, .. } = op
+            && let Some(since) = self.delays.confirm(pod)
+        {
+            self.metrics.observe_publication(since.elapsed());
+        }
         self.metrics.count_op(op, OpOutcome::Done);
     }
 

@@ -35,7 +35,7 @@ use crate::{
     },
     datapath::{Datapath, Pins, Tables, cleanup, preflight},
     devices::{local_clients::LocalClients, uplinks::Uplinks},
-    http::{self, Health},
+    http::{Health, Servers},
     kube::{self, events::Recorder, patch::PodPatcher},
     metrics::{Counts, DatapathCounters, FamilyTotals, Metrics},
     netlink,
@@ -76,6 +76,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         cgroup,
         guard,
         listen,
+        metrics_listen,
     } = config;
     // The lock is a directory of the BPF file system, so a missing bpffs is reported first.
     preflight::check(&bpffs)?;
@@ -87,7 +88,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     if let Some(warning) = settings.quarantine_warning() {
         warn!("{warning}");
     }
-    let listener = http::bind(listen).await?;
+    let servers = Servers::bind(listen, metrics_listen).await?;
     let health = Health::new();
     let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
     let port_range = settings.port_range;
@@ -117,9 +118,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let mut change_log = ChangeLog::new(problems);
     let local_clients = LocalClients::new(cgroup);
     change_log.log_local_clients(&local_clients.serve(&mut datapath));
-    let _sweeper = Sweeper::start(&bpffs)?;
+    let _sweeper = Sweeper::start(&bpffs, metrics.clone())?;
 
-    let probes = tokio::spawn(http::serve(listener, health.clone(), metrics.clone()));
+    let servers = tokio::spawn(servers.serve(health.clone(), metrics.clone()));
     let network = netlink::changes(forwarding != Forwarding::Stack)?;
     let work = async {
         let connected = connecting.join_next().await.context("connect to the API server")?;
@@ -139,7 +140,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     };
     tokio::select! {
         ended = work => ended,
-        ended = probes => ended.context("serve probes and metrics")?.context("serve probes and metrics"),
+        ended = servers => ended.context("serve probes and metrics")?.context("serve probes and metrics"),
     }
 }
 

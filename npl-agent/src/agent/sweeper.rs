@@ -17,6 +17,7 @@ use crate::{
         model::last::Last,
     },
     datapath::{DatapathError, Pins, Tables, kernel_clock},
+    metrics::Metrics,
     process::error_chain::ErrorChain,
 };
 
@@ -36,10 +37,10 @@ impl Sweeper {
     /// # Errors
     ///
     /// If the maps cannot be opened.
-    pub fn start(bpffs: &Path) -> Result<Self, DatapathError> {
+    pub fn start(bpffs: &Path, metrics: Metrics) -> Result<Self, DatapathError> {
         let tables = Tables::open(&Pins::new(bpffs))?;
         let (end, ended) = mpsc::channel();
-        let thread = thread::Builder::new().name("sweeper".to_owned()).spawn(move || sweep(tables, &ended));
+        let thread = thread::Builder::new().name("sweeper".to_owned()).spawn(move || sweep(tables, &metrics, &ended));
         if let Err(error) = &thread {
             warn!(err = %error, "the sweeper thread cannot be started: expired connection tracking entries stay \
                                  until the table is full");
@@ -57,10 +58,10 @@ impl Drop for Sweeper {
     }
 }
 
-fn sweep(mut tables: Tables, ended: &Receiver<()>) {
+fn sweep(mut tables: Tables, metrics: &Metrics, ended: &Receiver<()>) {
     let (mut failing, mut expiry) = (Last::default(), <[HalfOpenExpiry; 2]>::default());
     while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-        let flows = tables.remove_expired_flows(kernel_clock());
+        let flows = tables.remove_expired_flows(kernel_clock(), |family, left| metrics.set_flows(family, left));
         let swept = flows.and_then(|flows| Ok(flows + tables.remove_expired_half_open(&mut expiry)?));
         let is_change = failing.update(swept.is_err());
         match &swept {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands other than `run`: load the kernel programs, show and check the state of the Node, and clean up.
+//! The commands besides `run`: load the kernel programs, show and check the state of the Node, clean up, and retire
+//! every Node.
 
 pub mod cleanup;
 pub mod doctor;
 mod facts;
 pub mod load;
 pub mod mappings;
+pub mod retire;
 pub mod status;
 
 use std::io::{self, Write as _};

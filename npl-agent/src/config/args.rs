@@ -49,6 +49,9 @@ pub enum Command {
     /// Remove all maps, programs, filters and nftables rules of npl-agent from this Node's kernel. Translation stops
     /// and connections break.
     Cleanup(CleanupArgs),
+    /// Retire every Node of the cluster before uninstalling: set `NPL_RETIRE` on the agents' DaemonSet, and wait until
+    /// each Node has withdrawn its annotations and removed its kernel state. The chart's hook runs it.
+    Retire(RetireArgs),
 }
 
 /// Flags of `run`.
@@ -167,6 +170,14 @@ pub struct RunArgs {
     )]
     pub listen: SocketAddr,
 
+    /// Also serve /metrics, and nothing else, on this address and port, for a Prometheus outside of the Node. Clients are
+    /// not authenticated: restrict the port by a host firewall. Brackets admit addresses of both families, such as
+    /// [192.0.2.10]:9912. Unset: with the probes only.
+    #[arg(
+        long, env = "NPL_METRICS_LISTEN", value_name = "ADDRESS:PORT", value_parser = value::metrics_listen
+    )]
+    pub metrics_listen: Option<SocketAddr>,
+
     /// Write log lines to standard error in this format. The variable `NPL_LOG` selects lines by level and module, for
     /// example `npl_agent=debug,warn`.
     #[arg(long, env = "NPL_LOG_FORMAT", value_enum, default_value_t)]
@@ -196,6 +207,26 @@ pub struct CleanupArgs {
     /// Wait for SIGTERM after the cleanup, for the Pods of a DaemonSet, whose containers must not exit.
     #[arg(long, env = "NPL_STAY")]
     pub stay: bool,
+}
+
+/// Flags of `retire`.
+#[derive(Debug, Clone, Args)]
+pub struct RetireArgs {
+    /// Connect to the API server with this kubeconfig file. Unset: with the service account of this Pod.
+    #[arg(long, env = "NPL_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Find the agents' DaemonSet in this namespace. Unset: in that of the kubeconfig's context or of this Pod.
+    #[arg(long, env = "NPL_NAMESPACE", value_name = "NAME")]
+    pub namespace: Option<String>,
+
+    /// Retire the Nodes of the DaemonSet with this name.
+    #[arg(long, env = "NPL_DAEMON_SET", value_name = "NAME", default_value = "npl-agent")]
+    pub daemon_set: String,
+
+    /// Fail if not every Node is retired after this long: numbers with the units ms, s, m and h, at most a day.
+    #[arg(long, env = "NPL_TIMEOUT", value_name = "DURATION", default_value = "5m", value_parser = value::duration)]
+    pub timeout: Duration,
 }
 
 /// Flags of the subcommands that read the kernel's state.

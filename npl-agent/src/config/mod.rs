@@ -48,8 +48,10 @@ pub struct Config {
     pub cgroup: CgroupSelection,
     /// Whether the agent maintains the nftables table.
     pub guard: GuardMode,
-    /// The address and port of the HTTP server.
+    /// The address and port of the HTTP server for probes and metrics.
     pub listen: SocketAddr,
+    /// The address and port of the HTTP server for metrics alone.
+    pub metrics_listen: Option<SocketAddr>,
 }
 
 /// A flag with an invalid value. The exit code is 2, as for clap's usage errors.
@@ -101,6 +103,7 @@ impl TryFrom<RunArgs> for Config {
             nft_guard,
             retire,
             listen,
+            metrics_listen,
             log_format: _, // logging is already started
         } = args;
         match (attach, forwarding) {
@@ -131,6 +134,7 @@ impl TryFrom<RunArgs> for Config {
             cgroup,
             guard: nft_guard,
             listen,
+            metrics_listen,
         })
     }
 }

@@ -23,7 +23,8 @@ fn parse(line: &[&str]) -> Result<Config, ConfigError> {
         | Command::Mappings(_)
         | Command::Doctor(_)
         | Command::Load(_)
-        | Command::Cleanup(_)) => panic!("{other:?}"),
+        | Command::Cleanup(_)
+        | Command::Retire(_)) => panic!("{other:?}"),
     }
 }
 
@@ -80,6 +81,7 @@ fn defaults_are_those_of_antrea_and_of_the_architecture() {
     assert_eq!(config.cgroup, CgroupSelection::Auto);
     assert_eq!(config.guard, GuardMode::Auto);
     assert_eq!(config.listen.to_string(), "127.0.0.1:9911");
+    assert_eq!(config.metrics_listen, None);
 }
 
 #[test]
@@ -135,10 +137,26 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
         ("--cgroup", "sys/fs/cgroup", "give auto, none or an absolute path, for example /sys/fs/cgroup"),
         ("--nft-guard", "yes", "give auto, on or off"),
         ("--listen", "9911", "for example 127.0.0.1:9911"),
+        ("--metrics-listen", "9912", "for example 192.0.2.10:9912"),
+        ("--metrics-listen", "[192.0.2.10]", "for example 192.0.2.10:9912"),
+        ("--metrics-listen", "[node]:9912", "for example 192.0.2.10:9912"),
     ] {
         let complaint = complaint(&[&format!("{flag}={value}")]);
         assert!(complaint.starts_with(&format!("{flag}: ")) && complaint.contains(expected), "{complaint}");
         assert!(!complaint.contains('\n') && !complaint.ends_with('.'), "{complaint}");
+    }
+}
+
+/// Kubernetes puts the Node's address, of whichever family, between the brackets.
+#[test]
+fn the_address_for_metrics_may_have_brackets_in_both_families() {
+    for (text, expected) in [
+        ("192.0.2.10:9912", "192.0.2.10:9912"),
+        ("[192.0.2.10]:9912", "192.0.2.10:9912"),
+        ("[2001:db8::10]:9912", "[2001:db8::10]:9912"),
+    ] {
+        let listen = config(&["--metrics-listen", text]).unwrap().metrics_listen;
+        assert_eq!(listen.map(|it| it.to_string()).as_deref(), Some(expected));
     }
 }
 

@@ -78,6 +78,9 @@ pub(super) enum ValueError {
     /// Not an address with a port.
     #[error("{0:?} is not an address with a port: give for example 127.0.0.1:9911")]
     Listen(String),
+    /// Not an address with a port, with or without brackets.
+    #[error("{0:?} is not an address with a port: give for example 192.0.2.10:9912 or [2001:db8::10]:9912")]
+    MetricsListen(String),
 }
 
 pub(super) fn node_ip(text: &str) -> Result<NodeIpSource, ValueError> {
@@ -207,4 +210,18 @@ pub(super) fn cgroup(text: &str) -> Result<CgroupSelection, ValueError> {
 
 pub(super) fn listen(text: &str) -> Result<SocketAddr, ValueError> {
     text.parse().map_err(|_unparsable| ValueError::Listen(text.to_owned()))
+}
+
+/// As [`listen`], and also an IPv4 address in brackets: a manifest cannot know the family of the Node's address.
+pub(super) fn metrics_listen(text: &str) -> Result<SocketAddr, ValueError> {
+    let unreadable = || ValueError::MetricsListen(text.to_owned());
+    let bracketed = text.strip_prefix('[').and_then(|rest| rest.split_once("]:"));
+    match bracketed {
+        Some((address, port)) => {
+            let address: IpAddr = address.parse().map_err(|_unparsable| unreadable())?;
+            let port = port.parse().map_err(|_unparsable| unreadable())?;
+            Ok(SocketAddr::new(address, port))
+        }
+        None => text.parse().map_err(|_unparsable| unreadable()),
+    }
 }

@@ -81,9 +81,8 @@ pub(super) trait FamilyMaps: Send {
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
     /// Removes the socket reverse NAT entries of these Pod addresses and ports.
     fn remove_socket_rnat(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError>;
-    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns the
-    /// number of removed entries.
-    fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError>;
+    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock.
+    fn remove_expired_flows(&mut self, now: Duration) -> Result<SweptFlows, DatapathError>;
 
     /// Clears the half-open entries that `expiry` finds expired. Returns the number of cleared entries.
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError>;
@@ -106,6 +105,15 @@ pub(super) trait FamilyMaps: Send {
     /// Copies entries of an earlier agent's maps that these maps do not have. Returns the numbers of mappings and of
     /// conntrack entries.
     fn copy_from(&mut self, from: &Predecessor, entries: Entries) -> Result<[usize; 2], DatapathError>;
+}
+
+/// The result of a sweep of the flow table.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SweptFlows {
+    /// Entries that were removed.
+    pub(super) removed: usize,
+    /// Entries that are left.
+    pub(super) left: usize,
 }
 
 /// The pinned maps of an IP family.
@@ -281,7 +289,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         stale.iter().try_for_each(&mut remove)
     }
 
-    fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError> {
+    fn remove_expired_flows(&mut self, now: Duration) -> Result<SweptFlows, DatapathError> {
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
         let is_expired = |key: &L::FlowKey, flow: &L::Flow, is_crowded| {
             flows::is_expired(L::pod_endpoint(key).protocol, L::state(flow), now, is_crowded)
@@ -301,7 +309,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
                 removed += 1;
             }
         }
-        Ok(removed)
+        Ok(SweptFlows { removed, left: count - removed })
     }
 
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError> {

@@ -199,14 +199,24 @@ impl Tables {
         Family::ALL.into_iter().map(|family| self.family(family).flow_count()).sum()
     }
 
-    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns the
-    /// number of removed entries.
+    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns their
+    /// number, and reports the number of those that are left in each family.
     ///
     /// # Errors
     ///
     /// If a BPF map operation fails.
-    pub fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError> {
-        Family::ALL.into_iter().map(|family| self.family_mut(family).remove_expired_flows(now)).sum()
+    pub fn remove_expired_flows(
+        &mut self,
+        now: Duration,
+        mut report: impl FnMut(Family, usize),
+    ) -> Result<usize, DatapathError> {
+        let mut removed = 0;
+        for family in Family::ALL {
+            let swept = self.family_mut(family).remove_expired_flows(now)?;
+            report(family, swept.left);
+            removed += swept.removed;
+        }
+        Ok(removed)
     }
 
     /// Removes expired half-open entries and returns their number. `expiry` has the observations of earlier calls, for

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The HTTP server: `/metrics` for Prometheus, and `/livez`, `/readyz` and `/startupz` for the kubelet.
+//! The HTTP servers: `/metrics` for Prometheus, and `/livez`, `/readyz` and `/startupz` for the kubelet. A second server
+//! has `/metrics` alone, so that probes are not reached from other machines.
 
 mod health;
 
@@ -8,28 +9,41 @@ use std::{io, net::SocketAddr};
 use axum::{
     Router,
     extract::State,
-    http::{StatusCode, header::CONTENT_TYPE},
+    http::{
+        HeaderMap, StatusCode,
+        header::{ACCEPT, CONTENT_TYPE},
+    },
     response::{IntoResponse, Response},
     routing::get,
 };
 use tokio::net::TcpListener;
 
 pub use self::health::Health;
-use crate::metrics::{self, Metrics};
+use crate::metrics::{Format, Metrics};
 
 /// Why metrics and probes cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     /// Another process listens on the port, often a second agent.
-    #[error("listen on {0}: the port is in use; stop the other process or choose another port with --listen")]
-    InUse(SocketAddr),
+    #[error("listen on {address}: the port is in use; stop the other process or choose another port with {flag}")]
+    InUse {
+        /// The address of the flag.
+        address: SocketAddr,
+        /// The flag.
+        flag: &'static str,
+    },
     /// No device of the Node has this address.
-    #[error("listen on {0}: this Node does not have the address; give --listen an address of this Node")]
-    NoSuchAddress(SocketAddr),
+    #[error("listen on {address}: this Node does not have the address; give {flag} an address of this Node")]
+    NoSuchAddress {
+        /// The address of the flag.
+        address: SocketAddr,
+        /// The flag.
+        flag: &'static str,
+    },
     /// The kernel returned another error for the socket.
     #[error("listen on {address}")]
     Listen {
-        /// The address of `--listen`.
+        /// The address of the flag.
         address: SocketAddr,
         /// The kernel's error.
         #[source]
@@ -37,30 +51,62 @@ pub enum HttpError {
     },
 }
 
-/// Binds the address of `--listen`, so that the agent exits at start if the address is unusable.
-///
-/// # Errors
-///
-/// If the address is in use, not on this Node, or not permitted by the kernel.
-pub async fn bind(address: SocketAddr) -> Result<TcpListener, HttpError> {
+/// The listening sockets. Both are bound before the agent starts, so that an unusable address ends it at once.
+#[derive(Debug)]
+pub struct Servers {
+    /// For probes and metrics.
+    probes: TcpListener,
+    /// For metrics alone.
+    metrics: Option<TcpListener>,
+}
+
+impl Servers {
+    /// Binds the addresses of `--listen` and `--metrics-listen`.
+    ///
+    /// # Errors
+    ///
+    /// If an address is in use, not on this Node, or refused by the kernel.
+    pub async fn bind(probes: SocketAddr, metrics: Option<SocketAddr>) -> Result<Self, HttpError> {
+        let probes = bind(probes, "--listen").await?;
+        let metrics = match metrics {
+            Some(address) => Some(bind(address, "--metrics-listen").await?),
+            None => None,
+        };
+        Ok(Self { probes, metrics })
+    }
+
+    /// Serves metrics and probes until the future is dropped.
+    ///
+    /// # Errors
+    ///
+    /// If a listening socket fails.
+    pub async fn serve(self, health: Health, metrics: Metrics) -> io::Result<()> {
+        let alone = metrics_router(health.clone(), metrics.clone());
+        let all = axum::serve(self.probes, router(health, metrics));
+        match self.metrics {
+            Some(listener) => tokio::select! {
+                ended = all => ended,
+                ended = axum::serve(listener, alone) => ended,
+            },
+            None => all.await,
+        }
+    }
+}
+
+async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, HttpError> {
     TcpListener::bind(address).await.map_err(|source| {
         if source.kind() == io::ErrorKind::AddrInUse {
-            HttpError::InUse(address)
+            HttpError::InUse { address, flag }
         } else if source.kind() == io::ErrorKind::AddrNotAvailable {
-            HttpError::NoSuchAddress(address)
+            HttpError::NoSuchAddress { address, flag }
         } else {
             HttpError::Listen { address, source }
         }
     })
 }
 
-/// Serves metrics and probes until the future is dropped.
-///
-/// # Errors
-///
-/// If the listening socket fails.
-pub async fn serve(listener: TcpListener, health: Health, metrics: Metrics) -> io::Result<()> {
-    axum::serve(listener, router(health, metrics)).await
+fn metrics_router(health: Health, metrics: Metrics) -> Router {
+    Router::new().route("/metrics", get(all_metrics)).with_state((health, metrics))
 }
 
 fn router(health: Health, metrics: Metrics) -> Router {
@@ -69,13 +115,15 @@ fn router(health: Health, metrics: Metrics) -> Router {
         .route("/readyz", get(readyz))
         .route("/startupz", get(startupz))
         .with_state(health.clone());
-    Router::new().route("/metrics", get(all_metrics)).with_state((health, metrics)).merge(probes)
+    metrics_router(health, metrics).merge(probes)
 }
 
-async fn all_metrics(State((health, metrics)): State<(Health, Metrics)>) -> Response {
+async fn all_metrics(State((health, metrics)): State<(Health, Metrics)>, headers: HeaderMap) -> Response {
     metrics.set_ready(health.is_ready());
-    match metrics.encode() {
-        Ok(text) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+    let accepted: Vec<&str> = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    let format = Format::accepted(&accepted);
+    match metrics.encode(format) {
+        Ok(text) => ([(CONTENT_TYPE, format.content_type())], text).into_response(),
         Err(err) => (StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the metrics: {err}\n")).into_response(),
     }
 }

@@ -8,7 +8,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Health, HttpError, bind, serve};
+use super::{Health, HttpError, Servers};
 use crate::metrics::{Counts, DatapathCounters, Metrics};
 
 struct NoCounters;
@@ -20,9 +20,13 @@ impl DatapathCounters for NoCounters {
 }
 
 async fn get(address: SocketAddr, path: &str) -> String {
+    get_as(address, path, "*/*").await
+}
+
+async fn get_as(address: SocketAddr, path: &str, accept: &str) -> String {
     let exchange = async {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: npl\r\nConnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: npl\r\nAccept: {accept}\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
@@ -31,11 +35,20 @@ async fn get(address: SocketAddr, path: &str) -> String {
     timeout(Duration::from_secs(5), exchange).await.unwrap()
 }
 
-async fn start_server(health: &Health) -> (SocketAddr, tokio::task::JoinHandle<std::io::Result<()>>) {
-    let listener = bind(([127, 0, 0, 1], 0).into()).await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = serve(listener, health.clone(), Metrics::new(Arc::new(NoCounters)));
-    (address, tokio::spawn(server))
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+type Server = tokio::task::JoinHandle<std::io::Result<()>>;
+
+/// Starts both servers, and returns the address of the one for probes and of the one for metrics alone.
+async fn start_servers(health: &Health) -> ([SocketAddr; 2], Server) {
+    let servers = Servers::bind(ANY, Some(ANY)).await.unwrap();
+    let addresses = [&servers.probes, servers.metrics.as_ref().unwrap()].map(|it| it.local_addr().unwrap());
+    (addresses, tokio::spawn(servers.serve(health.clone(), Metrics::new(Arc::new(NoCounters)))))
+}
+
+async fn start_server(health: &Health) -> (SocketAddr, Server) {
+    let ([address, _], server) = start_servers(health).await;
+    (address, server)
 }
 
 #[tokio::test]
@@ -67,9 +80,15 @@ async fn the_readiness_metric_follows_the_probe() {
 }
 
 #[tokio::test]
-async fn metrics_are_served_in_the_openmetrics_format() {
+async fn metrics_are_served_as_plain_text_and_as_openmetrics_to_who_asks_for_it() {
     let (address, server) = start_server(&Health::new()).await;
-    let answer = get(address, "/metrics").await;
+    let plain = get(address, "/metrics").await;
+    assert!(plain.contains("content-type: text/plain; version=0.0.4; charset=utf-8"), "{plain}");
+    assert!(plain.contains("# TYPE process_cpu_seconds_total counter\n") && !plain.contains("# EOF"), "{plain}");
+    // As Prometheus 2.42 asks.
+    let accept = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
+                  text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+    let answer = get_as(address, "/metrics", accept).await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"), "{answer}");
     assert!(answer.contains("npl_build_info{") && answer.ends_with("# EOF\n"), "{answer}");
@@ -77,13 +96,25 @@ async fn metrics_are_served_in_the_openmetrics_format() {
 }
 
 #[tokio::test]
+async fn the_server_for_metrics_has_no_probes() {
+    let ([_, address], server) = start_servers(&Health::new()).await;
+    assert!(get(address, "/metrics").await.contains("\nnpl_ready 0\n"));
+    for path in ["/livez", "/readyz", "/startupz", "/"] {
+        assert!(get(address, path).await.starts_with("HTTP/1.1 404 "), "{path}");
+    }
+    server.abort();
+}
+
+#[tokio::test]
 async fn a_port_in_use_is_reported_with_a_remedy() {
-    let first = bind(([127, 0, 0, 1], 0).into()).await.unwrap();
-    let address = first.local_addr().unwrap();
-    let err = bind(address).await.unwrap_err();
-    assert!(matches!(err, HttpError::InUse(_)), "{err}");
+    let first = Servers::bind(ANY, None).await.unwrap();
+    let address = first.probes.local_addr().unwrap();
+    let err = Servers::bind(ANY, Some(address)).await.unwrap_err();
+    assert!(matches!(err, HttpError::InUse { .. }), "{err}");
     assert_eq!(
         err.to_string(),
-        format!("listen on {address}: the port is in use; stop the other process or choose another port with --listen")
+        format!(
+            "listen on {address}: the port is in use; stop the other process or choose another port with --metrics-listen"
+        )
     );
 }

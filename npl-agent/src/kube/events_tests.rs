@@ -10,6 +10,7 @@ use crate::{
         publish::problem::Cause,
     },
     kube::mock::{MockServer, ReceivedRequest, api_server, metrics, refusal},
+    metrics::Format,
 };
 
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
@@ -50,7 +51,7 @@ fn event(series: &Value) -> String {
 
 fn counts(metrics: &Metrics, outcome: &str) -> bool {
     let line = format!(r#"npl_events_total{{outcome="{outcome}"}} 1"#);
-    metrics.encode().unwrap().lines().any(|found| found == line)
+    metrics.encode(Format::OpenMetrics).unwrap().lines().any(|found| found == line)
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,6 +18,7 @@ pub mod failure;
 mod limit;
 pub mod objects;
 pub mod patch;
+pub mod retire;
 mod source;
 mod token;
 pub mod watch;

@@ -3,7 +3,10 @@
 use serde_json::json;
 
 use super::*;
-use crate::kube::mock::{MockServer, ReceivedRequest, api_server, metrics, refusal};
+use crate::{
+    kube::mock::{MockServer, ReceivedRequest, api_server, metrics, refusal},
+    metrics::Format,
+};
 
 const LINE: &str = "PATCH /api/v1/namespaces/default/pods/web-0/status?&fieldManager=npl-agent";
 
@@ -52,7 +55,7 @@ async fn an_annotation_is_set_by_one_merge_patch_of_the_status() {
     let (result, metrics) = annotate(set(), server).await;
     let pod = result.unwrap().pod;
     assert_eq!((pod.resource_version, pod.annotation.as_deref()), (18, Some("[{}]")));
-    let text = metrics.encode().unwrap();
+    let text = metrics.encode(Format::OpenMetrics).unwrap();
     assert!(text.contains(r#"npl_annotation_patches_total{outcome="patched"} 1"#), "{text}");
 }
 
@@ -139,7 +142,12 @@ async fn a_patch_on_a_broken_connection_is_retried() {
     let server = async |mock: &mut MockServer| mock.next_request().await.break_connection();
     let (result, metrics) = annotate(set(), server).await;
     assert_eq!(result.unwrap_err().class(), Class::Retry { after: None });
-    assert!(metrics.encode().unwrap().contains(r#"npl_annotation_patches_total{outcome="unreachable"} 1"#));
+    assert!(
+        metrics
+            .encode(Format::OpenMetrics)
+            .unwrap()
+            .contains(r#"npl_annotation_patches_total{outcome="unreachable"} 1"#)
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,7 +6,10 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::{self, Receiver};
 
 use super::*;
-use crate::kube::mock::{MockServer, ReceivedRequest, api_server, metrics, refusal};
+use crate::{
+    kube::mock::{MockServer, ReceivedRequest, api_server, metrics, refusal},
+    metrics::Format,
+};
 
 struct Scene {
     server: MockServer,
@@ -33,7 +36,7 @@ impl Scene {
     }
 
     fn counts(&self, line: &str) -> bool {
-        self.metrics.encode().unwrap().lines().any(|found| found == line)
+        self.metrics.encode(Format::OpenMetrics).unwrap().lines().any(|found| found == line)
     }
 }
 
@@ -139,7 +142,7 @@ async fn errors_never_end_a_watch_and_are_counted_by_kind() {
     assert_eq!(scene.change().await, Change::Services(Vec::new()));
     for kind in ["forbidden", "unauthorized", "unavailable", "unreachable", "malformed"] {
         let line = format!(r#"npl_watch_errors_total{{subject="services",kind="{kind}"}} 1"#);
-        assert!(scene.counts(&line), "{line}\n{}", scene.metrics.encode().unwrap());
+        assert!(scene.counts(&line), "{line}\n{}", scene.metrics.encode(Format::OpenMetrics).unwrap());
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use npl_common::{reason::Reason, stats::MappingStats};
 
 use super::{
-    Counts, DatapathCounters, EventOutcome, FailureKind, Families, FamilyTotals, Metrics, OpName, OpOutcome,
+    Counts, DatapathCounters, EventOutcome, FailureKind, Families, FamilyTotals, Format, Metrics, OpName, OpOutcome,
     PatchOutcome, WatchedResource,
     labels::{
         DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OutcomeLabel, PortLabels, PortState, ReasonLabel,
@@ -147,6 +147,7 @@ const LABELS: &[(&str, &[Label])] = &[
     ("npl_annotation_patches_total", &[listed("outcome", PATCH_OUTCOMES)]),
     ("npl_events_total", &[listed("outcome", EVENT_OUTCOMES)]),
     ("npl_watch_errors_total", &[listed("subject", WATCHED), listed("kind", FAILURES)]),
+    ("npl_flow_table_entries", &[listed("family", FAMILIES)]),
     ("npl_mappings", &[listed("family", FAMILIES)]),
     ("npl_watch_last_change_timestamp_seconds", &[listed("subject", WATCHED)]),
     ("npl_node_ports", &[listed("family", FAMILIES), listed("protocol", PROTOCOLS), listed("state", PORT_STATES)]),
@@ -191,6 +192,9 @@ impl Metrics {
             last_successful_pass: _,
             patches,
             patch_seconds: _,
+            publication_seconds: _,
+            flows,
+            flow_limit: _,
             events,
             watch_errors,
             watch_changes,
@@ -203,6 +207,7 @@ impl Metrics {
         } = &metrics.0.families;
         drop(ops.get_or_create(&OpLabels { op: OpName::Reserve, outcome: OpOutcome::Done }));
         drop(patches.get_or_create(&OutcomeLabel { outcome: PatchOutcome::Patched }));
+        drop(flows.get_or_create(&FamilyLabel { family: Family::V4 }));
         drop(events.get_or_create(&EventLabel { outcome: EventOutcome::Created }));
         let (subject, kind) = (WatchedResource::Pods, FailureKind::Expired);
         drop(watch_errors.get_or_create(&WatchLabels { subject, kind }));
@@ -217,7 +222,7 @@ impl Metrics {
 
 /// Every metric, in the order of a scrape.
 pub fn catalog() -> Vec<MetricInfo> {
-    let text = Metrics::sample().encode().unwrap_or_default();
+    let text = Metrics::sample().encode(Format::OpenMetrics).unwrap_or_default();
     let mut metrics: Vec<MetricInfo> = Vec::new();
     let mut help = String::new();
     for line in text.lines() {
@@ -246,7 +251,7 @@ fn suffix(kind: &str) -> &'static str {
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
-    use super::{LABELS, Metrics, Values, catalog};
+    use super::{Format, LABELS, Metrics, Values, catalog};
 
     /// The labels of each series and their values.
     fn series(text: &str) -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
@@ -263,7 +268,7 @@ mod tests {
 
     #[test]
     fn series_of_a_scrape_have_the_listed_names_and_labels() {
-        let text = Metrics::sample().encode().unwrap();
+        let text = Metrics::sample().encode(Format::OpenMetrics).unwrap();
         let mut found = series(&text);
         found.retain(|name, _| !name.ends_with("_bucket"));
         assert_eq!(

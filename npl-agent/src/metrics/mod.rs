@@ -5,6 +5,7 @@
 mod catalog;
 mod datapath;
 mod labels;
+mod plain_text;
 mod process;
 
 use std::{
@@ -13,7 +14,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use npl_common::names::ABI_VERSION;
+use npl_common::{flow::MAX_FLOWS, names::ABI_VERSION};
 use prometheus_client::{
     encoding::text,
     metrics::{
@@ -45,8 +46,30 @@ use crate::core::{
     op::Op,
 };
 
-/// The media type of [`Metrics::encode`].
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// A text format of metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// `OpenMetrics` 1.0.0.
+    OpenMetrics,
+    /// The plain text format of Prometheus, version 0.0.4.
+    Plain,
+}
+
+impl Format {
+    /// The format for a client that accepts these media types, as in the header `Accept`.
+    pub fn accepted(accepted: &[&str]) -> Self {
+        let is_open = accepted.iter().any(|types| types.contains("application/openmetrics-text"));
+        if is_open { Self::OpenMetrics } else { Self::Plain }
+    }
+
+    /// The media type.
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Plain => plain_text::CONTENT_TYPE,
+        }
+    }
+}
 
 /// All metrics of the agent. Clones are handles to the same metrics.
 #[derive(Clone)]
@@ -77,6 +100,9 @@ struct Families {
     last_successful_pass: Gauge<f64, AtomicU64>,
     patches: Labelled<OutcomeLabel, Counter>,
     patch_seconds: Seconds,
+    publication_seconds: Seconds,
+    flows: Labelled<FamilyLabel, Gauge>,
+    flow_limit: Gauge,
     events: Labelled<EventLabel, Counter>,
     watch_errors: Labelled<WatchLabels, Counter>,
     watch_changes: Labelled<SubjectLabel, Gauge<f64, AtomicU64>>,
@@ -138,6 +164,16 @@ impl Metrics {
         self.0.families.patch_seconds.0.observe(elapsed.as_secs_f64());
     }
 
+    /// Records the time from a change that alters a Pod's annotation to the API server's confirmation of the annotation.
+    pub fn observe_publication(&self, elapsed: Duration) {
+        self.0.families.publication_seconds.0.observe(elapsed.as_secs_f64());
+    }
+
+    /// Sets the number of entries in the flow table of an IP family.
+    pub fn set_flows(&self, family: Family, count: usize) {
+        self.0.families.flows.get_or_create(&FamilyLabel { family }).set(gauge(count as u64));
+    }
+
     /// Counts a Kubernetes Event by its outcome.
     pub fn count_event(&self, outcome: EventOutcome) {
         self.0.families.events.get_or_create(&EventLabel { outcome }).inc();
@@ -196,17 +232,20 @@ impl Metrics {
         }
     }
 
-    /// Encodes all metrics as text in the format of [`CONTENT_TYPE`].
+    /// Encodes all metrics as text.
     ///
     /// # Errors
     ///
     /// If a collector fails to encode its values.
-    pub fn encode(&self) -> Result<String, fmt::Error> {
+    pub fn encode(&self, format: Format) -> Result<String, fmt::Error> {
         let mut text = String::new();
         text::encode_registry(&mut text, &self.0.registry)?;
         text::encode_registry(&mut text, &self.0.standard)?;
         text::encode_eof(&mut text)?;
-        Ok(text)
+        Ok(match format {
+            Format::OpenMetrics => text,
+            Format::Plain => plain_text::from_openmetrics(&text),
+        })
     }
 }
 
@@ -218,6 +257,9 @@ impl Families {
             last_successful_pass,
             patches,
             patch_seconds,
+            publication_seconds,
+            flows,
+            flow_limit,
             events,
             watch_errors,
             watch_changes,
@@ -247,6 +289,24 @@ impl Families {
             Unit::Seconds,
             patch_seconds.0,
         );
+        registry.register_with_unit(
+            "publication",
+            "Time from the change of a Pod, a Service or the Node that alters a Pod's annotation to the API server's \
+             confirmation of the annotation",
+            Unit::Seconds,
+            publication_seconds.0,
+        );
+        registry.register(
+            "flow_table_entries",
+            "Entries of the flow table at the last sweep, by IP family; npl_flow_table_max_entries is the limit of each",
+            flows,
+        );
+        flow_limit.set(gauge(MAX_FLOWS.into()));
+        registry.register(
+            "flow_table_max_entries",
+            "Entries that the flow table of an IP family has room for",
+            flow_limit,
+        );
         registry.register("events", "Kubernetes Events that report problems, by outcome of sending them", events);
         registry.register(
             "watch_errors",
@@ -265,6 +325,16 @@ impl Families {
             pending_patches,
         );
         registry.register("ready", "Whether /readyz succeeds: 1 or 0", ready);
+        Self::register_state(registry, mappings, ports, devices, problems);
+    }
+
+    fn register_state(
+        registry: &mut Registry,
+        mappings: Labelled<FamilyLabel, Gauge>,
+        ports: Labelled<PortLabels, Gauge>,
+        devices: Labelled<DeviceLabel, Gauge>,
+        problems: Labelled<ReasonLabel, Gauge>,
+    ) {
         registry.register("mappings", "Mappings of the agent, including draining ones, by IP family", mappings);
         registry.register("node_ports", "Node ports of --port-range, by IP family, protocol and state", ports);
         registry.register("devices", "Selected devices with the programs (attached) and without (failed)", devices);

@@ -8,8 +8,8 @@ use std::{
 use npl_common::stats::MappingStats;
 
 use super::{
-    Counts, DatapathCounters, EventOutcome, FailureKind, FamilyTotals, Metrics, OpOutcome, PatchOutcome, PortCounts,
-    WatchedResource,
+    Counts, DatapathCounters, EventOutcome, FailureKind, FamilyTotals, Format, Metrics, OpOutcome, PatchOutcome,
+    PortCounts, WatchedResource,
 };
 use crate::core::{
     devices::Coverage,
@@ -39,6 +39,8 @@ fn encode_samples() -> String {
     metrics.count_op(&Op::Reserve(frontend, RecentTraffic::Refused), OpOutcome::PortTaken);
     metrics.observe_pass(Duration::from_millis(1), Some(UNIX_EPOCH + Duration::from_secs(7)));
     metrics.count_patch(PatchOutcome::TimedOut, Duration::from_secs(10));
+    metrics.observe_publication(Duration::from_millis(3));
+    metrics.set_flows(Family::V6, 17);
     metrics.count_event(EventOutcome::Repeated);
     metrics.count_watch_failure(WatchedResource::Services, FailureKind::Forbidden);
     metrics.set_mappings(Family::V4, 2);
@@ -49,7 +51,7 @@ fn encode_samples() -> String {
     metrics.set_devices(Coverage { attached: 2, failed: 1 });
     metrics.set_problems(&[("RangeExhausted", 1), ("AddressConflict", 1)]);
     metrics.set_problems(&[("RangeExhausted", 4)]);
-    metrics.encode().expect("text")
+    metrics.encode(Format::OpenMetrics).expect("text")
 }
 
 #[test]
@@ -61,6 +63,10 @@ fn every_metric_has_its_prefix_unit_and_labels() {
         "npl_last_successful_pass_timestamp_seconds 7.0",
         r#"npl_annotation_patches_total{outcome="timed_out"} 1"#,
         "npl_annotation_patch_seconds_sum 10.0",
+        "npl_publication_seconds_sum 0.003",
+        "npl_publication_seconds_count 1",
+        r#"npl_flow_table_entries{family="IPv6"} 17"#,
+        "npl_flow_table_max_entries 131072",
         r#"npl_events_total{outcome="repeated"} 1"#,
         r#"npl_watch_errors_total{subject="services",kind="forbidden"} 1"#,
         r#"npl_mappings{family="IPv4"} 2"#,

@@ -62,7 +62,11 @@ const SOURCES: [Source; 5] = [
     },
 ];
 
-/// All pages, including the index.
+/// The page that xtask renders from the Helm chart: file, title and purpose.
+const VALUES: (&str, &str, &str) =
+    ("values.md", "Values of the chart", "Every value of the Helm chart, with its default.");
+
+/// All pages that this crate renders, the index included.
 pub fn pages() -> Vec<Page> {
     let index = Page { file: "README.md", text: page("Reference", &index()) };
     let others = SOURCES.iter().map(|Source { file, title, purpose, body }| {
@@ -75,7 +79,9 @@ pub fn pages() -> Vec<Page> {
 fn index() -> String {
     let rows = SOURCES
         .iter()
-        .map(|Source { file, title, purpose, body: _ }| vec![format!("[{title}]({file})"), (*purpose).to_owned()]);
+        .map(|Source { file, title, purpose, body: _ }| (*file, *title, *purpose))
+        .chain([VALUES])
+        .map(|(file, title, purpose)| vec![format!("[{title}]({file})"), purpose.to_owned()]);
     let table = markdown::table(&["page", "content"], rows);
     format!("Facts about each name that NPL shows to operators, rendered from the code.\n\n{table}")
 }

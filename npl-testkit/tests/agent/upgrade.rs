@@ -20,7 +20,7 @@ const PODS: [&str; 2] = ["web-0", "web-1"];
 
 fn former_agent(world: &World, flags: &[&str]) -> Options {
     let binary = env::var_os("NPL_FORMER_AGENT").map(PathBuf::from);
-    let binary = binary.unwrap_or_else(|| panic!("NPL_FORMER_AGENT names no agent of another ABI version"));
+    let binary = binary.ok_or("NPL_FORMER_AGENT is not set").unwrap();
     Options { binary, ..world.agent_options(flags) }
 }
 

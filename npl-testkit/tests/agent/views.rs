@@ -44,7 +44,11 @@ fn metrics_count_mappings_ops_and_packets() {
     ] {
         assert!(metrics.contains(expected), "{expected} is not in\n{metrics}");
     }
-    assert!(metrics.trim_end().ends_with("# EOF"), "OpenMetrics text must end with # EOF");
+    assert!(
+        metrics.contains("# TYPE npl_ops_total counter"),
+        "a client that asks for no format gets plain text:\n{metrics}"
+    );
+    world.wait_for_metric("npl_publication_seconds_count 1");
 }
 
 #[test]

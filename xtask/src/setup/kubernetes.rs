@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Builds a real Kubernetes from Go modules that pin the versions.
 //!
-//! The cache has a directory for each part, because most commands need only the API server. The API server is compiled
-//! first, the programs of Nodes second, and flannel last.
+//! The cache has a folder for each part, since most commands need the API server only: it is compiled first, the
+//! programs of Nodes after it, then flannel, and Helm last.
 
 use std::env;
 use std::fs;
@@ -62,6 +62,19 @@ const FLANNEL: Part = Part {
     packages: &["github.com/flannel-io/flannel"],
 };
 
+/// The part that renders and installs the chart. Without these flags, Helm renders for Kubernetes 1.20.
+const HELM: Part = Part {
+    name: "helm",
+    words: "Helm",
+    time: "2 to 3 minutes",
+    module: "helm",
+    versioned: "helm.sh/helm/v3",
+    linker_flags: "-s -w -X helm.sh/helm/v3/internal/version.version=VERSION \
+         -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=36 \
+         -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=36",
+    packages: &["helm.sh/helm/v3/cmd/helm"],
+};
+
 /// Programs that are compiled together into one directory of the cache.
 struct Part {
     /// The name of the directory in the cache, and in messages.
@@ -85,6 +98,8 @@ pub(crate) enum Extent {
     Nodes,
     /// An API server, and Nodes with flannel.
     Flannel,
+    /// The same, and Helm.
+    Helm,
 }
 
 /// The directories with Kubernetes' programs.
@@ -96,6 +111,8 @@ pub(crate) struct Kubernetes {
     pub(crate) nodes: Option<PathBuf>,
     /// `flannel`, if the command needs it.
     pub(crate) flannel: Option<PathBuf>,
+    /// `helm`, if the command needs it.
+    pub(crate) helm: Option<PathBuf>,
 }
 
 /// The time limit of a part, which takes four minutes on two cores.
@@ -120,7 +137,7 @@ impl Background {
             let control_plane = obtain_control_plane(&flag)?;
             let from = |least: Extent, part| (extent >= least).then(|| obtain(part, &flag)).transpose();
             let (nodes, flannel) = (from(Extent::Nodes, &NODES)?, from(Extent::Flannel, &FLANNEL)?);
-            Ok(Kubernetes { control_plane, nodes, flannel })
+            Ok(Kubernetes { control_plane, nodes, flannel, helm: from(Extent::Helm, &HELM)? })
         };
         Self { thread: Some(thread::spawn(make)), cancelled }
     }
@@ -142,6 +159,11 @@ impl Drop for Background {
             let _ended = thread.join();
         }
     }
+}
+
+/// Returns the path of Helm, which is built if it is missing.
+pub(crate) fn helm() -> Result<PathBuf> {
+    Ok(obtain(&HELM, &AtomicBool::new(false))?.join("helm"))
 }
 
 /// Returns the directory with `etcd` and `kube-apiserver`: the user's or the cached one, which is built if it is
@@ -180,15 +202,12 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
 
 fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &AtomicBool) -> Result<()> {
     let Some(go) = process::find("go") else {
-        bail!(
-            "the real Kubernetes of the tests is compiled with Go, and `go` is not installed: install \
-             Go 1.21 or newer{}",
-            if part.name == CONTROL_PLANE.name {
-                ", or set KUBEBUILDER_ASSETS to a folder with etcd and kube-apiserver"
-            } else {
-                ""
-            }
-        );
+        let other_way = if part.name == CONTROL_PLANE.name {
+            ", or set KUBEBUILDER_ASSETS to a folder with etcd and kube-apiserver"
+        } else {
+            ""
+        };
+        bail!("{} is compiled with Go, and `go` is not installed: install Go 1.21 or newer{other_way}", part.words);
     };
     let started = Instant::now();
     let Part { name, words, time, packages, linker_flags, .. } = part;

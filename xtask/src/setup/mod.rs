@@ -17,7 +17,7 @@ pub(crate) use bpf_linker::{LLVM as BPF_LINKER_LLVM, obtain as bpf_linker};
 use crate::{ebpf, process};
 use apt::Program;
 pub(crate) use kernels::{BRIEF_KERNELS, DEFAULT_KERNELS, Image as KernelImage, Kernel, KernelName, parse_kernels};
-pub(crate) use kubernetes::{Background as KubernetesBuild, Extent, Kubernetes};
+pub(crate) use kubernetes::{Background as KubernetesBuild, Extent, Kubernetes, helm};
 
 /// A requirement of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +90,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
     // The longest step runs in parallel with all others.
-    let kubernetes = KubernetesBuild::start(Extent::Flannel);
+    let kubernetes = KubernetesBuild::start(Extent::Helm);
     ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation])?;
     require_kubectl()?;
     let _compiler = ebpf::choose()?;
@@ -98,8 +98,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let image = kernel.obtain()?;
         process::detail(&format!("kernel {kernel}: {}", image.package()?));
     }
-    let Kubernetes { control_plane, nodes, flannel } = kubernetes.finish()?;
-    for folder in [control_plane].iter().chain(&nodes).chain(&flannel) {
+    let Kubernetes { control_plane, nodes, flannel, helm } = kubernetes.finish()?;
+    for folder in [control_plane].iter().chain(&nodes).chain(&flannel).chain(&helm) {
         process::detail(&format!("Kubernetes: {}", folder.display()));
     }
     process::say(&format!("all requirements are installed ({})", process::elapsed(started.elapsed())));

@@ -2,6 +2,7 @@
 //! `cargo xtask tidy`: the repository's own rules. A test of this crate checks them too, so that `cargo test` finds a
 //! violation before continuous integration does.
 
+mod chart;
 mod documents;
 mod layers;
 mod names;
@@ -71,6 +72,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
         documents::check,
         proofs::check,
         prose::check,
+        chart::check,
     ];
     rules.iter().flat_map(|check| check(tree)).collect()
 }

@@ -330,6 +330,11 @@ impl State {
         self.snapshot.pods().map(|pod| pod.uid.clone()).collect()
     }
 
+    /// The Pods that a change or a failure concerns and that no pass has examined since.
+    pub const fn changed_pods(&self) -> &BTreeSet<PodKey> {
+        &self.dirty
+    }
+
     /// The published addresses of the Node; none before the Node is known.
     pub fn node_ips(&self) -> impl Iterator<Item = IpAddr> {
         self.node_ips.values().copied()

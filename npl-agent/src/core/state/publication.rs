@@ -86,6 +86,20 @@ impl State {
         }
     }
 
+    /// Whether the Pod's annotation will be written without a further change: a write or an operation before it is
+    /// outstanding. A Pod that waits for a free node port does not count.
+    pub fn awaits_publication(&self, key: &PodKey) -> bool {
+        let Some(pod) = self.snapshot.pod(key) else { return false };
+        let is_examined = !self.dirty.contains(key) && !self.unpublished.contains(key);
+        let is_written = matches!(self.writes.get(&pod.uid), Some(Write::InFlight | Write::Unconfirmed(_)));
+        let is_mapping = |(port, exposure): (&WantedPort, &Exposure)| {
+            matches!(exposure, Exposure::Mapping) && self.working_node_port(&pod.uid, *port).is_none()
+        };
+        let wanted = self.views.get(key).map(|view| &view.wanted.ports).into_iter().flatten();
+        let lacks_mapping = !self.waiting_for_port.contains(key) && wanted.into_iter().any(is_mapping);
+        !is_examined || is_written || lacks_mapping
+    }
+
     /// Whether a consumer may see the frontend in the Pod's annotation: the annotation has it, or a write may add it.
     pub(in crate::core) fn may_be_named(&self, owner: &Owner, frontend: Frontend) -> bool {
         let Owner { pod, uid, .. } = owner;

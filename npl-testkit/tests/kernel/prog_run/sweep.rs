@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The sweeper removes timed-out flows from the flow table, and keeps all other flows.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use aya::maps::{HashMap, MapData};
 use nix::time::{ClockId, clock_gettime};
 use npl_agent::agent::sweeper::Sweeper;
 use npl_agent::core::model::{Family, Protocol};
+use npl_agent::metrics::{Counts, DatapathCounters, Format, Metrics};
 use npl_common::flow::{FlowKeyV4, FlowState, FlowV4, MAX_FLOWS};
 use npl_common::names::MAP_FLOW_V4;
 use npl_testkit::packet::tcp_flags::{ACK, FIN, SYN};
@@ -16,6 +19,15 @@ use npl_testkit::poll;
 use super::scene::{Tcp, Udp, client, establish, flow, node, pod, tcp, udp, with_family, with_mappings};
 use crate::bpffs_pool::BPFFS;
 use crate::lab::{Lab, open};
+
+struct NoCounters;
+
+impl DatapathCounters for NoCounters {
+    fn read(&self) -> Counts {
+        Counts::default()
+    }
+}
+
 /// More than the timeout of a closed TCP connection.
 const AFTER_CLOSED: Duration = Duration::from_secs(31);
 const BEFORE_CLOSED: Duration = Duration::from_secs(29);
@@ -30,7 +42,7 @@ fn now() -> Duration {
 }
 
 fn swept(lab: &mut Lab, later: Duration) -> usize {
-    lab.datapath.tables.remove_expired_flows(now() + later).unwrap()
+    lab.datapath.tables.remove_expired_flows(now() + later, |_, _| {}).unwrap()
 }
 
 #[test]
@@ -113,11 +125,16 @@ fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
         for client in 1..MAX_FLOWS / 2 {
             insert(&mut flows, Udp, client, [0, 0]);
         }
-        let mut swept = |after| lab.datapath.tables.remove_expired_flows(after).unwrap();
+        let mut left = BTreeMap::new();
+        let mut swept = |after| {
+            let report = |family, count| left.extend([(family, count)]);
+            lab.datapath.tables.remove_expired_flows(after, report).unwrap()
+        };
         assert_eq!(swept(AFTER_CLOSED), 0, "the table is not crowded");
         insert(&mut flows, Udp, MAX_FLOWS, [0, 0]);
         assert_eq!(swept(BEFORE_CLOSED), 0, "a reply may still arrive");
         assert_eq!(swept(AFTER_CLOSED), MAX_FLOWS as usize / 2);
+        assert_eq!(left, BTreeMap::from([(Family::V4, 1), (Family::V6, 0)]));
         assert_eq!(lab.datapath.tables.flow_count().unwrap(), 1, "only the TCP connection is left");
     });
 }
@@ -128,7 +145,7 @@ fn sweep_covers_a_table_of_many_flows() {
         fill(2);
         assert_eq!(lab.datapath.tables.flow_count().unwrap(), MANY as usize);
         // Time since boot that equals the timeout of a closed connection.
-        let swept = lab.datapath.tables.remove_expired_flows(AFTER_CLOSED).unwrap();
+        let swept = lab.datapath.tables.remove_expired_flows(AFTER_CLOSED, |_, _| {}).unwrap();
         assert_eq!((swept, lab.datapath.tables.flow_count().unwrap()), (MANY as usize / 2, MANY as usize / 2));
     });
 }
@@ -137,8 +154,14 @@ fn sweep_covers_a_table_of_many_flows() {
 fn sweeper_thread_removes_ended_flows() {
     with_family(Family::V4, |lab| {
         fill(1);
-        let _sweeper = Sweeper::start(Path::new(BPFFS)).unwrap();
+        let metrics = Metrics::new(Arc::new(NoCounters));
+        let _sweeper = Sweeper::start(Path::new(BPFFS), metrics.clone()).unwrap();
         let is_swept = || (lab.datapath.tables.flow_count().unwrap() == 0).then_some(());
         poll::until("the removal of ended connections", SWEEP_LIMIT, is_swept).unwrap();
+        let has_gauge = || {
+            let text = metrics.encode(Format::Plain).unwrap();
+            text.contains("npl_flow_table_entries{family=\"IPv4\"} 0\n").then_some(())
+        };
+        poll::until("the number of entries", SWEEP_LIMIT, has_gauge).unwrap();
     });
 }

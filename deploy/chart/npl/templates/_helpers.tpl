@@ -1,0 +1,81 @@
+{{/*
+SPDX-License-Identifier: Apache-2.0
+Names do not contain the release's: one Node runs one agent, and Helm refuses a second release, whose cluster-scoped objects would
+have the same names.
+*/}}
+
+{{/* Labels of every object; the argument is the root. */}}
+{{- define "npl.labels" -}}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/name: npl
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: npl
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Labels by which the DaemonSet selects its Pods. They can never change. */}}
+{{- define "npl.selector" -}}
+app.kubernetes.io/name: npl
+app.kubernetes.io/component: agent
+{{- end }}
+
+{{- define "npl.image" -}}
+{{- $image := .Values.image -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{- define "npl.domain" -}}
+{{ .Values.config.annotationDomain | default "nodeportlocal.antrea.io" }}
+{{- end }}
+
+{{/* Nodes that the image runs on. */}}
+{{- define "npl.affinity" -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      - matchExpressions:
+          - key: kubernetes.io/os
+            operator: In
+            values: [linux]
+          # The architectures of the image.
+          - key: kubernetes.io/arch
+            operator: In
+            values: [{{ join ", " .Values.architectures }}]
+{{- end }}
+
+{{- define "npl.podSecurityContext" -}}
+seccompProfile:
+  {{- toYaml .Values.podSecurity.seccompProfile | nindent 2 }}
+{{- with .Values.podSecurity.seLinuxOptions }}
+# Where SELinux enforces its policy, the default type of containers may not call bpf(). Other Nodes ignore this.
+seLinuxOptions:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Rights of a container of the agent; the argument is its list of capabilities. */}}
+{{- define "npl.securityContext" -}}
+# Kubernetes sets no ambient capabilities, so only uid 0 receives the ones below.
+runAsUser: 0
+runAsGroup: 0
+privileged: false
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+  add: [{{ join ", " . }}]
+{{- end }}
+
+{{/* Annotations of the hook that retires every Node. */}}
+{{- define "npl.hook" -}}
+helm.sh/hook: pre-delete
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}

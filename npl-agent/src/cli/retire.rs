@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `npl-agent retire`: retires every Node of the cluster, for the chart's hook before an uninstallation.
+
+use super::print;
+use crate::{
+    config::args::RetireArgs,
+    kube::retire::{Target, retire_all},
+};
+
+/// Retires every Node and prints the progress.
+///
+/// # Errors
+///
+/// If the API server refuses, or not every Node is retired in time.
+pub async fn retire(args: RetireArgs) -> anyhow::Result<()> {
+    let RetireArgs { kubeconfig, namespace, daemon_set, timeout } = args;
+    let target = Target { kubeconfig, namespace, daemon_set, timeout };
+    let mut printed = Ok(());
+    let retired = retire_all(&target, |progress| {
+        let result = print(&format!("{progress}\n"));
+        printed = std::mem::replace(&mut printed, Ok(())).and(result);
+    });
+    retired.await?;
+    printed
+}

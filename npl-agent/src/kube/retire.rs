@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Retires every Node before an uninstallation: sets `NPL_RETIRE` on the agents' DaemonSet and waits until each Node runs a
+//! ready agent of the changed template, which is ready only when its Node is retired.
+
+use std::{path::PathBuf, time::Duration};
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    client::{self, ConnectError, bounded},
+    failure::{FailureKind, root_cause},
+};
+
+/// The time between two looks at the DaemonSet, and before a failed request is repeated.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// The agents to retire.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// A kubeconfig file; the service account of this Pod if `None`.
+    pub kubeconfig: Option<PathBuf>,
+    /// The namespace of the DaemonSet; that of the kubeconfig or of this Pod if `None`.
+    pub namespace: Option<String>,
+    /// The name of the DaemonSet.
+    pub daemon_set: String,
+    /// How long to wait.
+    pub timeout: Duration,
+}
+
+/// Why not every Node is retired.
+#[derive(Debug, thiserror::Error)]
+pub enum RetireError {
+    /// There is no client for the API server.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The API server refuses a request.
+    #[error("{action} DaemonSet {name}: {reason}; grant get and patch on this DaemonSet")]
+    Refused {
+        /// The refused action.
+        action: &'static str,
+        /// The DaemonSet.
+        name: String,
+        /// The API server's words.
+        reason: String,
+    },
+    /// The time is over.
+    #[error(
+        "{progress} after {timeout:?}: the log of the agent on a Node that is missing says why; repeat the command, or \
+         uninstall without it and remove the rest with deploy/cleanup.yaml"
+    )]
+    TimedOut {
+        /// The last state.
+        progress: Progress,
+        /// The limit.
+        timeout: Duration,
+    },
+}
+
+/// How many Nodes are retired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// Nodes that should run an agent.
+    pub nodes: i32,
+    /// Nodes that are retired at least: an agent of the changed template is ready there.
+    pub retired: i32,
+    /// Whether the numbers are of the changed template.
+    pub is_current: bool,
+}
+
+impl Progress {
+    /// Reads the status that the DaemonSet controller has written.
+    fn of(daemon_set: &DaemonSet) -> Self {
+        let Some(status) = &daemon_set.status else { return Self::default() };
+        let (nodes, updated, ready) =
+            (status.desired_number_scheduled, status.updated_number_scheduled.unwrap_or(0), status.number_ready);
+        // Ready Pods may be of the earlier template: each Pod that is not updated yet counts as one of them.
+        let retired = (updated + ready - nodes).clamp(0, updated);
+        Self { nodes, retired, is_current: status.observed_generation >= daemon_set.metadata.generation }
+    }
+
+    fn is_complete(self) -> bool {
+        self.is_current && self.retired == self.nodes
+    }
+}
+
+impl std::fmt::Display for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_current {
+            write!(f, "{} of {} Nodes are retired", self.retired, self.nodes)
+        } else {
+            write!(f, "the DaemonSet controller has not seen the change yet")
+        }
+    }
+}
+
+/// Sets `NPL_RETIRE` on the agents, reports each progress, and returns when every Node is retired. Without the DaemonSet
+/// there is nothing to do.
+///
+/// # Errors
+///
+/// If the API server refuses, or the time is over.
+pub async fn retire_all(target: &Target, mut report: impl FnMut(Progress)) -> Result<(), RetireError> {
+    let (client, _url) = client::open(target.kubeconfig.as_deref()).await?;
+    let daemon_sets = match &target.namespace {
+        Some(namespace) => Api::namespaced(client, namespace),
+        None => Api::default_namespaced(client),
+    };
+    retire(&daemon_sets, target, &mut report).await
+}
+
+async fn retire(
+    daemon_sets: &Api<DaemonSet>,
+    target: &Target,
+    report: &mut impl FnMut(Progress),
+) -> Result<(), RetireError> {
+    let started = Instant::now();
+    let name = target.daemon_set.as_str();
+    let (mut is_set, mut last) = (false, Progress::default());
+    while started.elapsed() < target.timeout {
+        let (action, answer) = if is_set {
+            ("get", bounded(daemon_sets.get(name)).await)
+        } else {
+            let patch = Patch::Strategic(retiring());
+            ("patch", bounded(daemon_sets.patch(name, &PatchParams::default(), &patch)).await)
+        };
+        match answer {
+            Ok(daemon_set) => {
+                is_set = true;
+                let progress = Progress::of(&daemon_set);
+                if progress != last {
+                    report(progress);
+                }
+                last = progress;
+                if progress.is_complete() {
+                    return Ok(());
+                }
+            }
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            Err(err) if matches!(FailureKind::of(&err), FailureKind::Forbidden | FailureKind::Rejected) => {
+                return Err(RetireError::Refused { action, name: name.to_owned(), reason: root_cause(&err) });
+            }
+            // The API server may be restarting: the next round repeats the request.
+            Err(_) => {}
+        }
+        sleep(EVERY).await;
+    }
+    Err(RetireError::TimedOut { progress: last, timeout: target.timeout })
+}
+
+/// The change of the DaemonSet. All Nodes at once, since nothing takes over for a Node that is being retired.
+fn retiring() -> Value {
+    let env = json!([{ "name": "NPL_RETIRE", "value": "true" }]);
+    json!({ "spec": {
+        "updateStrategy": { "rollingUpdate": { "maxUnavailable": "100%" } },
+        "template": { "spec": { "containers": [{ "name": "npl-agent", "env": env }] } },
+    } })
+}
+
+#[cfg(test)]
+#[path = "retire_tests.rs"]
+mod tests;

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The plain text format of Prometheus, for scrapers that do not ask for `OpenMetrics`. It names a counter with its ending,
+//! and knows neither units nor the type info.
+
+use std::fmt::Write as _;
+
+/// The media type of [`from_openmetrics`].
+pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Rewrites the comments of a text in the `OpenMetrics` format; samples are the same in both.
+pub(super) fn from_openmetrics(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut help = None;
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            // The type follows, and decides the name.
+            help = rest.split_once(' ').map(|(_, shown)| shown);
+        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            let (ending, kind) = match kind {
+                "counter" => ("_total", "counter"),
+                "info" => ("_info", "gauge"),
+                "unknown" => ("", "untyped"),
+                other => ("", other),
+            };
+            let help = help.take().unwrap_or_default();
+            let _infallible = writeln!(plain, "# HELP {name}{ending} {help}\n# TYPE {name}{ending} {kind}");
+        } else if !line.starts_with("# ") {
+            plain += line;
+            plain.push('\n');
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::from_openmetrics;
+
+    #[test]
+    fn comments_name_the_series_and_samples_stay() {
+        let text = "# HELP a Help of a.\n# TYPE a counter\n# UNIT a packets\na_total{b=\"# c\"} 1\n# HELP i Build.\n# TYPE i \
+                    info\ni_info{v=\"1\"} 1\n# HELP h Time.\n# TYPE h histogram\nh_bucket{le=\"+Inf\"} 2\nh_count 2\n# EOF\n";
+        let expected = "# HELP a_total Help of a.\n# TYPE a_total counter\na_total{b=\"# c\"} 1\n# HELP i_info Build.\n# TYPE \
+                        i_info gauge\ni_info{v=\"1\"} 1\n# HELP h Time.\n# TYPE h histogram\nh_bucket{le=\"+Inf\"} 2\nh_count 2\n";
+        assert_eq!(from_openmetrics(text), expected);
+    }
+}

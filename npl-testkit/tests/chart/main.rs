@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The Helm chart: each value has its effect, wrong ones are refused, and a real API server accepts each profile.
+//! `cargo xtask test` builds Helm, the API server and etcd.
+
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+mod objects;
+mod profiles;
+mod refusals;
+mod values;

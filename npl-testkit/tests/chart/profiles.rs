@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A real API server accepts each profile, and Helm installs, changes and removes a release there.
+
+use std::fs;
+use std::time::Duration;
+
+use npl_testkit::cluster::Cluster;
+use npl_testkit::control_plane::ControlPlane;
+use npl_testkit::run::Run;
+use npl_testkit::{helm, poll, tools};
+use serde_json::Value;
+
+use crate::objects::parse;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The profiles: the arguments of Helm, and whether the kinds of other projects are part of them.
+const PROFILES: [(&str, &[&str]); 6] = [
+    ("default", &[]),
+    ("openshift", &["--values", "values-openshift.yaml"]),
+    ("gke", &["--values", "values-gke.yaml"]),
+    ("hardened", &["--values", "values-hardened.yaml"]),
+    (
+        "monitoring",
+        &[
+            "--set",
+            "metrics.enabled=true,metrics.podMonitor.enabled=true,metrics.prometheusRule.enabled=true,metrics.dashboard.enabled=true",
+        ],
+    ),
+    ("cleanup", &["--set", "cleanup.enabled=true"]),
+];
+
+/// An API server with the kinds that the chart uses.
+struct World {
+    run: Run,
+    plane: ControlPlane,
+    cluster: Cluster,
+}
+
+impl World {
+    fn start() -> Self {
+        let run = Run::start().unwrap();
+        let plane = ControlPlane::start(&run, None).unwrap();
+        let cluster = Cluster::new(&plane).unwrap();
+        let kinds = tools::repository_file("npl-testkit/tests/chart/crds.yaml");
+        cluster.kubectl(&["apply", "--filename", kinds.to_str().unwrap()]).unwrap();
+        cluster.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"]).unwrap();
+        cluster.kubectl(&["create", "namespace", "npl-system"]).unwrap();
+        Self { run, plane, cluster }
+    }
+
+    /// Runs Helm in the namespace npl-system.
+    fn helm(&self, arguments: &[&str]) -> String {
+        let mut helm = helm::command().unwrap();
+        helm.arg("--kubeconfig").arg(self.plane.admin_kubeconfig());
+        helm.args(["--namespace", "npl-system"]).args(arguments);
+        // Helm's caches belong to the test.
+        helm.env("HELM_CACHE_HOME", self.run.file("helm-cache")).env("HELM_CONFIG_HOME", self.run.file("helm-config"));
+        tools::output(&mut helm).unwrap()
+    }
+
+    fn daemon_set(&self) -> Option<Value> {
+        self.cluster.client().get("/apis/apps/v1/namespaces/npl-system/daemonsets/npl-agent").ok()
+    }
+
+    /// The names of all objects with NPL's label, besides Helm's own records.
+    fn objects(&self) -> String {
+        let kinds = "daemonsets,jobs,serviceaccounts,resourcequotas,roles,rolebindings,clusterroles,clusterrolebindings,\
+                     flowschemas,prioritylevelconfigurations,validatingadmissionpolicies,\
+                     validatingadmissionpolicybindings,podmonitors,prometheusrules,configmaps";
+        let label = ["--all-namespaces", "--selector", "app.kubernetes.io/name=npl", "--output", "name"];
+        self.cluster.kubectl(&[&["get", kinds][..], &label].concat()).unwrap()
+    }
+}
+
+/// One API server for all, since its start takes longer than the rest.
+#[test]
+fn an_api_server_accepts_each_profile_and_every_step_of_a_release() {
+    let world = World::start();
+    the_api_server_accepts_each_profile(&world);
+    the_notes_name_the_next_steps_and_warn_of_a_missing_policy(&world);
+    helm_installs_upgrades_rolls_back_and_uninstalls(&world);
+    a_release_takes_over_what_the_manifest_has_installed(&world);
+}
+
+fn the_api_server_accepts_each_profile(world: &World) {
+    for (profile, arguments) in PROFILES {
+        let folder = helm::chart();
+        let path = |word: &&str| {
+            if word.starts_with("values-") { folder.join(word).display().to_string() } else { (*word).to_owned() }
+        };
+        let arguments: Vec<String> = arguments.iter().map(path).collect();
+        let text = helm::template(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+        let file = world.run.file(&format!("{profile}.yaml"));
+        fs::write(&file, &text).unwrap();
+        let apply =
+            ["apply", "--server-side", "--dry-run=server", "--validate=strict", "--output", "name", "--filename"];
+        let accepted = world.cluster.kubectl(&[&apply[..], &[file.to_str().unwrap()]].concat()).unwrap();
+        assert_eq!(accepted.lines().count(), parse(&text).len(), "{profile}: {accepted}");
+    }
+    assert_eq!(world.objects(), "", "a dry run creates nothing");
+}
+
+fn helm_installs_upgrades_rolls_back_and_uninstalls(world: &World) {
+    let chart = helm::chart();
+    let chart = chart.to_str().unwrap();
+    let variable = |name: &str| {
+        let daemon_set = world.daemon_set().unwrap();
+        let env = daemon_set.pointer("/spec/template/spec/containers/0/env").unwrap().as_array().unwrap().clone();
+        env.into_iter().find(|it| it["name"] == name).map(|it| it["value"].as_str().unwrap().to_owned())
+    };
+    world.helm(&["install", "npl", chart]);
+    assert_eq!(variable("NPL_DRAIN"), None);
+    world.helm(&[
+        "upgrade",
+        "npl",
+        chart,
+        "--set",
+        "config.drain=1m,metrics.enabled=true,metrics.podMonitor.enabled=true",
+    ]);
+    assert_eq!(variable("NPL_DRAIN").as_deref(), Some("1m"));
+    assert!(world.objects().contains("podmonitor"), "{}", world.objects());
+    world.helm(&["rollback", "npl", "1"]);
+    assert_eq!(variable("NPL_DRAIN"), None);
+    assert!(!world.objects().contains("podmonitor"), "{}", world.objects());
+    // No controller runs here that would run the hook's Job.
+    world.helm(&["uninstall", "npl", "--no-hooks"]);
+    // Helm deletes dependents in the background.
+    poll::until("the objects to be deleted", LIMIT, || world.objects().is_empty().then_some(())).unwrap();
+}
+
+/// The switch from the manifest keeps the DaemonSet, and with it the agents.
+fn a_release_takes_over_what_the_manifest_has_installed(world: &World) {
+    let manifest = tools::repository_file("deploy/npl.yaml");
+    world.cluster.kubectl(&["apply", "--filename", manifest.to_str().unwrap()]).unwrap();
+    let before = world.daemon_set().unwrap();
+    let chart = helm::chart();
+    world.helm(&["upgrade", "--install", "npl", chart.to_str().unwrap(), "--take-ownership"]);
+    let after = world.daemon_set().unwrap();
+    assert_eq!(after["metadata"]["uid"], before["metadata"]["uid"]);
+    assert_eq!(after["spec"]["template"], before["spec"]["template"], "a changed template would restart the agents");
+    assert_eq!(after["metadata"]["labels"]["app.kubernetes.io/managed-by"], "Helm");
+}
+
+fn the_notes_name_the_next_steps_and_warn_of_a_missing_policy(world: &World) {
+    let chart = helm::chart();
+    let notes = |set: &str| {
+        let output = world.helm(&["install", "npl", chart.to_str().unwrap(), "--dry-run=client", "--set", set]);
+        output.split_once("NOTES:").unwrap().1.to_owned()
+    };
+    let usual = notes("config.annotationDomain=example.org");
+    for words in [
+        "kubectl --namespace npl-system rollout status daemonset/npl-agent",
+        "example.org/enabled=true",
+        "helm uninstall npl",
+    ] {
+        assert!(usual.contains(words), "`{words}` is missing from {usual}");
+    }
+    assert!(!usual.contains("WARNING"), "{usual}");
+    assert!(notes("admissionPolicy.enabled=false").contains("WARNING: without the admission policy"));
+    assert!(notes("cleanup.enabled=true").contains("rollout status daemonset/npl-cleanup"));
+}
