@@ -43,6 +43,8 @@ pub struct Options {
     pub bpffs: PathBuf,
     /// The file that receives the agent's output.
     pub log: PathBuf,
+    /// The folder of the agent's local socket.
+    pub runtime_dir: PathBuf,
     /// Additional flags of `npl-agent run`.
     pub flags: Vec<String>,
 }
@@ -143,6 +145,7 @@ impl Options {
             kubeconfig: kubeconfig.to_owned(),
             bpffs: bpffs.to_owned(),
             log: log.to_owned(),
+            runtime_dir: log.with_extension("run"),
             flags: Vec::new(),
         })
     }
@@ -150,6 +153,7 @@ impl Options {
     /// Runs another `npl-agent` subcommand on the Node. No running agent is required.
     pub fn command(&self, arguments: &[&str]) -> Result<String> {
         let mut command = self.netns.command(&self.binary)?;
+        command.env("NPL_RUNTIME_DIR", &self.runtime_dir);
         tools::output(command.args(arguments).arg("--bpffs").arg(&self.bpffs))
     }
 
@@ -170,11 +174,11 @@ pub fn find_binary() -> Result<PathBuf> {
 }
 
 fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
-    let Options { binary, node_name, netns, kubeconfig, bpffs, log, flags } = options;
+    let Options { binary, node_name, netns, kubeconfig, bpffs, log, runtime_dir, flags } = options;
     let mut command = netns.command(binary)?;
     command.args(["run", "--node-name", node_name]).arg("--kubeconfig").arg(kubeconfig);
     // Socket programs must not affect other processes of the test machine. A test with its own cgroup passes it.
-    command.env("NPL_CGROUP", "none");
+    command.env("NPL_CGROUP", "none").env("NPL_RUNTIME_DIR", runtime_dir);
     command.arg("--bpffs").arg(bpffs).arg("--listen").arg(listen.to_string()).args(flags);
     confine(&mut command);
     Process::spawn("npl-agent", command, log)

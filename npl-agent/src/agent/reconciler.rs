@@ -19,6 +19,7 @@ use crate::{
     agent::{
         change_log::ChangeLog,
         executor::{Answer, Executor, OpError},
+        introspection::{Introspection, device_views},
     },
     core::{
         model::{Moment, snapshot::Change},
@@ -31,6 +32,7 @@ use crate::{
         uplinks::{FollowError, Uplinks},
     },
     http::Health,
+    local::Request,
     metrics::{Metrics, OpOutcome, WatchedResource},
     netlink::{self, Survey, SurveyTask},
     process::{error_chain::ErrorChain, memory},
@@ -84,6 +86,7 @@ pub struct Reconciler {
     change_log: ChangeLog,
     /// When to return freed memory, if nothing else happens.
     quiet_due: Option<Instant>,
+    introspection: Introspection,
 }
 
 /// Where programs are attached.
@@ -104,6 +107,8 @@ pub struct Listeners {
     pub health: Health,
     /// The log, and the Events that report problems.
     pub change_log: ChangeLog,
+    /// The local socket.
+    pub introspection: Introspection,
 }
 
 impl Reconciler {
@@ -115,8 +120,8 @@ impl Reconciler {
         listeners: Listeners,
         resync: Duration,
     ) -> Self {
-        let (ProgramTargets { uplinks, local_clients }, Listeners { metrics, health, change_log }) =
-            (targets, listeners);
+        let ProgramTargets { uplinks, local_clients } = targets;
+        let Listeners { metrics, health, change_log, introspection } = listeners;
         Self {
             state,
             executor,
@@ -134,6 +139,7 @@ impl Reconciler {
             node_ips: Vec::new(),
             change_log,
             quiet_due: None,
+            introspection,
         }
     }
 
@@ -162,6 +168,7 @@ impl Reconciler {
                     self.take_in(change, &mut changes);
                 }
                 answer = self.executor.next_answer() => self.handle_answer(answer),
+                request = self.introspection.next_request() => self.answer(request),
                 Some(()) = network.next() => self.look_at_network_soon(),
                 () = until(network_due), if self.survey.is_none() => self.begin_survey(),
                 found = end_of(&mut self.survey) => drop(self.take_in_survey(found)?),
@@ -365,6 +372,8 @@ impl Reconciler {
         let now = self.now();
         let report = self.uplinks.apply(&mut self.executor.datapath, survey, &self.node_ips, now)?;
         let (coverage, reaches_clients) = (report.coverage, report.reaches_clients);
+        self.introspection.devices = device_views(&report);
+        self.introspection.reaches_clients = reaches_clients;
         self.change_log.log_devices(report);
         self.executor.guard.mark(self.uplinks.markings());
         if let Some(at) = self.uplinks.next_deadline() {
@@ -394,6 +403,12 @@ impl Reconciler {
         let found = self.uplinks.pods_on_node_network(&self.state.pod_addresses()).await?;
         self.state.set_pods_on_node_network(found);
         Ok(())
+    }
+
+    /// Answers a command that reads the local socket.
+    fn answer(&self, request: Request) {
+        let now = self.now();
+        self.introspection.answer(request, &self.state, &self.health, now, self.executor.pending_writes());
     }
 
     fn instant(&self, moment: Moment) -> Instant {

@@ -8,7 +8,10 @@ pub mod load;
 pub mod mappings;
 pub mod status;
 
-use std::io::{self, Write as _};
+use std::{
+    io::{self, Write as _},
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use comfy_table::{Table, presets::NOTHING};
@@ -18,6 +21,12 @@ use serde::Serialize;
 pub fn report_error(error: &anyhow::Error) {
     // A failed write to standard error cannot be reported anywhere else.
     drop(writeln!(io::stderr(), "npl-agent: {error:#}"));
+}
+
+/// Prints a remark about the output to standard error, so that the output itself stays readable for programs.
+fn note(text: &str) {
+    // As in [`report_error`].
+    drop(writeln!(io::stderr(), "npl-agent: {text}"));
 }
 
 /// Prints to standard output. A closed pipe is not an error, since `head` and pagers close it early.
@@ -33,6 +42,27 @@ fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     let mut text = serde_json::to_string_pretty(value).context("serialize the result as JSON")?;
     text.push('\n');
     print(&text)
+}
+
+/// A duration in its two largest units, as `kubectl` shows ages: `45s`, `3m20s`, `5h2m`, `12d4h`.
+fn duration(millis: u64) -> String {
+    let seconds = millis / 1_000;
+    let (minutes, hours, days) = (seconds / 60, seconds / 3_600, seconds / 86_400);
+    if days > 0 {
+        format!("{days}d{}h", hours % 24)
+    } else if hours > 0 {
+        format!("{hours}h{}m", minutes % 60)
+    } else if minutes > 0 {
+        format!("{minutes}m{}s", seconds % 60)
+    } else {
+        format!("{seconds}s")
+    }
+}
+
+/// Events per second.
+#[expect(clippy::cast_precision_loss, reason = "a rate has three digits at most that anybody reads")]
+fn rate(count: u64, elapsed: Duration) -> f64 {
+    count as f64 / elapsed.as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
 /// Formats columns without borders, as `kubectl` does.

@@ -98,7 +98,7 @@ pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
     let status = Status::new(&inspection, is_running, &devices, nft_guard::read_state());
     match args.output {
         OutputFormat::Json => print_json(&status),
-        OutputFormat::Table => print(&as_text(&status, &inspection)),
+        OutputFormat::Table | OutputFormat::Wide => print(&as_text(&status, &inspection)),
     }
 }
 

@@ -48,6 +48,8 @@ pub struct Config {
     pub cgroup: CgroupSelection,
     /// Whether the agent maintains the nftables table.
     pub guard: GuardMode,
+    /// The folder of the local socket.
+    pub runtime_dir: PathBuf,
     /// The address and port of the HTTP server.
     pub listen: SocketAddr,
 }
@@ -100,6 +102,7 @@ impl TryFrom<RunArgs> for Config {
             cgroup,
             nft_guard,
             retire,
+            runtime_dir,
             listen,
             log_format: _, // logging is already initialized
         } = args;
@@ -130,6 +133,7 @@ impl TryFrom<RunArgs> for Config {
             bpffs,
             cgroup,
             guard: nft_guard,
+            runtime_dir,
             listen,
         })
     }

@@ -27,6 +27,7 @@ pub mod op;
 pub mod ports;
 pub mod publish;
 pub mod state;
+pub mod view;
 
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@
 use npl_testkit::agent::Agent;
 use npl_testkit::echo::Protocol;
 use npl_testkit::residue::Residue;
+use serde_json::{Value, json};
 
 use crate::world::{LIMIT, World, manifest};
 
@@ -23,6 +24,13 @@ fn commands_show_kernel_state_with_and_without_a_running_agent() {
         assert_eq!(status.get("agentRunning").unwrap(), is_running, "{status}");
         assert_eq!(status.get("mappings").unwrap(), 2, "{status}");
         let tcp = &world.kernel_mappings()[0];
+        // Only a running agent knows names and states.
+        let named = [("namespace", "shop"), ("pod", "web-0"), ("state", "published")];
+        for (field, value) in named {
+            let expected = if is_running { json!(value) } else { Value::Null };
+            assert_eq!(tcp[field], expected, "{field} of {tcp}");
+        }
+        assert_eq!(table.contains("shop/web-0"), is_running, "{table}");
         assert_eq!(tcp.get("nodePort").unwrap(), 61000, "{tcp}");
         assert!(tcp.get("replyPackets").unwrap().as_u64().unwrap() >= 3, "{tcp}");
         world.agent().kill().unwrap();

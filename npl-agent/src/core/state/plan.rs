@@ -36,7 +36,7 @@ impl State {
         self.expire(now);
         // A freed port may serve a Pod that waits for one.
         loop {
-            self.assign_dirty();
+            self.assign_dirty(now);
             self.advance(now);
             if self.dirty.is_empty() {
                 break;
