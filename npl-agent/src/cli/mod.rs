@@ -7,6 +7,7 @@ mod facts;
 pub mod load;
 pub mod mappings;
 pub mod status;
+mod style;
 
 use std::{
     io::{self, Write as _},
@@ -31,7 +32,7 @@ fn note(text: &str) {
 
 /// Prints to standard output. A closed pipe is not an error, since `head` and pagers close it early.
 fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = anstream::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("write to standard output"),
         _ => Ok(()),

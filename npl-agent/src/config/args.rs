@@ -32,6 +32,12 @@ pub struct Cli {
     pub command: Command,
 }
 
+const STATUS_EXAMPLES: &str = "Examples:
+  npl-agent status                     one screen; the exit code is the verdict
+  npl-agent status --wait=2m           until the Node is healthy, two minutes at most
+  npl-agent status --interval 10s      with rates over ten seconds
+  npl-agent status --output json | jq .signs";
+
 const MAPPINGS_EXAMPLES: &str = "Examples:
   npl-agent mappings                              all mappings of this Node
   npl-agent mappings -n shop --service web        those that the Service shop/web requests
@@ -43,8 +49,10 @@ const MAPPINGS_EXAMPLES: &str = "Examples:
 pub enum Command {
     /// Run the agent on this Node. The kernel programs keep translating after the agent stops.
     Run(Box<RunArgs>),
-    /// Show attached programs and packet counters. Reads the kernel, so it works with and without a running agent.
-    Status(ViewArgs),
+    /// Show whether this Node serves its node ports, and if not, why: agent, API server, devices, ports, maps, packets
+    /// that were not translated. Exits with 0 if it is healthy, 1 if traffic is at risk, 2 if that cannot be told.
+    #[command(after_help = STATUS_EXAMPLES)]
+    Status(StatusArgs),
     /// Show the mappings of this Node with their traffic, Pods, Services and states. Names and states come from the
     /// running agent; without an agent, the kernel's view is shown.
     #[command(after_help = MAPPINGS_EXAMPLES)]
@@ -236,6 +244,26 @@ pub struct NodeViewArgs {
     /// Read names and states of the running agent from the socket in this folder.
     #[arg(long, env = "NPL_RUNTIME_DIR", value_name = "DIRECTORY", default_value = DEFAULT_RUNTIME_DIR)]
     pub runtime_dir: PathBuf,
+}
+
+/// Flags of `status`.
+#[derive(Debug, Clone, Args)]
+pub struct StatusArgs {
+    /// Where to read, and how to print.
+    #[command(flatten)]
+    pub node: NodeViewArgs,
+
+    /// Count packets for this long to show them per second; 0s shows no rates.
+    #[arg(long, env = "NPL_INTERVAL", value_name = "DURATION", default_value = "1s", value_parser = value::duration)]
+    pub interval: Duration,
+
+    /// Wait until the Node is healthy, five minutes at most; with a value, at most this long. The exit code is that of
+    /// the last look.
+    #[arg(
+        long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "5m",
+        value_parser = value::duration
+    )]
+    pub wait: Option<Duration>,
 }
 
 /// Flags of `mappings`.

@@ -44,6 +44,7 @@ impl State {
                 namespace: key.namespace.to_string(),
                 name: key.name.to_string(),
                 reason: problem.reason().to_owned(),
+                is_served: problem.event_reason().leaves_all_ports_served(),
                 text: problem.cause.to_string(),
             }
         };

@@ -193,6 +193,8 @@ pub struct RefusalView {
     pub name: String,
     /// The reason of the Event.
     pub reason: String,
+    /// Whether every requested port is served all the same.
+    pub is_served: bool,
     /// What is wrong and what to do, in one sentence.
     pub text: String,
 }
