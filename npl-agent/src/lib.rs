@@ -15,6 +15,7 @@ pub mod datapath;
 pub mod devices;
 pub mod http;
 pub mod kube;
+pub mod local;
 pub mod metrics;
 pub mod netlink;
 pub mod nft_guard;

@@ -83,8 +83,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             }
             Ok(run_agent(*args, &runtime))
         }
-        Command::Status(args) => runtime.block_on(cli::status::show(&args)).map(|()| ExitCode::SUCCESS),
-        Command::Mappings(args) => cli::mappings::show(&args).map(|()| ExitCode::SUCCESS),
+        Command::Status(args) => runtime.block_on(cli::status::show(&args)),
+        Command::Mappings(args) => runtime.block_on(cli::mappings::show(&args)).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => runtime.block_on(cli::doctor::show(&args)),
         Command::Load(args) => cli::load::load(&args).map(|()| ExitCode::SUCCESS),
         Command::Retire(args) => runtime.block_on(cli::retire::retire(args)).map(|()| ExitCode::SUCCESS),

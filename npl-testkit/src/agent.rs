@@ -6,7 +6,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -43,6 +43,8 @@ pub struct Options {
     pub bpffs: PathBuf,
     /// The file that receives the agent's output.
     pub log: PathBuf,
+    /// The folder of the agent's local socket.
+    pub runtime_dir: PathBuf,
     /// Additional flags of `npl-agent run`.
     pub flags: Vec<String>,
 }
@@ -143,14 +145,33 @@ impl Options {
             kubeconfig: kubeconfig.to_owned(),
             bpffs: bpffs.to_owned(),
             log: log.to_owned(),
+            runtime_dir: log.with_extension("run"),
             flags: Vec::new(),
         })
     }
 
     /// Runs another `npl-agent` subcommand on the Node. No running agent is required.
     pub fn command(&self, arguments: &[&str]) -> Result<String> {
+        let (code, output) = self.exit_code_and_output(arguments)?;
+        // The exit code of `status` is its verdict.
+        let is_verdict = arguments.first() == Some(&"status") && (0..=2).contains(&code);
+        if code != 0 && !is_verdict {
+            bail!("`npl-agent {}` exited with {code}: {output}", arguments.join(" "));
+        }
+        Ok(output)
+    }
+
+    /// Runs a subcommand as [`Self::command`] does, and returns its exit code and standard output; standard error too
+    /// if the command printed nothing else.
+    pub fn exit_code_and_output(&self, arguments: &[&str]) -> Result<(i32, String)> {
         let mut command = self.netns.command(&self.binary)?;
-        tools::output(command.args(arguments).arg("--bpffs").arg(&self.bpffs))
+        // Rates would take a second each.
+        command.env("NPL_RUNTIME_DIR", &self.runtime_dir).env("NPL_INTERVAL", "0s");
+        command.args(arguments).arg("--bpffs").arg(&self.bpffs).stdin(Stdio::null());
+        let output = command.output().context("run npl-agent")?;
+        let text = if output.stdout.is_empty() { output.stderr } else { output.stdout };
+        let code = output.status.code().context("npl-agent was killed by a signal")?;
+        Ok((code, String::from_utf8_lossy(&text).into_owned()))
     }
 
     /// Runs a subcommand as [`Self::command`] does and parses its JSON output.
@@ -170,11 +191,11 @@ pub fn find_binary() -> Result<PathBuf> {
 }
 
 fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
-    let Options { binary, node_name, netns, kubeconfig, bpffs, log, flags } = options;
+    let Options { binary, node_name, netns, kubeconfig, bpffs, log, runtime_dir, flags } = options;
     let mut command = netns.command(binary)?;
     command.args(["run", "--node-name", node_name]).arg("--kubeconfig").arg(kubeconfig);
     // Socket programs must not affect other processes of the test machine. A test with its own cgroup overrides this.
-    command.env("NPL_CGROUP", "none");
+    command.env("NPL_CGROUP", "none").env("NPL_RUNTIME_DIR", runtime_dir);
     command.arg("--bpffs").arg(bpffs).arg("--listen").arg(listen.to_string()).args(flags);
     confine(&mut command);
     Process::spawn("npl-agent", command, log)

@@ -4,6 +4,7 @@
 
 pub mod change_log;
 pub mod executor;
+pub mod introspection;
 pub mod reconciler;
 pub mod retry_delays;
 pub mod run;

@@ -19,6 +19,7 @@ use crate::{
     agent::{
         change_log::ChangeLog,
         executor::{Answer, Executor, OpError},
+        introspection::{Introspection, device_views},
     },
     core::{
         model::{Moment, snapshot::Change},
@@ -32,6 +33,7 @@ use crate::{
         uplinks::{FollowError, Uplinks},
     },
     http::Health,
+    local::Request,
     metrics::{Metrics, OpOutcome, WatchedResource},
     netlink::{self, Survey, SurveyTask},
     process::{error_chain::ErrorChain, memory},
@@ -94,6 +96,7 @@ pub struct Reconciler {
     delays: PublishDelays<Instant>,
     /// When to return freed memory, if no change arrives before.
     quiet_due: Option<Instant>,
+    introspection: Introspection,
 }
 
 /// Where programs are attached: network devices and a cgroup.
@@ -114,6 +117,8 @@ pub struct Listeners {
     pub health: Health,
     /// The log, and the Events that report problems.
     pub change_log: ChangeLog,
+    /// The local socket.
+    pub introspection: Introspection,
 }
 
 impl Reconciler {
@@ -125,8 +130,8 @@ impl Reconciler {
         listeners: Listeners,
         resync: Duration,
     ) -> Self {
-        let (ProgramTargets { uplinks, local_clients }, Listeners { metrics, health, change_log }) =
-            (targets, listeners);
+        let ProgramTargets { uplinks, local_clients } = targets;
+        let Listeners { metrics, health, change_log, introspection } = listeners;
         Self {
             state,
             executor,
@@ -148,6 +153,7 @@ impl Reconciler {
             change_log,
             delays: PublishDelays::default(),
             quiet_due: None,
+            introspection,
         }
     }
 
@@ -176,6 +182,7 @@ impl Reconciler {
                     self.take_in(change, &mut changes);
                 }
                 answer = self.executor.next_answer() => self.handle_answer(answer),
+                request = self.introspection.next_request() => self.answer(request),
                 Some(()) = network.next() => self.look_at_network_soon(),
                 () = until(network_due), if self.survey.is_none() => self.begin_survey(),
                 found = end_of(&mut self.survey) => drop(self.take_in_survey(found)?),
@@ -415,6 +422,8 @@ impl Reconciler {
         let (coverage, reaches_clients) = (report.coverage, report.reaches_clients);
         self.is_covered = report.errors.is_empty();
         self.are_routes_due = true;
+        self.introspection.devices = device_views(&report);
+        self.introspection.reaches_clients = reaches_clients;
         self.change_log.log_devices(report);
         self.executor.guard.mark(self.uplinks.markings());
         if let Some(at) = self.uplinks.next_deadline() {
@@ -447,6 +456,12 @@ impl Reconciler {
         let found = self.uplinks.pods_on_node_network(&self.state.pod_addresses()).await?;
         self.state.set_pods_on_node_network(found);
         Ok(())
+    }
+
+    /// Answers a command that reads the local socket.
+    fn answer(&self, request: Request) {
+        let now = self.now();
+        self.introspection.answer(request, &self.state, &self.health, now, self.executor.pending_writes());
     }
 
     fn instant(&self, moment: Moment) -> Instant {

@@ -2,6 +2,7 @@
 //! Starts all parts of the agent, and waits until one of them ends.
 
 use std::{
+    convert::Infallible,
     fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -13,6 +14,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch as latest},
+    task::JoinHandle,
     time::sleep,
 };
 use tracing::{info, warn};
@@ -21,6 +23,7 @@ use crate::{
     agent::{
         change_log::ChangeLog,
         executor::Executor,
+        introspection::Introspection,
         reconciler::{HEARTBEAT, Listeners, ProgramTargets, Reconciler},
         sweeper::Sweeper,
     },
@@ -36,11 +39,12 @@ use crate::{
     datapath::{Datapath, Pins, Tables, cleanup, preflight},
     devices::{local_clients::LocalClients, uplinks::Uplinks},
     http::{Health, Servers},
-    kube::{self, events::Recorder, patch::PodPatcher},
+    kube::{self, contacts::WatchContacts, events::Recorder, patch::PodPatcher},
+    local,
     metrics::{Counts, DatapathCounters, FamilyTotals, Metrics},
     netlink,
     nft_guard::Guard,
-    process::{limits, lock},
+    process::{error_chain::ErrorChain, limits, lock},
 };
 
 /// The number of queued changes at which the watches wait.
@@ -75,6 +79,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         bpffs,
         cgroup,
         guard,
+        runtime_dir,
         listen,
         metrics_listen,
     } = config;
@@ -98,7 +103,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     // The API server answers while the kernel verifies the programs, so that a restart takes only as long as the slower
     // of the two.
     let (sender, changes) = mpsc::channel(QUEUE);
-    let mut connecting = kube::connect_and_watch(kubeconfig, &node_name, &annotation_keys, &metrics, sender);
+    let contacts = WatchContacts::default();
+    let mut connecting = kube::connect_and_watch(kubeconfig, &node_name, &annotation_keys, &metrics, &contacts, sender);
+    let (introspection, local_socket) = open_local_socket(runtime_dir, contacts, &node_name);
     let mut datapath = Datapath::open(&bpffs)?;
     let seed = random_seed()?;
     datapath.configure(port_range, || seed)?;
@@ -128,7 +135,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let patcher = PodPatcher::new(client.clone(), annotation_keys.clone(), metrics.clone());
         let executor = Executor::new(datapath, patcher, Guard::start(guard, resync));
         let recorder = Recorder::new(client, &node_name, metrics.clone());
-        let listeners = Listeners { metrics, health: health.clone(), change_log };
+        let listeners = Listeners { metrics, health: health.clone(), change_log, introspection };
         let targets = ProgramTargets { uplinks: Uplinks::new(devices, forwarding, attach, guard), local_clients };
         let reconciler = Reconciler::new(state, executor, targets, listeners, resync);
         tokio::select! {
@@ -141,7 +148,36 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     tokio::select! {
         ended = work => ended,
         ended = servers => ended.context("serve probes and metrics")?.context("serve probes and metrics"),
+        ended = local_socket => match ended.context("serve the local socket")? {},
     }
+}
+
+/// Starts to serve the local socket, and returns the requests of commands.
+fn open_local_socket(
+    runtime_dir: PathBuf,
+    contacts: WatchContacts,
+    node_name: &str,
+) -> (Introspection, JoinHandle<Infallible>) {
+    let (sender, requests) = mpsc::channel(1);
+    let introspection = Introspection::new(requests, contacts, node_name.to_owned());
+    (introspection, tokio::spawn(serve_local_socket(runtime_dir, sender)))
+}
+
+/// Serves the local socket. Without it the agent works, and commands show the kernel's view only.
+async fn serve_local_socket(runtime_dir: PathBuf, requests: mpsc::Sender<local::Request>) -> Infallible {
+    let err = match local::bind(&runtime_dir) {
+        Ok(listener) => match local::serve(listener, requests).await {
+            Err(error) => ErrorChain(&error).to_string(),
+            Ok(()) => "the listener was closed".to_owned(),
+        },
+        Err(error) => ErrorChain(&error).to_string(),
+    };
+    warn!(
+        err,
+        "commands such as `npl-agent mappings` cannot read the agent's state and show no names: give --runtime-dir a \
+         folder that the agent can write"
+    );
+    std::future::pending().await
 }
 
 /// Removes the kernel state of a Node whose annotations and mappings were removed.

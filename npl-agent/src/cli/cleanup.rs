@@ -48,7 +48,7 @@ async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     let (removed, errors) = cleanup::remove_everything(&args.bpffs).await;
     match args.output {
         OutputFormat::Json => print_json(&removed)?,
-        OutputFormat::Table => {
+        OutputFormat::Table | OutputFormat::Wide => {
             let pins = removed.pins.iter().map(|pin| format!("removed pin {}\n", pin.display()));
             let filters = removed.filters.iter().map(|name| format!("removed TC filters from {name}\n"));
             let qdiscs = removed.qdiscs.iter().map(|name| format!("removed qdisc clsact from {name}\n"));

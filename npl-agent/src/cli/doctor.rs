@@ -42,7 +42,7 @@ pub async fn show(args: &ViewArgs) -> anyhow::Result<ExitCode> {
     let rows: Vec<FindingRow> = findings.iter().map(FindingRow::from).collect();
     match args.output {
         OutputFormat::Json => print_json(&rows)?,
-        OutputFormat::Table => print(&as_text(&rows))?,
+        OutputFormat::Table | OutputFormat::Wide => print(&as_text(&rows))?,
     }
     let has_failed = findings.iter().any(|finding| finding.state == State::Failed);
     Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })

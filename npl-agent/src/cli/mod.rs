@@ -9,8 +9,12 @@ pub mod load;
 pub mod mappings;
 pub mod retire;
 pub mod status;
+mod style;
 
-use std::io::{self, Write as _};
+use std::{
+    io::{self, Write as _},
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use comfy_table::{Table, presets::NOTHING};
@@ -22,9 +26,15 @@ pub fn report_error(error: &anyhow::Error) {
     drop(writeln!(io::stderr(), "npl-agent: {error:#}"));
 }
 
+/// Prints a remark about the output to standard error, so that the output itself stays readable for programs.
+fn note(text: &str) {
+    // As in [`report_error`].
+    drop(writeln!(io::stderr(), "npl-agent: {text}"));
+}
+
 /// Prints to standard output. A closed pipe is not an error, since `head` and pagers close it early.
 fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = anstream::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("write to standard output"),
         _ => Ok(()),
@@ -35,6 +45,27 @@ fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     let mut text = serde_json::to_string_pretty(value).context("serialize the result as JSON")?;
     text.push('\n');
     print(&text)
+}
+
+/// A duration in its two largest units, as `kubectl` shows ages: `45s`, `3m20s`, `5h2m`, `12d4h`.
+fn duration(millis: u64) -> String {
+    let seconds = millis / 1_000;
+    let (minutes, hours, days) = (seconds / 60, seconds / 3_600, seconds / 86_400);
+    if days > 0 {
+        format!("{days}d{}h", hours % 24)
+    } else if hours > 0 {
+        format!("{hours}h{}m", minutes % 60)
+    } else if minutes > 0 {
+        format!("{minutes}m{}s", seconds % 60)
+    } else {
+        format!("{seconds}s")
+    }
+}
+
+/// Events per second.
+#[expect(clippy::cast_precision_loss, reason = "a rate has three digits at most that anybody reads")]
+fn rate(count: u64, elapsed: Duration) -> f64 {
+    count as f64 / elapsed.as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
 /// Formats columns without borders, as `kubectl` does.

@@ -16,6 +16,7 @@ use crate::{
             Protocol,
             settings::{AnnotationFormat, NodeIpSource, PortRange, ProtocolPairing},
         },
+        view::PortState,
     },
     datapath::CgroupSelection,
     nft_guard::GuardMode,
@@ -31,15 +32,31 @@ pub struct Cli {
     pub command: Command,
 }
 
+const STATUS_EXAMPLES: &str = "Examples:
+  npl-agent status                     one screen; the exit code is the verdict
+  npl-agent status --wait=2m           until the Node is healthy, two minutes at most
+  npl-agent status --interval 10s      with rates over ten seconds
+  npl-agent status --output json | jq .signs";
+
+const MAPPINGS_EXAMPLES: &str = "Examples:
+  npl-agent mappings                              all mappings of this Node
+  npl-agent mappings -n shop --service web        those that the Service shop/web requests
+  npl-agent mappings --state draining,quarantined node ports on their way out
+  npl-agent mappings --watch                      with packets per second, every two seconds";
+
 /// The subcommands.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// Run the agent on this Node. The kernel programs keep translating after the agent stops.
     Run(Box<RunArgs>),
-    /// Show attached programs and packet counters. Reads the kernel, so it works with and without a running agent.
-    Status(ViewArgs),
-    /// Show the mappings of this Node. Reads the kernel, so it works with and without a running agent.
-    Mappings(ViewArgs),
+    /// Show whether this Node serves its node ports, and if not, why: agent, API server, devices, ports, maps, packets
+    /// that were not translated. Exits with 0 if it is healthy, 1 if traffic is at risk, 2 if that cannot be told.
+    #[command(after_help = STATUS_EXAMPLES)]
+    Status(StatusArgs),
+    /// Show the mappings of this Node with their traffic, Pods, Services and states. Names and states come from the
+    /// running agent; without an agent, the kernel's view is shown.
+    #[command(after_help = MAPPINGS_EXAMPLES)]
+    Mappings(MappingsArgs),
     /// Check this Node's kernel, capabilities and settings, and print each finding with its remedy. Changes no state,
     /// and works with and without a running agent. Exits with 1 if a finding keeps node ports from working.
     Doctor(ViewArgs),
@@ -163,6 +180,14 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_RETIRE")]
     pub retire: bool,
 
+    /// Listen in this folder on the Unix socket `agent.sock`, by which root reads the agent's state with the other
+    /// commands. The agent creates the folder with mode 0700; without it, the agent works and the commands show no names.
+    #[arg(
+        long, env = "NPL_RUNTIME_DIR", value_name = "DIRECTORY", default_value = DEFAULT_RUNTIME_DIR,
+        value_parser = PathBufValueParser::new().try_map(value::directory)
+    )]
+    pub runtime_dir: PathBuf,
+
     /// Serve /metrics, /livez, /readyz and /startupz by HTTP on this address and port.
     #[arg(
         long, env = "NPL_LISTEN", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9911",
@@ -241,6 +266,81 @@ pub struct ViewArgs {
     pub output: OutputFormat,
 }
 
+/// Flags of the subcommands that also read the running agent's state.
+#[derive(Debug, Clone, Args)]
+pub struct NodeViewArgs {
+    /// Where the kernel's state is, and how to print the result.
+    #[command(flatten)]
+    pub view: ViewArgs,
+
+    /// Read names and states of the running agent from the socket in this folder.
+    #[arg(long, env = "NPL_RUNTIME_DIR", value_name = "DIRECTORY", default_value = DEFAULT_RUNTIME_DIR)]
+    pub runtime_dir: PathBuf,
+}
+
+/// Flags of `status`.
+#[derive(Debug, Clone, Args)]
+pub struct StatusArgs {
+    /// Where to read, and how to print.
+    #[command(flatten)]
+    pub node: NodeViewArgs,
+
+    /// Count packets for this long to show them per second; 0s shows no rates.
+    #[arg(long, env = "NPL_INTERVAL", value_name = "DURATION", default_value = "1s", value_parser = value::duration)]
+    pub interval: Duration,
+
+    /// Wait until the Node is healthy, five minutes at most; with a value, at most this long. The exit code is that of
+    /// the last look.
+    #[arg(
+        long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "5m",
+        value_parser = value::duration
+    )]
+    pub wait: Option<Duration>,
+}
+
+/// Flags of `mappings`.
+#[derive(Debug, Clone, Args)]
+pub struct MappingsArgs {
+    /// Where to read, and how to print.
+    #[command(flatten)]
+    pub node: NodeViewArgs,
+
+    /// Show the mappings of this namespace only.
+    #[arg(long, short, value_name = "NAME")]
+    pub namespace: Option<String>,
+
+    /// Show the mappings of Pods whose name begins with this text.
+    #[arg(long, value_name = "NAME")]
+    pub pod: Option<String>,
+
+    /// Show the mappings that this Service requests.
+    #[arg(long, value_name = "NAME")]
+    pub service: Option<String>,
+
+    /// Show the mappings of this node port.
+    #[arg(long, value_name = "PORT")]
+    pub node_port: Option<u16>,
+
+    /// Show the node ports in these states, separated by commas: reserved, live, published, draining, quarantined or
+    /// host-port.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub state: Vec<PortState>,
+
+    /// Show node ports in quarantine and published host ports too, which have no mapping.
+    #[arg(long, short)]
+    pub all: bool,
+
+    /// Print the table again every two seconds, with packets per second, until interrupted; with a value, at this
+    /// interval: numbers with the units ms, s, m and h, at least 1s.
+    #[arg(
+        long, value_name = "DURATION", num_args = 0..=1, require_equals = true,
+        default_missing_value = "2s", value_parser = value::interval
+    )]
+    pub watch: Option<Duration>,
+}
+
+/// The usual folder of the local socket.
+const DEFAULT_RUNTIME_DIR: &str = "/run/npl";
 const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
 
 /// The format of a result.
@@ -249,6 +349,8 @@ pub enum OutputFormat {
     /// Tables and text for people.
     #[default]
     Table,
+    /// Tables with all columns.
+    Wide,
     /// JSON for programs.
     Json,
 }

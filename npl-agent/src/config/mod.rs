@@ -48,6 +48,8 @@ pub struct Config {
     pub cgroup: CgroupSelection,
     /// Whether the agent maintains the nftables table.
     pub guard: GuardMode,
+    /// The folder of the local socket.
+    pub runtime_dir: PathBuf,
     /// The address and port of the HTTP server for probes and metrics.
     pub listen: SocketAddr,
     /// The address and port of the HTTP server for metrics alone.
@@ -102,6 +104,7 @@ impl TryFrom<RunArgs> for Config {
             cgroup,
             nft_guard,
             retire,
+            runtime_dir,
             listen,
             metrics_listen,
             log_format: _, // logging is already started
@@ -133,6 +136,7 @@ impl TryFrom<RunArgs> for Config {
             bpffs,
             cgroup,
             guard: nft_guard,
+            runtime_dir,
             listen,
             metrics_listen,
         })

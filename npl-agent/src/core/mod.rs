@@ -25,9 +25,12 @@ pub mod doctor;
 pub mod flows;
 pub mod model;
 pub mod op;
+pub mod pages;
 pub mod ports;
 pub mod publish;
 pub mod state;
+pub mod verdict;
+pub mod view;
 
 #[cfg(test)]
 mod tests;

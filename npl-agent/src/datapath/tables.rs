@@ -190,13 +190,22 @@ impl Tables {
         Ok(entries)
     }
 
+    /// Number of established conntrack entries of IPv4 and IPv6.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn flow_counts(&self) -> Result<[usize; 2], DatapathError> {
+        Ok([self.family(Family::V4).flow_count()?, self.family(Family::V6).flow_count()?])
+    }
+
     /// Number of established conntrack entries.
     ///
     /// # Errors
     ///
     /// If a BPF map operation fails.
     pub fn flow_count(&self) -> Result<usize, DatapathError> {
-        Family::ALL.into_iter().map(|family| self.family(family).flow_count()).sum()
+        Ok(self.flow_counts()?.iter().sum())
     }
 
     /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns their

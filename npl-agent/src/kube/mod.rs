@@ -12,6 +12,7 @@
 pub mod backoff;
 pub mod client;
 mod confinement;
+pub mod contacts;
 pub mod convert;
 pub mod events;
 pub mod failure;
@@ -34,7 +35,7 @@ use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::jiff::Timestamp;
 use tokio::{sync::mpsc::Sender, task::JoinSet};
 
-use self::client::ConnectError;
+use self::{client::ConnectError, contacts::WatchContacts, watch_health::Observers};
 use crate::{
     core::model::snapshot::Change,
     metrics::{Metrics, WatchedResource},
@@ -54,13 +55,15 @@ pub fn connect_and_watch(
     node_name: &str,
     keys: &AnnotationKeys,
     metrics: &Metrics,
+    contacts: &WatchContacts,
     changes: Sender<Change>,
 ) -> JoinSet<Result<Connection, ConnectError>> {
-    let (node_name, keys, metrics) = (node_name.to_owned(), keys.clone(), metrics.clone());
+    let (node_name, keys) = (node_name.to_owned(), keys.clone());
+    let observers = Observers { metrics: metrics.clone(), contacts: contacts.clone() };
     let mut connecting = JoinSet::new();
     connecting.spawn(async move {
         let (client, url) = client::open(kubeconfig.as_deref()).await?;
-        let watches = watch::spawn(&client, &node_name, &keys, &metrics, &changes);
+        let watches = watch::spawn(&client, &node_name, &keys, &observers, &changes);
         let refusal = client::refusal(client.clone(), url, node_name);
         Ok((client, refusal.boxed(), watches))
     });

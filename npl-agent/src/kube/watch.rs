@@ -23,13 +23,10 @@ use super::{
     failure::{FailureKind, RequestFailure},
     objects::{NodeObject, PodObject, ServiceObject},
     source::{Page, Source},
-    watch_health::WatchHealth,
+    watch_health::{Observers, WatchHealth},
     watched::Watched,
 };
-use crate::{
-    core::model::snapshot::Change,
-    metrics::{Metrics, WatchedResource},
-};
+use crate::{core::model::snapshot::Change, metrics::WatchedResource};
 
 /// Time in seconds after which the API server ends a watch and the agent starts the next one.
 pub(super) const WATCH_SECONDS: u32 = 240;
@@ -38,14 +35,14 @@ const WATCH_LENGTH: Duration = Duration::from_secs(WATCH_SECONDS as u64);
 const WATCH_TOLERANCE: Duration = Duration::from_secs(5);
 
 /// Starts the three watches. They run until the receiver of `changes` is dropped; an earlier end is a fatal error.
-pub fn spawn(
+pub(super) fn spawn(
     client: &Client,
     node_name: &str,
     keys: &AnnotationKeys,
-    metrics: &Metrics,
+    observers: &Observers,
     changes: &Sender<Change>,
 ) -> JoinSet<WatchedResource> {
-    let watch = Watch { keys: keys.clone(), metrics: metrics.clone(), changes: changes.clone() };
+    let watch = Watch { keys: keys.clone(), observers: observers.clone(), changes: changes.clone() };
     let mut tasks = JoinSet::new();
     tasks.spawn(watch.clone().follow::<PodObject>(client.clone(), Some(format!("spec.nodeName={node_name}"))));
     tasks.spawn(watch.clone().follow::<ServiceObject>(client.clone(), None));
@@ -56,13 +53,13 @@ pub fn spawn(
 #[derive(Clone)]
 struct Watch {
     keys: AnnotationKeys,
-    metrics: Metrics,
+    observers: Observers,
     changes: Sender<Change>,
 }
 
 impl Watch {
     async fn follow<W: Watched>(self, client: Client, fields: Option<String>) -> WatchedResource {
-        let health = WatchHealth::new(W::SUBJECT, self.metrics.clone());
+        let health = WatchHealth::new(W::SUBJECT, self.observers.clone());
         let mut follower =
             Follower::<W> { watch: self, source: Source::new(client, fields), delays: Jittered::new(), health };
         let Err(ReceiverDropped) = follower.run().await;

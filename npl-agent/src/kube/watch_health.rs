@@ -7,25 +7,34 @@ use tracing::{debug, info, warn};
 
 use super::{
     backoff::Throttle,
+    contacts::WatchContacts,
     failure::{CERTIFICATE_ADVICE, FailureKind, REFUSALS_TO_CONFIRM, RequestFailure, is_certificate_error},
 };
 use crate::metrics::{Metrics, WatchedResource};
 
+/// Receivers of the successes and failures of all watches.
+#[derive(Clone)]
+pub(super) struct Observers {
+    pub(super) metrics: Metrics,
+    pub(super) contacts: WatchContacts,
+}
+
 /// Logs failures of a watch: each kind immediately and then once per minute, and the recovery.
 pub(super) struct WatchHealth {
     subject: WatchedResource,
-    metrics: Metrics,
+    observers: Observers,
     failing: BTreeMap<FailureKind, Throttle>,
     refusals: u32,
 }
 
 impl WatchHealth {
-    pub(super) fn new(subject: WatchedResource, metrics: Metrics) -> Self {
-        Self { subject, metrics, failing: BTreeMap::new(), refusals: 0 }
+    pub(super) fn new(subject: WatchedResource, observers: Observers) -> Self {
+        Self { subject, observers, failing: BTreeMap::new(), refusals: 0 }
     }
 
     pub(super) fn record_success(&mut self) {
         self.refusals = 0;
+        self.observers.contacts.record_success(self.subject);
         if !mem::take(&mut self.failing).is_empty() {
             info!(subject = %self.subject, "watch has recovered; the agent receives changes again");
         }
@@ -33,11 +42,12 @@ impl WatchHealth {
 
     pub(super) fn record_failure(&mut self, failure: &RequestFailure) {
         let RequestFailure { kind, cause, .. } = failure;
-        self.metrics.count_watch_failure(self.subject, *kind);
+        self.observers.metrics.count_watch_failure(self.subject, *kind);
         if *kind == FailureKind::Expired {
             debug!(subject = %self.subject, "the resource version has expired; the watch starts again with a list");
             return;
         }
+        self.observers.contacts.record_failure(self.subject, cause);
         if matches!(kind, FailureKind::Forbidden | FailureKind::Unauthorized) {
             self.refusals += 1;
             if self.refusals < REFUSALS_TO_CONFIRM {
@@ -52,7 +62,7 @@ impl WatchHealth {
 
     /// Records that the API server's newest version is older than the last one that the watch has seen.
     pub(super) fn record_restore(&self, seen: &str, newest: &str) {
-        self.metrics.count_watch_failure(self.subject, FailureKind::Restored);
+        self.observers.metrics.count_watch_failure(self.subject, FailureKind::Restored);
         warn!(
             subject = %self.subject, seen, newest,
             "the API server's resource versions decreased, as after a restore of etcd from a backup: the agent lists \

@@ -7,8 +7,11 @@ use tokio::sync::mpsc::{self, Receiver};
 
 use super::*;
 use crate::{
-    kube::mock::{MockServer, ReceivedRequest, api_server, metrics, refusal},
-    metrics::Format,
+    kube::{
+        contacts::WatchContacts,
+        mock::{MockServer, ReceivedRequest, api_server, metrics, refusal},
+    },
+    metrics::{Format, Metrics},
 };
 
 struct Scene {
@@ -23,8 +26,8 @@ fn watching<W: Watched>(fields: Option<&str>) -> Scene {
     let (client, server) = api_server();
     let (sender, changes) = mpsc::channel(16);
     let metrics = metrics();
-    let watch =
-        Watch { keys: AnnotationKeys::new("nodeportlocal.antrea.io"), metrics: metrics.clone(), changes: sender };
+    let observers = Observers { metrics: metrics.clone(), contacts: WatchContacts::default() };
+    let watch = Watch { keys: AnnotationKeys::new("nodeportlocal.antrea.io"), observers, changes: sender };
     let mut tasks = JoinSet::new();
     tasks.spawn(watch.follow::<W>(client, fields.map(str::to_owned)));
     Scene { server, changes, tasks, metrics }
@@ -72,7 +75,8 @@ async fn the_watches_select_only_this_node_and_its_pods() {
     let (client, mut server) = api_server();
     let (sender, changes) = mpsc::channel(16);
     let keys = AnnotationKeys::new("nodeportlocal.antrea.io");
-    let tasks = spawn(&client, "worker-1", &keys, &metrics(), &sender);
+    let observers = Observers { metrics: metrics(), contacts: WatchContacts::default() };
+    let tasks = spawn(&client, "worker-1", &keys, &observers, &sender);
     let mut lines = BTreeSet::new();
     for _ in 0..3 {
         let request = server.next_request().await;

@@ -44,20 +44,20 @@ fn about(subcommand: &Command) -> String {
 }
 
 fn section(subcommand: &Command) -> String {
-    let flags: Vec<&Arg> = subcommand.get_arguments().filter(|flag| flag.get_env().is_some()).collect();
+    let flags: Vec<&Arg> = subcommand.get_arguments().filter(|flag| !flag.is_hide_set()).collect();
     let name_of = |flag: &Arg| format!("{} --{}", subcommand.get_name(), flag.get_long().unwrap_or_default());
     let mut text = heading(2, &title(subcommand)) + &about(subcommand) + "\n\n";
     text += &table(
         &["flag", "variable", "default"],
         flags.iter().map(|flag| {
             let link = format!("[`--{}`]({})", flag.get_long().unwrap_or_default(), anchor(&name_of(flag)));
-            vec![link, code(&variable(flag)), default(flag)]
+            vec![link, shown_variable(flag), default(flag)]
         }),
     );
     for flag in flags {
         text += &heading(3, &name_of(flag));
         let _infallible =
-            writeln!(text, "{}, variable {}. Default: {}.", code(&usage(flag)), code(&variable(flag)), default(flag));
+            writeln!(text, "{}, variable {}. Default: {}.", code(&usage(flag)), shown_variable(flag), default(flag));
         let _infallible = writeln!(text, "\n{}", help(flag));
     }
     text
@@ -66,7 +66,8 @@ fn section(subcommand: &Command) -> String {
 fn help(flag: &Arg) -> String {
     let sentences = flag.get_long_help().or(flag.get_help()).map(|text| prose(&text.to_string())).unwrap_or_default();
     if !flag.get_action().takes_values() {
-        return sentences + " The variable takes `true` or `false`.";
+        let variable = if flag.get_env().is_some() { " The variable takes `true` or `false`." } else { "" };
+        return sentences + variable;
     }
     let values = flag.get_possible_values();
     let shown = values.iter().map(|value| {
@@ -77,8 +78,9 @@ fn help(flag: &Arg) -> String {
     if list.is_empty() { sentences } else { sentences + "\n" + &list }
 }
 
-fn variable(flag: &Arg) -> String {
-    flag.get_env().unwrap_or_default().to_string_lossy().into_owned()
+/// The variable of a flag. Filters of one command line have none.
+fn shown_variable(flag: &Arg) -> String {
+    flag.get_env().map_or_else(|| "none".to_owned(), |name| code(&name.to_string_lossy()))
 }
 
 fn default(flag: &Arg) -> String {

@@ -2,10 +2,12 @@
 //! The operator's views: probes, metrics, inspection commands and cleanup.
 
 use npl_testkit::agent::Agent;
+use npl_testkit::cluster::{Port, ServiceObject};
 use npl_testkit::echo::Protocol;
 use npl_testkit::residue::Residue;
+use serde_json::{Value, json};
 
-use crate::world::{LIMIT, World, manifest};
+use crate::world::{LIMIT, NAMESPACE, World, manifest};
 
 #[test]
 fn commands_show_kernel_state_with_and_without_a_running_agent() {
@@ -23,10 +25,49 @@ fn commands_show_kernel_state_with_and_without_a_running_agent() {
         assert_eq!(status.get("agentRunning").unwrap(), is_running, "{status}");
         assert_eq!(status.get("mappings").unwrap(), 2, "{status}");
         let tcp = &world.kernel_mappings()[0];
+        // Only a running agent knows names and states.
+        let named = [("namespace", "shop"), ("pod", "web-0"), ("state", "published")];
+        for (field, value) in named {
+            let expected = if is_running { json!(value) } else { Value::Null };
+            assert_eq!(tcp[field], expected, "{field} of {tcp}");
+        }
+        assert_eq!(table.contains("shop/web-0"), is_running, "{table}");
         assert_eq!(tcp.get("nodePort").unwrap(), 61000, "{tcp}");
         assert!(tcp.get("replyPackets").unwrap().as_u64().unwrap() >= 3, "{tcp}");
         world.agent().kill().unwrap();
     }
+}
+
+#[test]
+fn the_exit_code_of_status_is_its_verdict() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let options = world.agent_options(&[]);
+    let status = |arguments: &[&str]| options.exit_code_and_output(&[&["status"], arguments].concat()).unwrap();
+    let (code, healthy) = status(&["--wait=30s", "--interval", "100ms"]);
+    assert_eq!(code, 0, "{healthy}");
+    for expected in ["node-1: healthy", "2 published", "services heard", "requests/s", "QUARANTINED", "npl_mapping_v4"]
+    {
+        assert!(healthy.contains(expected), "{expected} is not in {healthy}");
+    }
+    assert!(!healthy.contains('\x1b'), "colors are for terminals");
+    // A Service that cannot be served as requested.
+    let named = Port::new("none", 81, Protocol::Tcp).to("no-such-port");
+    world.cluster.create_service(&ServiceObject::new(NAMESPACE, "second", "web", vec![named]).enabled()).unwrap();
+    world.wait_for_log("no-such-port");
+    let (code, refused) = status(&[]);
+    assert!(code == 1 && refused.contains("UnresolvedTargetPort"), "{code} {refused}");
+    world.agent().kill().unwrap();
+    let (code, away) = status(&[]);
+    assert!(code == 1 && away.contains("no agent runs on this Node"), "{code} {away}");
+    options.command(&["cleanup"]).unwrap();
+    let (code, gone) = status(&["--wait=1s"]);
+    assert!(code == 2 && gone.contains("not installed"), "{code} {gone}");
+    let (code, json) = status(&["--output", "json"]);
+    assert_eq!((code, serde_json::from_str::<Value>(&json).unwrap()["verdict"].as_str()), (2, Some("cannot-tell")));
 }
 
 #[test]

@@ -20,14 +20,18 @@ use std::{
     sync::Arc,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::model::sources::AllowList;
 
 /// An IP family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Family {
     /// IPv4.
+    #[serde(rename = "IPv4")]
     V4,
     /// IPv6.
+    #[serde(rename = "IPv6")]
     V6,
 }
 
@@ -59,7 +63,8 @@ impl fmt::Display for Family {
 }
 
 /// A transport protocol of a Service port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Protocol {
     /// Transmission Control Protocol.
     Tcp,
@@ -128,7 +133,8 @@ impl FromStr for Protocol {
 }
 
 /// A port of the Node that NPL allocates. Host order, never 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct NodePort(pub u16);
 
 impl fmt::Display for NodePort {
@@ -138,7 +144,8 @@ impl fmt::Display for NodePort {
 }
 
 /// A port that a Pod listens on. Host order, never 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct PodPort(pub u16);
 
 impl fmt::Display for PodPort {
@@ -353,7 +360,8 @@ pub struct Node {
 }
 
 /// The key of a mapping: family, node port and protocol. Clients reach it on every local address of the family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Frontend {
     /// The IP family.
     pub family: Family,

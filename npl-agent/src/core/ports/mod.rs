@@ -50,11 +50,20 @@ pub(in crate::core) struct Claim {
     pub(in crate::core) sources: Sources,
     /// Whether a client may know the port.
     pub(in crate::core) was_mapped: bool,
+    /// When this agent allocated the port; `None` if an earlier agent did.
+    pub(in crate::core) allocated: Option<Moment>,
 }
 
 impl Claim {
     pub(in crate::core) const fn new(owner: Owner) -> Self {
-        Self { owner: Some(owner), phase: Phase::Active, backend: None, sources: Sources::Anyone, was_mapped: false }
+        Self {
+            owner: Some(owner),
+            phase: Phase::Active,
+            backend: None,
+            sources: Sources::Anyone,
+            was_mapped: false,
+            allocated: None,
+        }
     }
 
     /// The claim of a mapping without a known owner.
@@ -65,6 +74,7 @@ impl Claim {
             backend: None,
             sources: Sources::Anyone,
             was_mapped: true,
+            allocated: None,
         }
     }
 

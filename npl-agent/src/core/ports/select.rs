@@ -229,6 +229,13 @@ impl Wanted {
     }
 }
 
+/// Whether a Service that selects the Pod requests this port of it.
+pub(in crate::core) fn requests(service: &Service, pod: &Pod, port: WantedPort) -> bool {
+    let leads_there =
+        |spec: &ServicePort| spec.protocol == port.protocol && resolve(pod, spec).contains(&port.pod_port);
+    service.families.contains(&port.family) && service.ports.iter().any(leads_there)
+}
+
 /// The Pod ports that a `targetPort` selects: the number, or every container port with that name and protocol.
 fn resolve(pod: &Pod, port: &ServicePort) -> BTreeSet<PodPort> {
     match &port.target {

@@ -28,6 +28,11 @@ macro_rules! event_reasons {
                 match self { $( Self::$name => $cause, )+ }
             }
 
+            /// Whether every requested port is served all the same.
+            pub const fn leaves_all_ports_served(self) -> bool {
+                matches!(self, Self::ProtocolsNotMerged | Self::SourceRangesNotEnforced)
+            }
+
             /// The action that an operator can take.
             pub const fn action(self) -> &'static str {
                 match self { $( Self::$name => $action, )+ }

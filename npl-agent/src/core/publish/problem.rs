@@ -137,7 +137,12 @@ pub enum Cause {
 impl Problem {
     /// The reason of the Kubernetes Event, and the label of the metric.
     pub const fn reason(&self) -> &'static str {
-        let reason = match self.cause {
+        self.event_reason().name()
+    }
+
+    /// The reason of the Event about the problem.
+    pub const fn event_reason(&self) -> EventReason {
+        match self.cause {
             Cause::RangeExhausted { .. } => EventReason::PortRangeExhausted,
             Cause::UnresolvedTargetPort { .. } => EventReason::UnresolvedTargetPort,
             Cause::UnsupportedProtocol { .. } => EventReason::UnsupportedProtocol,
@@ -154,8 +159,7 @@ impl Problem {
             Cause::UnenforcedSources { .. } => EventReason::SourceRangesNotEnforced,
             Cause::SourceTableFull { .. } => EventReason::SourceRangesExhausted,
             Cause::AnnotationContested { .. } => EventReason::AnnotationContested,
-        };
-        reason.name()
+        }
     }
 }
 

@@ -8,7 +8,8 @@ use std::{
 
 use crate::core::{
     model::{
-        Backend, Family, Frontend, NodePort, Pod, PodKey, Protocol, settings::ProtocolPairing, snapshot::Snapshot,
+        Backend, Family, Frontend, Moment, NodePort, Pod, PodKey, Protocol, settings::ProtocolPairing,
+        snapshot::Snapshot,
     },
     ports::{
         Claim, Owner, Phase, PortTable,
@@ -23,14 +24,14 @@ use crate::core::{
 
 impl State {
     /// Assigns every Pod that changed, in the order of their keys.
-    pub(in crate::core) fn assign_dirty(&mut self) {
+    pub(in crate::core) fn assign_dirty(&mut self, now: Moment) {
         let mut exhausted = BTreeSet::new();
         while let Some(key) = self.dirty.pop_first() {
-            self.assign_pod(key, &mut exhausted);
+            self.assign_pod(key, &mut exhausted, now);
         }
     }
 
-    fn assign_pod(&mut self, key: PodKey, exhausted: &mut BTreeSet<(Family, Protocol)>) {
+    fn assign_pod(&mut self, key: PodKey, exhausted: &mut BTreeSet<(Family, Protocol)>, now: Moment) {
         self.waiting_for_port.remove(&key);
         let Some(pod) = self.snapshot.pod(&key) else { return };
         let selector = Selector {
@@ -47,6 +48,7 @@ impl State {
             snapshot: &self.snapshot,
             ports: &mut self.ports,
             exhausted,
+            now,
             pairing: self.settings.protocol_pairing,
             lacks_port: false,
             touched: Vec::new(),
@@ -79,6 +81,7 @@ struct Assignment<'a> {
     /// Families and protocols without a free port in this pass, so that a thousand waiting Pods do not each search the
     /// range.
     exhausted: &'a mut BTreeSet<(Family, Protocol)>,
+    now: Moment,
     pairing: ProtocolPairing,
     lacks_port: bool,
     touched: Vec<Frontend>,
@@ -168,7 +171,7 @@ impl Assignment<'_> {
         }
         if let Some(frontend) = free {
             let owner = Owner { pod: self.pod.key.clone(), uid: self.pod.uid.clone(), port };
-            self.ports.insert(frontend, Claim::new(owner));
+            self.ports.insert(frontend, Claim { allocated: Some(self.now), ..Claim::new(owner) });
         } else {
             self.exhausted.insert(space);
             self.lacks_port = true;

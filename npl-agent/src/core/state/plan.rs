@@ -36,7 +36,7 @@ impl State {
         self.expire(now);
         // A freed port may be assigned to a waiting Pod.
         loop {
-            self.assign_dirty();
+            self.assign_dirty(now);
             self.advance(now);
             if self.dirty.is_empty() {
                 break;

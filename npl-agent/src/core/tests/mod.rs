@@ -8,4 +8,5 @@ mod races;
 mod script;
 mod stories;
 mod usage;
+mod view;
 mod world;

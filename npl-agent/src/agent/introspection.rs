@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Answers the commands that read the agent's state from its local socket.
+
+use tokio::sync::mpsc;
+
+use crate::{
+    core::{
+        model::Moment,
+        state::State,
+        view::{AgentView, DeviceView},
+    },
+    devices::uplinks::DeviceReport,
+    http::Health,
+    kube::contacts::WatchContacts,
+    local::Request,
+};
+
+/// The requests of commands, and the parts of their answers that the state of the core does not contain.
+#[derive(Debug)]
+pub struct Introspection {
+    /// The requests.
+    requests: mpsc::Receiver<Request>,
+    /// The watches.
+    contacts: WatchContacts,
+    node_name: String,
+    /// The devices of the last survey.
+    pub(super) devices: Vec<DeviceView>,
+    /// Whether clients can reach the Node by a device with the programs.
+    pub(super) reaches_clients: bool,
+}
+
+impl Introspection {
+    /// Before the first survey of the Node's devices.
+    pub const fn new(requests: mpsc::Receiver<Request>, contacts: WatchContacts, node_name: String) -> Self {
+        Self { requests, contacts, node_name, devices: Vec::new(), reaches_clients: false }
+    }
+
+    /// The next request; pending if the socket could not be opened.
+    pub(super) async fn next_request(&mut self) -> Request {
+        match self.requests.recv().await {
+            Some(request) => request,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Sends the answer to a request. A command that has ended meanwhile does not read it.
+    pub(super) fn answer(&self, request: Request, state: &State, health: &Health, now: Moment, pending: usize) {
+        match request {
+            Request::State(reply) => drop(reply.send(self.view(state, health, now, pending))),
+        }
+    }
+
+    fn view(&self, state: &State, health: &Health, now: Moment, pending_patches: usize) -> AgentView {
+        AgentView {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            node_name: self.node_name.clone(),
+            uptime_millis: now.0,
+            is_ready: health.is_ready(),
+            is_retiring: state.is_retiring(),
+            waits_for: state.missing_prerequisites().iter().map(ToString::to_string).collect(),
+            node_addresses: state.node_ips().collect(),
+            port_range: state.port_range(),
+            watches: self.contacts.views(),
+            devices: self.devices.clone(),
+            reaches_clients: self.reaches_clients,
+            node_ports: state.node_port_views(now),
+            port_usage: state.port_usage_views(),
+            refusals: state.refusal_views(),
+            pending_patches,
+            unpublished_pods: state.unpublished_pods(),
+        }
+    }
+}
+
+/// The devices that carry the programs or should, with the reason.
+pub(super) fn device_views(report: &DeviceReport) -> Vec<DeviceView> {
+    let uplinks = report.decisions.uplinks.iter().filter_map(|(name, decision)| {
+        let (is_attached, reason) = match decision {
+            Ok(_) if !report.xdp.contains_key(name) => (false, "the kernel refuses the programs: see the agent's log"),
+            Ok(reason) => (true, reason.as_str()),
+            Err(reason) if reason.is_unsupported() => (false, reason.as_str()),
+            Err(_) => return None,
+        };
+        Some(DeviceView { name: name.clone(), is_attached, reason: reason.to_owned() })
+    });
+    let missing = report.decisions.missing_devices.iter().map(|name| DeviceView {
+        name: name.clone(),
+        is_attached: false,
+        reason: "named by --devices, and no such device exists".to_owned(),
+    });
+    uplinks.chain(missing).collect()
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Joins the kernel's mappings with the agent's node ports.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use npl_common::stats::MappingStats;
+use serde::Serialize;
+
+use crate::{
+    core::{
+        model::{Frontend, sources::Sources},
+        view::{AgentView, NodePortView, PortState},
+    },
+    datapath::tables::MappingRecord,
+};
+
+/// One node port of the output. Ports are in host byte order; counters start when the mapping is created. Names and
+/// states are absent without a running agent, and counters are 0 without a mapping in the kernel.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct MappingRow {
+    pub(super) node_port: u16,
+    pub(super) protocol: &'static str,
+    pub(super) family: &'static str,
+    pub(super) namespace: Option<String>,
+    pub(super) pod: Option<String>,
+    pub(super) services: Vec<String>,
+    pub(super) state: Option<PortState>,
+    /// Whether the kernel has a mapping of the node port.
+    pub(super) in_kernel: bool,
+    pub(super) pod_ip: Option<String>,
+    pub(super) pod_port: Option<u16>,
+    /// Time since the agent allocated the node port.
+    pub(super) age_millis: Option<u64>,
+    /// The agent's uptime, if an earlier agent allocated the node port, which is then older than this.
+    #[serde(skip)]
+    pub(super) older_than_millis: Option<u64>,
+    pub(super) ends_in_millis: Option<u64>,
+    /// Whether only the allowed sources may use the mapping.
+    pub(super) restricted: bool,
+    /// Source ranges in CIDR notation; empty if the mapping is not restricted, or if no source is allowed.
+    pub(super) allowed_sources: Vec<String>,
+    pub(super) request_packets: u64,
+    pub(super) request_bytes: u64,
+    pub(super) reply_packets: u64,
+    pub(super) reply_bytes: u64,
+    pub(super) new_flows: u64,
+    pub(super) established_flows: u64,
+    /// Absent in the first reading.
+    pub(super) request_packets_per_second: Option<f64>,
+    pub(super) reply_packets_per_second: Option<f64>,
+}
+
+/// Packets per second of a mapping.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Rates {
+    requests: f64,
+    replies: f64,
+}
+
+impl Rates {
+    /// The rates between two readings of the counters.
+    pub(super) fn between(former: &MappingStats, current: &MappingStats, elapsed: Duration) -> Self {
+        let rate = |former: u64, current: u64| crate::cli::rate(current.saturating_sub(former), elapsed);
+        Self {
+            requests: rate(former.request_packets, current.request_packets),
+            replies: rate(former.reply_packets, current.reply_packets),
+        }
+    }
+}
+
+/// The rows to show. An absent condition holds for every row.
+#[derive(Debug, Default)]
+pub(super) struct Filter<'a> {
+    pub(super) namespace: Option<&'a str>,
+    pub(super) pod: Option<&'a str>,
+    pub(super) service: Option<&'a str>,
+    pub(super) node_port: Option<u16>,
+    pub(super) states: &'a [PortState],
+    /// Whether to show node ports that neither have nor should have a mapping.
+    pub(super) all: bool,
+}
+
+impl Filter<'_> {
+    fn admits(&self, row: &MappingRow) -> bool {
+        let is_state = match row.state {
+            Some(state) if !self.states.is_empty() => self.states.contains(&state),
+            Some(PortState::Quarantined | PortState::HostPort) => self.all || row.in_kernel,
+            Some(PortState::Reserved | PortState::Live | PortState::Published | PortState::Draining) | None => {
+                self.states.is_empty()
+            }
+        };
+        is_state
+            && self.namespace.is_none_or(|namespace| row.namespace.as_deref() == Some(namespace))
+            && self.pod.is_none_or(|start| row.pod.as_ref().is_some_and(|pod| pod.starts_with(start)))
+            && self.service.is_none_or(|service| row.services.iter().any(|name| name == service))
+            && self.node_port.is_none_or(|node_port| row.node_port == node_port)
+    }
+}
+
+/// The union of the kernel's mappings and the agent's node ports, in the order of the node port.
+pub(super) fn rows(
+    records: &[MappingRecord],
+    agent: Option<&AgentView>,
+    filter: &Filter<'_>,
+    rates: Option<&BTreeMap<Frontend, Rates>>,
+) -> Vec<MappingRow> {
+    let records: BTreeMap<Frontend, &MappingRecord> = records.iter().map(|record| (record.frontend, record)).collect();
+    let uptime = agent.map(|agent| agent.uptime_millis);
+    let views = agent.map(|agent| agent.node_ports.as_slice()).unwrap_or_default();
+    let named = views.iter().map(|view| {
+        // A host port is published by several Pods or beside a mapping of another one, which counts for itself.
+        let record = records.get(&view.frontend).filter(|_| view.state != PortState::HostPort);
+        row(view.frontend, record.copied(), Some(view), uptime)
+    });
+    let is_known = |frontend: &Frontend| views.iter().any(|view| view.frontend == *frontend);
+    let unnamed = records.iter().filter(|(frontend, _)| !is_known(frontend));
+    let mut rows: Vec<_> =
+        named.chain(unnamed.map(|(frontend, record)| row(*frontend, Some(record), None, None))).collect();
+    for row in &mut rows {
+        let rate = rates.and_then(|rates| rates.get(&row.frontend));
+        row.row.request_packets_per_second = rate.map(|rate| rate.requests);
+        row.row.reply_packets_per_second = rate.map(|rate| rate.replies);
+    }
+    rows.sort_by_key(|row| (row.frontend.node_port, row.frontend.protocol, row.frontend.family));
+    rows.into_iter().map(|row| row.row).filter(|row| filter.admits(row)).collect()
+}
+
+struct Keyed {
+    frontend: Frontend,
+    row: MappingRow,
+}
+
+fn row(
+    frontend: Frontend,
+    record: Option<&MappingRecord>,
+    view: Option<&NodePortView>,
+    uptime_millis: Option<u64>,
+) -> Keyed {
+    let stats = record.map_or(MappingStats::ZERO, |record| record.stats);
+    let sources = record.map(|record| &record.sources);
+    let pod_ip = record.map(|record| record.backend.pod_ip).or_else(|| view?.pod_ip);
+    let pod_port = record.map(|record| record.backend.pod_port).or_else(|| view?.pod_port);
+    let age_millis = view.and_then(|view| view.age_millis);
+    let is_older = view.is_some_and(|view| view.age_millis.is_none() && view.state != PortState::HostPort);
+    let row = MappingRow {
+        node_port: frontend.node_port.0,
+        protocol: frontend.protocol.as_str(),
+        family: frontend.family.as_str(),
+        namespace: view.and_then(|view| view.namespace.clone()),
+        pod: view.and_then(|view| view.pod.clone()),
+        services: view.map(|view| view.services.clone()).unwrap_or_default(),
+        state: view.map(|view| view.state),
+        in_kernel: record.is_some(),
+        pod_ip: pod_ip.map(|ip| ip.to_string()),
+        pod_port: pod_port.map(|port| port.0),
+        age_millis,
+        older_than_millis: uptime_millis.filter(|_| is_older),
+        ends_in_millis: view.and_then(|view| view.ends_in_millis),
+        restricted: sources.is_some_and(Sources::is_restricted),
+        allowed_sources: sources.map(|it| it.ranges().map(|range| range.to_string()).collect()).unwrap_or_default(),
+        request_packets: stats.request_packets,
+        request_bytes: stats.request_bytes,
+        reply_packets: stats.reply_packets,
+        reply_bytes: stats.reply_bytes,
+        new_flows: stats.new_flows,
+        established_flows: stats.established_flows,
+        request_packets_per_second: None,
+        reply_packets_per_second: None,
+    };
+    Keyed { frontend, row }
+}
+
+/// The Pod's address and port.
+pub(super) fn target(row: &MappingRow) -> String {
+    match (&row.pod_ip, row.pod_port) {
+        (Some(ip), Some(port)) if ip.contains(':') => format!("[{ip}]:{port}"),
+        (Some(ip), Some(port)) => format!("{ip}:{port}"),
+        (None, Some(port)) => format!("-:{port}"),
+        (_, None) => "-".to_owned(),
+    }
+}
+
+/// The allowed sources of a mapping. Long lists are cut after the first range, so that the table stays readable.
+pub(super) fn sources(row: &MappingRow) -> String {
+    if !row.restricted {
+        return "any".to_owned();
+    }
+    match row.allowed_sources.as_slice() {
+        [] => "none".to_owned(),
+        [one] => one.clone(),
+        [one, others @ ..] => format!("{one} and {} more", others.len()),
+    }
+}
+
+/// The age of a node port; `>` in front of the agent's uptime, if an earlier agent allocated it.
+pub(super) fn age(row: &MappingRow) -> String {
+    match (row.age_millis, row.older_than_millis) {
+        (Some(age), _) => duration(age),
+        (None, Some(uptime)) => format!(">{}", duration(uptime)),
+        (None, None) => "-".to_owned(),
+    }
+}
+
+/// A duration in its two largest units, as `kubectl` shows ages.
+pub(super) fn duration(millis: u64) -> String {
+    crate::cli::duration(millis)
+}
+
+#[cfg(test)]
+#[path = "rows_tests.rs"]
+mod tests;

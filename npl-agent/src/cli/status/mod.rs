@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `npl-agent status`: whether this Node serves its node ports, and if not, why. The exit code is the verdict.
+
+mod render;
+mod sample;
+mod view;
+
+use std::{process::ExitCode, time::Duration};
+
+use tokio::time::{Instant, sleep};
+
+use self::{
+    sample::Sample,
+    view::{Readings, Status},
+};
+use super::{print, print_json, report_error};
+use crate::{
+    config::args::{OutputFormat, StatusArgs},
+    core::verdict::Verdict,
+    datapath::inspect::Inspection,
+    local, netlink, nft_guard,
+    process::{error_chain::ErrorChain, lock},
+};
+
+/// How often `--wait` looks again.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Prints the state of the Node. The exit code is 0 if it is healthy, 1 if traffic is at risk, 2 if that cannot be told.
+///
+/// # Errors
+///
+/// If standard output cannot be written.
+pub async fn show(args: &StatusArgs) -> anyhow::Result<ExitCode> {
+    let deadline = Instant::now() + args.wait.unwrap_or_default();
+    let (status, is_wide) = loop {
+        let is_last = Instant::now() >= deadline;
+        match read(args).await {
+            Ok(status) if is_last || status.verdict == Verdict::Healthy => {
+                break (status, args.node.view.output == OutputFormat::Wide);
+            }
+            Err(error) if is_last => {
+                report_error(&error);
+                return Ok(ExitCode::from(Verdict::CannotTell.exit_code()));
+            }
+            Ok(_) | Err(_) => sleep(PAUSE).await,
+        }
+    };
+    match args.node.view.output {
+        OutputFormat::Json => print_json(&status)?,
+        OutputFormat::Table | OutputFormat::Wide => print(&render::as_text(&status, is_wide))?,
+    }
+    Ok(ExitCode::from(status.verdict.exit_code()))
+}
+
+async fn read(args: &StatusArgs) -> anyhow::Result<Status> {
+    let bpffs = &args.node.view.bpffs;
+    let is_agent_running = lock::is_taken(bpffs);
+    let before = local::ask(&args.node.runtime_dir).await;
+    let is_installed = Inspection::read(bpffs)?.is_installed;
+    let sample =
+        if is_installed && !args.interval.is_zero() { Some(Sample::take(bpffs, args.interval).await?) } else { None };
+    let mut agent = local::ask(&args.node.runtime_dir).await.map_err(|error| ErrorChain(&error).to_string());
+    if let (Ok(before), Ok(agent)) = (before, &mut agent) {
+        // Pods that come and go are published within milliseconds. Only those that wait longer are a sign.
+        agent.unpublished_pods = agent.unpublished_pods.min(before.unpublished_pods);
+    }
+    let (inspection, devices) = (Inspection::read(bpffs)?, netlink::interfaces().await?);
+    Ok(Status::new(Readings {
+        inspection: &inspection,
+        agent_running: is_agent_running,
+        agent: agent.as_ref().map_err(String::as_str),
+        devices: &devices,
+        held: nft_guard::read_state(),
+        sample,
+    }))
+}

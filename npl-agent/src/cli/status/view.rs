@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The output of `status`: facts of the kernel, the state of the agent, and the verdict.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::IpAddr,
+};
+
+use npl_common::{
+    flow::MAX_FLOWS,
+    mapping::{MAX_LOCAL_ADDRESSES, MAX_MAPPINGS, MAX_SOURCE_RANGES},
+    names::{
+        MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, MAP_NEXT_HOP_V4,
+        MAP_NEXT_HOP_V6, MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_V6,
+    },
+    next_hop::MAX_NEXT_HOPS,
+};
+use serde::Serialize;
+
+use super::sample::Sample;
+use crate::{
+    core::{
+        devices::{Device, DeviceSelection, choose, reply_routing::Marking, xdp::XdpReason},
+        model::Family,
+        verdict::{Facts, Sign, TableFill, Verdict, signs},
+        view::{AgentView, PortState, PortUsageView, RefusalView, WatchView},
+    },
+    datapath::{inspect::Inspection, pins::Direction, preflight},
+    nft_guard::TableState,
+};
+
+/// Shown instead of the name of a device that was removed.
+const GONE: &str = "(gone)";
+
+/// The output of the command.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Status {
+    /// `healthy`, `at-risk` or `cannot-tell`.
+    pub(super) verdict: Verdict,
+    /// Everything that matters for the verdict, the worst first.
+    pub(super) signs: Vec<Sign>,
+    /// The state of the running agent; absent without one.
+    pub(super) agent: Option<AgentSummary>,
+    /// Whether an agent is running now.
+    pub(super) agent_running: bool,
+    /// Whether the datapath's maps are pinned.
+    pub(super) installed: bool,
+    /// `tcx` or `clsact`.
+    pub(super) hooks: &'static str,
+    pub(super) abi: Option<u32>,
+    pub(super) port_range: Option<String>,
+    pub(super) node_addresses: Vec<String>,
+    pub(super) devices: Vec<AttachedDevice>,
+    /// Devices that clients may use, but whose link-layer header the programs do not support.
+    pub(super) unsupported_devices: Vec<UnsupportedDevice>,
+    /// Addresses of Pods whose packets are redirected between devices and bypass the kernel stack.
+    pub(super) redirected_pods: BTreeSet<IpAddr>,
+    /// Whether a flow is redirected only after the kernel stack has forwarded packets of it.
+    pub(super) is_offloading: bool,
+    /// Cgroup hooks with a program of NPL: `connect4`, `sendmsg6`, ….
+    pub(super) socket_hooks: Vec<&'static str>,
+    pub(super) mappings: usize,
+    /// Mappings with a list of allowed sources.
+    pub(super) restricted_mappings: usize,
+    /// Node ports by state, and Pod ports that are not served as requested; absent without an agent.
+    pub(super) node_ports: Option<NodePortCounts>,
+    /// The use of the port range; empty without an agent.
+    pub(super) port_usage: Vec<PortUsageView>,
+    /// The fill of the maps.
+    pub(super) tables: Vec<TableFill>,
+    /// Established conntrack entries of NPL.
+    pub(super) flows: usize,
+    /// Pod endpoints whose replies are exempt from masquerading; absent if the nftables table does not exempt any.
+    pub(super) guarded_endpoints: Option<usize>,
+    /// The connection marks that the nftables table sets, so that replies leave through the device of their request.
+    pub(super) connection_marks: Vec<String>,
+    /// Why nftables cannot be read; absent if it can.
+    pub(super) guard_refusal: Option<String>,
+    /// The names of the pinned programs, by build.
+    pub(super) programs: BTreeMap<String, Vec<String>>,
+    /// Packets by reason since the programs were loaded first.
+    pub(super) reasons: BTreeMap<&'static str, u64>,
+    /// Packets per second by reason; absent with `--interval 0s`.
+    pub(super) reasons_per_second: Option<BTreeMap<&'static str, f64>>,
+    /// Traffic per second of all mappings; absent with `--interval 0s`.
+    pub(super) traffic: Option<Traffic>,
+}
+
+/// The state of the running agent.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct AgentSummary {
+    pub(super) version: String,
+    pub(super) node_name: String,
+    pub(super) uptime_millis: u64,
+    pub(super) is_ready: bool,
+    pub(super) is_retiring: bool,
+    pub(super) watches: Vec<WatchView>,
+    pub(super) refusals: Vec<RefusalView>,
+}
+
+/// The node ports of the agent.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct NodePortCounts {
+    /// Requested by a Service.
+    pub(super) wanted: usize,
+    /// With a mapping that translates, the draining ones included.
+    pub(super) mapped: usize,
+    pub(super) published: usize,
+    pub(super) draining: usize,
+    pub(super) host_ports: usize,
+    /// Pods and Services that are not served as requested.
+    pub(super) refused: usize,
+}
+
+/// Traffic of all mappings per second.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Traffic {
+    pub(super) request_packets: f64,
+    pub(super) reply_packets: f64,
+    pub(super) new_flows: f64,
+}
+
+/// A device with programs of NPL.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct AttachedDevice {
+    pub(super) name: String,
+    pub(super) ifindex: u32,
+    /// The hooks with a program: `ingress`, `egress`, ….
+    pub(super) attached: Vec<&'static str>,
+    /// Whether the device is the next hop of redirected Pods. Other devices are uplinks, which clients use.
+    pub(super) leads_to_pods: bool,
+    /// The program that translates requests from this device: `xdp` or `tc`.
+    pub(super) requests: &'static str,
+    /// Why XDP or TC translates them; absent until an agent has recorded it.
+    pub(super) reason: Option<String>,
+}
+
+/// A device whose clients are not served.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct UnsupportedDevice {
+    pub(super) name: String,
+    pub(super) ifindex: u32,
+    pub(super) reason: &'static str,
+}
+
+/// The readings of which `status` consists.
+pub(super) struct Readings<'a> {
+    pub(super) inspection: &'a Inspection,
+    /// Whether an agent holds the lock.
+    pub(super) agent_running: bool,
+    pub(super) agent: Result<&'a AgentView, &'a str>,
+    pub(super) devices: &'a [Device],
+    pub(super) held: io::Result<TableState>,
+    pub(super) sample: Option<Sample>,
+}
+
+impl Status {
+    /// The output for these readings.
+    pub(super) fn new(readings: Readings<'_>) -> Self {
+        let Readings { inspection, agent_running, agent, devices, held, sample } = readings;
+        let tables = table_fills(inspection);
+        let attached_uplinks = inspection.links.values().filter(|sides| sides.contains(&Direction::Egress)).count();
+        let recent_reasons = sample.as_ref().map(|sample| sample.reasons.as_slice()).unwrap_or_default();
+        let signs = signs(&Facts {
+            is_installed: inspection.is_installed,
+            is_agent_running: agent_running,
+            agent,
+            attached_uplinks,
+            tables: &tables,
+            recent_reasons,
+        });
+        let agent = agent.ok();
+        let name = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex).map(|it| it.name.clone());
+        let leads_to_pods = |ifindex| inspection.redirected.values().any(|hop| hop.ifindex == ifindex);
+        let config = inspection.config.filter(|config| config.abi != 0);
+        let guard_refusal = held.as_ref().err().map(ToString::to_string);
+        let held = held.unwrap_or_default();
+        let marked = |it: &Marking| {
+            let device = name(it.ifindex).unwrap_or_else(|| GONE.to_owned());
+            format!("{} from {device}: {}", it.family, it.mark)
+        };
+        Self {
+            verdict: Verdict::of(&signs),
+            signs,
+            agent: agent.map(summary),
+            agent_running,
+            installed: inspection.is_installed,
+            hooks: if preflight::has_tcx() { "tcx" } else { "clsact" },
+            abi: config.map(|config| config.abi),
+            port_range: config.map(|config| format!("{}-{}", config.port_min, config.port_max)),
+            node_addresses: inspection.local_addresses.iter().map(ToString::to_string).collect(),
+            devices: inspection
+                .links
+                .iter()
+                .map(|(ifindex, directions)| AttachedDevice {
+                    name: name(*ifindex).unwrap_or_else(|| GONE.to_owned()),
+                    ifindex: *ifindex,
+                    attached: directions.iter().map(|direction| direction.as_str()).collect(),
+                    leads_to_pods: leads_to_pods(*ifindex),
+                    requests: if inspection.xdp_links.contains(ifindex) { "xdp" } else { "tc" },
+                    reason: inspection.xdp_reasons.get(ifindex).map(|key| {
+                        let known = XdpReason::of_key(key);
+                        known.map_or_else(|| key.clone(), |reason| reason.as_str().to_owned())
+                    }),
+                })
+                .collect(),
+            unsupported_devices: unsupported(devices, &inspection.local_addresses),
+            redirected_pods: inspection.redirected.keys().copied().collect(),
+            is_offloading: inspection.links.values().flatten().any(|side| *side == Direction::ToPods),
+            socket_hooks: inspection.socket_hooks.clone(),
+            mappings: inspection.mappings.len(),
+            restricted_mappings: inspection.mappings.iter().filter(|it| it.sources.is_restricted()).count(),
+            node_ports: agent.map(node_port_counts),
+            port_usage: agent.map(|agent| agent.port_usage.clone()).unwrap_or_default(),
+            tables,
+            flows: inspection.flows.iter().sum(),
+            guard_refusal,
+            guarded_endpoints: held.guarded,
+            connection_marks: held.markings.iter().map(marked).collect(),
+            programs: inspection.programs.clone(),
+            reasons: inspection.reasons.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
+            reasons_per_second: sample.as_ref().map(Sample::reasons_per_second),
+            traffic: sample.as_ref().map(Sample::traffic),
+        }
+    }
+}
+
+/// Devices that an agent without `--devices` would choose if the programs supported their link-layer header.
+fn unsupported(devices: &[Device], node_ips: &[IpAddr]) -> Vec<UnsupportedDevice> {
+    let refusal = |device: &Device| {
+        let reason = choose(device, &DeviceSelection::Auto, node_ips, false).err().filter(|it| it.is_unsupported())?;
+        Some(UnsupportedDevice { name: device.name.clone(), ifindex: device.ifindex, reason: reason.as_str() })
+    };
+    devices.iter().filter_map(refusal).collect()
+}
+
+fn summary(agent: &AgentView) -> AgentSummary {
+    AgentSummary {
+        version: agent.version.clone(),
+        node_name: agent.node_name.clone(),
+        uptime_millis: agent.uptime_millis,
+        is_ready: agent.is_ready,
+        is_retiring: agent.is_retiring,
+        watches: agent.watches.clone(),
+        refusals: agent.refusals.clone(),
+    }
+}
+
+fn node_port_counts(agent: &AgentView) -> NodePortCounts {
+    let count = |states: &[PortState]| agent.node_ports.iter().filter(|port| states.contains(&port.state)).count();
+    NodePortCounts {
+        wanted: count(&[PortState::Reserved, PortState::Live, PortState::Published]),
+        mapped: count(&[PortState::Live, PortState::Published, PortState::Draining]),
+        published: count(&[PortState::Published]),
+        draining: count(&[PortState::Draining]),
+        host_ports: count(&[PortState::HostPort]),
+        refused: agent.refusals.len(),
+    }
+}
+
+/// The fill of every map that can be full.
+fn table_fills(inspection: &Inspection) -> Vec<TableFill> {
+    let fill = |map, used, capacity: u32, evicts| TableFill { map, used, capacity: capacity as usize, evicts };
+    let of_family = |family: Family, [mapping, allow, flow, address, next_hop]: [&'static str; 5], flows| {
+        let mappings = || inspection.mappings.iter().filter(move |record| record.frontend.family == family);
+        let is_here = |ip: &&IpAddr| Family::of(**ip) == family;
+        [
+            fill(mapping, mappings().count(), MAX_MAPPINGS, false),
+            fill(allow, mappings().map(|record| record.sources.ranges().count()).sum(), MAX_SOURCE_RANGES, false),
+            fill(flow, flows, MAX_FLOWS, true),
+            fill(address, inspection.local_addresses.iter().filter(is_here).count(), MAX_LOCAL_ADDRESSES, false),
+            fill(next_hop, inspection.redirected.keys().filter(is_here).count(), MAX_NEXT_HOPS, false),
+        ]
+    };
+    let [v4, v6] = inspection.flows;
+    let names_v4 = [MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_FLOW_V4, MAP_NODE_ADDRESS_V4, MAP_NEXT_HOP_V4];
+    let names_v6 = [MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_FLOW_V6, MAP_NODE_ADDRESS_V6, MAP_NEXT_HOP_V6];
+    [of_family(Family::V4, names_v4, v4), of_family(Family::V6, names_v6, v6)].concat()
+}

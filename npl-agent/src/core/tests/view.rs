@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The state of the agent as commands show it.
+
+use super::{
+    script::{key, node, pod, service},
+    world::{World, settings},
+};
+use crate::core::view::{NodePortView, PortState};
+
+fn views(world: &World) -> Vec<NodePortView> {
+    world.state.node_port_views(world.now)
+}
+
+fn only_state(world: &World) -> PortState {
+    let views = views(world);
+    assert_eq!(views.len(), 1, "{views:?}");
+    views[0].state
+}
+
+fn world() -> World {
+    let mut world = World::new(settings("61000-61003"));
+    world.put_node(node(&["192.0.2.1"]));
+    world.start();
+    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    world
+}
+
+#[test]
+fn a_node_port_is_reserved_then_live_then_published_then_drains_and_rests() {
+    let mut world = world();
+    world.is_api_down = true;
+    world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
+    assert_eq!(views(&world), [], "nothing is held before the first pass");
+    let reserve = world.state.pass(world.now).ops;
+    assert_eq!((reserve.len(), only_state(&world)), (1, PortState::Reserved));
+    world.settle();
+    assert_eq!(only_state(&world), PortState::Live);
+    assert_eq!(world.state.unpublished_pods(), 1);
+    world.is_api_down = false;
+    world.wait(60_000);
+    assert_eq!(only_state(&world), PortState::Published);
+    assert_eq!(world.state.unpublished_pods(), 0);
+    let view = views(&world).remove(0);
+    assert_eq!((view.namespace.as_deref(), view.pod.as_deref()), (Some("a"), Some("p")));
+    assert_eq!((view.services.as_slice(), view.pod_ip), (&["s".to_owned()][..], Some("10.0.0.5".parse().unwrap())));
+    assert_eq!((view.age_millis, view.ends_in_millis), (Some(60_000), None));
+    world.remove_service(&key("a/s"));
+    world.settle();
+    let view = views(&world).remove(0);
+    assert_eq!((view.state, view.services.len(), view.ends_in_millis), (PortState::Draining, 0, Some(30_000)));
+    world.wait(30_000);
+    let view = views(&world).remove(0);
+    assert_eq!((view.state, view.ends_in_millis), (PortState::Quarantined, Some(60_000)));
+}
+
+#[test]
+fn the_age_of_an_adopted_port_is_not_known() {
+    let mut world = world();
+    world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
+    world.settle();
+    world.start();
+    world.settle();
+    let view = views(&world).remove(0);
+    assert_eq!((view.state, view.age_millis), (PortState::Published, None));
+}
+
+#[test]
+fn a_host_port_is_shown_beside_the_mappings() {
+    let mut world = world();
+    world.put_pod(pod(&["a/p", "app=x", "10.0.0.5", "port=web:8080/tcp@9090"], None));
+    world.settle();
+    let shown: Vec<_> = views(&world).iter().map(|view| (view.frontend.node_port.0, view.state)).collect();
+    assert_eq!(shown, [(9090, PortState::HostPort)]);
+}
+
+#[test]
+fn every_state_is_read_from_its_own_name() {
+    for state in PortState::ALL {
+        assert_eq!(state.to_string().parse(), Ok(state));
+        assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
+    }
+    assert!("unknown".parse::<PortState>().is_err());
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Decides whether the Node serves its node ports, from what the agent and the kernel tell.
+
+use std::fmt;
+
+use npl_common::reason::Reason;
+use serde::Serialize;
+
+use super::{
+    pages,
+    view::{AgentView, WatchView},
+};
+
+/// A watch that has failed for less than this may only have been interrupted.
+const INTERRUPTION_MILLIS: u64 = 30_000;
+/// A watch is renewed every four minutes, and the API server sends bookmarks in between.
+const LONGEST_SILENCE_MILLIS: u64 = 360_000;
+/// A table counts as nearly full from this percentage on.
+const NEARLY_FULL_PERCENT: usize = 90;
+
+/// The answer of `status`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// All node ports are served.
+    Healthy,
+    /// Some traffic is lost, or changes are not followed.
+    AtRisk,
+    /// The state of the agent or of the kernel is not known.
+    CannotTell,
+}
+
+impl Verdict {
+    /// The exit code of `status`.
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::Healthy => 0,
+            Self::AtRisk => 1,
+            Self::CannotTell => 2,
+        }
+    }
+
+    /// The verdict of these signs.
+    pub fn of(signs: &[Sign]) -> Self {
+        let has = |weight| signs.iter().any(|sign| sign.weight == weight);
+        if has(Weight::Risk) {
+            Self::AtRisk
+        } else if has(Weight::Unknown) {
+            Self::CannotTell
+        } else {
+            Self::Healthy
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Healthy => "healthy",
+            Self::AtRisk => "traffic at risk",
+            Self::CannotTell => "cannot tell",
+        })
+    }
+}
+
+/// How much a sign matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Weight {
+    /// Traffic is lost, or will be.
+    Risk,
+    /// A fact that the verdict needs is missing.
+    Unknown,
+    /// Worth knowing; the verdict does not depend on it.
+    Notice,
+}
+
+/// One observation that matters for the verdict.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Sign {
+    /// How much it matters.
+    pub weight: Weight,
+    /// What is wrong, with its effect.
+    pub text: String,
+    /// The section of the documents with causes and actions.
+    pub page: &'static str,
+}
+
+/// The fill of a BPF map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TableFill {
+    /// The name of the map.
+    pub map: &'static str,
+    /// Its elements.
+    pub used: usize,
+    /// The elements that it can hold.
+    pub capacity: usize,
+    /// Whether the kernel evicts the least recently used element when the map is full.
+    pub evicts: bool,
+}
+
+/// The facts.
+#[derive(Debug, Clone, Copy)]
+pub struct Facts<'a> {
+    /// Whether the datapath's maps are pinned.
+    pub is_installed: bool,
+    /// Whether an agent holds the lock of the Node.
+    pub is_agent_running: bool,
+    /// The state that the agent tells, or why it does not.
+    pub agent: Result<&'a AgentView, &'a str>,
+    /// The number of uplinks that carry the programs, by the kernel.
+    pub attached_uplinks: usize,
+    /// The fill of the maps.
+    pub tables: &'a [TableFill],
+    /// Packets by reason within the sampling interval; empty without one.
+    pub recent_reasons: &'a [(Reason, u64)],
+}
+
+/// Everything that matters, the worst first.
+pub fn signs(facts: &Facts<'_>) -> Vec<Sign> {
+    let mut signs = of_presence(facts);
+    if let Ok(agent) = facts.agent {
+        signs.extend(of_agent(agent));
+    }
+    signs.extend(of_kernel(facts));
+    signs.sort_by_key(|sign| sign.weight);
+    signs
+}
+
+fn risk(text: impl Into<String>, page: &'static str) -> Sign {
+    Sign { weight: Weight::Risk, text: text.into(), page }
+}
+
+fn unknown(text: impl Into<String>, page: &'static str) -> Sign {
+    Sign { weight: Weight::Unknown, text: text.into(), page }
+}
+
+fn notice(text: impl Into<String>, page: &'static str) -> Sign {
+    Sign { weight: Weight::Notice, text: text.into(), page }
+}
+
+fn of_presence(facts: &Facts<'_>) -> Vec<Sign> {
+    match (facts.agent, facts.is_agent_running, facts.is_installed) {
+        (Ok(_), _, _) => Vec::new(),
+        (Err(_), false, true) => vec![risk(
+            "no agent runs on this Node: existing mappings are served, and changes of Pods and Services are not followed",
+            pages::NOT_READY,
+        )],
+        (Err(_), false, false) => vec![unknown(
+            "NPL is not installed on this Node: no agent has run, or `npl-agent cleanup` has removed its state",
+            pages::NOT_READY,
+        )],
+        (Err(reason), true, _) => {
+            vec![unknown(format!("an agent runs, and its state cannot be read: {reason}"), pages::LOCAL_SOCKET)]
+        }
+    }
+}
+
+fn of_agent(agent: &AgentView) -> Vec<Sign> {
+    let mut signs = Vec::new();
+    for missing in &agent.waits_for {
+        signs.push(risk(format!("the agent waits for {missing}, and publishes nothing before"), pages::NOT_READY));
+    }
+    if agent.is_retiring {
+        signs.push(notice("the Node is being retired: its node ports are withdrawn", pages::STATES));
+    } else if !agent.is_ready && agent.waits_for.is_empty() && agent.reaches_clients {
+        signs.push(risk("the agent has not completed its first pass over all Pods", pages::NOT_READY));
+    }
+    if !agent.reaches_clients && !agent.is_retiring {
+        let text = "no device by which clients reach the Node carries the programs: name the uplinks with --devices";
+        signs.push(risk(text, pages::DOCTOR));
+    }
+    for device in agent.devices.iter().filter(|device| !device.is_attached) {
+        let text = format!("clients behind device {} are not served: {}", device.name, device.reason);
+        signs.push(risk(text, pages::DOCTOR));
+    }
+    signs.extend(agent.watches.iter().filter_map(of_watch));
+    signs.extend(of_ports(agent));
+    for refusal in &agent.refusals {
+        let text =
+            format!("{} {}/{}: {} ({})", refusal.kind, refusal.namespace, refusal.name, refusal.text, refusal.reason);
+        signs.push(if refusal.is_served { notice(text, pages::EVENTS) } else { risk(text, pages::EVENTS) });
+    }
+    if agent.unpublished_pods > 0 {
+        let text = format!(
+            "{} Pods wait for their annotation or readiness gate to be written ({} patches without an answer)",
+            agent.unpublished_pods, agent.pending_patches
+        );
+        signs.push(risk(text, pages::NO_ANNOTATION));
+    }
+    signs
+}
+
+fn of_watch(watch: &WatchView) -> Option<Sign> {
+    let resource = &watch.resource;
+    match (&watch.failure, watch.heard_millis_ago) {
+        (Some(failure), _) if failure.for_millis >= INTERRUPTION_MILLIS => {
+            let (seconds, error) = (failure.for_millis / 1_000, &failure.error);
+            let text =
+                format!("the watch of {resource} has failed for {seconds} s, so changes are not followed: {error}");
+            Some(risk(text, pages::SIGNALS))
+        }
+        (Some(failure), _) => {
+            Some(notice(format!("the watch of {resource} is interrupted: {}", failure.error), pages::SIGNALS))
+        }
+        (None, Some(silence)) if silence >= LONGEST_SILENCE_MILLIS => {
+            let text = format!(
+                "the watch of {resource} has heard nothing for {} s: changes may not be followed",
+                silence / 1_000
+            );
+            Some(risk(text, pages::SIGNALS))
+        }
+        (None, _) => None,
+    }
+}
+
+fn of_ports(agent: &AgentView) -> Option<Sign> {
+    let scarce = agent.port_usage.iter().min_by_key(|usage| usage.free)?;
+    let total = scarce.used + scarce.draining + scarce.quarantined + scarce.free;
+    let (protocol, free) = (scarce.protocol, scarce.free);
+    let remedy = "widen NPL_PORT_RANGE, or shorten NPL_QUARANTINE";
+    if free == 0 {
+        return Some(risk(
+            format!("no node port is free for {protocol}, and further Pods get none: {remedy}"),
+            pages::SIZES,
+        ));
+    }
+    let is_scarce = free * 100 < total * (100 - NEARLY_FULL_PERCENT);
+    is_scarce.then(|| notice(format!("only {free} node ports are free for {protocol}: {remedy}"), pages::SIZES))
+}
+
+fn of_kernel(facts: &Facts<'_>) -> Vec<Sign> {
+    let mut signs = Vec::new();
+    if facts.is_installed && facts.agent.is_err() && facts.attached_uplinks == 0 {
+        signs.push(risk("no device carries the programs: no node port works", pages::DOCTOR));
+    }
+    for TableFill { map, used, capacity, evicts } in facts.tables.iter().copied() {
+        if used * 100 < capacity * NEARLY_FULL_PERCENT {
+            continue;
+        }
+        let text = format!("map {map} holds {used} of {capacity} elements");
+        signs.push(if evicts { notice(text, pages::SIZES) } else { risk(text, pages::SIZES) });
+    }
+    let recent =
+        |wanted: Reason| facts.recent_reasons.iter().find(|(reason, _)| *reason == wanted).map_or(0, |it| it.1);
+    if recent(Reason::RewriteFailed) > 0 {
+        signs.push(risk("packets are dropped now because the kernel lacks memory (rewrite_failed)", pages::REASONS));
+    }
+    if recent(Reason::SourceRefused) > 0 {
+        let text = "packets of clients outside of allowed-source-ranges are dropped now (source_refused)";
+        signs.push(notice(text, pages::REASONS));
+    }
+    signs
+}
+
+#[cfg(test)]
+mod tests;

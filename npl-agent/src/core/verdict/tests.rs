@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use npl_common::reason::Reason;
+
+use super::{Facts, Sign, TableFill, Verdict, Weight, signs};
+use crate::core::{
+    model::{Family, Protocol},
+    view::{AgentView, DeviceView, PortUsageView, RefusalView, WatchFailure, WatchView},
+};
+
+/// A part of the sign's text, and the change of a healthy agent that causes the sign.
+type Change = (&'static str, fn(&mut AgentView));
+
+fn watch(heard: u64, failing_for: Option<u64>) -> WatchView {
+    let failure = failing_for.map(|for_millis| WatchFailure { for_millis, error: "connection refused".to_owned() });
+    WatchView { resource: "services".to_owned(), heard_millis_ago: Some(heard), failure }
+}
+
+fn usage(free: usize) -> PortUsageView {
+    PortUsageView { family: Family::V4, protocol: Protocol::Tcp, used: 100 - free, draining: 0, quarantined: 0, free }
+}
+
+fn healthy() -> AgentView {
+    AgentView {
+        is_ready: true,
+        reaches_clients: true,
+        watches: vec![watch(60_000, None)],
+        devices: vec![DeviceView { name: "eth0".to_owned(), is_attached: true, reason: "named".to_owned() }],
+        port_usage: vec![usage(50)],
+        ..AgentView::default()
+    }
+}
+
+fn facts(agent: &AgentView) -> Facts<'_> {
+    Facts {
+        is_installed: true,
+        is_agent_running: true,
+        agent: Ok(agent),
+        attached_uplinks: 1,
+        tables: &[],
+        recent_reasons: &[],
+    }
+}
+
+fn refusal(reason: &str, is_served: bool) -> RefusalView {
+    RefusalView {
+        kind: "pod".to_owned(),
+        namespace: "shop".to_owned(),
+        name: "web-0".to_owned(),
+        reason: reason.to_owned(),
+        is_served,
+        text: "too few ports".to_owned(),
+    }
+}
+
+/// The only sign of an agent after a change.
+fn sign(change: impl FnOnce(&mut AgentView)) -> Sign {
+    let mut agent = healthy();
+    change(&mut agent);
+    let mut signs = signs(&facts(&agent));
+    assert_eq!(signs.len(), 1, "{signs:?}");
+    signs.remove(0)
+}
+
+#[test]
+fn an_agent_that_serves_all_pods_is_healthy() {
+    let agent = healthy();
+    let signs = signs(&facts(&agent));
+    assert_eq!((signs.as_slice(), Verdict::of(&signs)), (&[][..], Verdict::Healthy));
+    assert_eq!(Verdict::Healthy.exit_code(), 0);
+}
+
+#[test]
+fn each_fault_of_the_agent_is_a_risk_that_is_named() {
+    let faults: [Change; 9] = [
+        ("waits for the lists", |agent| {
+            agent.is_ready = false;
+            agent.waits_for.push("the lists".to_owned());
+        }),
+        ("first pass", |agent| agent.is_ready = false),
+        ("no device by which clients", |agent| agent.reaches_clients = false),
+        ("device eth0 are not served", |agent| agent.devices[0].is_attached = false),
+        ("failed for 31 s", |agent| agent.watches[0] = watch(0, Some(31_000))),
+        ("heard nothing for 400 s", |agent| agent.watches[0] = watch(400_000, None)),
+        ("no node port is free for tcp", |agent| agent.port_usage[0] = usage(0)),
+        ("3 Pods wait", |agent| agent.unpublished_pods = 3),
+        ("pod shop/web-0: too few ports (PortRangeExhausted)", |agent| {
+            agent.refusals.push(refusal("PortRangeExhausted", false));
+        }),
+    ];
+    for (text, change) in faults {
+        let sign = sign(change);
+        assert!(sign.weight == Weight::Risk && sign.text.contains(text), "{text}: {sign:?}");
+    }
+}
+
+#[test]
+fn what_costs_no_traffic_is_a_notice() {
+    let notices: [Change; 4] = [
+        ("ProtocolsNotMerged", |agent| agent.refusals.push(refusal("ProtocolsNotMerged", true))),
+        ("is interrupted", |agent| agent.watches[0] = watch(0, Some(29_000))),
+        ("only 9 node ports", |agent| agent.port_usage[0] = usage(9)),
+        ("being retired", |agent| agent.is_retiring = true),
+    ];
+    for (text, change) in notices {
+        let sign = sign(change);
+        assert!(sign.weight == Weight::Notice && sign.text.contains(text), "{text}: {sign:?}");
+        assert_eq!(Verdict::of(&[sign]), Verdict::Healthy);
+    }
+}
+
+#[test]
+fn without_an_agent_the_verdict_depends_on_the_lock_and_the_pins() {
+    let verdict = |is_agent_running, is_installed| {
+        let agent = Err("no socket");
+        let none = AgentView::default();
+        let facts = Facts { is_installed, is_agent_running, agent, ..facts(&none) };
+        Verdict::of(&signs(&facts))
+    };
+    assert_eq!(verdict(false, true), Verdict::AtRisk, "changes are not followed");
+    assert_eq!(verdict(true, true), Verdict::CannotTell, "the agent starts or hangs");
+    assert_eq!(verdict(false, false), Verdict::CannotTell, "not installed");
+    assert_eq!((Verdict::AtRisk.exit_code(), Verdict::CannotTell.exit_code()), (1, 2));
+}
+
+#[test]
+fn full_maps_and_drops_are_signs() {
+    let agent = healthy();
+    let table = |used, evicts| TableFill { map: "npl_mapping_v4", used, capacity: 100, evicts };
+    let weights = |tables: &[TableFill], recent_reasons: &[(Reason, u64)]| {
+        let signs = signs(&Facts { tables, recent_reasons, ..facts(&agent) });
+        signs.iter().map(|sign| sign.weight).collect::<Vec<_>>()
+    };
+    assert_eq!(weights(&[table(89, false)], &[]), []);
+    assert_eq!(weights(&[table(90, false), table(90, true)], &[]), [Weight::Risk, Weight::Notice]);
+    assert_eq!(weights(&[], &[(Reason::NoMapping, 9), (Reason::RewriteFailed, 0)]), []);
+    let dropped = [(Reason::SourceRefused, 1), (Reason::RewriteFailed, 1)];
+    assert_eq!(weights(&[], &dropped), [Weight::Risk, Weight::Notice]);
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Builds the views of node ports, port usage and refusals from the state of all decisions.
+
+use std::borrow::Cow;
+
+use super::{NodePortView, PortState, PortUsageView, RefusalView};
+use crate::core::{
+    model::{Family, Frontend, Moment, Pod, PodKey},
+    ports::{
+        Claim, Phase, PortUsage,
+        select::{Exposure, WantedPort, requests},
+    },
+    publish::problem::{AffectedObject, Problem},
+    state::State,
+};
+
+impl State {
+    /// Every held node port, followed by every published host port.
+    pub fn node_port_views(&self, now: Moment) -> Vec<NodePortView> {
+        let held = self.ports.iter().map(|(frontend, claim)| self.held_view(*frontend, claim, now));
+        let pods = self.snapshot.pods();
+        held.chain(pods.flat_map(|pod| self.host_port_views(pod))).collect()
+    }
+
+    /// The use of the port range by every family and protocol.
+    pub fn port_usage_views(&self) -> Vec<PortUsageView> {
+        let of_family = |family| {
+            self.port_usages(family).map(move |(protocol, PortUsage { active, draining, quarantined, free })| {
+                PortUsageView { family, protocol, used: active, draining, quarantined, free }
+            })
+        };
+        Family::ALL.into_iter().flat_map(of_family).collect()
+    }
+
+    /// Every problem, as its Event reports it.
+    pub fn refusal_views(&self) -> Vec<RefusalView> {
+        let view = |problem: Cow<'_, Problem>| {
+            let (kind, key) = match &problem.subject {
+                AffectedObject::Pod(key, _) => ("pod", key),
+                AffectedObject::Service(key, _) => ("service", key),
+            };
+            RefusalView {
+                kind: kind.to_owned(),
+                namespace: key.namespace.to_string(),
+                name: key.name.to_string(),
+                reason: problem.reason().to_owned(),
+                is_served: problem.event_reason().leaves_all_ports_served(),
+                text: problem.cause.to_string(),
+            }
+        };
+        self.problems().map(view).collect()
+    }
+
+    /// The number of Pods whose annotation or readiness gate needs a write.
+    pub fn unpublished_pods(&self) -> usize {
+        let needs_write = |pod: &&Pod| self.unpublished.contains(&pod.key) || self.writes.contains_key(&pod.uid);
+        self.snapshot.pods().filter(needs_write).count()
+    }
+
+    /// `--port-range`.
+    pub fn port_range(&self) -> String {
+        self.settings.port_range.to_string()
+    }
+
+    /// The state of a node port that a claim holds.
+    pub(in crate::core) fn port_state(&self, frontend: Frontend, claim: &Claim) -> PortState {
+        let is_named = || {
+            let view = claim.owner.as_ref().and_then(|owner| self.views.get(&owner.pod));
+            view.is_some_and(|view| view.named.contains(&frontend))
+        };
+        match claim.phase {
+            Phase::Active if !self.mapping_is_current(frontend) => PortState::Reserved,
+            Phase::Active if is_named() => PortState::Published,
+            Phase::Active => PortState::Live,
+            Phase::Draining { .. } => PortState::Draining,
+            Phase::Quarantined { .. } => PortState::Quarantined,
+        }
+    }
+
+    fn held_view(&self, frontend: Frontend, claim: &Claim, now: Moment) -> NodePortView {
+        let owner = claim.owner.as_ref();
+        let ends = match claim.phase {
+            Phase::Active => None,
+            Phase::Draining { until } | Phase::Quarantined { until } => until,
+        };
+        let services = owner.map(|owner| self.services_requesting(&owner.pod, owner.port)).unwrap_or_default();
+        NodePortView {
+            frontend,
+            state: self.port_state(frontend, claim),
+            namespace: owner.map(|owner| owner.pod.namespace.to_string()),
+            pod: owner.map(|owner| owner.pod.name.to_string()),
+            pod_port: owner.map(|owner| owner.port.pod_port),
+            pod_ip: claim.backend.map(|backend| backend.pod_ip),
+            services,
+            age_millis: claim.allocated.map(|at| now.0.saturating_sub(at.0)),
+            ends_in_millis: ends.map(|at| at.0.saturating_sub(now.0)),
+        }
+    }
+
+    fn host_port_views<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = NodePortView> + 'a {
+        let wanted = self.views.get(&pod.key).map(|view| &view.wanted.ports);
+        wanted.into_iter().flatten().filter_map(move |(port, exposure)| {
+            let node_port = match exposure {
+                Exposure::HostPort(node_port) => *node_port,
+                Exposure::Mapping | Exposure::Pending => return None,
+            };
+            Some(NodePortView {
+                frontend: Frontend { family: port.family, node_port, protocol: port.protocol },
+                state: PortState::HostPort,
+                namespace: Some(pod.key.namespace.to_string()),
+                pod: Some(pod.key.name.to_string()),
+                pod_port: Some(port.pod_port),
+                pod_ip: pod.ip_of(port.family),
+                services: self.services_requesting(&pod.key, *port),
+                age_millis: None,
+                ends_in_millis: None,
+            })
+        })
+    }
+
+    /// The names of the Services that request a port of the Pod.
+    fn services_requesting(&self, pod: &PodKey, port: WantedPort) -> Vec<String> {
+        let Some(pod) = self.snapshot.pod(pod) else { return Vec::new() };
+        let services = self.snapshot.services_of(pod).filter(|service| requests(service, pod, port));
+        services.map(|service| service.key.name.to_string()).collect()
+    }
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The local socket of the running agent: a Unix socket, by which only root of the same Node reads the agent's state.
+//!
+//! The socket answers GET requests and changes nothing. Requests are HTTP, so that `curl --unix-socket` works too.
+
+mod client;
+mod server;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use tokio::sync::oneshot;
+
+pub use self::{
+    client::{AskError, ask},
+    server::{bind, serve},
+};
+use crate::core::view::AgentView;
+
+/// The name of the socket in the runtime folder.
+pub const SOCKET: &str = "agent.sock";
+
+/// A request that the main loop answers.
+#[derive(Debug)]
+pub enum Request {
+    /// The state of the agent.
+    State(oneshot::Sender<AgentView>),
+}
+
+/// Why the local socket cannot be opened. The agent serves its Pods without it.
+#[derive(Debug, thiserror::Error)]
+#[error("open the local socket {}", socket.display())]
+pub struct SocketError {
+    /// The path of the socket.
+    pub socket: PathBuf,
+    /// The kernel's error.
+    #[source]
+    pub source: io::Error,
+}
+
+fn socket(folder: &Path) -> PathBuf {
+    folder.join(SOCKET)
+}
+
+#[cfg(test)]
+mod tests;
