@@ -29,8 +29,9 @@ map_type! {
     }
 }
 
-/// At least one device runs the XDP program; `npl_xdp_dev` has the indexes of these devices. At TC on these devices, a
-/// packet that XDP has translated is a direct packet from the client to the Pod.
+/// At least one device runs the XDP program; `npl_xdp_dev` has the indexes of these devices. On these devices, TC sees
+/// a request that XDP has translated as if the client had sent it to the Pod directly, so TC must not treat it as a
+/// direct connection.
 pub const FLAG_XDP: u32 = 1;
 
 /// Maximum number of devices that run the XDP program at the same time.

@@ -2,9 +2,9 @@
 //! The connection tracking state machine: one pure function [`step`]. The kernel programs call it for each packet, and
 //! the agent's sweeper for each entry that no packet has refreshed for some time.
 //!
-//! Only a client's packet creates an entry, never a Pod's packet. A lost entry is recreated by the client's next
-//! packet. Entries in phases before [`Phase::ESTABLISHED`] are words of the half-open cache ([`crate::half_open`]);
-//! established entries are elements of the flow table ([`crate::flow`]).
+//! A Pod's packet creates no state without an entry that a client's packet opened. A lost entry is recreated by the
+//! client's next packet. Entries in phases before [`Phase::ESTABLISHED`] are words of the half-open cache
+//! ([`crate::half_open`]); established entries are elements of the flow table ([`crate::flow`]).
 //!
 //! | phase | event | next phase | action |
 //! |---|---|---|---|
@@ -81,7 +81,8 @@ pub struct Phase(u8);
 impl Phase {
     /// The client has sent a packet, and the Pod has not replied.
     pub const REQUESTED: Self = Self(0);
-    /// The Pod has replied: the client's next packet establishes the flow.
+    /// The Pod has replied. The client's next datagram or proven segment establishes the flow, or the Pod's second
+    /// datagram.
     pub const REPLIED: Self = Self(1);
     /// The handshake or first exchange is complete; the entry is in the flow table.
     pub const ESTABLISHED: Self = Self(2);

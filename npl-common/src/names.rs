@@ -25,7 +25,7 @@ pub const MAP_NODE_ADDRESS_V4: &str = "npl_nodeip_v4";
 pub const MAP_NODE_ADDRESS_INDEX_V4: &str = "npl_nodeidx_v4";
 /// IPv4 mappings: [`crate::mapping::Frontend`] to [`crate::mapping::BackendV4`].
 pub const MAP_MAPPING_V4: &str = "npl_mapping_v4";
-/// Source allow-lists of IPv4 mappings, an LPM trie: a prefix length and [`crate::mapping::SourceV4`] to
+/// Source allow-lists of IPv4 mappings, an LPM trie. Key: a prefix length and [`crate::mapping::SourceV4`]; value:
 /// [`crate::mapping::ALLOWED`].
 pub const MAP_ALLOW_V4: &str = "npl_allow_v4";
 /// IPv4 endpoints, the Pod side of mappings: [`crate::mapping::EndpointV4`] to [`crate::mapping::Endpoint`].
@@ -66,7 +66,7 @@ pub const MAP_SCTP_BUFFER: &str = "npl_sctpbuf";
 pub const MAP_HOST_CONNECTION_V4: &str = "npl_hostconn_v4";
 /// As [`MAP_HOST_CONNECTION_V4`], IPv6.
 pub const MAP_HOST_CONNECTION_V6: &str = "npl_hostconn_v6";
-/// Time of the last datagram to an unmapped node port, IPv4: array of `u64` by port, see [`crate::unmapped`].
+/// Time of the last packet to an unmapped node port, IPv4: array of `u64` by port, see [`crate::unmapped`].
 pub const MAP_UNMAPPED_V4: &str = "npl_unmap_v4";
 /// As [`MAP_UNMAPPED_V4`], IPv6.
 pub const MAP_UNMAPPED_V6: &str = "npl_unmap_v6";

@@ -51,7 +51,7 @@ pub(super) enum ValueError {
     /// Below [`SHORTEST_INTERVAL`].
     #[error("{0:?} is shorter than a second: give for example 30s")]
     ShortInterval(String),
-    /// Not the name of an object.
+    /// Not a valid name of a Kubernetes object.
     #[error("{0:?} is not a Node's name: give it as `kubectl get nodes` shows it, for example worker-1")]
     NodeName(String),
     /// Not the name of an annotation.

@@ -270,8 +270,8 @@ pub(super) const fn attach_type(direction: Direction) -> TcAttachType {
     }
 }
 
-/// Updates a link to the program, unless the link already has this program. Returns false if the link cannot serve the
-/// device:
+/// Updates a link to the program, unless the link already has this program. Returns false if the link is of another
+/// device or hook.
 fn replace(
     link: &OwnedFd,
     program: &SchedClassifier,

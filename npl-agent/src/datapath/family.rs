@@ -53,7 +53,8 @@ pub(super) struct Sender {
 
 /// Operations on the maps of one IP family. Each returns an error if a BPF system call fails.
 pub(super) trait FamilyMaps: Send {
-    /// Every mapping. Mappings of an unknown protocol belong to a newer agent and are ignored.
+    /// Every mapping. Mappings of an unknown protocol were written by a newer agent of the same ABI version, and are
+    /// ignored.
     fn mappings(&self) -> Result<Vec<(Frontend, Entry)>, DatapathError>;
     fn set_mapping(&mut self, frontend: Frontend, entry: &Entry) -> Result<(), DatapathError>;
     /// Writes many mappings in one call. After an error, some may have been written.
@@ -90,7 +91,7 @@ pub(super) trait FamilyMaps: Send {
     /// Clears the half-open entries whose node address has an index outside of `used`.
     fn clear_half_open_except(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError>;
 
-    /// Time of the last datagram to a node port without a mapping, in the unit of [`npl_common::fragment::time`]; zero
+    /// Time of the last packet to a node port without a mapping, in the unit of [`npl_common::fragment::time`]; zero
     /// if there was none.
     fn last_unmapped(&self, port: NodePort) -> Result<u64, DatapathError>;
     fn set_last_unmapped(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError>;

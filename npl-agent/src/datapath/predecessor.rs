@@ -2,10 +2,11 @@
 //! Takes over from earlier agents whose maps this agent cannot use: those of another ABI version, and maps of this
 //! version that had another number of elements.
 //!
-//! The agent first copies mappings and conntrack entries into its own maps, then attaches its programs ahead of the
-//! earlier ones. These keep translating the packets of flows that only they know. When this agent has written all
-//! mappings and attached its programs to all devices, it copies the remaining conntrack entries, detaches the earlier
-//! programs and removes the earlier pins ([`Datapath::retire_predecessors`]).
+//! The agent first copies mappings and conntrack entries into its own maps, then attaches its programs. On kernels with
+//! TCX they run ahead of the earlier programs, which keep translating the packets of flows that only they know; on
+//! older kernels they replace the earlier filters. An XDP program of an earlier agent stays until the end. When this
+//! agent has written all mappings and attached its programs to all devices, it copies the remaining conntrack entries,
+//! detaches the earlier programs and removes the earlier pins ([`Datapath::retire_predecessors`]).
 //!
 //! [`Datapath::retire_predecessors`]: super::load::Datapath::retire_predecessors
 

@@ -23,7 +23,7 @@ use aya_obj::generated::{
 };
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-/// More maps than any NPL program uses.
+/// Room for the map ids of one program; no NPL program uses as many maps.
 const MOST_MAPS: usize = 64;
 /// The kernel's limit on the number of programs on a hook.
 const MOST_PROGRAMS: usize = 64;

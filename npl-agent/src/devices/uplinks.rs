@@ -225,7 +225,7 @@ impl Uplinks {
     }
 }
 
-/// The ifindexes of devices with the programs of an uplink.
+/// The ifindexes of devices on which uplink programs are attached, recognized by the program at TC egress.
 fn uplinks_of(attached: &AttachedHooks) -> BTreeSet<u32> {
     attached.iter().filter(|(_, direction)| *direction == Direction::Egress).map(|(ifindex, _)| *ifindex).collect()
 }

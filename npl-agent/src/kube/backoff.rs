@@ -18,8 +18,8 @@ const STABLE_AFTER: Duration = Duration::from_mins(1);
 /// The shortest time between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Delays that double and whose second half is random, so that Nodes that lost the API server at the same time do not
-/// reconnect at the same time.
+/// Delays that double. Half of each delay is fixed, and a random part of up to the same length is added, so that Nodes
+/// that lost the API server at the same time do not reconnect at the same time.
 pub(super) struct Jittered(ResetTimerBackoff<ExponentialBackoff>);
 
 impl Jittered {

@@ -29,20 +29,19 @@ use npl_common::{
     unmapped,
 };
 
-/// Written by the agent.
+/// Port range, primary node address, hash seed and epoch. Written by the agent.
 #[btf_map(name = "npl_config")]
 pub static CONFIG: Array<Config, 1> = Array::new();
 
 /// Maps node addresses to their indexes. Written by the agent.
 #[btf_map(name = "npl_nodeip_v4")]
-pub static NODE_ADDRESS_INDEX_V4: HashMap<NodeAddressV4, LocalAddress, { MAX_LOCAL_ADDRESSES as usize }> =
-    HashMap::new();
+pub static NODE_ADDRESS_V4: HashMap<NodeAddressV4, LocalAddress, { MAX_LOCAL_ADDRESSES as usize }> = HashMap::new();
 
 /// Maps indexes to node addresses; all zero where an index is free. Written by the agent.
 #[btf_map(name = "npl_nodeidx_v4")]
-pub static NODE_ADDRESS_V4: Array<NodeAddressV4, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
+pub static NODE_ADDRESS_INDEX_V4: Array<NodeAddressV4, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
 
-/// Written by the agent. A hash, because its elements are replaced atomically.
+/// Maps frontends to backends. Written by the agent. A hash table, because its elements are replaced atomically.
 #[btf_map(name = "npl_mapping_v4")]
 pub static MAPPING_V4: HashMap<Frontend, BackendV4, { MAX_MAPPINGS as usize }> = HashMap::new();
 
@@ -50,7 +49,7 @@ pub static MAPPING_V4: HashMap<Frontend, BackendV4, { MAX_MAPPINGS as usize }> =
 #[btf_map(name = "npl_allow_v4")]
 pub static ALLOW_V4: LpmTrie<SourceV4, u32, { MAX_SOURCE_RANGES as usize }> = LpmTrie::new();
 
-/// Written by the agent.
+/// Pod endpoints of mappings, by which replies are recognized. Written by the agent.
 #[btf_map(name = "npl_endpoint_v4")]
 pub static ENDPOINT_V4: HashMap<EndpointV4, Endpoint, { MAX_MAPPINGS as usize }> = HashMap::new();
 
@@ -78,7 +77,7 @@ pub static SOCKET_RNAT_V4: LruHashMap<SocketRnatKeyV4, SocketRnatV4, { MAX_SOCKE
 #[btf_map(name = "npl_unmap_v4")]
 pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
-/// Pods that packets are redirected to. Written by the agent, which follows the routes.
+/// Next hops of Pods to which packets are redirected. Written by the agent, which follows the routes.
 #[btf_map(name = "npl_nexthop_v4")]
 pub static NEXT_HOP_V4: HashMap<PodAddressV4, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
@@ -96,14 +95,13 @@ pub static STACK_SEEN_V4: Array<StackSeen, { offload::SLOTS as usize }> = Array:
 
 /// Maps node addresses to their indexes. Written by the agent.
 #[btf_map(name = "npl_nodeip_v6")]
-pub static NODE_ADDRESS_INDEX_V6: HashMap<NodeAddressV6, LocalAddress, { MAX_LOCAL_ADDRESSES as usize }> =
-    HashMap::new();
+pub static NODE_ADDRESS_V6: HashMap<NodeAddressV6, LocalAddress, { MAX_LOCAL_ADDRESSES as usize }> = HashMap::new();
 
 /// Maps indexes to node addresses; all zero where an index is free. Written by the agent.
 #[btf_map(name = "npl_nodeidx_v6")]
-pub static NODE_ADDRESS_V6: Array<NodeAddressV6, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
+pub static NODE_ADDRESS_INDEX_V6: Array<NodeAddressV6, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
 
-/// Written by the agent. A hash, because its elements are replaced atomically.
+/// Maps frontends to backends. Written by the agent. A hash table, because its elements are replaced atomically.
 #[btf_map(name = "npl_mapping_v6")]
 pub static MAPPING_V6: HashMap<Frontend, BackendV6, { MAX_MAPPINGS as usize }> = HashMap::new();
 
@@ -111,7 +109,7 @@ pub static MAPPING_V6: HashMap<Frontend, BackendV6, { MAX_MAPPINGS as usize }> =
 #[btf_map(name = "npl_allow_v6")]
 pub static ALLOW_V6: LpmTrie<SourceV6, u32, { MAX_SOURCE_RANGES as usize }> = LpmTrie::new();
 
-/// Written by the agent.
+/// Pod endpoints of mappings, by which replies are recognized. Written by the agent.
 #[btf_map(name = "npl_endpoint_v6")]
 pub static ENDPOINT_V6: HashMap<EndpointV6, Endpoint, { MAX_MAPPINGS as usize }> = HashMap::new();
 
@@ -139,7 +137,7 @@ pub static SOCKET_RNAT_V6: LruHashMap<SocketRnatKeyV6, SocketRnatV6, { MAX_SOCKE
 #[btf_map(name = "npl_unmap_v6")]
 pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
-/// Pods that packets are redirected to. Written by the agent, which follows the routes.
+/// Next hops of Pods to which packets are redirected. Written by the agent, which follows the routes.
 #[btf_map(name = "npl_nexthop_v6")]
 pub static NEXT_HOP_V6: HashMap<PodAddressV6, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
@@ -164,11 +162,11 @@ pub static SLOW_PATH: ProgramArray<{ SLOW_PATH_PROGRAMS.len() }> = ProgramArray:
 #[btf_map(name = "npl_crc")]
 pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 
-/// Written by the agent, which follows the Node's devices.
+/// Uplinks to which replies are redirected, by ifindex. Written by the agent, which follows the Node's devices.
 #[btf_map(name = "npl_uplink")]
 pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
 
-/// Written by the agent. Looked up only where [`npl_common::config::FLAG_XDP`] is set.
+/// Devices that run the XDP program, by ifindex. Written by the agent. Looked up only where [`npl_common::config::FLAG_XDP`] is set.
 #[btf_map(name = "npl_xdp_dev")]
 pub static XDP_DEVICE: HashMap<u32, u32, { MAX_XDP_DEVICES as usize }> = HashMap::new();
 

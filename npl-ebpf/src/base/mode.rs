@@ -5,7 +5,8 @@
 pub const STACK: u8 = 0;
 /// `--forwarding redirect`: from device to device where possible, bypassing the stack.
 pub const REDIRECT: u8 = 1;
-/// `--forwarding offload`: from device to device while the stack forwards packets of the same flow.
+/// `--forwarding offload`: from device to device for 256 jiffies after the stack forwarded a packet of the same flow
+/// and direction; otherwise through the stack.
 pub const OFFLOAD: u8 = 2;
 /// Through the stack, recording for [`OFFLOAD`] that the stack forwarded the packet.
 pub const OBSERVE: u8 = 3;

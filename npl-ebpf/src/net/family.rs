@@ -44,8 +44,7 @@ pub trait HeaderLayout: Addressing {
     /// Reads the IP header at offset `L2`, and locates the transport header of a fast-path packet.
     fn locate<const L2: usize>(ctx: &impl Access) -> Result<Headers<Self>, Unparsed>;
     /// Reads the IP header at any offset, and walks its options or extension headers up to the transport header. `None`
-    /// if
-    /// the packet has no IP header, its header chain is cut off or too long, or a source route has segments left.
+    /// if the packet has no IP header, its header chain is cut off or too long, or a source route has segments left.
     fn parse_chain(ctx: &TcContext, l3: usize) -> Option<HeaderChain<Self>>;
     /// Whether an ICMP type is an error.
     fn is_error(kind: u8) -> bool;

@@ -56,7 +56,7 @@ pub struct TtlFields {
 const FRAGMENT_MASK: u16 = 0x3fff_u16.to_be();
 /// Mask of the fragment offset alone, in network byte order.
 const FRAGMENT_OFFSET_MASK: u16 = 0x1fff_u16.to_be();
-/// More-fragments flag in the word that `FRAGMENT_MASK` masks, in network byte order.
+/// More-fragments flag of the IPv4 field with flags and fragment offset, in network byte order.
 const MORE_FRAGMENTS: u16 = 0x2000_u16.to_be();
 /// First byte of a header with version 4 and no options.
 const VERSION_WITHOUT_OPTIONS: u8 = 0x45;

@@ -92,7 +92,7 @@ impl<const MODE: u8> Hook for Requests<MODE> {
     }
 
     /// An ICMP error about a reply quotes the node address, but the Pod knows only its own address. The mapping gives
-    /// the Pod. The error's sender is a router, so the allow-list is checked for the client's address in the quote.
+    /// the Pod. The error's sender may be a router, so the allow-list is checked for the client's address in the quote.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };

@@ -164,8 +164,8 @@ mod logged {
 
     /// Logs the verdict in this processor's record.
     ///
-    /// All texts have the same length and are selected by table index, because the verifier would otherwise check the
-    /// rest of the function once for every branch and length.
+    /// All texts of one table have the same length and are selected by index, because the verifier would otherwise
+    /// check the rest of the function once for every branch and length.
     #[inline(never)]
     fn write_log(is_reply: bool) {
         let Some(note) = trace::note() else { return };

@@ -39,7 +39,8 @@ pub fn record_translated<F: Family>(hash: u64, nat: &NatAddress<F>, protocol: u8
 
 /// Records that the first fragment was not translated, so that later fragments pass immediately instead of being saved.
 /// The record also replaces an expired one of a reused identification, but not one that translates another datagram.
-/// `may_be_early` returns whether later fragments of this datagram can be saved at all.
+/// `may_be_early` returns whether the hook saves a later fragment without a record: at ingress, only one to a node
+/// address.
 #[inline(always)]
 pub fn record_untranslated<F: Family>(hash: u64, may_be_early: impl FnOnce(&Config) -> bool) {
     let (Some(config), Some(slot)) = (CONFIG.get(0), F::fragment(fragment::slot(hash))) else { return };

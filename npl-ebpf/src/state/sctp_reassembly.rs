@@ -148,7 +148,8 @@ extern "C" fn npl_sctp_end(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {
     }
 }
 
-/// Implements [`reinject_first`]; 1 if the last fragment is lost. Exported as [`npl_sctp_lookup`] is.
+/// Implements [`reinject_first`]. Returns 1 if the last fragment could not be restored to its skb and is lost;
+/// otherwise 0. Exported as [`npl_sctp_lookup`] is.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direction: u32) -> u32 {

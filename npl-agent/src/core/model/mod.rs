@@ -75,7 +75,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// All protocols, in the order of all lists and tables.
+    /// All protocols, in the order in which logs and command output list them.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
     /// Lower case, as in the annotation, logs and tables.

@@ -203,7 +203,8 @@ impl Snapshot {
         }
     }
 
-    /// Resource versions of the restored store are lower than those of the lost one, and must not count as outdated.
+    /// Resets the resource version of every Pod to 0 after etcd was restored from a backup: its versions are lower than
+    /// the known ones, and must not count as outdated.
     fn forget_versions(&mut self) {
         for pod in self.pods.values_mut() {
             pod.resource_version = 0;

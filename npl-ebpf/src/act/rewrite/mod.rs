@@ -152,8 +152,7 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
         return store(ctx, headers.l4, &transport, flags);
     }
     // The program writes requests directly, because a helper call costs as much as the rest of the program. Helpers
-    // write
-    // replies: for a program with direct writes, the kernel unshares the header of every packet that a socket still
+    // write replies: for a program with direct writes, the kernel unshares the header of every packet that a socket still
     // holds, also of unmatched packets.
     let needs_no_sum = flags == 0 || is_complete_checksum;
     if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Adjacent { ip, transport }) {
@@ -225,7 +224,7 @@ fn has_checksum<H: ChecksummedHeader>(header: &H) -> bool {
     H::FLAGS & u64::from(BPF_F_MARK_MANGLED_0) == 0 || header.check() != 0
 }
 
-/// The transport checksum after the rewrite.
+/// Updates a complete transport checksum for the change of the address (`difference`) and of the port (before, after).
 #[inline(always)]
 fn updated_checksum<H: ChecksummedHeader>(check: u16, difference: u32, port: (u16, u16)) -> u16 {
     let check = !csum::fold(u32::from(!check) + difference);

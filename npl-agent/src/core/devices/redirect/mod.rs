@@ -62,7 +62,7 @@ pub enum ProgramSet {
     Uplink,
     /// An uplink that redirects requests to Pods.
     RedirectUplink,
-    /// An uplink that redirects requests of flows that the host's stack has forwarded.
+    /// An uplink that redirects requests of offloaded flows: those with a recent stack observation.
     OffloadUplink,
     /// A Pod's device: translates replies at ingress and redirects them to the client.
     Pods,
