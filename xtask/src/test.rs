@@ -45,21 +45,32 @@ pub(crate) struct Options {
     /// the result is written to docs/compatibility.md.
     #[arg(long, value_name = "CNI/KUBE-PROXY", requires = "real_cluster")]
     network: Vec<String>,
+    /// Run only the tests that upgrade from an agent of another ABI version and roll back to it; FILE is its binary.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["filter", "step", "real_cluster", "kernels", "emulated_cluster"])]
+    former_agent: Option<PathBuf>,
 }
 
 impl Options {
+    /// The text in the names of the tests to run.
+    fn filter(&self) -> Option<&str> {
+        if self.former_agent.is_some() { Some(UPGRADE_TESTS) } else { self.filter.as_deref() }
+    }
+
     /// The kernels to emulate for packet tests, the newest one last.
     fn emulated_kernels(&self) -> Vec<Kernel> {
-        let default = if self.filter.is_some() { "none" } else { DEFAULT_KERNELS };
+        let default = if self.filter().is_some() { "none" } else { DEFAULT_KERNELS };
         let names = self.kernels.clone().unwrap_or_else(|| parse_kernels(default));
         names.iter().filter_map(|name| name.0).collect()
     }
 
     /// Whether tests run on this machine's kernel.
     fn is_on_host(&self) -> bool {
-        self.filter.is_none() || self.emulated_kernels().is_empty()
+        self.filter().is_none() || self.emulated_kernels().is_empty()
     }
 }
+
+/// The prefix of the names of the tests that need an agent of another ABI version.
+const UPGRADE_TESTS: &str = "upgrade::";
 
 /// Part of the names of all steps that need a real cluster.
 const REAL_CLUSTER: &str = "real cluster";
@@ -123,12 +134,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let step = if options.real_cluster { Some(REAL_CLUSTER) } else { options.step.as_deref() };
     let mut tally = Tally::start(step);
     run_all(options, &mut tally);
-    tally.close(options.filter.as_deref().or(options.step.as_deref()))
+    tally.close(options.filter().or(options.step.as_deref()))
 }
 
 fn run_all(options: &Options, tally: &mut Tally) {
     let preparation = tally.prepare("requirements", || Preparation::begin(Extent::Helm));
-    if options.filter.is_none() {
+    if options.filter().is_none() {
         for Check { name, run } in check::STATIC {
             tally.check(name, run);
         }
@@ -159,7 +170,7 @@ fn ready<T>(product: &Result<T, NotReady>) -> Result<&T, NotReady> {
 fn run_own_tests(options: &Options, tally: &mut Tally) {
     let name = "unit tests of xtask";
     let mut command = check::own_tests();
-    if let Some(filter) = options.filter.as_deref().filter(|_filter| tally.is_chosen(name)) {
+    if let Some(filter) = options.filter().filter(|_filter| tally.is_chosen(name)) {
         let mut list = check::own_tests();
         match test_binary::listed(list.args(["--", "--list", filter])) {
             Ok(tests) if tests.is_empty() => return,
@@ -190,7 +201,7 @@ impl Suite<'_> {
         self.run_kinds(|kind| kind <= Kind::Kernel, tally);
         self.run_emulated(tally);
         self.run_kinds(|kind| kind > Kind::Kernel, tally);
-        if self.options.filter.is_some() {
+        if self.options.filter().is_some() {
             return;
         }
         match &self.parts {
@@ -237,9 +248,12 @@ impl Suite<'_> {
         let networks = self.options.network.iter().filter(|_network| binary.kind == Kind::RealCluster);
         let mut arguments: Vec<&str> = networks.flat_map(|network| ["--network", network]).collect();
         let deadline = if arguments.is_empty() { BINARY_DEADLINE } else { NETWORKS_DEADLINE };
-        arguments.extend(self.options.filter.as_deref());
+        arguments.extend(self.options.filter());
         let mut command = binary.command();
         command.args(arguments);
+        if let Some(former) = &self.options.former_agent {
+            command.args(["--ignored", "--test-threads=1"]).env("NPL_FORMER_AGENT", former);
+        }
         match &self.parts {
             Ok(parts) => parts.pass_to(&mut command),
             Err(_not_needed) => demo::pass_objects_to(&mut command),
@@ -256,7 +270,10 @@ impl Suite<'_> {
 
     /// Whether the binary has tests that were selected.
     fn has_tests(&self, binary: &TestBinary) -> Result<bool> {
-        self.options.filter.as_deref().map_or(Ok(true), |filter| binary.has_test(filter))
+        if self.options.former_agent.is_some() {
+            return Ok(binary.kind == Kind::Agent);
+        }
+        self.options.filter().map_or(Ok(true), |filter| binary.has_test(filter))
     }
 
     /// Checks the products that tests of a kind need in addition to their binary.
@@ -273,20 +290,20 @@ impl Suite<'_> {
         let (options, kernels) = (self.options, self.options.emulated_kernels());
         let Some(newest) = kernels.last().copied() else { return };
         // One test at a time: two emulated processors are just fast enough for one network.
-        let arguments: Vec<_> = iter::once("--test-threads=1").chain(options.filter.as_deref()).collect();
+        let arguments: Vec<_> = iter::once("--test-threads=1").chain(options.filter()).collect();
         let mut guests = Vec::new();
         for binary in self.of_kind(Kind::Kernel) {
             match self.has_tests(binary) {
                 Ok(false) => {}
                 Ok(true) => guests.extend(kernels.iter().enumerate().map(|(number, kernel)| {
                     let skipped =
-                        if number == 0 || options.filter.is_some() { &[][..] } else { &SKIPPED_ON_NEWER_KERNELS };
+                        if number == 0 || options.filter().is_some() { &[][..] } else { &SKIPPED_ON_NEWER_KERNELS };
                     guest_for_packets(*kernel, binary, "", &[&arguments, skipped].concat())
                 })),
                 Err(error) => tally.check(&format!("tests: {}, emulated", binary.name), || Err(error)),
             }
         }
-        if options.filter.is_none() {
+        if options.filter().is_none() {
             for binary in self.of_kind(Kind::Agent) {
                 match &self.parts {
                     Ok(parts) => guests.push(guest_with_clock(newest, binary, parts)),
