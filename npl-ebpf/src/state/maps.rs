@@ -48,6 +48,8 @@ pub trait Family: Routing {
             None => Self::lookup_node_address(addr),
         }
     }
+    /// The Node's primary address; `None` if the Node has no address of the family.
+    fn primary(config: &Config) -> Option<Self::Addr>;
     fn lookup_node_address(addr: Self::Addr) -> Option<u8>;
     /// The node address of an index.
     fn node_address(index: u8) -> Option<Self::Addr>;
@@ -389,6 +391,11 @@ const PRIMARY_WORD: usize = offset_of!(Config, primary_v4) / size_of::<u64>();
 
 family_maps!(V4, v4, 3, {
     #[inline(always)]
+    fn primary(config: &Config) -> Option<u32> {
+        Self::node_address(config.primary_v4_index as u8)
+    }
+
+    #[inline(always)]
     fn is_primary(config: &Config, addr: u32) -> bool {
         u32::from_ne_bytes(config.primary_v4) == addr
     }
@@ -401,4 +408,9 @@ family_maps!(V4, v4, 3, {
     }
 });
 
-family_maps!(V6, v6, 5, {});
+family_maps!(V6, v6, 5, {
+    #[inline(always)]
+    fn primary(config: &Config) -> Option<[u32; 4]> {
+        Self::node_address(config.primary_v6_index())
+    }
+});
