@@ -16,7 +16,8 @@ map_type! {
         pub port_min: u16,
         /// Last node port that any mapping may have, host order, inclusive.
         pub port_max: u16,
-        /// [`FLAG_XDP`] (1) if a device runs the XDP program, else 0.
+        /// Bit 0: [`FLAG_XDP`]. Bits 8 to 15: position of the Node's primary IPv6 address in its address index map. Other
+        /// bits are 0.
         pub flags: u32,
         /// [`crate::names::ABI_VERSION`], the layout version of all maps.
         pub abi: u32,
@@ -34,6 +35,9 @@ map_type! {
 /// direct connection.
 pub const FLAG_XDP: u32 = 1;
 
+/// Position of the primary IPv6 address' index in [`Config::flags`].
+const PRIMARY_V6_SHIFT: u32 = 8;
+
 /// Maximum number of devices that run the XDP program at the same time.
 pub const MAX_XDP_DEVICES: u32 = 256;
 
@@ -50,10 +54,57 @@ impl Config {
     /// Index of the 8-byte word with `abi` and `epoch`.
     pub const EPOCH_WORD: usize = 3;
 
+    /// The flags with or without [`FLAG_XDP`].
+    #[must_use]
+    pub const fn with_xdp(self, is_used: bool) -> Self {
+        let flags = self.flags & !FLAG_XDP;
+        Self { flags: if is_used { flags | FLAG_XDP } else { flags }, ..self }
+    }
+
+    /// The position of the Node's primary IPv6 address in its address index map.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+    #[expect(clippy::cast_possible_truncation, reason = "the index is one byte of the flags")]
+    pub const fn primary_v6_index(&self) -> u8 {
+        (self.flags >> PRIMARY_V6_SHIFT) as u8
+    }
+
+    /// The configuration with another position of the primary IPv6 address.
+    #[must_use]
+    pub const fn with_primary_v6_index(self, index: u8) -> Self {
+        let others = self.flags & !(0xff << PRIMARY_V6_SHIFT);
+        Self { flags: others | (index as u32) << PRIMARY_V6_SHIFT, ..self }
+    }
+
     /// Whether a port is in the node port range. Host order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
     pub const fn contains(&self, port: u16) -> bool {
         port >= self.port_min && port <= self.port_max
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Config, FLAG_XDP};
+
+    #[test]
+    fn the_flags_hold_xdp_and_the_index_of_the_primary_ipv6_address_apart() {
+        let config = Config {
+            seed: 0,
+            primary_v4: [0; 4],
+            primary_v4_index: 0,
+            port_min: 0,
+            port_max: 0,
+            flags: 0,
+            abi: 0,
+            epoch: 0,
+            netns_cookie: 0,
+        };
+        let both = config.with_primary_v6_index(255).with_xdp(true);
+        assert_eq!((both.primary_v6_index(), both.flags & FLAG_XDP), (255, FLAG_XDP));
+        assert_eq!(both.with_xdp(false).primary_v6_index(), 255);
+        assert_eq!(both.with_primary_v6_index(0).flags, FLAG_XDP);
+        assert_eq!(config.primary_v6_index(), 0, "that of an agent which did not write it");
     }
 }

@@ -121,14 +121,15 @@ impl Tables {
         self.config.set(0, config, 0).map_err(DatapathError::map("write", names::MAP_CONFIG))
     }
 
-    /// Sets the `FLAG_*` bits of the configuration, and clears all other flags.
+    /// Replaces the configuration if `change` changes it.
     ///
     /// # Errors
     ///
     /// If a BPF map operation fails.
-    pub(super) fn set_flags(&mut self, flags: u32) -> Result<(), DatapathError> {
+    pub(super) fn change_config(&mut self, change: impl FnOnce(Config) -> Config) -> Result<(), DatapathError> {
         let old = self.config()?;
-        if old.flags == flags { Ok(()) } else { self.set_config(Config { flags, ..old }) }
+        let new = change(old);
+        if new == old { Ok(()) } else { self.set_config(new) }
     }
 
     /// Starts a new epoch, which invalidates the lookup cache of the programs. Called after each change of a mapping,
@@ -293,7 +294,7 @@ impl Tables {
         let gone: Vec<_> = present.keys().filter(|addr| !wanted.contains(addr)).copied().collect();
         let primary = IpAddr::from(self.config()?.primary_v4);
         if gone.contains(&primary) {
-            self.set_primary((Ipv4Addr::UNSPECIFIED, 0))?;
+            self.set_primary_v4(Ipv4Addr::UNSPECIFIED, 0)?;
         }
         let has_free_indexes = !gone.is_empty();
         for addr in gone {
@@ -317,17 +318,18 @@ impl Tables {
         }
         let first = wanted.first().and_then(|addr| Some((*addr, *present.get(addr)?)));
         match first {
-            Some((IpAddr::V4(addr), index)) => self.set_primary((addr, index)),
-            None if family == Family::V4 => self.set_primary((Ipv4Addr::UNSPECIFIED, 0)),
-            _ => Ok(()),
+            Some((IpAddr::V4(addr), index)) => self.set_primary_v4(addr, index),
+            Some((IpAddr::V6(_), index)) => {
+                self.change_config(|config| config.with_primary_v6_index(u8::try_from(index).unwrap_or_default()))
+            }
+            None if family == Family::V4 => self.set_primary_v4(Ipv4Addr::UNSPECIFIED, 0),
+            None => Ok(()),
         }
     }
 
-    /// Sets the primary node address, with which the programs compare an address before they look it up.
-    fn set_primary(&mut self, (addr, index): (Ipv4Addr, u32)) -> Result<(), DatapathError> {
-        let old = self.config()?;
-        let new = Config { primary_v4: addr.octets(), primary_v4_index: index, ..old };
-        if new == old { Ok(()) } else { self.set_config(new) }
+    /// Sets the primary IPv4 address of the Node, which the programs compare first and need not look up.
+    fn set_primary_v4(&mut self, addr: Ipv4Addr, index: u32) -> Result<(), DatapathError> {
+        self.change_config(|config| Config { primary_v4: addr.octets(), primary_v4_index: index, ..config })
     }
 
     /// Number of packets of each reason, summed over CPUs.

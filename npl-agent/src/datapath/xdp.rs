@@ -12,10 +12,7 @@ use std::{
 };
 
 use aya::programs::{ProgramError, Xdp};
-use npl_common::{
-    config::{FLAG_XDP, XDP_ATTACHED},
-    names::MAP_XDP_DEVICE,
-};
+use npl_common::{config::XDP_ATTACHED, names::MAP_XDP_DEVICE};
 
 use super::{
     attach::{Hooks, attach_error, failed, os_error},
@@ -39,7 +36,7 @@ impl XdpDevices {
     /// Writes the ifindexes, and the flag that makes the TC programs read the map.
     pub(super) fn write(&mut self, devices: &BTreeSet<u32>, tables: &mut Tables) -> Result<(), DatapathError> {
         devices.iter().try_for_each(|ifindex| self.0.set(*ifindex, XDP_ATTACHED))?;
-        tables.set_flags(if devices.is_empty() { 0 } else { FLAG_XDP })?;
+        tables.change_config(|config| config.with_xdp(!devices.is_empty()))?;
         self.0.retain(|ifindex, _| devices.contains(ifindex))
     }
 }

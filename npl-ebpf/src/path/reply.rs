@@ -74,9 +74,7 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
         let epoch = Epoch::now(config);
         let Some(sender) = Sender::of::<F, FAST_PATH>(&flow, &tuple, protocol, epoch) else {
-            let is_of_node =
-                !Self::AT_POD && config.contains(pod_port) && F::node_address_index(config, tuple.pod).is_some();
-            let leaves_node = is_of_node && !redirect::is_marked(ctx, config);
+            let leaves_node = !Self::AT_POD && config.contains(pod_port) && !redirect::is_marked(ctx, config);
             return if leaves_node { Verdict::SLOW_PATH } else { Verdict::UNRELATED };
         };
         let endpoint = &sender.endpoint;

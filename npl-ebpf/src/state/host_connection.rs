@@ -10,8 +10,9 @@ use crate::{
     net::{headers::tcp_flag, packet::Packet},
 };
 
-/// Records a packet that leaves from a port of the range, unless the packet is a reply that was already translated: at
-/// the Pod's device in redirect mode, or on an upper device such as a VLAN.
+/// Records a packet that leaves from a port of the range, under the packet's own source address if it is a node
+/// address, and otherwise under the Node's primary address. A reply that was translated before is not recorded: at the
+/// Pod's device in redirect mode, or on an upper device such as a VLAN.
 ///
 /// A RST is not recorded, because the host sends it to reject a client of a port without a mapping. A SYN-ACK is not
 /// recorded either, because the flow tuple alone does not identify the handshake of a translated SYN-ACK.
@@ -20,7 +21,11 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let Some(config) = CONFIG.get(0) else { return };
     let Packet { ports, headers, .. } = packet;
     let (client_port, pod_port) = (u16::from_be(ports.destination), u16::from_be(ports.source));
-    let tuple = &FlowTuple::<F> { client: headers.destination, client_port, pod: headers.source, pod_port };
+    // A program behind this one, such as Cilium's, may masquerade the packet. It keeps the source port if it can, and
+    // uses the Node's primary address.
+    let is_of_node = F::node_address_index(config, headers.source).is_some();
+    let Some(node) = (if is_of_node { Some(headers.source) } else { F::primary(config) }) else { return };
+    let tuple = &FlowTuple::<F> { client: headers.destination, client_port, pod: node, pod_port };
     let protocol = headers.protocol;
     let is_syn_ack = tcp_flags & tcp_flag::SYN != 0 && tcp_flags & tcp_flag::ACK != 0;
     if is_syn_ack || tcp_flags & tcp_flag::RST != 0 || is_translated_reply(config, tuple, protocol) {

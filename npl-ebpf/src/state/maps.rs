@@ -48,6 +48,8 @@ pub trait Family: Routing {
             None => Self::lookup_node_address(addr),
         }
     }
+    /// The Node's primary address; `None` if the Node has no address of the family.
+    fn primary(config: &Config) -> Option<Self::Addr>;
     fn lookup_node_address(addr: Self::Addr) -> Option<u8>;
     /// The node address of an index.
     fn node_address(index: u8) -> Option<Self::Addr>;
@@ -130,8 +132,8 @@ mod v4 {
     pub(super) use crate::base::maps::{
         ALLOW_V4 as ALLOW, ENDPOINT_V4 as ENDPOINT, FLOW_V4 as FLOW, FRAGMENT_V4 as FRAGMENT,
         HALF_OPEN_V4 as HALF_OPEN, HOST_CONNECTION_V4 as HOST_CONNECTION, LOOKUP_CACHE_V4 as LOOKUP_CACHE,
-        MAPPING_V4 as MAPPING, NEXT_HOP_V4 as NEXT_HOP, NODE_ADDRESS_INDEX_V4 as NODE_ADDRESS,
-        NODE_ADDRESS_V4 as NODE_ADDRESS_INDEX, REPLY_CACHE_V4 as REPLY_CACHE, SOCKET_RNAT_V4 as SOCKET_RNAT,
+        MAPPING_V4 as MAPPING, NEXT_HOP_V4 as NEXT_HOP, NODE_ADDRESS_INDEX_V4 as NODE_ADDRESS_INDEX,
+        NODE_ADDRESS_V4 as NODE_ADDRESS, REPLY_CACHE_V4 as REPLY_CACHE, SOCKET_RNAT_V4 as SOCKET_RNAT,
         STACK_SEEN_V4 as STACK_SEEN, UNMAPPED_V4 as UNMAPPED,
     };
 
@@ -169,8 +171,8 @@ mod v6 {
     pub(super) use crate::base::maps::{
         ALLOW_V6 as ALLOW, ENDPOINT_V6 as ENDPOINT, FLOW_V6 as FLOW, FRAGMENT_V6 as FRAGMENT,
         HALF_OPEN_V6 as HALF_OPEN, HOST_CONNECTION_V6 as HOST_CONNECTION, LOOKUP_CACHE_V6 as LOOKUP_CACHE,
-        MAPPING_V6 as MAPPING, NEXT_HOP_V6 as NEXT_HOP, NODE_ADDRESS_INDEX_V6 as NODE_ADDRESS,
-        NODE_ADDRESS_V6 as NODE_ADDRESS_INDEX, REPLY_CACHE_V6 as REPLY_CACHE, SOCKET_RNAT_V6 as SOCKET_RNAT,
+        MAPPING_V6 as MAPPING, NEXT_HOP_V6 as NEXT_HOP, NODE_ADDRESS_INDEX_V6 as NODE_ADDRESS_INDEX,
+        NODE_ADDRESS_V6 as NODE_ADDRESS, REPLY_CACHE_V6 as REPLY_CACHE, SOCKET_RNAT_V6 as SOCKET_RNAT,
         STACK_SEEN_V6 as STACK_SEEN, UNMAPPED_V6 as UNMAPPED,
     };
 
@@ -223,13 +225,13 @@ macro_rules! family_maps {
             #[inline(always)]
             fn lookup_node_address(addr: Self::Addr) -> Option<u8> {
                 // SAFETY: only the agent writes this map, and it never changes an element in place.
-                let local = unsafe { $of::NODE_ADDRESS_INDEX.get(&$of::NodeAddress { addr: $of::bytes(addr) }) }?;
+                let local = unsafe { $of::NODE_ADDRESS.get(&$of::NodeAddress { addr: $of::bytes(addr) }) }?;
                 Some(local.index as u8)
             }
 
             #[inline(always)]
             fn node_address(index: u8) -> Option<Self::Addr> {
-                let addr = $of::addr(&$of::NODE_ADDRESS.get(u32::from(index))?.addr);
+                let addr = $of::addr(&$of::NODE_ADDRESS_INDEX.get(u32::from(index))?.addr);
                 if addr == $of::UNSPECIFIED { None } else { Some(addr) }
             }
 
@@ -390,6 +392,11 @@ const PRIMARY_WORD: usize = offset_of!(Config, primary_v4) / size_of::<u64>();
 
 family_maps!(V4, v4, 3, {
     #[inline(always)]
+    fn primary(config: &Config) -> Option<u32> {
+        Self::node_address(config.primary_v4_index as u8)
+    }
+
+    #[inline(always)]
     fn is_primary(config: &Config, addr: u32) -> bool {
         u32::from_ne_bytes(config.primary_v4) == addr
     }
@@ -402,4 +409,9 @@ family_maps!(V4, v4, 3, {
     }
 });
 
-family_maps!(V6, v6, 5, {});
+family_maps!(V6, v6, 5, {
+    #[inline(always)]
+    fn primary(config: &Config) -> Option<[u32; 4]> {
+        Self::node_address(config.primary_v6_index())
+    }
+});

@@ -14,8 +14,8 @@ use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 use super::errors::{about_reply, too_large};
 use super::fragments::pieces;
 use super::scene::{
-    Tcp, Udp, becomes, client, client_ip, establish, flow, from, is_reply_translated, length, node, pod, sctp, tcp, to,
-    udp, with_mappings,
+    NODE_PORT, Tcp, Udp, becomes, client, client_ip, establish, flow, from, is_reply_translated, length, node,
+    other_pod_ip, pod, router, sctp, tcp, to, udp, with_mappings,
 };
 use crate::counters::{establishing_request, first_request, reason, request};
 use crate::lab::{FlowId, Lab, hash};
@@ -38,6 +38,26 @@ fn host_connection_gets_the_packets_of_its_peer() {
         let answer = udp(client(), node(), b"answer");
         lab.ingress(&answer).is(&answer, reason(Reason::HostConnection));
         assert_eq!((lab.slot(flow(Tcp)), lab.slot(flow(Udp))), (None, None));
+    });
+}
+
+/// A program behind NPL's, such as Cilium's, masquerades a Pod's connection, keeps its port, and uses the Node's primary
+/// address.
+#[test]
+fn connection_that_is_masqueraded_behind_npls_program_is_a_host_connection() {
+    with_mappings(|lab| {
+        let pods_own: SocketAddr = (other_pod_ip(), NODE_PORT).into();
+        for (sent, received) in [
+            (tcp(pods_own, client(), SYN, b""), tcp(client(), node(), SYN | ACK, b"")),
+            (tcp(pods_own, client(), ACK, b""), tcp(client(), node(), PSH | ACK, b"more")),
+            (udp(pods_own, client(), b"question"), udp(client(), node(), b"answer")),
+        ] {
+            leaves(lab, &sent);
+            lab.ingress(&received).is(&received, reason(Reason::HostConnection));
+        }
+        let of_another_server = udp(router(), node(), b"hello");
+        lab.ingress(&of_another_server)
+            .is(&to(&of_another_server, pod()), first_request("61000/udp", length(&of_another_server)));
     });
 }
 

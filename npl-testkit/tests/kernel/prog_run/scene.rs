@@ -102,6 +102,10 @@ pub(crate) fn client() -> SocketAddr {
     (client_ip(), CLIENT_PORT).into()
 }
 
+pub(crate) fn router() -> SocketAddr {
+    (router_ip(), CLIENT_PORT).into()
+}
+
 pub(crate) fn node() -> SocketAddr {
     (node_ip(), NODE_PORT).into()
 }

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use npl_agent::core::devices::redirect::Forwarding;
 use npl_testkit::echo::EchoServer;
-use npl_testkit::topology::Options;
+use npl_testkit::topology::{Options, Pod};
 use npl_testkit::traffic::{self, REQUEST_LIMIT, UdpOptions};
 
 use crate::world::{NODE_PORT, World};
@@ -65,6 +65,57 @@ fn replies_to_connections_masqueraded_behind_a_node_port_reach_the_node() {
             }
         }
         // Clients of the mapping are still served.
+        world.assert_answers();
+    }
+}
+
+/// Replaces the source of a Pod's packets after they have left the Node, as a TC program behind NPL's does: the outside
+/// host sees them from the Node's address and the port 61000. Packets that NPL passes to the host are led to the Pod.
+fn masquerade_behind_npl(world: &World, pod: &Pod, pod_port: u16, protocols: &[&str]) {
+    let device = world.topology.client().device.name();
+    for (family, (node_ip, pod_ip)) in ["ip", "ip6"].into_iter().zip(world.node_ips().into_iter().zip(pod.ips())) {
+        let out = |protocol: &&str| {
+            format!(
+                "{family} saddr {pod_ip} {protocol} sport {pod_port} {protocol} sport set {NODE_PORT} {family} saddr set {node_ip}\n"
+            )
+        };
+        let back = |protocol: &&str| {
+            format!(
+                "{family} daddr {node_ip} {protocol} dport {NODE_PORT} {protocol} dport set {pod_port} {family} daddr set {pod_ip}\n"
+            )
+        };
+        let table = |name: &str, hook: &str, rules: Vec<String>| {
+            format!("table {name} {{\n chain mangle {{\n type filter hook {hook};\n {} }}\n }}\n", rules.concat())
+        };
+        let (out, back) = (protocols.iter().map(out).collect(), protocols.iter().map(back).collect());
+        let ingress = format!("ingress device {device} priority 0");
+        world.client().nft(&table(&format!("netdev npl_out_{family}"), &ingress, out)).unwrap();
+        world.node().nft(&table(&format!("{family} npl_back"), "prerouting priority raw", back)).unwrap();
+    }
+    pod.netns.sysctl("net/ipv4/ip_local_port_range", &format!("{pod_port} {pod_port}")).unwrap();
+}
+
+/// As Cilium's BPF masquerade, which keeps the port of a Pod's connection if it is free.
+#[test]
+fn replies_to_connections_masqueraded_behind_npls_program_reach_the_node() {
+    for (name, world) in worlds() {
+        let pod = &world.pods[1].0;
+        masquerade_behind_npl(&world, pod, NODE_PORT, &["tcp", "udp"]);
+        let _outside = EchoServer::start_in(world.client(), "outside", &OUTSIDE).unwrap();
+        for (client_ip, node_ip) in world.client_ips().into_iter().zip(world.node_ips()) {
+            let masqueraded = SocketAddr::new(node_ip, NODE_PORT);
+            for port in OUTSIDE {
+                let server = SocketAddr::new(client_ip, port);
+                let stream =
+                    traffic::tcp_connect(&pod.netns, server).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+                for question in ["who are you?", "still there?"] {
+                    let answer = traffic::tcp_ask(&stream, question).unwrap();
+                    assert_eq!((answer.pod.as_str(), answer.client), ("outside", masqueraded), "{name}");
+                }
+                let udp = traffic::udp_request(&pod.netns, server, b"and you?", UdpOptions::default()).unwrap().answer;
+                assert_eq!((udp.pod.as_str(), udp.client), ("outside", masqueraded), "{name}");
+            }
+        }
         world.assert_answers();
     }
 }
