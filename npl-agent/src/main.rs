@@ -82,6 +82,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Status(args) => runtime.block_on(cli::status::show(&args)),
         Command::Mappings(args) => runtime.block_on(cli::mappings::show(&args)).map(|()| ExitCode::SUCCESS),
+        Command::Why(args) => runtime.block_on(cli::why::show(&args)),
+        Command::Flows(args) => runtime.block_on(cli::flows::show(&args)).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => runtime.block_on(cli::doctor::show(&args)),
         Command::Load(args) => cli::load::load(&args).map(|()| ExitCode::SUCCESS),
         Command::Cleanup(args) => runtime.block_on(cli::cleanup::remove_and_stay(&args)).map(|()| ExitCode::SUCCESS),

@@ -4,10 +4,12 @@
 pub mod cleanup;
 pub mod doctor;
 mod facts;
+pub mod flows;
 pub mod load;
 pub mod mappings;
 pub mod status;
 mod style;
+pub mod why;
 
 use std::{
     io::{self, Write as _},

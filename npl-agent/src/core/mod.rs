@@ -30,6 +30,7 @@ pub mod publish;
 pub mod state;
 pub mod verdict;
 pub mod view;
+pub mod why;
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Names, keys and values of the maps of each IP family.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use npl_common::{
     flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6},
@@ -59,6 +59,8 @@ pub(super) trait Layout {
     /// The Pod endpoint of a conntrack entry.
     fn pod_endpoint(key: &Self::FlowKey) -> Sender;
     fn state(flow: &Self::Flow) -> &FlowState;
+    /// The client and the NAT address of a conntrack entry.
+    fn client_and_nat(key: &Self::FlowKey, flow: &Self::Flow) -> (SocketAddr, SocketAddr);
     /// The Pod address and port (host byte order) that a local client is connected to.
     fn socket_rnat_pod(key: &Self::SocketRnatKey) -> (IpAddr, u16);
 }
@@ -158,6 +160,11 @@ macro_rules! layout {
 
             fn state(flow: &$flow) -> &FlowState {
                 &flow.state
+            }
+
+            fn client_and_nat(key: &$flow_key, flow: &$flow) -> (SocketAddr, SocketAddr) {
+                let client = SocketAddr::new($ip::from(key.client_addr).into(), key.client_port);
+                (client, SocketAddr::new($ip::from(flow.node_addr).into(), flow.state.node_port))
             }
 
             fn socket_rnat_pod(key: &$socket_rnat_key) -> (IpAddr, u16) {

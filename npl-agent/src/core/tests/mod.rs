@@ -9,4 +9,5 @@ mod script;
 mod stories;
 mod usage;
 mod view;
+mod why;
 mod world;
