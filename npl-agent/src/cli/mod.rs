@@ -5,6 +5,7 @@ pub mod cleanup;
 pub mod doctor;
 mod facts;
 pub mod flows;
+pub mod kubectl;
 pub mod load;
 pub mod mappings;
 pub mod status;

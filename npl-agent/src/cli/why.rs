@@ -68,7 +68,7 @@ fn last_packet(flows: &[FlowRecord], frontend: Frontend, now: Duration) -> Optio
 }
 
 /// Each chain as lines: mark, link, finding; and the page of the first link that does not hold.
-pub(super) fn as_text(explanation: &Explanation) -> String {
+pub(in crate::cli) fn as_text(explanation: &Explanation) -> String {
     let chains: Vec<String> = explanation.chains.iter().map(chain_text).collect();
     chains.join("\n")
 }

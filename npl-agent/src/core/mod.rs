@@ -19,6 +19,7 @@
 //! A mapping's allowed sources are in the kernel before the mapping is restricted, and stay while the mapping is
 //! restricted.
 
+pub mod check;
 pub mod devices;
 pub mod doctor;
 pub mod flows;
