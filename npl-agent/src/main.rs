@@ -11,6 +11,7 @@ use npl_agent::{
         Config, ConfigError,
         args::{Cli, Command, RunArgs},
         environment,
+        kubectl_args::KubectlCli,
     },
     process::{
         memory,
@@ -21,8 +22,13 @@ use tracing::warn;
 
 /// clap's exit code for usage errors.
 const USAGE: u8 = 2;
+/// The plug-in could not read the cluster, so that it knows nothing.
+const CANNOT_TELL: u8 = 2;
 
 fn main() -> ExitCode {
+    if cli::kubectl::is_plugin(std::env::args_os().next().as_deref()) {
+        return run_plugin();
+    }
     let outcome = match Cli::try_parse() {
         Ok(cli) => dispatch(cli),
         Err(error) => match ConfigError::from_clap(&error) {
@@ -33,6 +39,21 @@ fn main() -> ExitCode {
     outcome.unwrap_or_else(|error| {
         cli::report_error(&error);
         ExitCode::FAILURE
+    })
+}
+
+/// Runs as `kubectl npl`.
+fn run_plugin() -> ExitCode {
+    let outcome = match KubectlCli::try_parse() {
+        Ok(cli) => cli::kubectl::run(&cli),
+        Err(error) => match ConfigError::from_clap(&error) {
+            Some(refused) => return usage_error(refused),
+            None => error.exit(),
+        },
+    };
+    outcome.unwrap_or_else(|error| {
+        cli::report_error(&error);
+        ExitCode::from(CANNOT_TELL)
     })
 }
 
@@ -85,6 +106,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Status(args) => runtime.block_on(cli::status::show(&args)),
         Command::Mappings(args) => runtime.block_on(cli::mappings::show(&args)).map(|()| ExitCode::SUCCESS),
+        Command::Why(args) => runtime.block_on(cli::why::show(&args)),
+        Command::Flows(args) => runtime.block_on(cli::flows::show(&args)).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => runtime.block_on(cli::doctor::show(&args)),
         Command::Load(args) => cli::load::load(&args).map(|()| ExitCode::SUCCESS),
         Command::Retire(args) => runtime.block_on(cli::retire::retire(args)).map(|()| ExitCode::SUCCESS),

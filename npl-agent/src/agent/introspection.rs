@@ -8,6 +8,7 @@ use crate::{
         model::Moment,
         state::State,
         view::{AgentView, DeviceView},
+        why::explain,
     },
     devices::uplinks::DeviceReport,
     http::Health,
@@ -47,6 +48,10 @@ impl Introspection {
     pub(super) fn answer(&self, request: Request, state: &State, health: &Health, now: Moment, pending: usize) {
         match request {
             Request::State(reply) => drop(reply.send(self.view(state, health, now, pending))),
+            Request::Why(question, reply) => {
+                let view = self.view(state, health, now, pending);
+                drop(reply.send(explain(state, &view, &question)));
+            }
         }
     }
 

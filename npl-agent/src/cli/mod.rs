@@ -5,11 +5,14 @@
 pub mod cleanup;
 pub mod doctor;
 mod facts;
+pub mod flows;
+pub mod kubectl;
 pub mod load;
 pub mod mappings;
 pub mod retire;
 pub mod status;
 mod style;
+pub mod why;
 
 use std::{
     io::{self, Write as _},

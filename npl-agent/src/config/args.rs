@@ -15,8 +15,10 @@ use crate::{
         model::{
             Protocol,
             settings::{AnnotationFormat, NodeIpSource, PortRange, ProtocolPairing},
+            sources::SourceRange,
         },
         view::PortState,
+        why::Question,
     },
     datapath::CgroupSelection,
     nft_guard::GuardMode,
@@ -38,6 +40,16 @@ const STATUS_EXAMPLES: &str = "Examples:
   npl-agent status --interval 10s      with rates over ten seconds
   npl-agent status --output json | jq .signs";
 
+const WHY_EXAMPLES: &str = "Examples:
+  npl-agent why pod/shop/web-0         every port of the Pod that a Service requests
+  npl-agent why pod/shop/web-0:8080    one port
+  npl-agent why service/shop/web       every Pod of the Service on this Node";
+
+const FLOWS_EXAMPLES: &str = "Examples:
+  npl-agent flows -n shop --pod web-0              the flows of one Pod
+  npl-agent flows --client 198.51.100.0/24         those of these clients
+  npl-agent flows --output json | jq -r .client    one JSON object per line";
+
 const MAPPINGS_EXAMPLES: &str = "Examples:
   npl-agent mappings                              all mappings of this Node
   npl-agent mappings -n shop --service web        those that the Service shop/web requests
@@ -57,6 +69,15 @@ pub enum Command {
     /// running agent; without an agent, the kernel's view is shown.
     #[command(after_help = MAPPINGS_EXAMPLES)]
     Mappings(MappingsArgs),
+    /// Explain why a Pod or a Service is served or not: the chain from the Service to the last packet. The first link that
+    /// does not hold is marked, with the section of the documents about it. Exits with 0 if every link holds, 1 if one
+    /// does not, 2 without a running agent.
+    #[command(after_help = WHY_EXAMPLES)]
+    Why(WhyArgs),
+    /// Show the established flows through node ports with client, node address, Pod address and Pod name, the most recent
+    /// first. Flows whose handshake is not complete are not listed.
+    #[command(after_help = FLOWS_EXAMPLES)]
+    Flows(FlowsArgs),
     /// Check this Node's kernel, capabilities and settings, and print each finding with its remedy. Changes no state,
     /// and works with and without a running agent. Exits with 1 if a finding keeps node ports from working.
     Doctor(ViewArgs),
@@ -296,6 +317,46 @@ pub struct StatusArgs {
         value_parser = value::duration
     )]
     pub wait: Option<Duration>,
+}
+
+/// Flags of `why`.
+#[derive(Debug, Clone, Args)]
+pub struct WhyArgs {
+    /// The Pod, a port of it, or the Service.
+    #[arg(value_name = "pod/NAMESPACE/NAME[:PORT]|service/NAMESPACE/NAME")]
+    pub object: Question,
+
+    /// Where to read, and how to print.
+    #[command(flatten)]
+    pub node: NodeViewArgs,
+}
+
+/// Flags of `flows`.
+#[derive(Debug, Clone, Args)]
+pub struct FlowsArgs {
+    /// Where to read, and how to print; JSON is one object per line.
+    #[command(flatten)]
+    pub node: NodeViewArgs,
+
+    /// Show the flows to Pods of this namespace only.
+    #[arg(long, short, value_name = "NAME")]
+    pub namespace: Option<String>,
+
+    /// Show the flows to Pods whose name begins with this text.
+    #[arg(long, value_name = "NAME")]
+    pub pod: Option<String>,
+
+    /// Show the flows of clients with this address or in this range.
+    #[arg(long, value_name = "IP|CIDR")]
+    pub client: Option<SourceRange>,
+
+    /// Show the flows of this node port.
+    #[arg(long, value_name = "PORT")]
+    pub node_port: Option<u16>,
+
+    /// Show the flows of this protocol: tcp, udp or sctp.
+    #[arg(long, value_name = "PROTOCOL")]
+    pub protocol: Option<Protocol>,
 }
 
 /// Flags of `mappings`.

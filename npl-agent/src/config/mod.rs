@@ -3,6 +3,7 @@
 
 pub mod args;
 pub mod environment;
+pub mod kubectl_args;
 mod value;
 
 use std::{error::Error as _, net::SocketAddr, path::PathBuf, time::Duration};

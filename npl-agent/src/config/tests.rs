@@ -17,15 +17,8 @@ use crate::{
 
 fn parse(line: &[&str]) -> Result<Config, ConfigError> {
     let cli = Cli::try_parse_from(line).map_err(|err| ConfigError::from_clap(&err).expect("a refused value"))?;
-    match cli.command {
-        Command::Run(args) => Config::try_from(*args),
-        other @ (Command::Status(_)
-        | Command::Mappings(_)
-        | Command::Doctor(_)
-        | Command::Load(_)
-        | Command::Cleanup(_)
-        | Command::Retire(_)) => panic!("{other:?}"),
-    }
+    let Command::Run(args) = cli.command else { panic!("{:?}", cli.command) };
+    Config::try_from(*args)
 }
 
 fn config(flags: &[&str]) -> Result<Config, ConfigError> {

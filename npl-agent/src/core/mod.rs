@@ -20,6 +20,7 @@
 //! A mapping's allowed sources are in the kernel before the mapping is restricted, and stay while the mapping is
 //! restricted.
 
+pub mod check;
 pub mod devices;
 pub mod doctor;
 pub mod flows;
@@ -31,6 +32,7 @@ pub mod publish;
 pub mod state;
 pub mod verdict;
 pub mod view;
+pub mod why;
 
 #[cfg(test)]
 mod tests;

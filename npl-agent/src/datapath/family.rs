@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     os::fd::AsFd as _,
     sync::atomic::{AtomicU64, Ordering, fence},
     time::Duration,
@@ -25,7 +25,7 @@ use super::{
     pins::Pins,
     predecessor::{Entries, Predecessor},
     sys,
-    tables::{open, tolerate_missing},
+    tables::{FlowRecord, open, tolerate_missing},
 };
 use crate::core::{
     flows,
@@ -76,6 +76,8 @@ pub(super) trait FamilyMaps: Send {
 
     /// Number of established conntrack entries.
     fn flow_count(&self) -> Result<usize, DatapathError>;
+    /// Every established conntrack entry; entries of an unknown protocol are ignored.
+    fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError>;
     /// Removes the conntrack entries of these Pod endpoints.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError>;
     /// The Pod addresses and ports (host byte order) of all socket reverse NAT entries.
@@ -266,6 +268,26 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let mut count = 0;
         self.read_flows(|_, _| count += 1)?;
         Ok(count)
+    }
+
+    fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError> {
+        let mut records = Vec::new();
+        self.read_flows(|key, flow| {
+            let Sender { pod_ip, pod_port, protocol } = L::pod_endpoint(key);
+            let Some(protocol) = Protocol::from_number(protocol) else { return };
+            let (client, nat) = L::client_and_nat(key, flow);
+            let state = L::state(flow);
+            records.push(FlowRecord {
+                protocol,
+                client,
+                nat,
+                pod: SocketAddr::new(pod_ip, pod_port),
+                last_seen: Duration::from_nanos(state.last_seen_ns),
+                client_tcp_flags: state.client_tcp_flags,
+                pod_tcp_flags: state.pod_tcp_flags,
+            });
+        })?;
+        Ok(records)
     }
 
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError> {

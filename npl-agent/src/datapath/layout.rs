@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Names, keys and values of the maps of each IP family.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use npl_common::{
     flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6},
@@ -61,6 +61,8 @@ pub(super) trait Layout {
     fn state(flow: &Self::Flow) -> &FlowState;
     /// A conntrack entry with its state replaced.
     fn with_state(flow: &Self::Flow, state: FlowState) -> Self::Flow;
+    /// The client and the NAT address of a conntrack entry.
+    fn client_and_nat(key: &Self::FlowKey, flow: &Self::Flow) -> (SocketAddr, SocketAddr);
     /// The Pod address and port (host byte order) that a local client is connected to.
     fn socket_rnat_pod(key: &Self::SocketRnatKey) -> (IpAddr, u16);
 }
@@ -164,6 +166,11 @@ macro_rules! layout {
 
             fn with_state(flow: &$flow, state: FlowState) -> $flow {
                 $flow { state, ..*flow }
+            }
+
+            fn client_and_nat(key: &$flow_key, flow: &$flow) -> (SocketAddr, SocketAddr) {
+                let client = SocketAddr::new($ip::from(key.client_addr).into(), key.client_port);
+                (client, SocketAddr::new($ip::from(flow.node_addr).into(), flow.state.node_port))
             }
 
             fn socket_rnat_pod(key: &$socket_rnat_key) -> (IpAddr, u16) {

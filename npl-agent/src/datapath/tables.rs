@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::atomic::{Ordering, fence},
     time::Duration,
 };
@@ -12,7 +12,9 @@ use std::{
 use aya::maps::{Array, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use npl_common::{
     config::Config,
-    crc, fragment,
+    crc,
+    flow::tcp_flag,
+    fragment,
     mapping::MAX_LOCAL_ADDRESSES,
     names,
     reason::Reason,
@@ -30,7 +32,7 @@ use super::{
 use crate::core::{
     flows::half_open::HalfOpenExpiry,
     model::{
-        Backend, Family, Frontend, Protocol,
+        Backend, Family, Frontend, NodePort, Protocol,
         sources::{SourceRange, Sources},
     },
 };
@@ -61,6 +63,47 @@ pub struct MappingRecord {
     pub sources: Sources,
     /// The counters, summed over CPUs.
     pub stats: MappingStats,
+}
+
+/// An established conntrack entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowRecord {
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// The client.
+    pub client: SocketAddr,
+    /// The node address and node port that the client uses.
+    pub nat: SocketAddr,
+    /// The Pod's address and port.
+    pub pod: SocketAddr,
+    /// Time of the last refresh, by the kernel's monotonic clock; at most 256 jiffies before the last packet.
+    pub last_seen: Duration,
+    /// TCP flags that the client has sent, or-ed together.
+    pub client_tcp_flags: u8,
+    /// TCP flags that the Pod has sent, or-ed together.
+    pub pod_tcp_flags: u8,
+}
+
+impl FlowRecord {
+    /// The node port of the flow, which names its mapping.
+    pub fn frontend(&self) -> Frontend {
+        let family = Family::of(self.nat.ip());
+        Frontend { family, node_port: NodePort(self.nat.port()), protocol: self.protocol }
+    }
+
+    /// The progress of the connection. Protocols without handshake are always established.
+    pub const fn state(&self) -> &'static str {
+        let (client, pod) = (self.client_tcp_flags, self.pod_tcp_flags);
+        if (client | pod) & tcp_flag::RST != 0 {
+            "reset"
+        } else if client & pod & tcp_flag::FIN != 0 {
+            "closed"
+        } else if (client | pod) & tcp_flag::FIN != 0 {
+            "closing"
+        } else {
+            "established"
+        }
+    }
 }
 
 impl Tables {
@@ -189,6 +232,15 @@ impl Tables {
             entries.extend(self.family(family).mappings()?);
         }
         Ok(entries)
+    }
+
+    /// Every established conntrack entry.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError> {
+        Ok([self.family(Family::V4).flows()?, self.family(Family::V6).flows()?].concat())
     }
 
     /// Number of established conntrack entries of IPv4 and IPv6.

@@ -11,7 +11,10 @@ use serde::de::DeserializeOwned;
 use tokio::{net::UnixStream, time::timeout};
 
 use super::socket;
-use crate::core::view::AgentView;
+use crate::core::{
+    view::AgentView,
+    why::{Explanation, Question},
+};
 
 /// How long a command waits for the agent, which itself gives up after two seconds.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -48,6 +51,15 @@ pub enum AskError {
 /// If no agent answers.
 pub async fn ask(folder: &Path) -> Result<AgentView, AskError> {
     get(folder, "/v1/state").await
+}
+
+/// Why a Pod or a Service is served or not.
+///
+/// # Errors
+///
+/// If no agent answers.
+pub async fn ask_why(folder: &Path, question: &Question) -> Result<Explanation, AskError> {
+    get(folder, &format!("/v1/why/{}", question.path())).await
 }
 
 async fn get<T: DeserializeOwned>(folder: &Path, path: &str) -> Result<T, AskError> {

@@ -14,10 +14,13 @@ use std::{
 use tokio::sync::oneshot;
 
 pub use self::{
-    client::{AskError, ask},
+    client::{AskError, ask, ask_why},
     server::{bind, serve},
 };
-use crate::core::view::AgentView;
+use crate::core::{
+    view::AgentView,
+    why::{Explanation, Question},
+};
 
 /// The name of the socket in the runtime folder.
 pub const SOCKET: &str = "agent.sock";
@@ -27,6 +30,8 @@ pub const SOCKET: &str = "agent.sock";
 pub enum Request {
     /// The state of the agent.
     State(oneshot::Sender<AgentView>),
+    /// Why a Pod or a Service is served or not.
+    Why(Question, oneshot::Sender<Explanation>),
 }
 
 /// Why the local socket cannot be opened. The agent serves its Pods without it.

@@ -11,7 +11,7 @@ use std::{
 
 use axum::{
     Router,
-    extract::State,
+    extract::{Path as UrlPath, State},
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse as _, Response},
     routing::get,
@@ -24,6 +24,7 @@ use tokio::{
 };
 
 use super::{Request, SocketError, socket};
+use crate::core::why::Question;
 
 /// Only root may enter the folder.
 const FOLDER_MODE: u32 = 0o700;
@@ -62,12 +63,40 @@ fn listen(folder: &Path, socket: &Path) -> io::Result<UnixListener> {
 ///
 /// If the listening socket fails.
 pub async fn serve(listener: UnixListener, requests: mpsc::Sender<Request>) -> io::Result<()> {
-    let router = Router::new().route("/v1/state", get(state)).with_state(requests);
+    let router = Router::new()
+        .route("/v1/state", get(state))
+        .route("/v1/why/{kind}/{namespace}/{name}", get(why))
+        .route("/v1/why/{kind}/{namespace}/{name}/{port}", get(why_port))
+        .with_state(requests);
     axum::serve(listener, router).await
 }
 
 async fn state(State(requests): State<mpsc::Sender<Request>>) -> Response {
     answer(&requests, Request::State).await
+}
+
+type Subject = (String, String, String);
+
+async fn why(State(requests): State<mpsc::Sender<Request>>, UrlPath(subject): UrlPath<Subject>) -> Response {
+    explain(&requests, subject, None).await
+}
+
+async fn why_port(
+    State(requests): State<mpsc::Sender<Request>>,
+    UrlPath((kind, namespace, name, port)): UrlPath<(String, String, String, u16)>,
+) -> Response {
+    explain(&requests, (kind, namespace, name), Some(port)).await
+}
+
+async fn explain(
+    requests: &mpsc::Sender<Request>,
+    (kind, namespace, name): Subject,
+    pod_port: Option<u16>,
+) -> Response {
+    match Question::new(&kind, &namespace, &name, pod_port) {
+        Some(question) => answer(requests, |reply| Request::Why(question, reply)).await,
+        None => (StatusCode::BAD_REQUEST, "ask for a pod or a service\n").into_response(),
+    }
 }
 
 /// Passes a request to the main loop, and encodes its reply as JSON.

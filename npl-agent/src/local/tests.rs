@@ -31,7 +31,8 @@ async fn a_command_reads_the_state_that_the_main_loop_sends() {
     let (requests, mut received) = mpsc::channel(1);
     let server = tokio::spawn(serve(listener, requests));
     let main_loop = tokio::spawn(async move {
-        while let Some(Request::State(reply)) = received.recv().await {
+        while let Some(request) = received.recv().await {
+            let Request::State(reply) = request else { panic!("{request:?}") };
             reply.send(AgentView { node_name: "node-1".to_owned(), ..AgentView::default() }).unwrap();
         }
     });

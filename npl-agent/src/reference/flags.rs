@@ -6,21 +6,25 @@ use std::fmt::Write as _;
 use clap::{Arg, Command, CommandFactory as _};
 
 use super::markdown::{anchor, code, heading, prose, table};
-use crate::{config::args::Cli, process::telemetry};
+use crate::{
+    config::{args::Cli, kubectl_args::KubectlCli},
+    process::telemetry,
+};
 
 pub(super) fn body() -> String {
-    let command = Cli::command();
-    let shown = || command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
+    let agent = Cli::command();
+    let plugin = KubectlCli::command();
+    let commands: Vec<(String, &Command)> = [("npl-agent", &agent), ("kubectl npl", &plugin)]
+        .into_iter()
+        .flat_map(|(name, of)| subcommands(name, of))
+        .collect();
     let mut text =
         "A flag takes precedence over its variable. An invalid value ends the command with exit code 2 and one \
                     sentence that names the flag and a valid example.\n\n"
             .to_owned();
     text += &table(
         &["command", "purpose"],
-        shown().map(|subcommand| {
-            let title = title(subcommand);
-            vec![format!("[`{title}`]({})", anchor(&title)), about(subcommand)]
-        }),
+        commands.iter().map(|(title, subcommand)| vec![format!("[`{title}`]({})", anchor(title)), about(subcommand)]),
     );
     let _infallible = write!(
         text,
@@ -29,28 +33,39 @@ pub(super) fn body() -> String {
         telemetry::FILTER_VARIABLE,
         telemetry::DEFAULT_FILTER
     );
-    for subcommand in shown() {
-        text += &section(subcommand);
+    for (title, subcommand) in &commands {
+        text += &section(title, subcommand);
     }
+    text += &heading(2, "kubectl npl");
+    text += "These flags belong to every command of the plug-in.\n";
+    text += &section_of_flags("kubectl npl", &plugin);
     text
 }
 
-fn title(subcommand: &Command) -> String {
-    format!("npl-agent {}", subcommand.get_name())
+/// The subcommands of a program that are shown, with their titles.
+fn subcommands<'a>(program: &'static str, command: &'a Command) -> impl Iterator<Item = (String, &'a Command)> {
+    let shown = command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
+    shown.map(move |subcommand| (format!("{program} {}", subcommand.get_name()), subcommand))
 }
 
 fn about(subcommand: &Command) -> String {
     subcommand.get_long_about().or(subcommand.get_about()).map(|text| prose(&text.to_string())).unwrap_or_default()
 }
 
-fn section(subcommand: &Command) -> String {
-    let flags: Vec<&Arg> = subcommand.get_arguments().filter(|flag| !flag.is_hide_set()).collect();
-    let name_of = |flag: &Arg| format!("{} --{}", subcommand.get_name(), flag.get_long().unwrap_or_default());
-    let mut text = heading(2, &title(subcommand)) + &about(subcommand) + "\n\n";
-    text += &table(
+fn section(title: &str, subcommand: &Command) -> String {
+    let examples = subcommand.get_after_help().map(|text| format!("\n```text\n{text}\n```\n")).unwrap_or_default();
+    heading(2, title) + &about(subcommand) + "\n" + &examples + "\n" + &section_of_flags(title, subcommand)
+}
+
+/// The table of a command's flags and arguments, and a section for each.
+fn section_of_flags(title: &str, command: &Command) -> String {
+    let flags: Vec<&Arg> = command.get_arguments().filter(|flag| !flag.is_hide_set()).collect();
+    let short = title.strip_prefix("npl-agent ").unwrap_or(title);
+    let name_of = |flag: &Arg| format!("{short} {}", shown_name(flag));
+    let mut text = table(
         &["flag", "variable", "default"],
         flags.iter().map(|flag| {
-            let link = format!("[`--{}`]({})", flag.get_long().unwrap_or_default(), anchor(&name_of(flag)));
+            let link = format!("[`{}`]({})", shown_name(flag), anchor(&name_of(flag)));
             vec![link, shown_variable(flag), default(flag)]
         }),
     );
@@ -61,6 +76,11 @@ fn section(subcommand: &Command) -> String {
         let _infallible = writeln!(text, "\n{}", help(flag));
     }
     text
+}
+
+/// `--flag`, or the name of a positional argument.
+fn shown_name(flag: &Arg) -> String {
+    flag.get_long().map_or_else(|| flag.get_id().as_str().to_ascii_uppercase(), |name| format!("--{name}"))
 }
 
 fn help(flag: &Arg) -> String {
@@ -94,12 +114,14 @@ fn default(flag: &Arg) -> String {
 
 /// The flag with its value, as on the command line.
 fn usage(flag: &Arg) -> String {
-    let name = flag.get_long().unwrap_or_default();
-    if !flag.get_action().takes_values() {
-        return format!("--{name}");
-    }
     let values: Vec<_> = flag.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
     let names = || flag.get_value_names().unwrap_or_default().iter().map(ToString::to_string).collect();
     let values: Vec<String> = if values.is_empty() { names() } else { values };
-    format!("--{name} {}", values.join("|"))
+    let values = values.join("|");
+    match flag.get_long() {
+        None => values,
+        Some(name) if !flag.get_action().takes_values() => format!("--{name}"),
+        Some(name) if flag.is_require_equals_set() => format!("--{name}[={values}]"),
+        Some(name) => format!("--{name} {values}"),
+    }
 }

@@ -33,7 +33,7 @@ const SOURCES: [Source; 5] = [
     Source {
         file: "flags.md",
         title: "Flags",
-        purpose: "Every subcommand of `npl-agent`, with its flags, environment variables and defaults.",
+        purpose: "Every command of `npl-agent` and `kubectl npl`, with its flags, environment variables, defaults and examples.",
         body: flags::body,
     },
     Source {

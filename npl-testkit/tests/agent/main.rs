@@ -17,6 +17,7 @@ mod faults;
 mod formats;
 mod guard;
 mod install;
+mod kubectl_plugin;
 mod life;
 mod local;
 mod main_job;

@@ -4,7 +4,9 @@
 use npl_testkit::agent::Agent;
 use npl_testkit::cluster::{Port, ServiceObject};
 use npl_testkit::echo::Protocol;
+use npl_testkit::poll;
 use npl_testkit::residue::Residue;
+use npl_testkit::traffic;
 use serde_json::{Value, json};
 
 use crate::world::{LIMIT, NAMESPACE, World, manifest};
@@ -68,6 +70,53 @@ fn the_exit_code_of_status_is_its_verdict() {
     assert!(code == 2 && gone.contains("not installed"), "{code} {gone}");
     let (code, json) = status(&["--output", "json"]);
     assert_eq!((code, serde_json::from_str::<Value>(&json).unwrap()["verdict"].as_str()), (2, Some("cannot-tell")));
+}
+
+#[test]
+fn why_and_flows_answer_for_a_pod_by_its_name() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let (options, client) = (world.agent_options(&[]), world.client_ip().to_string());
+    let run = |arguments: &[&str]| options.exit_code_and_output(arguments).unwrap();
+    let (code, chain) = run(&["why", "pod/shop/web-0"]);
+    assert!(code == 0 && !chain.contains("──►"), "{code} {chain}");
+    for expected in
+        ["port 8080/tcp IPv4", "port 8080/udp IPv4", "selected by web", "61000/tcp IPv4", "replies, the last"]
+    {
+        assert!(chain.contains(expected), "{expected} is not in {chain}");
+    }
+    let flows = |arguments: &[&str]| -> Vec<Value> {
+        let (code, text) = run(&[&["flows", "--output", "json"], arguments].concat());
+        assert_eq!(code, 0, "{text}");
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    };
+    let server = world.address("web-0", Protocol::Udp);
+    let socket = traffic::udp_socket(&world.topology.client().netns, server, true).unwrap();
+    // A UDP flow is established with the client's second datagram.
+    for _ in 0..3 {
+        assert_eq!(traffic::udp_ask(&socket, "who?").unwrap().pod, "web-0");
+    }
+    let node = server.to_string();
+    let named = flows(&["--pod", "web-0", "--client", &client, "--protocol", "udp"]);
+    let flow = named.first().unwrap_or_else(|| panic!("no flow of {client}: {:?}", flows(&[])));
+    let pod_address = format!("{}:8080", world.topology.pods()[0].ip());
+    assert_eq!(
+        [&flow["node"], &flow["podAddress"], &flow["pod"]],
+        [&json!(node), &json!(pod_address), &json!("web-0")]
+    );
+    assert!(flow["client"].as_str().unwrap().starts_with(&client), "{flow}");
+    assert!(flows(&["--pod", "other"]).is_empty());
+    world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
+    let disabled = || run(&["why", "service/shop/web"]);
+    poll::until("the Service to be the broken link", LIMIT, || (disabled().0 == 1).then_some(())).unwrap();
+    let (_, text) = disabled();
+    assert!(text.contains("──► enabled") && text.contains("docs/troubleshoot.md#a-pod-has-no-annotation"), "{text}");
+    world.agent().kill().unwrap();
+    assert_eq!(run(&["why", "pod/shop/web-0"]).0, 2, "only an agent knows");
+    assert!(flows(&[]).iter().any(|flow| flow["node"] == json!(node) && flow["pod"].is_null()));
 }
 
 #[test]

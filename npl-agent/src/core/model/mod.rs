@@ -320,6 +320,11 @@ impl Service {
         !self.selector.is_empty() && self.selector.iter().all(has)
     }
 
+    /// Whether it selects a Pod, which may be of any namespace.
+    pub fn has_labels_of(&self, pod: &Pod) -> bool {
+        self.key.namespace == pod.key.namespace && self.selects(pod)
+    }
+
     /// Whether NPL assigns node ports to the Service's Pods.
     pub fn is_active(&self) -> bool {
         let has_type = match self.service_type {

@@ -137,6 +137,16 @@ impl Snapshot {
         self.pods.values()
     }
 
+    /// A Service that NPL acts on.
+    pub(in crate::core) fn service(&self, key: &ServiceKey) -> Option<&Service> {
+        self.services.get(key)
+    }
+
+    /// The Services of a namespace that NPL acts on.
+    pub(in crate::core) fn services_in<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = &'a Service> {
+        in_namespace(&self.services, namespace)
+    }
+
     /// The Services that select the Pod.
     pub(in crate::core) fn services_of<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = &'a Service> {
         in_namespace(&self.services, &pod.key.namespace).filter(move |service| service.selects(pod))

@@ -5,6 +5,7 @@ use std::{
     collections::BTreeSet,
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    str::FromStr,
 };
 
 use super::{Backend, Family};
@@ -19,6 +20,19 @@ const SHOWN_CHARS: usize = 48;
 pub struct SourceRange {
     first: IpAddr,
     length: u8,
+}
+
+/// The text is neither an address nor a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not an address or a range: give 192.0.2.7, 192.0.2.0/24 or 2001:db8::/32")]
+pub struct UnknownRange;
+
+impl FromStr for SourceRange {
+    type Err = UnknownRange;
+
+    fn from_str(text: &str) -> Result<Self, UnknownRange> {
+        Self::read(text).ok_or(UnknownRange)
+    }
 }
 
 impl SourceRange {

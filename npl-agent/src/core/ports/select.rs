@@ -14,6 +14,7 @@ use crate::core::{
         snapshot::Snapshot,
         sources::Sources,
     },
+    publish::annotation::SeenEntry,
     publish::problem::{AffectedObject, Cause, Problem},
 };
 
@@ -236,8 +237,14 @@ pub(in crate::core) fn requests(service: &Service, pod: &Pod, port: WantedPort) 
     service.families.contains(&port.family) && service.ports.iter().any(leads_there)
 }
 
+/// Whether a Service that NPL acts on requests the Pod port of an entry.
+pub fn requests_entry(service: &Service, pod: &Pod, entry: &SeenEntry) -> bool {
+    let port = WantedPort { pod_port: entry.pod_port, protocol: entry.protocol, family: entry.family };
+    service.has_labels_of(pod) && service.is_active() && requests(service, pod, port)
+}
+
 /// The Pod ports that a `targetPort` selects: the number, or every container port with that name and protocol.
-fn resolve(pod: &Pod, port: &ServicePort) -> BTreeSet<PodPort> {
+pub(in crate::core) fn resolve(pod: &Pod, port: &ServicePort) -> BTreeSet<PodPort> {
     match &port.target {
         TargetPort::Number(number) => BTreeSet::from([*number]),
         TargetPort::Name(name) => {

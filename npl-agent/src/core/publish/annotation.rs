@@ -119,6 +119,28 @@ pub fn seen_entries(seen: &str) -> BTreeSet<SeenEntry> {
     read::<Vec<Lenient>>(seen).unwrap_or_default().into_iter().flat_map(Lenient::entries).collect()
 }
 
+/// An entry with the address that consumers use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PublishedEntry {
+    /// The Node's address; `None` if the entry has none.
+    pub node_ip: Option<IpAddr>,
+    /// The rest of the entry.
+    pub seen: SeenEntry,
+}
+
+/// The entries of a value that can be decoded, with their addresses.
+pub fn published(seen: &str) -> Vec<PublishedEntry> {
+    let entries = read::<Vec<Lenient>>(seen).unwrap_or_default();
+    let with_address = |entry: Lenient| {
+        let node_ip = match &entry {
+            Lenient::Entry(entry) => entry.node_ip,
+            Lenient::Malformed(_) => None,
+        };
+        entry.entries().into_iter().map(move |seen| PublishedEntry { node_ip, seen })
+    };
+    entries.into_iter().flat_map(with_address).collect()
+}
+
 /// The entries of a Pod's annotation.
 pub fn named_by(pod: &Pod) -> BTreeSet<SeenEntry> {
     pod.annotation.as_deref().map(seen_entries).unwrap_or_default()

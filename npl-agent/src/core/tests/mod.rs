@@ -2,6 +2,7 @@
 //! Tests of the core through its public interface: scenarios as text, and properties of random event sequences.
 
 mod chaos;
+mod check;
 mod one_pod;
 mod properties;
 mod races;
@@ -9,4 +10,5 @@ mod script;
 mod stories;
 mod usage;
 mod view;
+mod why;
 mod world;

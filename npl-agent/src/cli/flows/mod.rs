@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `npl-agent flows`: the live flows through node ports, with the Pod's name and all ends.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::Serialize;
+
+use super::{duration, note, print, table};
+use crate::{
+    config::args::{FlowsArgs, OutputFormat},
+    core::{
+        model::{Frontend, Protocol, sources::SourceRange},
+        view::{AgentView, NodePortView},
+    },
+    datapath::{Pins, Tables, kernel_clock, preflight, tables::FlowRecord},
+    local,
+};
+
+/// One flow of the output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FlowRow {
+    protocol: &'static str,
+    /// Client address and port.
+    client: String,
+    /// The node address and node port that the client uses.
+    node: String,
+    /// Pod address and port.
+    pod_address: String,
+    /// Absent without a running agent.
+    namespace: Option<String>,
+    pod: Option<String>,
+    /// `established`, `closing`, `closed` or `reset`.
+    state: &'static str,
+    /// Time since the entry was refreshed: up to 256 jiffies (0.25 to 2.6 s) longer than since the last packet.
+    idle_millis: u64,
+}
+
+/// The flows to show. An absent condition holds for every flow.
+#[derive(Debug, Default)]
+struct Filter<'a> {
+    namespace: Option<&'a str>,
+    pod: Option<&'a str>,
+    client: Option<SourceRange>,
+    node_port: Option<u16>,
+    protocol: Option<Protocol>,
+}
+
+impl Filter<'_> {
+    fn admits(&self, record: &FlowRecord, view: Option<&NodePortView>) -> bool {
+        let namespace = view.and_then(|view| view.namespace.as_deref());
+        let pod = view.and_then(|view| view.pod.as_deref());
+        let client = record.client.ip();
+        self.namespace.is_none_or(|wanted| namespace == Some(wanted))
+            && self.pod.is_none_or(|start| pod.is_some_and(|pod| pod.starts_with(start)))
+            && self.client.is_none_or(|range| SourceRange::new(client, range.length()) == Some(range))
+            && self.node_port.is_none_or(|port| record.nat.port() == port)
+            && self.protocol.is_none_or(|protocol| record.protocol == protocol)
+    }
+}
+
+/// Prints the established flows.
+///
+/// # Errors
+///
+/// If the maps cannot be read, or standard output cannot be written.
+pub async fn show(args: &FlowsArgs) -> anyhow::Result<()> {
+    let bpffs = &args.node.view.bpffs;
+    preflight::check_bpffs(bpffs)?;
+    let agent = match local::ask(&args.node.runtime_dir).await {
+        Ok(agent) => Some(agent),
+        Err(error) => {
+            note(&format!("{error}; the flows are shown without names"));
+            None
+        }
+    };
+    let (records, now) = (Tables::open(&Pins::new(bpffs))?.flows()?, kernel_clock());
+    let filter = Filter {
+        namespace: args.namespace.as_deref(),
+        pod: args.pod.as_deref(),
+        client: args.client,
+        node_port: args.node_port,
+        protocol: args.protocol,
+    };
+    let rows = rows(&records, agent.as_ref(), &filter, now);
+    match args.node.view.output {
+        // One line for each flow, so that `grep` and `jq` can follow many.
+        OutputFormat::Json => {
+            let lines = rows.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
+            print(&lines.iter().map(|line| line.clone() + "\n").collect::<String>())
+        }
+        OutputFormat::Table | OutputFormat::Wide if rows.is_empty() => print("No flows.\n"),
+        OutputFormat::Table | OutputFormat::Wide => print(&as_table(&rows)),
+    }
+}
+
+/// The flows with names, the most recent first.
+fn rows(records: &[FlowRecord], agent: Option<&AgentView>, filter: &Filter<'_>, now: Duration) -> Vec<FlowRow> {
+    let views = agent.map(|agent| agent.node_ports.as_slice()).unwrap_or_default();
+    let views: BTreeMap<Frontend, &NodePortView> = views.iter().map(|view| (view.frontend, view)).collect();
+    let mut rows: Vec<FlowRow> = records
+        .iter()
+        .map(|record| (record, views.get(&record.frontend()).copied()))
+        .filter(|(record, view)| filter.admits(record, *view))
+        .map(|(record, view)| FlowRow {
+            protocol: record.protocol.as_str(),
+            client: record.client.to_string(),
+            node: record.nat.to_string(),
+            pod_address: record.pod.to_string(),
+            namespace: view.and_then(|view| view.namespace.clone()),
+            pod: view.and_then(|view| view.pod.clone()),
+            state: record.state(),
+            idle_millis: u64::try_from(now.saturating_sub(record.last_seen).as_millis()).unwrap_or(u64::MAX),
+        })
+        .collect();
+    rows.sort_by(|one, other| (one.idle_millis, &one.client).cmp(&(other.idle_millis, &other.client)));
+    rows
+}
+
+fn as_table(rows: &[FlowRow]) -> String {
+    let cells = rows.iter().map(|row| {
+        let pod = row.namespace.as_ref().zip(row.pod.as_ref());
+        let pod = pod.map_or_else(|| "-".to_owned(), |(namespace, pod)| format!("{namespace}/{pod}"));
+        let ends = [&row.client, &row.node, &row.pod_address].map(Clone::clone);
+        [vec![row.protocol.to_owned()], ends.to_vec(), vec![pod, row.state.to_owned(), duration(row.idle_millis)]]
+            .concat()
+    });
+    table(&["PROTOCOL", "CLIENT", "NODE", "POD ADDRESS", "POD", "STATE", "IDLE"], cells)
+}
+
+#[cfg(test)]
+mod tests;

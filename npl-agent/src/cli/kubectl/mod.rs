@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `kubectl npl`: views of the whole cluster from a workstation. The same binary under the name `kubectl-npl`, which
+//! kubectl finds as a plug-in.
+//!
+//! All access is by `kubectl` itself, so that contexts, credentials and proxies are the ones of the user.
+
+mod check;
+mod cluster;
+mod mappings;
+mod nodes;
+mod status;
+mod why;
+
+use std::{
+    ffi::OsStr,
+    path::Path,
+    process::{Command, ExitCode, Stdio},
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+
+use crate::config::kubectl_args::{Connection, KubectlCli, KubectlCommand};
+
+/// The file name under which the binary is the plug-in.
+pub const PLUGIN: &str = "kubectl-npl";
+
+/// Whether the binary was started as the plug-in.
+pub fn is_plugin(program: Option<&OsStr>) -> bool {
+    program.and_then(|program| Path::new(program).file_name()).is_some_and(|name| name == PLUGIN)
+}
+
+/// Runs a command of the plug-in.
+///
+/// # Errors
+///
+/// If kubectl cannot be run or refuses a request.
+pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
+    let kubectl = Kubectl { connection: &cli.connection };
+    match &cli.command {
+        KubectlCommand::Mappings(args) => mappings::show(kubectl, args),
+        KubectlCommand::Status(args) => status::show(kubectl, args),
+        KubectlCommand::Check(args) => check::show(kubectl, args),
+        KubectlCommand::Why(args) => why::show(kubectl, args),
+        KubectlCommand::On(args) => nodes::run_on(kubectl, args),
+    }
+}
+
+/// Runs kubectl with the user's connection.
+#[derive(Debug, Clone, Copy)]
+struct Kubectl<'a> {
+    connection: &'a Connection,
+}
+
+impl Kubectl<'_> {
+    fn command(self, arguments: &[&str]) -> Command {
+        let Connection { context, kubeconfig, .. } = self.connection;
+        let mut command = Command::new("kubectl");
+        command.args(context.iter().flat_map(|context| ["--context", context]));
+        if let Some(kubeconfig) = kubeconfig {
+            command.arg("--kubeconfig").arg(kubeconfig);
+        }
+        command.args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    /// The exit code and standard output of kubectl; its standard error is an error if it printed nothing else.
+    fn output(self, arguments: &[&str]) -> anyhow::Result<(i32, String)> {
+        let output = self.command(arguments).output().context("run kubectl: it must be on the PATH")?;
+        let code = output.status.code().context("kubectl was killed by a signal")?;
+        if code != 0 && output.stdout.is_empty() {
+            bail!("`kubectl {}`: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim_end());
+        }
+        Ok((code, String::from_utf8_lossy(&output.stdout).into_owned()))
+    }
+
+    /// The elements of a list in JSON.
+    fn list(self, arguments: &[&str]) -> anyhow::Result<Vec<Value>> {
+        let (code, text) = self.output(&[&["get", "--output", "json"], arguments].concat())?;
+        if code != 0 {
+            bail!("`kubectl get {}` exited with {code}", arguments.join(" "));
+        }
+        let mut list: Value = serde_json::from_str(&text).context("decode the list of kubectl")?;
+        let Some(Value::Array(items)) = list.get_mut("items").map(Value::take) else {
+            bail!("`kubectl get {}` returned no list", arguments.join(" "));
+        };
+        Ok(items)
+    }
+}
+
+/// A text of an object at a JSON pointer; empty if it is absent.
+fn text_at<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agents' Pods, and commands that run in them.
+
+use std::{collections::BTreeMap, process::ExitCode, thread};
+
+use anyhow::Context as _;
+use serde_json::Value;
+
+use super::{Kubectl, text_at};
+use crate::config::kubectl_args::OnArgs;
+
+/// The label of the agents' Pods.
+const SELECTOR: &str = "app.kubernetes.io/name=npl,app.kubernetes.io/component=agent";
+/// The binary in the agents' image.
+const PROGRAM: &str = "/npl-agent";
+/// How many commands run at a time.
+const AT_ONCE: usize = 8;
+
+/// The Pod of an agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct AgentPod {
+    pub(super) name: String,
+    pub(super) is_running: bool,
+}
+
+/// The agents' Pods, by the name of their Node.
+pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, AgentPod>> {
+    let namespace = &kubectl.connection.agent_namespace;
+    let pods = kubectl.list(&["pods", "--namespace", namespace, "--selector", SELECTOR])?;
+    let mut agents = BTreeMap::new();
+    for pod in pods.iter().filter(|pod| pod.pointer("/metadata/deletionTimestamp").is_none()) {
+        let is_running = container_is_running(pod);
+        let agent = AgentPod { name: text_at(pod, "/metadata/name").to_owned(), is_running };
+        // While an agent is replaced, the one that runs answers.
+        let node = text_at(pod, "/spec/nodeName").to_owned();
+        if is_running || !agents.contains_key(&node) {
+            agents.insert(node, agent);
+        }
+    }
+    Ok(agents)
+}
+
+fn container_is_running(pod: &Value) -> bool {
+    let statuses = pod.pointer("/status/containerStatuses").and_then(Value::as_array);
+    statuses.into_iter().flatten().any(|status| status.pointer("/state/running").is_some())
+}
+
+/// The exit code and output of a command in an agent's Pod.
+pub(super) fn exec(kubectl: Kubectl<'_>, agent: &AgentPod, arguments: &[&str]) -> anyhow::Result<(i32, String)> {
+    kubectl.output(&exec_arguments(kubectl, agent, arguments))
+}
+
+fn exec_arguments<'a>(kubectl: Kubectl<'a>, agent: &'a AgentPod, arguments: &[&'a str]) -> Vec<&'a str> {
+    let namespace = kubectl.connection.agent_namespace.as_str();
+    let exec = ["exec", "--namespace", namespace, agent.name.as_str(), "--container", "npl-agent", "--", PROGRAM];
+    [&exec, arguments].concat()
+}
+
+/// Runs `work` for each Node, several at a time, and returns the results in the order of the Nodes.
+pub(super) fn for_each<T: Send>(nodes: &[String], work: impl Fn(&str) -> T + Sync) -> Vec<T> {
+    let mut results = Vec::new();
+    for part in nodes.chunks(AT_ONCE) {
+        thread::scope(|scope| {
+            let running: Vec<_> = part.iter().map(|node| scope.spawn(|| work(node))).collect();
+            results.extend(running.into_iter().filter_map(|thread| thread.join().ok()));
+        });
+    }
+    results
+}
+
+/// Runs a command of the agent on a Node, with this process's standard output, and returns its exit code.
+pub(super) fn run_on(kubectl: Kubectl<'_>, args: &OnArgs) -> anyhow::Result<ExitCode> {
+    let agents = agents(kubectl)?;
+    let agent = agents.get(&args.node).with_context(|| {
+        format!(
+            "no agent's Pod is on Node {}, among those with the labels {SELECTOR} in namespace {}",
+            args.node, kubectl.connection.agent_namespace
+        )
+    })?;
+    let arguments: Vec<&str> = args.arguments.iter().map(String::as_str).collect();
+    let status = kubectl.command(&exec_arguments(kubectl, agent, &arguments)).status();
+    let code = status.context("run kubectl: it must be on the PATH")?.code();
+    Ok(code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `kubectl npl status`: the verdict of every Node.
+
+use std::{collections::BTreeMap, process::ExitCode};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{
+    Kubectl,
+    nodes::{AgentPod, agents, exec, for_each},
+    text_at,
+};
+use crate::{
+    cli::{print, print_json, table},
+    config::{args::OutputFormat, kubectl_args::ClusterStatusArgs},
+    core::verdict::Verdict,
+};
+
+/// The status of one Node.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    node: String,
+    /// The Pod of the agent; absent without one.
+    agent: Option<String>,
+    version: Option<String>,
+    verdict: Verdict,
+    /// Mappings in the kernel.
+    mappings: Option<u64>,
+    published: Option<u64>,
+    /// What matters for the verdict, the worst first.
+    signs: Vec<String>,
+}
+
+/// Prints a line for each Node. The exit code is 1 if one is at risk, and 2 if one cannot be told.
+pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterStatusArgs) -> anyhow::Result<ExitCode> {
+    let agents = agents(kubectl)?;
+    let nodes = kubectl.list(&["nodes"])?;
+    let names = nodes.iter().map(|node| text_at(node, "/metadata/name"));
+    let is_asked_for = |name: &&str| args.node.as_ref().is_none_or(|wanted| name == wanted);
+    let asked: Vec<String> = names.filter(is_asked_for).map(str::to_owned).collect();
+    anyhow::ensure!(!asked.is_empty(), "the cluster has no such Node: `kubectl get nodes` lists all");
+    let rows = for_each(&asked, |node| row(kubectl, node, &agents));
+    match args.output {
+        OutputFormat::Json => print_json(&rows)?,
+        OutputFormat::Table | OutputFormat::Wide => print(&as_table(&rows))?,
+    }
+    Ok(ExitCode::from(worst(&rows).exit_code()))
+}
+
+/// Of several Nodes, one at risk matters more than one that is not known.
+fn worst(rows: &[Row]) -> Verdict {
+    let has = |verdict| rows.iter().any(|row| row.verdict == verdict);
+    [Verdict::AtRisk, Verdict::CannotTell].into_iter().find(|verdict| has(*verdict)).unwrap_or(Verdict::Healthy)
+}
+
+fn row(kubectl: Kubectl<'_>, node: &str, agents: &BTreeMap<String, AgentPod>) -> Row {
+    let unknown = |agent: Option<&AgentPod>, sign: String| Row {
+        node: node.to_owned(),
+        agent: agent.map(|agent| agent.name.clone()),
+        version: None,
+        verdict: Verdict::CannotTell,
+        mappings: None,
+        published: None,
+        signs: vec![sign],
+    };
+    let Some(agent) = agents.get(node) else { return unknown(None, "no agent's Pod is on this Node".to_owned()) };
+    if !agent.is_running {
+        return unknown(Some(agent), "the agent's container does not run: `kubectl describe pod` says why".to_owned());
+    }
+    let answer = exec(kubectl, agent, &["status", "--output", "json", "--interval", "0s"]);
+    match answer.and_then(|(_, text)| Ok(serde_json::from_str::<Value>(&text)?)) {
+        Ok(status) => read(node, agent, &status),
+        Err(error) => unknown(Some(agent), format!("{error:#}")),
+    }
+}
+
+/// The row of a Node whose agent has answered.
+fn read(node: &str, agent: &AgentPod, status: &Value) -> Row {
+    let verdict = match text_at(status, "/verdict") {
+        "healthy" => Verdict::Healthy,
+        "at-risk" => Verdict::AtRisk,
+        _ => Verdict::CannotTell,
+    };
+    let signs = status.get("signs").and_then(Value::as_array).into_iter().flatten();
+    Row {
+        node: node.to_owned(),
+        agent: Some(agent.name.clone()),
+        version: status.pointer("/agent/version").and_then(Value::as_str).map(str::to_owned),
+        verdict,
+        mappings: status.get("mappings").and_then(Value::as_u64),
+        published: status.pointer("/nodePorts/published").and_then(Value::as_u64),
+        signs: signs.map(|sign| text_at(sign, "/text").to_owned()).collect(),
+    }
+}
+
+fn as_table(rows: &[Row]) -> String {
+    let none = || "-".to_owned();
+    let count = |count: Option<u64>| count.map_or_else(none, |count| count.to_string());
+    let cells = rows.iter().map(|row| {
+        let sign = match row.signs.as_slice() {
+            [] => none(),
+            [one] => one.clone(),
+            [one, others @ ..] => format!("{one} (and {} more)", others.len()),
+        };
+        let agent = [row.agent.clone(), row.version.clone()].map(|it| it.unwrap_or_else(none));
+        let counts = vec![count(row.mappings), count(row.published), sign];
+        [vec![row.node.clone(), row.verdict.to_string()], agent.to_vec(), counts].concat()
+    });
+    table(&["NODE", "VERDICT", "AGENT", "VERSION", "MAPPINGS", "PUBLISHED", "SIGN"], cells)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{AgentPod, Row, as_table, read, worst};
+    use crate::core::verdict::Verdict;
+
+    fn row(node: &str, status: &serde_json::Value) -> Row {
+        read(node, &AgentPod { name: "npl-agent-x".to_owned(), is_running: true }, status)
+    }
+
+    #[test]
+    fn the_worst_node_decides_the_exit_code() {
+        let healthy = row("node-1", &json!({"verdict": "healthy", "mappings": 4, "nodePorts": {"published": 4}}));
+        let signs = json!([{"text": "no device"}, {"text": "no port"}]);
+        let at_risk = row("node-2", &json!({"verdict": "at-risk", "signs": signs}));
+        let unknown = row("node-3", &json!({}));
+        assert_eq!((healthy.mappings, healthy.published, at_risk.signs.len()), (Some(4), Some(4), 2));
+        let text = as_table(&[row("node-2", &json!({"verdict": "at-risk", "signs": signs}))]);
+        assert!(text.contains("traffic at risk") && text.contains("no device (and 1 more)"), "{text}");
+        assert_eq!(worst(&[healthy]), Verdict::Healthy);
+        assert_eq!(worst(&[unknown]), Verdict::CannotTell);
+        assert_eq!(worst(&[row("node-3", &json!({})), at_risk]), Verdict::AtRisk);
+    }
+}

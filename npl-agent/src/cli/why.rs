@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `npl-agent why`: the chain from the Service to the last packet, with the first link that does not hold.
+
+use std::{fmt::Write as _, process::ExitCode, time::Duration};
+
+use super::{
+    print, print_json, report_error,
+    style::{BAD, DOUBTFUL, GOOD, painted},
+};
+use crate::{
+    config::args::{OutputFormat, WhyArgs},
+    core::{
+        model::Frontend,
+        why::{Chain, Explanation, Holds, LinkReport, Traffic, add_traffic},
+    },
+    datapath::{Pins, Tables, inspect::Inspection, kernel_clock, tables::FlowRecord},
+    local,
+};
+
+/// No agent answers, so the chain is not known.
+const CANNOT_TELL: u8 = 2;
+
+/// Prints the chains of an object. The exit code is 0 if every link holds, 1 if one does not, and 2 without an agent.
+///
+/// # Errors
+///
+/// If standard output cannot be written.
+pub async fn show(args: &WhyArgs) -> anyhow::Result<ExitCode> {
+    let mut explanation = match local::ask_why(&args.node.runtime_dir, &args.object).await {
+        Ok(explanation) => explanation,
+        Err(error) => {
+            report_error(&anyhow::Error::new(error).context(
+                "the chain is known to the running agent only; see `npl-agent status` and docs/troubleshoot.md\
+                 #the-agent-is-not-ready",
+            ));
+            return Ok(ExitCode::from(CANNOT_TELL));
+        }
+    };
+    add_counters(args, &mut explanation)?;
+    match args.node.view.output {
+        OutputFormat::Json => print_json(&explanation)?,
+        OutputFormat::Table | OutputFormat::Wide => print(&as_text(&explanation))?,
+    }
+    Ok(if explanation.is_served() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Appends what the kernel's counters say about each node port.
+fn add_counters(args: &WhyArgs, explanation: &mut Explanation) -> anyhow::Result<()> {
+    let bpffs = &args.node.view.bpffs;
+    let inspection = Inspection::read(bpffs)?;
+    let (flows, now) = (Tables::open(&Pins::new(bpffs))?.flows()?, kernel_clock());
+    for chain in &mut explanation.chains {
+        let record = chain.frontend.and_then(|key| inspection.mappings.iter().find(|record| record.frontend == key));
+        let traffic = Traffic {
+            stats: record.map(|record| record.stats),
+            last_packet_millis: chain.frontend.and_then(|frontend| last_packet(&flows, frontend, now)),
+            reasons: &inspection.reasons,
+        };
+        add_traffic(chain, &traffic);
+    }
+    Ok(())
+}
+
+/// Time since the last packet of an established flow of a node port, milliseconds.
+fn last_packet(flows: &[FlowRecord], frontend: Frontend, now: Duration) -> Option<u64> {
+    let newest = flows.iter().filter(|flow| flow.frontend() == frontend).map(|flow| flow.last_seen).max()?;
+    u64::try_from(now.saturating_sub(newest).as_millis()).ok()
+}
+
+/// Each chain as lines: mark, link, finding; and the page of the first link that does not hold.
+pub(in crate::cli) fn as_text(explanation: &Explanation) -> String {
+    let chains: Vec<String> = explanation.chains.iter().map(chain_text).collect();
+    chains.join("\n")
+}
+
+fn chain_text(chain: &Chain) -> String {
+    let broken = chain.first_broken();
+    let is_first = |link: &LinkReport| broken.is_some_and(|first| std::ptr::eq(first, link));
+    let mut text = format!("{}\n", chain.subject);
+    for link in &chain.links {
+        let color = match link.holds {
+            Holds::Yes => GOOD,
+            Holds::No => BAD,
+            Holds::Info => DOUBTFUL,
+        };
+        let mark = if is_first(link) { "──►" } else { "   " };
+        let state = painted(color, &format!("{:<6}", link.holds.as_str()));
+        let _infallible = writeln!(text, "{mark} {:<15}{state} {}", link.link.as_str(), link.found);
+        if let Some(page) = link.page.as_ref().filter(|_| is_first(link)) {
+            let _infallible = writeln!(text, "{:26}see {page}", "");
+        }
+    }
+    text
+}

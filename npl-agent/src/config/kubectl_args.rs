@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command line of the kubectl plug-in.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand};
+
+use super::{args::OutputFormat, value};
+use crate::core::why::Question;
+
+/// Node ports of the whole cluster, from a workstation. Uses `kubectl`, with its contexts and credentials.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "kubectl-npl", bin_name = "kubectl npl", version, propagate_version = true)]
+pub struct KubectlCli {
+    /// The cluster.
+    #[command(flatten)]
+    pub connection: Connection,
+    /// The subcommand.
+    #[command(subcommand)]
+    pub command: KubectlCommand,
+}
+
+/// How to reach the cluster, and where NPL is in it.
+#[derive(Debug, Clone, Args)]
+pub struct Connection {
+    /// Use this context of the kubeconfig.
+    #[arg(long, global = true, value_name = "NAME")]
+    pub context: Option<String>,
+
+    /// Use this kubeconfig file.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// The namespace in which the agents run.
+    #[arg(long, global = true, env = "NPL_AGENT_NAMESPACE", value_name = "NAME", default_value = "npl-system")]
+    pub agent_namespace: String,
+
+    /// The domain of the annotations, as of the agents' flag of the same name.
+    #[arg(
+        long, global = true, env = "NPL_ANNOTATION_DOMAIN", value_name = "DOMAIN",
+        default_value = "nodeportlocal.antrea.io", value_parser = value::domain
+    )]
+    pub annotation_domain: String,
+}
+
+/// The subcommands of the plug-in.
+#[derive(Debug, Clone, Subcommand)]
+pub enum KubectlCommand {
+    /// Show the published node ports of all Pods, from their annotations.
+    #[command(after_help = "Examples:\n  kubectl npl mappings\n  kubectl npl mappings -n shop --node node-1")]
+    Mappings(ClusterMappingsArgs),
+    /// Show the verdict of every Node, which its agent gives. Exits with 0 if all are healthy, 1 if one is at risk, 2 if one
+    /// cannot be told.
+    #[command(after_help = "Examples:\n  kubectl npl status\n  kubectl npl status --node node-1 -o json")]
+    Status(ClusterStatusArgs),
+    /// Compare the annotations of all Pods with the Services and with the addresses of the Nodes. Exits with 1 on any
+    /// inconsistency.
+    #[command(after_help = "Examples:\n  kubectl npl check\n  kubectl npl check -n shop -o json")]
+    Check(CheckArgs),
+    /// Explain why a Pod or a Service is served or not, by the agents of its Nodes.
+    #[command(after_help = "Examples:\n  kubectl npl why pod/shop/web-0\n  kubectl npl why service/shop/web")]
+    Why(ClusterWhyArgs),
+    /// Run a command of the agent on a Node: status, mappings, why, flows, doctor.
+    #[command(after_help = "Examples:\n  kubectl npl on node-1 flows --pod web-0\n  kubectl npl on node-1 doctor")]
+    On(OnArgs),
+}
+
+/// Flags of `kubectl npl mappings`.
+#[derive(Debug, Clone, Args)]
+pub struct ClusterMappingsArgs {
+    /// Show this namespace only.
+    #[arg(long, short, value_name = "NAME")]
+    pub namespace: Option<String>,
+
+    /// Show this Node only.
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+
+    /// Print the result in this format.
+    #[arg(long, short, value_enum, default_value_t)]
+    pub output: OutputFormat,
+}
+
+/// Flags of `kubectl npl status`.
+#[derive(Debug, Clone, Args)]
+pub struct ClusterStatusArgs {
+    /// Show this Node only.
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+
+    /// Print the result in this format.
+    #[arg(long, short, value_enum, default_value_t)]
+    pub output: OutputFormat,
+}
+
+/// Flags of `kubectl npl check`.
+#[derive(Debug, Clone, Args)]
+pub struct CheckArgs {
+    /// Check this namespace only.
+    #[arg(long, short, value_name = "NAME")]
+    pub namespace: Option<String>,
+
+    /// Report only inconsistencies that last this long, since Pods come and go.
+    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = value::duration)]
+    pub settle: Duration,
+
+    /// Print the result in this format.
+    #[arg(long, short, value_enum, default_value_t)]
+    pub output: OutputFormat,
+}
+
+/// Flags of `kubectl npl why`.
+#[derive(Debug, Clone, Args)]
+pub struct ClusterWhyArgs {
+    /// The Pod, a port of it, or the Service.
+    #[arg(value_name = "pod/NAMESPACE/NAME[:PORT]|service/NAMESPACE/NAME")]
+    pub object: Question,
+
+    /// Print the result in this format.
+    #[arg(long, short, value_enum, default_value_t)]
+    pub output: OutputFormat,
+}
+
+/// Arguments of `kubectl npl on`.
+#[derive(Debug, Clone, Args)]
+pub struct OnArgs {
+    /// The Node.
+    #[arg(value_name = "NODE")]
+    pub node: String,
+
+    /// The command of the agent and its flags.
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<String>,
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Compares the annotations of all Pods of the cluster with the Services that request them and with the addresses of the
+//! Nodes, for `kubectl npl check`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use serde::Serialize;
+
+use super::{
+    model::{Family, NodePort, Pod, Protocol, Service},
+    pages,
+    ports::select::{WantedPort, requests, resolve},
+    publish::annotation::{self, PublishedEntry},
+};
+
+/// The objects of the cluster that matter.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    /// Every Pod, with the name of its Node; `None` before it is scheduled.
+    pub pods: Vec<(Pod, Option<String>)>,
+    /// Every Service.
+    pub services: Vec<Service>,
+    /// The addresses of every Node, by its name.
+    pub nodes: BTreeMap<String, BTreeSet<IpAddr>>,
+}
+
+/// The kind of an inconsistency.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A Service requests a Pod port that the annotation does not name.
+    Missing,
+    /// The annotation names a port that no Service requests.
+    Stale,
+    /// The annotation names an address that the Pod's Node does not have.
+    WrongAddress,
+    /// Two Pods name the same node address, node port and protocol.
+    Duplicate,
+    /// The annotation cannot be decoded.
+    Unreadable,
+}
+
+impl Kind {
+    /// The name in tables and JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Stale => "stale",
+            Self::WrongAddress => "wrong-address",
+            Self::Duplicate => "duplicate",
+            Self::Unreadable => "unreadable",
+        }
+    }
+}
+
+/// An annotation that does not match the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Inconsistency {
+    /// The kind.
+    pub kind: Kind,
+    /// The namespace of the Pod.
+    pub namespace: String,
+    /// The name of the Pod.
+    pub pod: String,
+    /// The Node of the Pod.
+    pub node: String,
+    /// What is wrong, in one sentence.
+    pub text: String,
+    /// The section of the documents.
+    pub page: &'static str,
+}
+
+/// A node address, node port and protocol.
+type Address = (IpAddr, NodePort, Protocol);
+
+/// Every inconsistency, by kind and Pod.
+pub fn check(cluster: &Cluster) -> BTreeSet<Inconsistency> {
+    let mut found = BTreeSet::new();
+    let mut named: BTreeMap<Address, Vec<Subject<'_>>> = BTreeMap::new();
+    for (pod, node) in &cluster.pods {
+        let Some(node) = node.as_deref().filter(|_| !pod.is_finished) else { continue };
+        let subject = Subject { pod, node };
+        let entries = pod.annotation.as_deref().map(annotation::published).unwrap_or_default();
+        for entry in &entries {
+            let Some(ip) = entry.node_ip else { continue };
+            named.entry((ip, entry.seen.node_port, entry.seen.protocol)).or_default().push(subject);
+        }
+        found.extend(check_pod(cluster, subject, &entries));
+    }
+    for ((ip, node_port, protocol), subjects) in named {
+        let pods: BTreeSet<String> = subjects.iter().map(|subject| subject.pod.key.to_string()).collect();
+        if pods.len() > 1 {
+            let names: Vec<String> = pods.into_iter().collect();
+            let text = format!("{ip} port {node_port}/{protocol} is named by {}", names.join(" and "));
+            found.extend(subjects.iter().map(|it| it.inconsistency(Kind::Duplicate, text.clone(), pages::DIFFERENCE)));
+        }
+    }
+    found
+}
+
+/// A Pod and its Node.
+#[derive(Debug, Clone, Copy)]
+struct Subject<'a> {
+    pod: &'a Pod,
+    node: &'a str,
+}
+
+impl Subject<'_> {
+    fn inconsistency(self, kind: Kind, text: String, page: &'static str) -> Inconsistency {
+        let key = &self.pod.key;
+        let (namespace, pod) = (key.namespace.to_string(), key.name.to_string());
+        Inconsistency { kind, namespace, pod, node: self.node.to_owned(), text, page }
+    }
+}
+
+fn check_pod(cluster: &Cluster, subject: Subject<'_>, entries: &[PublishedEntry]) -> Vec<Inconsistency> {
+    let Subject { pod, node } = subject;
+    let mut found = Vec::new();
+    let text = pod.annotation.as_deref().unwrap_or("[]");
+    if entries.is_empty() && text.trim() != "[]" {
+        let text = "the annotation cannot be decoded".to_owned();
+        found.push(subject.inconsistency(Kind::Unreadable, text, pages::DIFFERENCE));
+    }
+    let none = BTreeSet::new();
+    let addresses = cluster.nodes.get(node).unwrap_or(&none);
+    for entry in entries {
+        if let Some(ip) = entry.node_ip.filter(|ip| !addresses.contains(ip)) {
+            let text = format!("the annotation names address {ip}, which Node {node} does not list");
+            found.push(subject.inconsistency(Kind::WrongAddress, text, pages::DIFFERENCE));
+        }
+    }
+    let services: Vec<&Service> =
+        cluster.services.iter().filter(|service| service.is_active() && service.has_labels_of(pod)).collect();
+    let names = |port: &WantedPort| {
+        entries.iter().any(|entry| {
+            let seen = entry.seen;
+            (seen.pod_port, seen.protocol, seen.family) == (port.pod_port, port.protocol, port.family)
+        })
+    };
+    if !pod.is_terminating {
+        let stale = entries.iter().map(|entry| entry.seen).filter(|seen| {
+            let port = WantedPort { pod_port: seen.pod_port, protocol: seen.protocol, family: seen.family };
+            !services.iter().any(|service| requests(service, pod, port))
+        });
+        found.extend(stale.map(|seen| {
+            let text = format!(
+                "the annotation names node port {} for Pod port {}/{} {}, which no enabled Service requests",
+                seen.node_port, seen.pod_port, seen.protocol, seen.family
+            );
+            subject.inconsistency(Kind::Stale, text, pages::DIFFERENCE)
+        }));
+        let missing = wanted(&services, pod, addresses).into_iter().filter(|port| !names(port));
+        found.extend(missing.map(|WantedPort { pod_port, protocol, family }| {
+            let text = format!("the annotation names no node port for Pod port {pod_port}/{protocol} {family}");
+            subject.inconsistency(Kind::Missing, text, pages::NO_ANNOTATION)
+        }));
+    }
+    found
+}
+
+/// The ports that should be published: of families that Pod and Node have. SCTP is left out, since agents serve it on
+/// request only.
+fn wanted(services: &[&Service], pod: &Pod, addresses: &BTreeSet<IpAddr>) -> BTreeSet<WantedPort> {
+    let has_family =
+        |family: &Family| pod.ip_of(*family).is_some() && addresses.iter().any(|ip| Family::of(*ip) == *family);
+    let mut wanted = BTreeSet::new();
+    for service in services {
+        let ports = service.ports.iter().filter(|port| port.protocol != Protocol::Sctp);
+        for (port, family) in ports.flat_map(|port| service.families.iter().map(move |family| (port, *family))) {
+            let pod_ports = resolve(pod, port).into_iter().filter(|_| has_family(&family));
+            wanted.extend(pod_ports.map(|pod_port| WantedPort { pod_port, protocol: port.protocol, family }));
+        }
+    }
+    wanted
+}

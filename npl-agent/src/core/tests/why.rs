@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Why a Pod or a Service is served or not: each broken link, marked as the first one.
+
+use npl_common::{reason::Reason, stats::MappingStats};
+
+use super::{
+    script::{key, node, pod, service},
+    world::{World, settings},
+};
+use crate::core::{
+    model::{Frontend, Protocol},
+    view::{AgentView, DeviceView},
+    why::{Chain, Explanation, Holds, Link, Question, Traffic, add_traffic, explain},
+};
+
+fn view() -> AgentView {
+    let device = DeviceView { name: "eth0".to_owned(), is_attached: true, reason: "has a Node address".to_owned() };
+    AgentView { devices: vec![device], reaches_clients: true, ..AgentView::default() }
+}
+
+fn why(world: &World, question: &str) -> Explanation {
+    explain(&world.state, &view(), &question.parse().unwrap())
+}
+
+/// The first broken link of the only chain, with what was found.
+#[track_caller]
+fn broken(world: &World, question: &str) -> (Link, String) {
+    let Explanation { chains } = why(world, question);
+    assert_eq!(chains.len(), 1, "{chains:#?}");
+    let first = chains[0].first_broken().unwrap_or_else(|| panic!("nothing is broken: {chains:#?}"));
+    assert!(first.page.as_ref().is_some_and(|page| page.starts_with("docs/")), "{first:?}");
+    (first.link, first.found.clone())
+}
+
+#[track_caller]
+fn assert_broken(world: &World, question: &str, link: Link, words: &str) {
+    let (found, text) = broken(world, question);
+    assert!(found == link && text.contains(words), "{found}: {text}");
+}
+
+/// A Node with an enabled Service and a Pod of it.
+fn served() -> World {
+    let mut world = World::new(settings("61000-61003"));
+    world.put_node(node(&["192.0.2.1"]));
+    world.put_service(service(&["a/web", "app=x", "8080/tcp"]));
+    world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
+    world.start();
+    world.settle();
+    world
+}
+
+#[test]
+fn every_link_of_a_published_pod_holds() {
+    let world = served();
+    let Explanation { chains } = why(&world, "pod/a/p");
+    let links: Vec<_> = chains[0].links.iter().map(|link| (link.link, link.holds)).collect();
+    let expected = [
+        (Link::Enabled, Holds::Yes),
+        (Link::Selected, Holds::Yes),
+        (Link::Address, Holds::Yes),
+        (Link::PortResolved, Holds::Yes),
+        (Link::Family, Holds::Yes),
+        (Link::NodePort, Holds::Yes),
+        (Link::KernelEntry, Holds::Yes),
+        (Link::Annotation, Holds::Yes),
+        (Link::ReadinessGate, Holds::Info),
+        (Link::Device, Holds::Yes),
+    ];
+    assert_eq!((chains.len(), links.as_slice()), (1, &expected[..]));
+    assert!(why(&world, "service/a/web").is_served());
+    assert_eq!(why(&world, "service/a/web"), why(&world, "pod/a/p:8080"));
+}
+
+#[test]
+fn before_the_lists_nothing_is_known() {
+    let mut world = served();
+    world.start_without_lists();
+    assert_broken(&world, "pod/a/p", Link::Agent, "waits for the API server's lists");
+}
+
+#[test]
+fn a_service_that_is_not_enabled_is_the_first_broken_link() {
+    let mut world = served();
+    world.put_service(service(&["a/web", "app=x", "8080/tcp", "off"]));
+    world.settle();
+    assert_broken(&world, "service/a/web", Link::Enabled, "is not exactly");
+    assert_broken(&world, "pod/a/p", Link::Enabled, "no Service in namespace a is enabled");
+}
+
+#[test]
+fn a_label_that_differs_is_named() {
+    let mut world = served();
+    world.put_pod(pod(&["a/q", "app=y", "10.0.0.6"], None));
+    world.put_pod(pod(&["a/r", "tier=y", "10.0.0.7"], None));
+    world.settle();
+    assert_broken(&world, "pod/a/q", Link::Selected, "web selects app=x, and the Pod has app=y");
+    assert_broken(&world, "pod/a/r", Link::Selected, "the Pod has no label app");
+    world.remove_pod(&key("a/p"));
+    world.settle();
+    assert_broken(&world, "service/a/web", Link::Selected, "no Pod of this Node has the labels app=x");
+}
+
+#[test]
+fn a_pod_that_is_elsewhere_or_finished_has_no_chain() {
+    let mut world = served();
+    assert_broken(&world, "pod/a/nobody", Link::Pod, "runs on another Node");
+    world.put_pod(pod(&["a/q", "app=x", "10.0.0.6", "finished"], None));
+    world.settle();
+    assert_broken(&world, "pod/a/q", Link::Pod, "has finished");
+}
+
+#[test]
+fn an_absent_or_shared_address_is_named() {
+    let mut world = served();
+    world.put_pod(pod(&["a/q", "app=x"], None));
+    world.put_pod(pod(&["a/r", "app=x", "10.0.0.5"], None));
+    world.settle();
+    assert_broken(&world, "pod/a/q", Link::Address, "no address yet");
+    assert_broken(&world, "pod/a/p", Link::Address, "pod a/r has the same address");
+}
+
+#[test]
+fn a_target_port_that_leads_nowhere_is_named() {
+    let mut world = served();
+    world.put_service(service(&["a/web", "app=x", "http/tcp"]));
+    world.settle();
+    assert_broken(&world, "pod/a/p", Link::PortResolved, "http");
+    world.put_service(service(&["a/web", "app=x", "8080/sctp"]));
+    world.settle();
+    assert_broken(&world, "pod/a/p", Link::PortResolved, "sctp");
+    assert_broken(&world, "pod/a/p:9", Link::PortResolved, "requests port 9");
+}
+
+#[test]
+fn a_family_that_only_one_side_has_is_named() {
+    let mut world = served();
+    world.put_service(service(&["a/web", "app=x", "8080/tcp", "ipv6"]));
+    world.settle();
+    assert_broken(&world, "pod/a/p", Link::Family, "no address of the Service's families: IPv6");
+    world.put_pod(pod(&["a/p", "app=x", "10.0.0.5", "2001:db8::5"], None));
+    world.settle();
+    assert_broken(&world, "pod/a/p", Link::Family, "the node has no IPv6 address");
+}
+
+#[test]
+fn an_exhausted_port_range_is_named() {
+    let mut world = World::new(settings("61000-61001"));
+    world.put_node(node(&["192.0.2.1"]));
+    world.put_service(service(&["a/web", "app=x", "8080/tcp"]));
+    world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
+    world.put_pod(pod(&["a/o", "app=x", "10.0.0.4"], None));
+    world.put_pod(pod(&["a/q", "app=x", "10.0.0.6"], None));
+    world.start();
+    world.settle();
+    assert_broken(&world, "pod/a/q", Link::NodePort, "--port-range");
+    assert!(why(&world, "pod/a/p").is_served());
+}
+
+#[test]
+fn a_mapping_that_the_kernel_lost_is_named() {
+    let mut world = served();
+    world.real.mappings.clear();
+    world.state.observe(world.real.clone());
+    assert_broken(&world, "pod/a/p", Link::KernelEntry, "the kernel has no mapping of 61000/tcp IPv4");
+    world.settle();
+    assert!(why(&world, "pod/a/p").is_served());
+}
+
+#[test]
+fn an_annotation_that_the_api_server_does_not_take_is_named() {
+    let mut world = served();
+    world.is_api_down = true;
+    world.put_pod(pod(&["a/q", "app=x", "10.0.0.6"], None));
+    world.settle();
+    assert_broken(&world, "pod/a/q", Link::Annotation, "does not name the node port yet");
+}
+
+#[test]
+fn a_closed_gate_is_named() {
+    let mut world = served();
+    world.put_service(service(&["a/named", "app=x", "http/tcp"]));
+    world.put_pod(pod(&["a/q", "app=x", "10.0.0.6", "gated"], None));
+    world.settle();
+    let chains = why(&world, "pod/a/q").chains;
+    let links = chains.iter().map(|chain| chain.first_broken().unwrap().link);
+    assert_eq!(links.collect::<Vec<_>>(), [Link::ReadinessGate, Link::PortResolved]);
+}
+
+#[test]
+fn a_node_without_programs_on_an_uplink_is_named() {
+    let world = served();
+    let view = AgentView { reaches_clients: false, devices: Vec::new(), ..view() };
+    let Explanation { chains } = explain(&world.state, &view, &"pod/a/p".parse().unwrap());
+    assert_eq!(chains[0].first_broken().map(|link| link.link), Some(Link::Device));
+}
+
+#[test]
+fn a_host_port_needs_no_kernel_entry() {
+    let mut world = served();
+    world.put_pod(pod(&["a/q", "app=x", "10.0.0.6", "port=web:8080/tcp@9090"], None));
+    world.settle();
+    let Explanation { chains } = why(&world, "pod/a/q");
+    assert_eq!(chains[0].frontend.map(|it: Frontend| (it.node_port.0, it.protocol)), Some((9090, Protocol::Tcp)));
+    assert_eq!(chains[0].first_broken(), None);
+}
+
+/// The last two links of a chain with this traffic.
+fn with_traffic(request_packets: u64, reply_packets: u64) -> (Holds, String, String) {
+    let mut chain: Chain = why(&served(), "pod/a/p").chains.remove(0);
+    let stats = MappingStats { request_packets, reply_packets, ..MappingStats::ZERO };
+    let reasons = [(Reason::SourceRefused, 3), (Reason::Truncated, 4), (Reason::NoMapping, 0)];
+    let last_packet_millis = (reply_packets > 0).then_some(4_000);
+    add_traffic(&mut chain, &Traffic { stats: Some(stats), last_packet_millis, reasons: &reasons });
+    let [.., packet, refusal] = chain.links.as_slice() else { panic!("{chain:?}") };
+    assert_eq!((packet.link, refusal.link, refusal.holds), (Link::LastPacket, Link::LastRefusal, Holds::Info));
+    (packet.holds, packet.found.clone(), refusal.found.clone())
+}
+
+#[test]
+fn requests_without_replies_break_the_chain_and_silence_does_not() {
+    let (holds, text, refusals) = with_traffic(0, 0);
+    assert!(holds == Holds::Info && text.contains("no client has sent"), "{text}");
+    assert_eq!(refusals, "of the whole Node: source_refused 3");
+    assert!(matches!(with_traffic(5, 0), (Holds::No, text, _) if text.contains("does not answer")));
+    assert!(
+        matches!(with_traffic(5, 4), (Holds::Yes, text, _) if text == "5 requests and 4 replies, the last one 4 s ago")
+    );
+}
+
+#[test]
+fn the_object_of_a_question_is_read_as_kubectl_writes_it() {
+    for (text, path) in [("pod/a/p", "pod/a/p"), ("pods/a/p:8080", "pod/a/p/8080"), ("svc/a/web", "service/a/web")] {
+        assert_eq!(text.parse::<Question>().map(|question| question.path()), Ok(path.to_owned()));
+    }
+    for text in
+        ["", "p", "pod/p", "pod/a/", "pod/a/p:0", "pod/a/p:x", "service/a/web:80", "node/a/b", "pod/a/b/c", "pod/a/%2e"]
+    {
+        assert!(text.parse::<Question>().is_err(), "{text}");
+    }
+}

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The chains of a Pod: one for each of its ports that a Service requests.
+
+use std::net::IpAddr;
+
+use super::{Chain, Link, LinkReport};
+use crate::core::{
+    model::{Frontend, Gate, Pod, PodKey, PodPort, Service, ServiceKey, TargetPort},
+    pages,
+    ports::select::{Exposure, WantedPort, requests},
+    publish::problem::{Cause, Problem},
+    state::State,
+    view::AgentView,
+};
+
+/// The chains of a Pod; of one port, or of one Service only, if given.
+pub(super) fn chains(
+    state: &State,
+    view: &AgentView,
+    key: &PodKey,
+    only_port: Option<PodPort>,
+    only_service: Option<&ServiceKey>,
+) -> Vec<Chain> {
+    let common = common_links(state, key);
+    let pod = state.snapshot.pod(key).filter(|_| common.iter().all(|link| link.page.is_none()));
+    let Some(pod) = pod else { return vec![Chain { subject: format!("pod {key}"), frontend: None, links: common }] };
+    let scene = Scene { state, view, pod };
+    let services = || {
+        let all = state.snapshot.services_of(pod);
+        all.filter(|service| only_service.is_none_or(|key| service.key == *key))
+    };
+    let is_asked_for = |port: &WantedPort| {
+        only_port.is_none_or(|asked| port.pod_port == asked) && services().any(|service| requests(service, pod, *port))
+    };
+    let wanted = state.views.get(key).map(|view| &view.wanted);
+    let ports = wanted.into_iter().flat_map(|wanted| wanted.ports.keys()).copied().filter(is_asked_for);
+    let mut chains: Vec<Chain> = ports.map(|port| scene.chain(common.clone(), port)).collect();
+    chains.extend(services().flat_map(|service| scene.unresolved(&common, service, only_port)));
+    if chains.is_empty() {
+        let port = only_port.map_or_else(|| "any port".to_owned(), |port| format!("port {port}"));
+        let text = format!("no Service that selects the Pod requests {port} of it in a family that both have");
+        let links = [common, vec![LinkReport::broken(Link::PortResolved, text, pages::NO_ANNOTATION)]].concat();
+        chains.push(Chain { subject: format!("pod {key}"), frontend: None, links });
+    }
+    chains
+}
+
+/// The conditions that do not depend on a port, up to the first one that does not hold.
+fn common_links(state: &State, key: &PodKey) -> Vec<LinkReport> {
+    let mut links = Vec::new();
+    let missing = state.missing_prerequisites();
+    if let Some(missing) = missing.first() {
+        let text = format!("the agent waits for {missing}, and publishes nothing before");
+        return vec![LinkReport::broken(Link::Agent, text, pages::NOT_READY)];
+    }
+    if state.is_retiring() {
+        let text = "the Node is being retired (NPL_RETIRE): nothing is published";
+        return vec![LinkReport::broken(Link::Agent, text, pages::NO_ANNOTATION)];
+    }
+    let Some(pod) = state.snapshot.pod(key) else {
+        let text = "the agent of this Node knows no such Pod: it runs on another Node, or does not exist";
+        return vec![LinkReport::broken(Link::Pod, text, pages::NO_ANNOTATION)];
+    };
+    if pod.is_finished {
+        let text = "the Pod has finished, and a finished Pod has no node port";
+        return vec![LinkReport::broken(Link::Pod, text, pages::NO_ANNOTATION)];
+    }
+    let services: Vec<&Service> = state.snapshot.services_of(pod).collect();
+    let enabled: Vec<&Service> = state.snapshot.services_in(&key.namespace).collect();
+    if enabled.is_empty() {
+        let text = format!(
+            "no Service in namespace {} is enabled: the annotation DOMAIN/enabled must be exactly \"true\", the type \
+             ClusterIP or LoadBalancer, and the selector not empty",
+            key.namespace
+        );
+        return vec![LinkReport::broken(Link::Enabled, text, pages::NO_ANNOTATION)];
+    }
+    links.push(LinkReport::ok(Link::Enabled, format!("{} Services of the namespace are enabled", enabled.len())));
+    if services.is_empty() {
+        let differences: Vec<String> = enabled.iter().take(3).map(|service| difference(service, pod)).collect();
+        let text = format!("no enabled Service selects the Pod: {}", differences.join("; "));
+        links.push(LinkReport::broken(Link::Selected, text, pages::NO_ANNOTATION));
+        return links;
+    }
+    let names: Vec<&str> = services.iter().map(|service| &*service.key.name).collect();
+    links.push(LinkReport::ok(Link::Selected, format!("selected by {}", names.join(", "))));
+    links.push(address(state, pod));
+    links
+}
+
+/// The first label of the selector that the Pod lacks.
+fn difference(service: &Service, pod: &Pod) -> String {
+    let name = &service.key.name;
+    let mut labels = service.selector.iter();
+    match labels.find(|(key, value)| pod.labels.get(*key) != Some(*value)) {
+        Some((key, value)) => match pod.labels.get(key) {
+            Some(other) => format!("{name} selects {key}={value}, and the Pod has {key}={other}"),
+            None => format!("{name} selects {key}={value}, and the Pod has no label {key}"),
+        },
+        None => format!("{name} selects it"),
+    }
+}
+
+fn address(state: &State, pod: &Pod) -> LinkReport {
+    if pod.ips.is_empty() {
+        let text = "the Pod has no address yet: the container runtime or the CNI has not created its network";
+        return LinkReport::broken(Link::Address, text, pages::NO_ANNOTATION);
+    }
+    let on_node_network = pod.ips.iter().find_map(|ip| Some((*ip, state.on_node_network.get(ip)?.clone())));
+    if let Some((ip, device)) = on_node_network {
+        return LinkReport::broken(Link::Address, Cause::OnNodeNetwork { ip, device }.to_string(), pages::EVENTS);
+    }
+    let holder = |ip: &IpAddr| state.snapshot.holder(*ip).filter(|holder| holder.uid != pod.uid);
+    let lost = pod.ips.iter().find_map(|ip| Some((*ip, holder(ip)?.key.clone())));
+    if let Some((ip, holder)) = lost.filter(|_| !pod.host_network) {
+        return LinkReport::broken(Link::Address, Cause::AddressConflict { ip, holder }.to_string(), pages::EVENTS);
+    }
+    let ips: Vec<String> = pod.ips.iter().map(ToString::to_string).collect();
+    LinkReport::ok(Link::Address, ips.join(", "))
+}
+
+/// A Pod with an address, which a Service selects.
+struct Scene<'a> {
+    state: &'a State,
+    view: &'a AgentView,
+    pod: &'a Pod,
+}
+
+impl Scene<'_> {
+    /// The chain of a port that a Service requests.
+    fn chain(&self, mut links: Vec<LinkReport>, port: WantedPort) -> Chain {
+        let WantedPort { pod_port, protocol, family } = port;
+        let subject = format!("pod {}, port {pod_port}/{protocol} {family}", self.pod.key);
+        links.push(LinkReport::ok(Link::PortResolved, format!("Pod port {pod_port}/{protocol}")));
+        links.push(LinkReport::ok(Link::Family, format!("{family} of Service, Pod and Node")));
+        let exposure = self.state.views.get(&self.pod.key).and_then(|view| view.wanted.ports.get(&port));
+        let frontend = match exposure {
+            Some(Exposure::HostPort(node_port)) => {
+                let text = format!("host port {node_port}: the kernel or the CNI serves it without a mapping");
+                links.push(LinkReport::ok(Link::NodePort, text));
+                links.push(LinkReport::info(Link::KernelEntry, "not needed for a host port"));
+                Some(Frontend { family, node_port: *node_port, protocol })
+            }
+            Some(Exposure::Mapping | Exposure::Pending) | None => self.mapping_links(&mut links, port),
+        };
+        if let Some(frontend) = frontend {
+            links.push(self.annotation(frontend));
+            links.push(self.gate());
+            links.push(self.device());
+        }
+        Chain { subject, frontend, links }
+    }
+
+    /// Appends node port and kernel entry; `None` if the chain ends there.
+    fn mapping_links(&self, links: &mut Vec<LinkReport>, port: WantedPort) -> Option<Frontend> {
+        let ports = &self.state.ports;
+        let mut held = ports.of_port(&self.pod.uid, port);
+        held.sort_by_key(|frontend| (ports.rank(*frontend), *frontend));
+        let active = held.first().copied().filter(|frontend| ports.is_active(*frontend));
+        let Some(frontend) = active else {
+            let is_exhausted = |problem: &&Problem| {
+                matches!(&problem.cause, Cause::RangeExhausted { pod_port, protocol, family }
+                    if (*pod_port, *protocol, *family) == (port.pod_port, port.protocol, port.family))
+            };
+            let problems = self.state.views.get(&self.pod.key).map(|view| &view.wanted.problems);
+            let text = problems.into_iter().flatten().find(is_exhausted).map_or_else(
+                || "no node port is held for the Pod port yet".to_owned(),
+                |problem| problem.cause.to_string(),
+            );
+            links.push(LinkReport::broken(Link::NodePort, text, pages::EVENTS));
+            return None;
+        };
+        if ports.is_taken(frontend) && !self.is_reserved(frontend) {
+            let text = format!("another process of the Node uses port {frontend}: find it with `ss -tulnp`");
+            links.push(LinkReport::broken(Link::NodePort, text, pages::SIGNALS));
+        } else {
+            links.push(LinkReport::ok(Link::NodePort, format!("{frontend} is held")));
+        }
+        links.push(self.kernel_entry(frontend));
+        Some(frontend)
+    }
+
+    fn is_reserved(&self, frontend: Frontend) -> bool {
+        self.state.observed.as_ref().is_some_and(|observed| observed.reservations.contains(&frontend))
+    }
+
+    fn kernel_entry(&self, frontend: Frontend) -> LinkReport {
+        let observed = self.state.observed.as_ref().and_then(|observed| observed.mappings.get(&frontend));
+        if self.state.mapping_is_current(frontend) {
+            let target = observed.map(|backend| format!("{} port {}", backend.pod_ip, backend.pod_port));
+            let text = format!("the kernel leads {frontend} to {}", target.unwrap_or_default());
+            if self.state.lacks_sources(frontend) {
+                let text = format!("{text}, and lacks some allowed sources: their clients are dropped");
+                return LinkReport::broken(Link::KernelEntry, text, pages::SIZES);
+            }
+            return LinkReport::ok(Link::KernelEntry, text);
+        }
+        let text = match observed {
+            Some(other) => {
+                format!("the kernel leads {frontend} to {} port {}, another Pod", other.pod_ip, other.pod_port)
+            }
+            None => format!("the kernel has no mapping of {frontend}: the log names the error that the agent retries"),
+        };
+        LinkReport::broken(Link::KernelEntry, text, pages::SIZES)
+    }
+
+    fn annotation(&self, frontend: Frontend) -> LinkReport {
+        let entries = self.state.entries(self.pod);
+        let names =
+            |frontend: Frontend| self.state.views.get(&self.pod.key).is_some_and(|view| view.named.contains(&frontend));
+        if self.pod.is_terminating && !names(frontend) {
+            let text = "the Pod is being deleted, and its annotation is not changed any more";
+            return LinkReport::broken(Link::Annotation, text, pages::NO_ANNOTATION);
+        }
+        if !names(frontend) {
+            let text = "the annotation does not name the node port yet: the API server has not taken the patch, and the log \
+                        names its error";
+            return LinkReport::broken(Link::Annotation, text, pages::NO_ANNOTATION);
+        }
+        if !self.state.has_right_annotation(self.pod, &entries) {
+            let text =
+                "the annotation names the node port and has other entries too, which the agent is about to correct";
+            return LinkReport::broken(Link::Annotation, text, pages::DIFFERENCE);
+        }
+        LinkReport::ok(Link::Annotation, "the Pod's annotation names the node port")
+    }
+
+    fn gate(&self) -> LinkReport {
+        match self.pod.gate {
+            Gate::Absent => LinkReport::info(Link::ReadinessGate, "the Pod does not name the readiness gate"),
+            Gate::Open => LinkReport::ok(Link::ReadinessGate, "open"),
+            Gate::Closed { are_containers_ready } => {
+                let containers =
+                    if are_containers_ready { "its containers are ready" } else { "its containers are not ready" };
+                let text = format!("closed, so the Pod is not ready; {containers}, and not every port is published");
+                LinkReport::broken(Link::ReadinessGate, text, pages::NO_ANNOTATION)
+            }
+        }
+    }
+
+    fn device(&self) -> LinkReport {
+        let attached: Vec<&str> =
+            self.view.devices.iter().filter(|device| device.is_attached).map(|device| device.name.as_str()).collect();
+        if self.view.reaches_clients {
+            return LinkReport::ok(Link::Device, format!("the programs are on {}", attached.join(", ")));
+        }
+        let text = "no device by which clients reach the Node carries the programs: name the uplinks with --devices";
+        LinkReport::broken(Link::Device, text, pages::DOCTOR)
+    }
+
+    /// A chain for each port of a Service that leads to no port of the Pod.
+    fn unresolved(&self, common: &[LinkReport], service: &Service, only_port: Option<PodPort>) -> Vec<Chain> {
+        let settings = &self.state.settings;
+        let mut chains = Vec::new();
+        let mut add = |subject: String, link, text: String| {
+            let links = [common.to_vec(), vec![LinkReport::broken(link, text, pages::EVENTS)]].concat();
+            chains.push(Chain { subject, frontend: None, links });
+        };
+        for port in &service.ports {
+            let target = match &port.target {
+                TargetPort::Number(number) if only_port.is_some_and(|asked| asked != *number) => continue,
+                TargetPort::Number(number) => number.to_string(),
+                TargetPort::Name(name) => name.clone(),
+            };
+            let subject =
+                format!("pod {}, target port {target}/{} of {}", self.pod.key, port.protocol, service.key.name);
+            if !settings.protocols.contains(&port.protocol) {
+                add(subject, Link::PortResolved, Cause::UnsupportedProtocol { protocol: port.protocol }.to_string());
+                continue;
+            }
+            if let TargetPort::Name(name) = &port.target
+                && !self.pod.ports.iter().any(|it| it.protocol == port.protocol && it.name.as_ref() == Some(name))
+            {
+                let (service, name, protocol) = (service.key.clone(), name.clone(), port.protocol);
+                add(subject, Link::PortResolved, Cause::UnresolvedTargetPort { service, name, protocol }.to_string());
+                continue;
+            }
+            for family in service.families.iter().copied().filter(|family| self.pod.ip_of(*family).is_some()) {
+                if !self.state.node_ips.contains_key(&family) {
+                    add(subject.clone(), Link::Family, Cause::NoNodeAddress { family }.to_string());
+                }
+            }
+            if !service.families.iter().any(|family| self.pod.ip_of(*family).is_some()) {
+                let families: Vec<&str> = service.families.iter().map(|family| family.as_str()).collect();
+                add(
+                    subject,
+                    Link::Family,
+                    format!("the Pod has no address of the Service's families: {}", families.join(", ")),
+                );
+            }
+        }
+        chains
+    }
+}

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The chains of a Service: those of its Pods on this Node.
+
+use super::{Chain, Link, LinkReport, pod};
+use crate::core::{model::ServiceKey, pages, state::State, view::AgentView};
+
+pub(super) fn chains(state: &State, view: &AgentView, key: &ServiceKey) -> Vec<Chain> {
+    let subject = || format!("service {key}");
+    let alone = |links: Vec<LinkReport>| vec![Chain { subject: subject(), frontend: None, links }];
+    let Some(service) = state.snapshot.service(key) else {
+        let text = "the agent acts on no Service of this name: it does not exist, its annotation DOMAIN/enabled is not \
+                    exactly \"true\", its type is NodePort or ExternalName, or its selector is empty";
+        return alone(vec![LinkReport::broken(Link::Enabled, text, pages::NO_ANNOTATION)]);
+    };
+    let enabled = LinkReport::ok(Link::Enabled, format!("service {key} is enabled"));
+    let pods: Vec<_> = state
+        .snapshot
+        .pods()
+        .filter(|pod| service.key.namespace == pod.key.namespace && service.selects(pod))
+        .collect();
+    if pods.is_empty() {
+        let labels: Vec<String> = service.selector.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let text = format!(
+            "no Pod of this Node has the labels {} in namespace {}; Pods of other Nodes are served by the agents there",
+            labels.join(","),
+            key.namespace
+        );
+        return alone(vec![enabled, LinkReport::broken(Link::Selected, text, pages::NO_ANNOTATION)]);
+    }
+    pods.into_iter().flat_map(|pod| pod::chains(state, view, &pod.key, None, Some(key))).collect()
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The end of a chain: whether packets were translated, and which were not. The kernel's counters tell, and the command
+//! reads them itself.
+
+use npl_common::{reason::Reason, stats::MappingStats};
+
+use super::{Chain, Holds, Link, LinkReport};
+use crate::core::pages;
+
+/// The traffic of a node port.
+#[derive(Debug, Clone, Copy)]
+pub struct Traffic<'a> {
+    /// The counters of the mapping; `None` without one in the kernel.
+    pub stats: Option<MappingStats>,
+    /// Time since the last packet of an established flow; `None` without such a flow.
+    pub last_packet_millis: Option<u64>,
+    /// Packets by reason, of the whole Node.
+    pub reasons: &'a [(Reason, u64)],
+}
+
+/// Appends what the counters say. Without traffic, nothing is broken yet: no client may have tried.
+pub fn add_traffic(chain: &mut Chain, traffic: &Traffic<'_>) {
+    let is_broken = chain.first_broken().is_some();
+    if chain.frontend.is_none() || chain.links.last().is_some_and(|link| link.link != Link::Device) {
+        return;
+    }
+    chain.links.push(last_packet(traffic, is_broken));
+    chain.links.push(last_refusal(traffic.reasons));
+}
+
+fn last_packet(traffic: &Traffic<'_>, is_broken: bool) -> LinkReport {
+    let Some(MappingStats { request_packets, reply_packets, .. }) = traffic.stats else {
+        return LinkReport::info(Link::LastPacket, "not counted without a mapping");
+    };
+    let age = traffic.last_packet_millis.map(|millis| format!(", the last one {} s ago", millis / 1_000));
+    let text = format!("{request_packets} requests and {reply_packets} replies{}", age.unwrap_or_default());
+    match (request_packets, reply_packets) {
+        (0, _) => LinkReport::info(
+            Link::LastPacket,
+            "no client has sent a packet to the node port: compare the members of the load balancer with the annotation",
+        ),
+        (_, 0) => {
+            let text = format!("{text}: the Pod does not answer, or its replies take another way");
+            LinkReport::broken(Link::LastPacket, text, pages::NO_CONNECTION)
+        }
+        _ if is_broken => LinkReport::info(Link::LastPacket, text),
+        _ => LinkReport::ok(Link::LastPacket, text),
+    }
+}
+
+fn last_refusal(reasons: &[(Reason, u64)]) -> LinkReport {
+    let near = [Reason::NoMapping, Reason::SourceRefused, Reason::UntrackedReply, Reason::RewriteFailed];
+    let counted: Vec<String> = reasons
+        .iter()
+        .filter(|(reason, count)| near.contains(reason) && *count > 0)
+        .map(|(reason, count)| format!("{} {count}", reason.name()))
+        .collect();
+    let text = if counted.is_empty() {
+        "no packet of this Node was dropped or passed".to_owned()
+    } else {
+        format!("of the whole Node: {}", counted.join(", "))
+    };
+    LinkReport { link: Link::LastRefusal, holds: Holds::Info, found: text, page: Some(pages::REASONS.to_owned()) }
+}

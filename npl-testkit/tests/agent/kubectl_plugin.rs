@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `kubectl npl` against a real API server. There is no kubelet: a script in place of `kubectl` runs what the plug-in
+//! executes in the agent's Pod on the Node itself, and passes everything else to kubectl.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use npl_testkit::agent;
+use npl_testkit::tools;
+use serde_json::{Value, json};
+
+use crate::world::{NAMESPACE, NODE, World};
+
+const AGENT_NAMESPACE: &str = "npl-system";
+
+/// A folder with `kubectl` and the plug-in, for the beginning of the PATH.
+fn programs(world: &World) -> PathBuf {
+    let folder = world.run.file("bin");
+    fs::create_dir(&folder).unwrap();
+    let agent = agent::find_binary().unwrap();
+    symlink(&agent, folder.join("kubectl-npl")).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let real = path.split(':').map(|folder| PathBuf::from(folder).join("kubectl")).find(|path| path.exists()).unwrap();
+    let script = format!(
+        "#!/bin/sh\nfor word in \"$@\"; do if [ \"$word\" = exec ]; then is_exec=1; fi; done\n\
+         if [ -z \"$is_exec\" ]; then exec {} \"$@\"; fi\n\
+         while [ \"$1\" != -- ]; do shift; done\nshift 2\nexec {} \"$@\"\n",
+        real.display(),
+        agent.display()
+    );
+    let text = world.run.file("kubectl.sh");
+    fs::write(&text, script).unwrap();
+    fs::set_permissions(&text, fs::Permissions::from_mode(0o755)).unwrap();
+    tools::copy_program(&text, &folder.join("kubectl")).unwrap();
+    folder
+}
+
+/// The exit code and output of `kubectl npl`.
+fn kubectl_npl(world: &World, programs: &Path, arguments: &[&str]) -> (i32, String) {
+    let mut command = world.topology.node().command(programs.join("kubectl")).unwrap();
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    let runtime_dir = world.agent_options(&[]).runtime_dir;
+    command.arg("npl").args(arguments).stdin(Stdio::null());
+    command.env("PATH", path).env("KUBECONFIG", world.plane.admin_kubeconfig());
+    command.env("NPL_BPFFS", world.bpffs.path()).env("NPL_RUNTIME_DIR", runtime_dir);
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    (output.status.code().unwrap(), text)
+}
+
+/// The Pod of the agent, as scheduler and kubelet show it.
+fn create_agent_pod(world: &World) {
+    let labels = json!({"app.kubernetes.io/name": "npl", "app.kubernetes.io/component": "agent"});
+    let pod = json!({
+        "metadata": {"name": "npl-agent-1", "namespace": AGENT_NAMESPACE, "labels": labels},
+        "spec": {"nodeName": NODE, "containers": [{"name": "npl-agent", "image": "none"}]},
+    });
+    let pods = format!("/api/v1/namespaces/{AGENT_NAMESPACE}/pods");
+    world.cluster.client().create(&pods, &pod).unwrap();
+    let container = json!({"name": "npl-agent", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                           "state": {"running": {}}});
+    let status = json!({"status": {"phase": "Running", "containerStatuses": [container]}});
+    world.cluster.client().merge_patch(&format!("{pods}/npl-agent-1/status"), &status).unwrap();
+}
+
+#[test]
+fn the_plugin_shows_and_checks_the_whole_cluster() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let programs = programs(&world);
+    let (code, nobody) = kubectl_npl(&world, &programs, &["status"]);
+    assert!(code == 2 && nobody.contains("no agent's Pod is on this Node"), "{code} {nobody}");
+    create_agent_pod(&world);
+    let run = |arguments: &[&str]| kubectl_npl(&world, &programs, arguments);
+
+    let (code, status) = run(&["status", "--output", "json"]);
+    let row = &serde_json::from_str::<Value>(&status).unwrap()[0];
+    assert_eq!(
+        (code, &row["node"], &row["verdict"], &row["published"]),
+        (0, &json!(NODE), &json!("healthy"), &json!(2))
+    );
+    let (code, mappings) = run(&["mappings", "--namespace", NAMESPACE]);
+    let address = format!("{}:61000", world.node_ip());
+    for expected in ["shop/web-0", NODE, &address, "8080", "web"] {
+        assert!(code == 0 && mappings.contains(expected), "{expected} is not in {mappings}");
+    }
+    let (code, chain) = run(&["why", "service/shop/web"]);
+    assert!(code == 0 && chain.contains("pod shop/web-0, port 8080/udp IPv4"), "{code} {chain}");
+    let (code, flows) = run(&["on", NODE, "flows", "--output", "json"]);
+    assert!(code == 0 && flows.contains("web-0"), "{code} {flows}");
+    let (code, refused) = run(&["on", "node-9", "flows"]);
+    assert!(code == 2 && refused.contains("no agent's Pod is on Node node-9"), "{code} {refused}");
+    assert_eq!(run(&["check"]), (0, "Every annotation matches its Services and its Node.\n".to_owned()));
+
+    // Without the agent, nobody follows the changes.
+    world.agent.as_mut().unwrap().kill().unwrap();
+    world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
+    let run = |arguments: &[&str]| kubectl_npl(&world, &programs, arguments);
+    let (code, found) = run(&["check", "--settle", "100ms"]);
+    assert!(code == 1 && found.contains("stale") && found.contains("shop/web-0"), "{code} {found}");
+    let (code, ignored) = run(&["why", "service/shop/web"]);
+    assert!(code == 1 && ignored.contains("nodeportlocal.antrea.io/enabled is not exactly"), "{code} {ignored}");
+    let (code, status) = run(&["status"]);
+    assert!(code == 1 && status.contains("traffic at risk"), "{code} {status}");
+}
