@@ -3,6 +3,7 @@
 //! out until the core returns none.
 
 use std::{
+    collections::BTreeSet,
     mem,
     net::IpAddr,
     time::{Duration, SystemTime},
@@ -365,6 +366,8 @@ impl Reconciler {
         let now = self.now();
         let report = self.uplinks.apply(&mut self.executor.datapath, survey, &self.node_ips, now)?;
         let (coverage, reaches_clients) = (report.coverage, report.reaches_clients);
+        self.metrics.set_redirect_refused(report.decisions.redirect_refused_by.is_some());
+        self.metrics.set_programs_ahead(report.decisions.programs_ahead.values().map(BTreeSet::len).sum());
         self.change_log.log_devices(report);
         self.executor.guard.mark(self.uplinks.markings());
         if let Some(at) = self.uplinks.next_deadline() {

@@ -26,7 +26,6 @@ use crate::{
     },
     config::Config,
     core::{
-        devices::redirect::Forwarding,
         model::{
             Family,
             port_range::{LentPorts, port_range_warnings},
@@ -34,7 +33,10 @@ use crate::{
         state::State,
     },
     datapath::{Datapath, Pins, Tables, cleanup, preflight},
-    devices::{local_clients::LocalClients, uplinks::Uplinks},
+    devices::{
+        local_clients::LocalClients,
+        uplinks::{Uplinks, needs_attachments},
+    },
     http::{self, Health},
     kube::{self, events::Recorder, patch::PodPatcher},
     metrics::{Counts, DatapathCounters, FamilyTotals, Metrics},
@@ -69,6 +71,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         settings,
         devices,
         forwarding,
+        network_policy,
         attach,
         annotation_keys,
         resync,
@@ -120,7 +123,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let _sweeper = Sweeper::start(&bpffs)?;
 
     let probes = tokio::spawn(http::serve(listener, health.clone(), metrics.clone()));
-    let network = netlink::changes(forwarding != Forwarding::Stack)?;
+    let network = netlink::changes(needs_attachments(&datapath, forwarding))?;
     let work = async {
         let connected = connecting.join_next().await.context("connect to the API server")?;
         let (client, refusal, mut watches) = connected.context("connect to the API server")??;
@@ -128,7 +131,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let executor = Executor::new(datapath, patcher, Guard::start(guard, resync));
         let recorder = Recorder::new(client, &node_name, metrics.clone());
         let listeners = Listeners { metrics, health: health.clone(), change_log };
-        let targets = ProgramTargets { uplinks: Uplinks::new(devices, forwarding, attach, guard), local_clients };
+        let uplinks = Uplinks::new(devices, (forwarding, network_policy), attach, guard);
+        let targets = ProgramTargets { uplinks, local_clients };
         let reconciler = Reconciler::new(state, executor, targets, listeners, resync);
         tokio::select! {
             ended = reconciler.run(changes, network) => { ended?; retire(&bpffs, &health).await?; stand_by(&health).await }

@@ -9,10 +9,15 @@ use std::{
 
 use serde::Serialize;
 
-use super::{print, print_json, table};
+use super::{facts, print, print_json, table};
 use crate::{
     config::args::{OutputFormat, ViewArgs},
-    core::devices::{Device, DeviceSelection, choose, reply_routing::Marking, xdp::XdpReason},
+    core::{
+        devices::{
+            Device, DeviceSelection, choose, filter_order::ProgramsAhead, reply_routing::Marking, xdp::XdpReason,
+        },
+        doctor::networks,
+    },
     datapath::{inspect::Inspection, pins::Direction, preflight},
     netlink,
     nft_guard::{self, TableState},
@@ -38,6 +43,14 @@ struct Status {
     devices: Vec<AttachedDevice>,
     /// Devices that clients may use, but whose link-layer header the programs do not support.
     unsupported_devices: Vec<UnsupportedDevice>,
+    /// The CNI, the policy engines and the Service proxy that were recognized.
+    networks: Vec<RecognizedNetwork>,
+    /// Whether `--forwarding redirect` is refused because redirected packets would bypass a policy engine.
+    redirect_refused: bool,
+    /// Programs of other software that run ahead of NPL's, by device: if one of them ends the chain, clients are refused.
+    programs_ahead: ProgramsAhead,
+    /// Why the programs of other software cannot be listed; absent if they can.
+    programs_ahead_refusal: Option<String>,
     /// Addresses of Pods whose packets are redirected between devices and bypass the kernel stack.
     redirected_pods: BTreeSet<IpAddr>,
     /// Whether a flow is redirected only after the kernel stack has forwarded packets of it.
@@ -77,6 +90,15 @@ struct AttachedDevice {
     reason: Option<String>,
 }
 
+/// Software that provides a part of the Node's network.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RecognizedNetwork {
+    /// `CNI`, `policy engine` or `Service proxy`.
+    role: &'static str,
+    name: &'static str,
+}
+
 /// A device whose clients are not served.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -95,7 +117,12 @@ pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
     let inspection = Inspection::read(&args.bpffs)?;
     let devices = netlink::interfaces().await?;
     let is_running = lock::is_taken(&args.bpffs);
-    let status = Status::new(&inspection, is_running, &devices, nft_guard::read_state());
+    let uplinks = inspection.links.iter().filter(|(_, directions)| directions.contains(&Direction::Egress));
+    let uplinks = uplinks.map(|(ifindex, _)| *ifindex).collect();
+    let order = facts::ProgramOrder::read(&args.bpffs, &uplinks, Ok(&devices)).await;
+    let ahead = order.map(|order| order.ahead);
+    let mut status = Status::new(&inspection, is_running, &devices, nft_guard::read_state(), ahead);
+    status.networks = recognized(&devices);
     match args.output {
         OutputFormat::Json => print_json(&status),
         OutputFormat::Table => print(&as_text(&status, &inspection)),
@@ -103,12 +130,22 @@ pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
 }
 
 impl Status {
-    fn new(inspection: &Inspection, agent_running: bool, devices: &[Device], held: io::Result<TableState>) -> Self {
+    fn new(
+        inspection: &Inspection,
+        agent_running: bool,
+        devices: &[Device],
+        held: io::Result<TableState>,
+        ahead: Result<ProgramsAhead, String>,
+    ) -> Self {
         let name = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex).map(|it| it.name.clone());
         let leads_to_pods = |ifindex| inspection.redirected.values().any(|hop| hop.ifindex == ifindex);
         let config = inspection.config.filter(|config| config.abi != 0);
         let guard_refusal = held.as_ref().err().map(ToString::to_string);
         let held = held.unwrap_or_default();
+        let (programs_ahead, programs_ahead_refusal) = match ahead {
+            Ok(ahead) => (ahead, None),
+            Err(reason) => (ProgramsAhead::new(), Some(reason)),
+        };
         let marked = |it: &Marking| {
             let device = name(it.ifindex).unwrap_or_else(|| GONE.to_owned());
             format!("{} from {device}: {}", it.family, it.mark)
@@ -136,6 +173,10 @@ impl Status {
                 })
                 .collect(),
             unsupported_devices: unsupported(devices, &inspection.local_addresses),
+            networks: Vec::new(),
+            redirect_refused: inspection.is_redirect_refused,
+            programs_ahead,
+            programs_ahead_refusal,
             redirected_pods: inspection.redirected.keys().copied().collect(),
             is_offloading: inspection.links.values().flatten().any(|side| *side == Direction::ToPods),
             socket_hooks: inspection.socket_hooks.clone(),
@@ -149,6 +190,13 @@ impl Status {
             reasons: inspection.reasons.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         }
     }
+}
+
+/// The software that the Node's devices and rules show. Rules that cannot be read show none: doctor reports the reason.
+fn recognized(devices: &[Device]) -> Vec<RecognizedNetwork> {
+    let rules = nft_guard::rule_names().unwrap_or_default();
+    let found = networks::recognize(devices, &rules);
+    found.map(|network| RecognizedNetwork { role: network.role.names().1, name: network.name }).collect()
 }
 
 /// Devices that an agent without `--devices` would choose if the programs supported their link-layer header.
@@ -179,6 +227,8 @@ fn as_text(status: &Status, inspection: &Inspection) -> String {
         ("Flows", status.flows.to_string()),
         ("Forwarding", forwarding(status)),
         ("Guard", guard_of(status)),
+        ("Program order", program_order(status)),
+        ("Network", networks_of(status)),
     ];
     let facts: Vec<String> = facts.iter().map(|(name, value)| format!("{name:<16}{value}\n")).collect();
     // A Node has as many Pod devices as Pods. The Forwarding line gives their number.
@@ -208,6 +258,11 @@ fn programs(builds: &BTreeMap<String, Vec<String>>) -> String {
 
 /// How translated packets reach the Pods.
 fn forwarding(status: &Status) -> String {
+    if status.redirect_refused {
+        return "through the kernel stack: --forwarding redirect is refused, because redirected packets would bypass \
+                NetworkPolicy; see --ignore-network-policy"
+            .to_owned();
+    }
     let pods = status.redirected_pods.len();
     if pods == 0 {
         return "through the kernel stack".to_owned();
@@ -231,6 +286,27 @@ fn guard_of(status: &Status) -> String {
         return "no nftables table: see --nft-guard".to_owned();
     }
     format!("nftables table {}: {}", nft_guard::TABLE, effects.join("; "))
+}
+
+/// The recognized software.
+fn networks_of(status: &Status) -> String {
+    let shown: Vec<String> =
+        status.networks.iter().map(|network| format!("{} ({})", network.name, network.role)).collect();
+    if shown.is_empty() { "no known CNI, policy engine or Service proxy".to_owned() } else { shown.join(", ") }
+}
+
+/// Whether NPL's programs run first.
+fn program_order(status: &Status) -> String {
+    if let Some(refusal) = &status.programs_ahead_refusal {
+        return format!("cannot list programs: {refusal}");
+    }
+    if status.programs_ahead.is_empty() {
+        return "NPL's programs run first".to_owned();
+    }
+    let shown = status.programs_ahead.iter().map(|(device, programs)| {
+        format!("{device}: {}", programs.iter().map(String::as_str).collect::<Vec<_>>().join(", "))
+    });
+    format!("FAILED, programs of other software run ahead of NPL's: {}", shown.collect::<Vec<_>>().join("; "))
 }
 
 /// How clients on the Node itself and in its Pods are served.

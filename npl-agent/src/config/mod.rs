@@ -12,7 +12,11 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use crate::{
     config::args::RunArgs,
     core::{
-        devices::{DeviceSelection, redirect::Forwarding, xdp::Attach},
+        devices::{
+            DeviceSelection,
+            redirect::{Forwarding, NetworkPolicy},
+            xdp::Attach,
+        },
         model::{Family, settings::Settings},
     },
     datapath::CgroupSelection,
@@ -36,6 +40,8 @@ pub struct Config {
     pub devices: DeviceSelection,
     /// How translated packets reach the Pod.
     pub forwarding: Forwarding,
+    /// Whether packets are redirected beside a policy engine that a redirect bypasses.
+    pub network_policy: NetworkPolicy,
     /// Whether requests are translated by TC or XDP.
     pub attach: Attach,
     /// The keys of the annotations.
@@ -88,6 +94,7 @@ impl TryFrom<RunArgs> for Config {
             protocols,
             devices,
             forwarding,
+            ignore_network_policy,
             attach,
             node_ip,
             annotation_domain,
@@ -124,6 +131,7 @@ impl TryFrom<RunArgs> for Config {
             settings,
             devices,
             forwarding,
+            network_policy: if ignore_network_policy { NetworkPolicy::Ignored } else { NetworkPolicy::Applies },
             attach,
             annotation_keys: AnnotationKeys::new(&annotation_domain),
             resync,

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Distinguishes NPL's programs on devices from those of other software, by the ids of pinned programs.
 
-use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+};
 
 use aya_obj::generated::bpf_attach_type::{self, BPF_NETKIT_PRIMARY, BPF_TCX_EGRESS, BPF_TCX_INGRESS};
 use tracing::debug;
@@ -14,6 +19,11 @@ use crate::core::devices::attachments::{AttachmentOwner, DeviceAttachments};
 pub struct OwnPrograms(BTreeSet<u32>);
 
 impl OwnPrograms {
+    /// The programs pinned on a bpffs.
+    pub fn of(bpffs: &Path) -> Self {
+        Self::read(&Pins::new(bpffs))
+    }
+
     /// Reads the ids of the pinned programs. A program that cannot be read counts as one of other software.
     pub(super) fn read(pins: &Pins) -> Self {
         let builds = pins.builds().unwrap_or_default();
@@ -35,7 +45,8 @@ impl OwnPrograms {
     }
 
     fn owners(&self, ifindex: u32, hook: bpf_attach_type) -> Option<Vec<AttachmentOwner>> {
-        let owner = |id| if self.0.contains(id) { AttachmentOwner::Npl } else { AttachmentOwner::Other };
+        let owner =
+            |id: &u32| if self.0.contains(id) { AttachmentOwner::Npl } else { AttachmentOwner::Other(name(*id)) };
         match sys::programs_on(ifindex, hook) {
             Ok(ids) => Some(ids.iter().map(owner).collect()),
             Err(error) if has_no_such_hook(&error) => Some(Vec::new()),
@@ -45,6 +56,13 @@ impl OwnPrograms {
             }
         }
     }
+}
+
+/// A program's name, which needs `CAP_SYS_ADMIN`, or else its id.
+fn name(id: u32) -> String {
+    let facts = sys::open_program(id).and_then(|program| sys::program_facts(program.as_fd()));
+    let name = facts.ok().and_then(|facts| String::from_utf8(facts.name).ok()).filter(|name| !name.is_empty());
+    name.unwrap_or_else(|| format!("program {id}"))
 }
 
 /// Whether the error means that the hook does not exist: the kernel is too old, the device is of another kind, or it

@@ -2,6 +2,7 @@
 //! Decides which devices carry the programs, and which addresses are the Node's. Every decision has a reason.
 
 pub mod attachments;
+pub mod filter_order;
 pub mod grace_periods;
 pub mod node_network;
 pub mod plan;
