@@ -159,7 +159,7 @@ impl Hooks {
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn move_to_head(
+    pub(super) fn move_to_head(
         &mut self,
         device: &Device,
         direction: Direction,

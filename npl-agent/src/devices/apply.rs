@@ -63,7 +63,7 @@ fn attach(
                 None => continue,
             },
             DeviceStep::MoveToHead { ifindex, direction, program } => match find(devices, ifindex) {
-                Some(device) => datapath.hooks.move_to_head(device, direction, program),
+                Some(device) => datapath.move_to_head(device, direction, program),
                 None => continue,
             },
             DeviceStep::Detach { ifindex, direction } => {
