@@ -72,9 +72,35 @@ impl Foreign {
         place: Place,
         hooks: &[TcAttachType],
     ) -> Result<Self> {
+        let is_link = KernelVersion::current().is_ok_and(|found| found >= TCX_SINCE);
+        Self::attach_as(is_link, run, name, device, verdict, place, hooks)
+    }
+
+    /// As [`Self::attach`], by a filter also where the kernel has TCX. `Place::Ahead` is the head of priority 1, as with
+    /// Cilium's filters.
+    pub fn attach_filter(
+        run: &Run,
+        name: &str,
+        device: &Device,
+        verdict: i32,
+        place: Place,
+        hooks: &[TcAttachType],
+    ) -> Result<Self> {
+        Self::attach_as(false, run, name, device, verdict, place, hooks)
+    }
+
+    fn attach_as(
+        is_link: bool,
+        run: &Run,
+        name: &str,
+        device: &Device,
+        verdict: i32,
+        place: Place,
+        hooks: &[TcAttachType],
+    ) -> Result<Self> {
         let bpffs = run.bpffs(name)?;
         let mut program = load(verdict, &bpffs.path().join("program"))?;
-        let attach = || hooks.iter().map(|hook| put(&mut program, device.name(), *hook, place)).collect();
+        let attach = || hooks.iter().map(|hook| put(&mut program, device.name(), *hook, place, is_link)).collect();
         let links: Result<_, ProgramError> = device.netns().run(attach)?;
         Ok(Self { device: device.clone(), links: links.context("attach a third-party program")?, program, bpffs })
     }
@@ -129,8 +155,9 @@ fn put(
     device: &str,
     hook: TcAttachType,
     place: Place,
+    is_link: bool,
 ) -> Result<SchedClassifierLink, ProgramError> {
-    let options = if KernelVersion::current().is_ok_and(|found| found >= TCX_SINCE) {
+    let options = if is_link {
         TcAttachOptions::TcxOrder(match place {
             Place::Ahead => LinkOrder::first(),
             Place::Behind => LinkOrder::last(),

@@ -6,6 +6,8 @@
 
 use std::env::consts::ARCH;
 use std::ffi::OsString;
+use std::fs;
+use std::os::unix;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -125,10 +127,35 @@ impl Compiler {
     }
 
     fn has_llvm_in(&self, folder: &Path) -> bool {
-        let wanted = format!("libLLVM.so.{}", self.llvm);
-        let names = folder.read_dir().into_iter().flatten().filter_map(Result::ok).map(|entry| entry.file_name());
-        names.into_iter().any(|name| name.to_string_lossy().starts_with(&wanted))
+        llvm_in(folder, self.llvm).is_some()
     }
+}
+
+/// The libLLVM of a major version in a folder.
+fn llvm_in(folder: &Path, major: u32) -> Option<PathBuf> {
+    let wanted = format!("libLLVM.so.{major}");
+    let is_wanted =
+        |name: &str| name.strip_prefix(&wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '-']));
+    let entries = folder.read_dir().into_iter().flatten().filter_map(Result::ok);
+    let mut found: Vec<PathBuf> =
+        entries.filter(|entry| is_wanted(&entry.file_name().to_string_lossy())).map(|entry| entry.path()).collect();
+    found.sort();
+    found.into_iter().next()
+}
+
+/// A folder with a link to this compiler's libLLVM alone: bpf-linker loads the first libLLVM of any version that it finds
+/// in a folder of the search path, such as the one of an installed clang.
+fn folder_of_llvm(libraries: &[PathBuf], major: u32, target_dir: &Path) -> Result<PathBuf> {
+    let found = libraries.iter().find_map(|folder| llvm_in(folder, major));
+    let library = found.with_context(|| format!("find libLLVM.so.{major} of the compiler"))?;
+    let folder = target_dir.join("llvm");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+    let link = folder.join(library.file_name().context("name libLLVM")?);
+    unix::fs::symlink(&library, &link).with_context(|| format!("create {}", link.display()))?;
+    Ok(folder)
 }
 
 impl Toolchain {
@@ -179,8 +206,11 @@ impl Toolchain {
             // The build of the core library is the only unstable feature of cargo and rustc in use.
             command.env("RUSTC_BOOTSTRAP", "1");
         }
-        let libraries = std::env::join_paths(self.compiler.library_folders()).context("join the folders of libLLVM")?;
-        command.env("LD_LIBRARY_PATH", libraries).current_dir(paths::root());
+        command.current_dir(paths::root());
+        let libraries = self.compiler.library_folders();
+        if !libraries.is_empty() {
+            command.env("LD_LIBRARY_PATH", folder_of_llvm(&libraries, self.compiler.llvm, target_dir)?);
+        }
         Ok(command)
     }
 
@@ -206,5 +236,32 @@ impl Toolchain {
             );
         }
         Ok(flags.join(" "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::{folder_of_llvm, llvm_in};
+
+    /// A newer clang brings a libLLVM of its own into the same folder.
+    #[test]
+    fn bpf_linker_finds_only_the_libllvm_of_the_compiler() {
+        let folder = std::env::temp_dir().join(format!("npl-xtask-llvm-{}", std::process::id()));
+        let libraries = folder.join("lib");
+        fs::create_dir_all(&libraries).unwrap();
+        for name in ["libLLVM.so.19.1", "libLLVM.so.22.1", "libLLVM.so.220", "libc.so.6"] {
+            fs::write(libraries.join(name), name).unwrap();
+        }
+        assert_eq!(llvm_in(&libraries, 22), Some(libraries.join("libLLVM.so.22.1")));
+        assert_eq!(llvm_in(&libraries, 21), None);
+        for _build in 0..2 {
+            let chosen = folder_of_llvm(std::slice::from_ref(&libraries), 22, &folder).unwrap();
+            let names: Vec<_> = chosen.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            assert_eq!(names, ["libLLVM.so.22.1"]);
+            assert_eq!(fs::read_to_string(chosen.join("libLLVM.so.22.1")).unwrap(), "libLLVM.so.22.1");
+        }
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -17,6 +17,7 @@ use crate::{
     core::{
         devices::{
             UplinkReason,
+            filter_order::ProgramsAhead,
             planner::{ConntrackSettings, DeviceDecisions, XdpDecision},
             redirect::{PodNextHop, RedirectRefusal},
             reply_routing::ReplyRouteProblem,
@@ -45,6 +46,8 @@ pub struct ChangeLog {
     local_clients: Last<Result<Option<ServedClients>, String>>,
     uplinks: Last<BTreeMap<String, Result<UplinkReason, UplinkReason>>>,
     missing_devices: Last<BTreeSet<String>>,
+    programs_ahead: Last<ProgramsAhead>,
+    redirect_refused_by: Last<Option<String>>,
     has_no_uplink: Last<bool>,
     xdp: Last<BTreeMap<String, XdpDecision>>,
     xdp_errors: Last<BTreeMap<String, XdpReason>>,
@@ -60,6 +63,8 @@ impl ChangeLog {
     pub fn new(problems: watch::Sender<Vec<Problem>>) -> Self {
         let (mut conntrack, mut reply_route_problem, mut left_out_addresses) =
             (Last::default(), Last::default(), Last::default());
+        let mut redirect_refused_by = Last::default();
+        redirect_refused_by.update(None);
         // The default settings are not logged as a change.
         conntrack.update(ConntrackSettings::default());
         reply_route_problem.update(None);
@@ -72,6 +77,8 @@ impl ChangeLog {
             local_clients: Last::default(),
             uplinks: Last::default(),
             missing_devices: Last::default(),
+            programs_ahead: Last::default(),
+            redirect_refused_by,
             has_no_uplink: Last::default(),
             xdp: Last::default(),
             xdp_errors: Last::default(),
@@ -182,6 +189,7 @@ impl ChangeLog {
             warn!(count, %first, "the Node has more addresses than the maps hold: node ports do not answer on the last ones");
         }
         self.log_uplinks(&decisions);
+        self.log_redirect_refusal(decisions.redirect_refused_by.as_deref());
         self.log_next_hops(decisions.next_hops);
         self.log_conntrack(conntrack);
         self.log_reply_routes(decisions.reply_route_problem);
@@ -204,6 +212,14 @@ impl ChangeLog {
         for iface in self.missing_devices.update_elements(decisions.missing_devices.clone()) {
             warn!(iface, "--devices names a device that does not exist; the agent uses it as soon as it appears");
         }
+        for (iface, programs) in self.programs_ahead.update_entries(decisions.programs_ahead.clone()) {
+            warn!(
+                iface,
+                ?programs,
+                "programs of other software run ahead of NPL's on this device: if one of them ends the chain, clients that \
+                 reach the Node by the device are refused; see \"A program runs ahead of NPL's\" in docs/troubleshoot.md"
+            );
+        }
         let has_none = !decisions.uplinks.values().flatten().any(|reason| reason.reaches_clients());
         if self.has_no_uplink.update(has_none) && has_none {
             warn!(
@@ -211,6 +227,21 @@ impl ChangeLog {
                  uplinks with --devices"
             );
         }
+    }
+
+    fn log_redirect_refusal(&mut self, engines: Option<&str>) {
+        if !self.redirect_refused_by.update(engines.map(str::to_owned)) {
+            return;
+        }
+        let Some(engines) = engines else {
+            return info!("no policy engine's rules are left on this Node: packets are redirected");
+        };
+        warn!(
+            engines,
+            "--forwarding redirect is refused on this Node, because redirected packets would bypass NetworkPolicy: packets \
+             take the host's stack. Set --forwarding stack or offload, or --ignore-network-policy if node ports need no \
+             NetworkPolicy"
+        );
     }
 
     fn log_next_hops(&mut self, next_hops: BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>) {

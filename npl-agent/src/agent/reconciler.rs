@@ -3,6 +3,7 @@
 //! the core returns none.
 
 use std::{
+    collections::BTreeSet,
     mem,
     net::IpAddr,
     time::{Duration, SystemTime},
@@ -424,6 +425,8 @@ impl Reconciler {
         self.are_routes_due = true;
         self.introspection.devices = device_views(&report);
         self.introspection.reaches_clients = reaches_clients;
+        self.metrics.set_redirect_refused(report.decisions.redirect_refused_by.is_some());
+        self.metrics.set_programs_ahead(report.decisions.programs_ahead.values().map(BTreeSet::len).sum());
         self.change_log.log_devices(report);
         self.executor.guard.mark(self.uplinks.markings());
         if let Some(at) = self.uplinks.next_deadline() {

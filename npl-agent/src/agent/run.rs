@@ -29,7 +29,6 @@ use crate::{
     },
     config::Config,
     core::{
-        devices::redirect::Forwarding,
         model::{
             Family,
             port_range::{LentPorts, port_range_warnings},
@@ -37,7 +36,10 @@ use crate::{
         state::State,
     },
     datapath::{Datapath, Pins, Tables, cleanup, preflight},
-    devices::{local_clients::LocalClients, uplinks::Uplinks},
+    devices::{
+        local_clients::LocalClients,
+        uplinks::{Uplinks, needs_attachments},
+    },
     http::{Health, Servers},
     kube::{self, contacts::WatchContacts, events::Recorder, patch::PodPatcher},
     local,
@@ -73,6 +75,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         settings,
         devices,
         forwarding,
+        network_policy,
         attach,
         annotation_keys,
         resync,
@@ -128,7 +131,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let _sweeper = Sweeper::start(&bpffs, metrics.clone())?;
 
     let servers = tokio::spawn(servers.serve(health.clone(), metrics.clone()));
-    let network = netlink::changes(forwarding != Forwarding::Stack)?;
+    let network = netlink::changes(needs_attachments(&datapath, forwarding))?;
     let work = async {
         let connected = connecting.join_next().await.context("connect to the API server")?;
         let (client, refusal, mut watches) = connected.context("connect to the API server")??;
@@ -136,7 +139,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let executor = Executor::new(datapath, patcher, Guard::start(guard, resync));
         let recorder = Recorder::new(client, &node_name, metrics.clone());
         let listeners = Listeners { metrics, health: health.clone(), change_log, introspection };
-        let targets = ProgramTargets { uplinks: Uplinks::new(devices, forwarding, attach, guard), local_clients };
+        let uplinks = Uplinks::new(devices, (forwarding, network_policy), attach, guard);
+        let targets = ProgramTargets { uplinks, local_clients };
         let reconciler = Reconciler::new(state, executor, targets, listeners, resync);
         tokio::select! {
             ended = reconciler.run(changes, network) => { ended?; retire(&bpffs, &health).await?; stand_by(&health).await }

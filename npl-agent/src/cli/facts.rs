@@ -2,19 +2,29 @@
 //! Reads the state of the Node for [`crate::core::doctor`], and changes no state. An unreadable value is recorded with
 //! its error, because it is a finding too.
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::Path,
+};
 
 use npl_common::config::Config;
 
 use crate::{
     config::args::ViewArgs,
     core::{
-        devices::Device,
+        devices::{
+            Device, DeviceSelection,
+            attachments::Side,
+            filter_order::{self, ProgramsAhead},
+            redirect::Forwarding,
+        },
         doctor::{Datapath, Facts, Setting, Sysctls},
         model::settings::PortRange,
     },
-    datapath::{cgroup, inspect::Inspection, is_unmitigated, pins::Direction, preflight},
-    netlink, nft_guard,
+    datapath::{OwnPrograms, cgroup, inspect::Inspection, is_unmitigated, pins::Direction, preflight},
+    netlink::{self, TcInspection},
+    nft_guard,
     process::error_chain::ErrorChain,
     process::lock,
 };
@@ -36,6 +46,9 @@ pub(super) async fn gather(args: &ViewArgs) -> Facts {
     let pods = datapath.as_ref().map(|it| it.pods.clone()).unwrap_or_default();
     // Without the routes, the checks omit the Pods' devices.
     let routes = netlink::routes_to(&pods).await.unwrap_or_default();
+    let attached = datapath.as_ref().map(|it| it.attached_devices.clone()).unwrap_or_default();
+    let order = ProgramOrder::read(&args.bpffs, &attached, devices.as_deref()).await;
+    let has_others_at_egress = order.as_ref().is_ok_and(|order| order.has_others_at_egress);
     Facts {
         kernel: preflight::kernel_facts(),
         has_btf: Path::new(KERNEL_TYPES).exists(),
@@ -55,6 +68,43 @@ pub(super) async fn gather(args: &ViewArgs) -> Facts {
             .and_then(|held| nft_guard::masquerading(held).map_err(|error| unreadable(&error))),
         forward_chains: nft_guard::forward_chains().map_err(|error| unreadable(&error)),
         markings: held.map(|held| held.markings),
+        programs_ahead: order.map(|order| order.ahead),
+        has_others_at_egress,
+        rule_names: nft_guard::rule_names().map_err(|error| unreadable(&error)),
+    }
+}
+
+/// The programs of other software on devices with NPL's.
+#[derive(Debug, Default)]
+pub(super) struct ProgramOrder {
+    /// Those ahead of NPL's.
+    pub(super) ahead: ProgramsAhead,
+    /// Whether there are some at egress.
+    has_others_at_egress: bool,
+}
+
+impl ProgramOrder {
+    /// Reads the order on the attached devices.
+    pub(super) async fn read(
+        bpffs: &Path,
+        attached: &BTreeSet<u32>,
+        devices: Result<&[Device], &String>,
+    ) -> Result<Self, String> {
+        let devices = devices.map_err(Clone::clone)?.iter().filter(|device| attached.contains(&device.ifindex));
+        let devices: Vec<Device> = devices.cloned().collect();
+        if devices.is_empty() {
+            return Ok(Self::default());
+        }
+        let own = OwnPrograms::of(bpffs);
+        let inspection = TcInspection {
+            uplinks: DeviceSelection::Named(devices.iter().map(|device| device.name.clone()).collect()),
+            with_pods: false,
+            programs_on: Box::new(move |ifindex| own.programs_on(ifindex)),
+            rule_names: None,
+        };
+        let attachments = netlink::attachments(&inspection).await.map_err(|error| ErrorChain(&error).to_string())?;
+        let has_others_at_egress = attachments.values().any(|found| found.has_others(Side::Egress));
+        Ok(Self { ahead: filter_order::programs_ahead(&devices, &attachments), has_others_at_egress })
     }
 }
 
@@ -80,7 +130,16 @@ fn datapath(inspection: &Inspection) -> Datapath {
         port_range: inspection.config.and_then(port_range),
         mappings,
         pods: inspection.mappings.iter().map(|mapping| mapping.backend.pod_ip).collect(),
+        forwarding: forwarding(inspection),
+        is_redirect_refused: inspection.is_redirect_refused,
     }
+}
+
+/// The mode in which packets are redirected now.
+fn forwarding(inspection: &Inspection) -> Option<Forwarding> {
+    let is_offloading = inspection.links.values().flatten().any(|direction| *direction == Direction::ToPods);
+    let mode = if is_offloading { Forwarding::Offload } else { Forwarding::Redirect };
+    (!inspection.redirected.is_empty()).then_some(mode)
 }
 
 /// The port range that the agent wrote; `None` before an agent has run.

@@ -128,6 +128,12 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_FORWARDING", value_name = "stack|redirect|offload", default_value = "stack")]
     pub forwarding: Forwarding,
 
+    /// Redirect packets with --forwarding redirect also beside a policy engine that filters in netfilter, such as Calico or
+    /// kube-router: NetworkPolicy does not apply to redirected packets. Without this flag, packets take the kernel stack
+    /// there.
+    #[arg(long, env = "NPL_IGNORE_NETWORK_POLICY")]
+    pub ignore_network_policy: bool,
+
     /// Translate requests at TC, or for less CPU time per packet in the driver by XDP: "auto" uses XDP where the driver
     /// is known to be safe, "xdp" on each driver that accepts a program. "xdp" breaks packets with unfinished
     /// checksums, which virtual devices such as veth carry. XDP takes effect only with --forwarding stack.

@@ -13,7 +13,11 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use crate::{
     config::args::RunArgs,
     core::{
-        devices::{DeviceSelection, redirect::Forwarding, xdp::Attach},
+        devices::{
+            DeviceSelection,
+            redirect::{Forwarding, NetworkPolicy},
+            xdp::Attach,
+        },
         model::{Family, settings::Settings},
     },
     datapath::CgroupSelection,
@@ -37,6 +41,8 @@ pub struct Config {
     pub devices: DeviceSelection,
     /// How translated packets reach the Pod.
     pub forwarding: Forwarding,
+    /// Whether packets are redirected beside a policy engine that a redirect bypasses.
+    pub network_policy: NetworkPolicy,
     /// Whether TC or XDP translates requests.
     pub attach: Attach,
     /// The keys of the annotations.
@@ -93,6 +99,7 @@ impl TryFrom<RunArgs> for Config {
             protocols,
             devices,
             forwarding,
+            ignore_network_policy,
             attach,
             node_ip,
             annotation_domain,
@@ -131,6 +138,7 @@ impl TryFrom<RunArgs> for Config {
             settings,
             devices,
             forwarding,
+            network_policy: if ignore_network_policy { NetworkPolicy::Ignored } else { NetworkPolicy::Applies },
             attach,
             annotation_keys: AnnotationKeys::new(&annotation_domain),
             resync,

@@ -6,7 +6,10 @@ use super::{CgroupSelection, Config, ConfigError, DeviceSelection};
 use crate::{
     config::args::{Cli, Command},
     core::{
-        devices::{redirect::Forwarding, xdp::Attach},
+        devices::{
+            redirect::{Forwarding, NetworkPolicy},
+            xdp::Attach,
+        },
         model::{
             Protocol,
             settings::{NodeIpSource, ProtocolPairing},
@@ -71,6 +74,7 @@ fn defaults_are_those_of_antrea_and_of_the_architecture() {
     assert_eq!((config.settings.drain_millis, config.settings.quarantine_millis), (30_000, 60_000));
     assert_eq!(config.devices, DeviceSelection::Auto);
     assert_eq!((config.attach, config.forwarding), (Attach::Tc, Forwarding::Stack));
+    assert_eq!(config.network_policy, NetworkPolicy::Applies);
     assert_eq!(config.annotation_keys.enabled, "nodeportlocal.antrea.io/enabled");
     assert_eq!(config.annotation_keys.mapping, "nodeportlocal.antrea.io");
     assert_eq!(config.resync.as_secs(), 30);
@@ -78,6 +82,12 @@ fn defaults_are_those_of_antrea_and_of_the_architecture() {
     assert_eq!(config.guard, GuardMode::Auto);
     assert_eq!(config.listen.to_string(), "127.0.0.1:9911");
     assert_eq!(config.metrics_listen, None);
+}
+
+#[test]
+fn network_policy_is_ignored_on_demand_only() {
+    let config = config(&["--forwarding", "redirect", "--ignore-network-policy"]).unwrap();
+    assert_eq!((config.forwarding, config.network_policy), (Forwarding::Redirect, NetworkPolicy::Ignored));
 }
 
 #[test]

@@ -25,6 +25,8 @@ pages! {
     EVENTS = "docs/troubleshoot.md#events";
     /// The checks of the doctor.
     DOCTOR = "docs/troubleshoot.md#doctor-checks";
+    /// A program of other software ahead of NPL's.
+    PROGRAM_AHEAD = "docs/troubleshoot.md#a-program-runs-ahead-of-npls";
     /// Metrics, and the API server's failures behind them.
     SIGNALS = "docs/troubleshoot.md#metrics-that-signal-trouble";
     /// The limits of maps and of the port range.

@@ -34,13 +34,15 @@ use super::{
 };
 use crate::core::devices::{
     Device, Direction,
-    attachments::{self, FILTER_HANDLE},
+    attachments::{self, FILTER_HANDLE, STAND_IN_HANDLE},
     plan::AttachedHooks,
     redirect::Forwarding,
 };
 
 /// Distinguishes NPL's filters from others of the same priority.
 const CLSACT_HANDLE: TcHandle = TcHandle::new(FILTER_HANDLE.0, FILTER_HANDLE.1);
+/// Identifies the filter that translates while NPL's own is moved.
+const STAND_IN: TcHandle = TcHandle::new(STAND_IN_HANDLE.0, STAND_IN_HANDLE.1);
 
 /// The loaded programs and their attachments.
 #[derive(Debug)]
@@ -55,9 +57,19 @@ impl Hooks {
         Self { programs, pins, tcx: preflight::has_tcx() }
     }
 
+    /// Attaches filters of a clsact qdisc even if the kernel has TCX, as before Linux 6.6.
+    pub const fn use_filters(&mut self) {
+        self.tcx = false;
+    }
+
     /// How programs are attached: by BPF links (`tcx`) or by filters (`clsact`).
     pub const fn mechanism(&self) -> &'static str {
         if self.tcx { "tcx" } else { "clsact" }
+    }
+
+    /// Whether programs are attached as filters.
+    pub const fn are_filters(&self) -> bool {
+        !self.tcx
     }
 
     /// The ids of all programs that NPL has pinned, by which NPL's programs are recognized on any device.
@@ -140,6 +152,48 @@ impl Hooks {
         }
     }
 
+    /// Moves NPL's filter of a hook ahead of all others, without a gap: of one priority, the kernel runs the newest
+    /// filter first. The filter keeps its handle, by which every version of the agent finds it. Without effect on TCX
+    /// links.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub(super) fn move_to_head(
+        &mut self,
+        device: &Device,
+        direction: Direction,
+        program: &'static str,
+    ) -> Result<(), DatapathError> {
+        if self.tcx {
+            return Ok(());
+        }
+        // A stand-in may be left by an agent that was killed on one of these lines.
+        match self.add_filter(device, direction, program, STAND_IN) {
+            Err(error) if !is_present(&error) => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        remove_filter(&device.name, direction, CLSACT_HANDLE);
+        self.add_filter(device, direction, program, CLSACT_HANDLE)?;
+        remove_filter(&device.name, direction, STAND_IN);
+        Ok(())
+    }
+
+    fn add_filter(
+        &mut self,
+        device: &Device,
+        side: Direction,
+        name: &'static str,
+        handle: TcHandle,
+    ) -> Result<(), DatapathError> {
+        let program = self.programs.load_classifier(name)?;
+        let options = NlOptions { priority: priority(side), handle, classid: None };
+        let added = program.attach_with_options(&device.name, attach_type(side), TcAttachOptions::Netlink(options));
+        let link = added.and_then(|id| program.take_link(id)).map_err(attach_error(name, device))?;
+        leave_attached(link);
+        Ok(())
+    }
+
     /// Detaches the program of a hook. `device` is `None` if the device was removed.
     ///
     /// # Errors
@@ -196,7 +250,7 @@ impl Hooks {
         self.ensure_clsact(device, name)?;
         let program = self.programs.load_classifier(name)?;
         let direction = attach_type(side);
-        let existing = filter(&device.name, side)
+        let existing = filter(&device.name, side, CLSACT_HANDLE)
             .map_err(|error| attach_error(name, device)(ProgramError::from(TcError::from(error))))?;
         let options = NlOptions { priority: priority(side), handle: CLSACT_HANDLE, classid: None };
         let id = program.attach_to_link(existing).or_else(|_not_there| {
@@ -204,6 +258,7 @@ impl Hooks {
         });
         let link = id.and_then(|id| program.take_link(id)).map_err(attach_error(name, device))?;
         leave_attached(link);
+        remove_filter(&device.name, side, STAND_IN);
         // A filter cannot be pinned. An empty directory records the attachment for `npl-agent status` and the next
         // agent.
         let mark = self.pins.link(device.ifindex, side);
@@ -253,14 +308,27 @@ const fn priority(direction: Direction) -> u16 {
     if is_last(direction) { attachments::LAST } else { attachments::FIRST }
 }
 
-/// A handle to NPL's filter of a direction, which may be absent.
-fn filter(interface: &str, direction: Direction) -> io::Result<SchedClassifierLink> {
-    SchedClassifierLink::attached(interface, attach_type(direction), priority(direction), CLSACT_HANDLE, None)
+/// A handle to a filter of NPL, which may be absent.
+fn filter(interface: &str, direction: Direction, handle: TcHandle) -> io::Result<SchedClassifierLink> {
+    SchedClassifierLink::attached(interface, attach_type(direction), priority(direction), handle, None)
 }
 
-/// Removes NPL's filter of a direction. Returns whether it existed.
+/// Removes NPL's filters of a direction. Returns whether there was one.
 pub(super) fn detach_filter(interface: &str, direction: Direction) -> bool {
-    filter(interface, direction).is_ok_and(|link| link.detach().is_ok())
+    let removed = [CLSACT_HANDLE, STAND_IN].map(|handle| remove_filter(interface, direction, handle));
+    removed.contains(&true)
+}
+
+/// Removes one filter of NPL. Returns whether it existed.
+fn remove_filter(interface: &str, direction: Direction, handle: TcHandle) -> bool {
+    filter(interface, direction, handle).is_ok_and(|link| link.detach().is_ok())
+}
+
+/// Whether the kernel has a filter with this handle already.
+fn is_present(error: &DatapathError) -> bool {
+    let DatapathError::Attach { source, .. } = error else { return false };
+    let ProgramError::TcError(TcError::NetlinkError(error)) = &**source else { return false };
+    error.raw_os_error() == Some(libc::EEXIST)
 }
 
 pub(super) const fn attach_type(direction: Direction) -> TcAttachType {

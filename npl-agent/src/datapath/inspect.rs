@@ -28,6 +28,8 @@ pub struct Inspection {
     pub links: BTreeMap<u32, Vec<Direction>>,
     /// The next hop of each Pod whose packets are redirected.
     pub redirected: BTreeMap<IpAddr, PodNextHop>,
+    /// Whether the agent refuses `--forwarding redirect` because of a policy engine.
+    pub is_redirect_refused: bool,
     /// The ifindexes of devices with an attached XDP program.
     pub xdp_links: Vec<u32>,
     /// Why a device's requests are translated by XDP or by TC, by ifindex: a key of
@@ -75,6 +77,7 @@ impl Inspection {
                 local_addresses: Vec::new(),
                 links,
                 redirected: BTreeMap::new(),
+                is_redirect_refused: false,
                 xdp_links,
                 xdp_reasons,
                 socket_hooks,
@@ -91,6 +94,7 @@ impl Inspection {
             local_addresses: tables.local_addresses()?.into_iter().collect(),
             links,
             redirected: NextHops::open(&pins)?.pods()?,
+            is_redirect_refused: pins.redirect_refused_mark().exists(),
             xdp_links,
             xdp_reasons,
             socket_hooks,

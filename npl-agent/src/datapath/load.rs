@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     core::{
-        devices::{Device, plan::DevicePlan, redirect::PodNextHop},
+        devices::{Device, Direction, plan::DevicePlan, redirect::PodNextHop},
         model::{Backend, Frontend, settings::PortRange, sources::SourceRange},
     },
     process::selinux,
@@ -121,6 +121,27 @@ impl Datapath {
             self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
         }
         attached
+    }
+
+    /// Moves NPL's filter of a hook ahead of all others, without a gap: see [`Hooks::move_to_head`].
+    ///
+    /// Two filters of NPL run on some packets meanwhile. The second one would take a translated datagram for a direct
+    /// one and end its flow, so the device is listed among those whose packets were translated before. The next
+    /// [`Self::retain_xdp`] removes it from the list.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn move_to_head(
+        &mut self,
+        device: &Device,
+        direction: Direction,
+        program: &'static str,
+    ) -> Result<(), DatapathError> {
+        let mut devices = self.hooks.xdp_devices()?;
+        devices.insert(device.ifindex);
+        self.write_xdp_devices(&devices)?;
+        self.hooks.move_to_head(device, direction, program)
     }
 
     /// Detaches the XDP program from all devices except these ifindexes. Returns an error for each device that fails.

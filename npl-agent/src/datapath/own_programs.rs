@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Distinguishes NPL's programs on devices from those of other software, by the ids of NPL's pinned programs.
 
-use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+};
 
 use aya_obj::generated::bpf_attach_type::{self, BPF_NETKIT_PRIMARY, BPF_TCX_EGRESS, BPF_TCX_INGRESS};
 use tracing::debug;
@@ -14,6 +19,11 @@ use crate::core::devices::attachments::{AttachmentOwner, DeviceAttachments};
 pub struct OwnPrograms(BTreeSet<u32>);
 
 impl OwnPrograms {
+    /// The programs pinned on a bpffs.
+    pub fn of(bpffs: &Path) -> Self {
+        Self::read(&Pins::new(bpffs))
+    }
+
     /// Reads the ids of the pinned programs. A program that cannot be read counts as other software's.
     pub(super) fn read(pins: &Pins) -> Self {
         let others = pins.other_versions().unwrap_or_default();
@@ -31,7 +41,8 @@ impl OwnPrograms {
     }
 
     fn owners(&self, ifindex: u32, hook: bpf_attach_type) -> Option<Vec<AttachmentOwner>> {
-        let owner = |id| if self.0.contains(id) { AttachmentOwner::Npl } else { AttachmentOwner::Other };
+        let owner =
+            |id: &u32| if self.0.contains(id) { AttachmentOwner::Npl } else { AttachmentOwner::Other(name(*id)) };
         match sys::programs_on(ifindex, hook) {
             Ok(ids) => Some(ids.iter().map(owner).collect()),
             Err(error) if has_no_such_hook(&error) => Some(Vec::new()),
@@ -41,6 +52,13 @@ impl OwnPrograms {
             }
         }
     }
+}
+
+/// A program's name, which needs `CAP_SYS_ADMIN`, or else its id.
+fn name(id: u32) -> String {
+    let facts = sys::open_program(id).and_then(|program| sys::program_facts(program.as_fd()));
+    let name = facts.ok().and_then(|facts| String::from_utf8(facts.name).ok()).filter(|name| !name.is_empty());
+    name.unwrap_or_else(|| format!("program {id}"))
 }
 
 /// The pins of all programs of one ABI version.

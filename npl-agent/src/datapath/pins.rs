@@ -194,6 +194,11 @@ impl Pins {
         Ok(names.iter().filter_map(reason).collect())
     }
 
+    /// The folder that records that `--forwarding redirect` is refused.
+    pub(super) fn redirect_refused_mark(&self) -> PathBuf {
+        self.version.join("redirect_refused")
+    }
+
     /// Records the reasons that [`Self::xdp_reasons`] returns, and removes all other recorded reasons.
     pub(super) fn write_xdp_reasons(&self, reasons: &BTreeMap<u32, &str>) -> Result<(), DatapathError> {
         let folder = self.version.join(XDP_REASON_DIR);

@@ -81,6 +81,13 @@ pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     bpf(bpf_cmd::BPF_OBJ_GET, &mut attr).map(owned)
 }
 
+/// Opens a program by its id.
+pub(super) fn open_program(id: u32) -> io::Result<OwnedFd> {
+    let mut attr = no_attributes();
+    attr.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
+    bpf(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr).map(owned)
+}
+
 /// Pins an object. aya pins only links that it has created.
 pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;

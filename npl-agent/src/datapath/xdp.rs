@@ -7,7 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
+    fs, io,
     os::fd::{AsFd as _, OwnedFd},
 };
 
@@ -99,6 +99,20 @@ impl Hooks {
     /// If a directory cannot be written.
     pub fn note_reasons(&self, reasons: &BTreeMap<u32, XdpReason>) -> Result<(), DatapathError> {
         self.pins.write_xdp_reasons(&reasons.iter().map(|(ifindex, reason)| (*ifindex, reason.key())).collect())
+    }
+
+    /// Records for `npl-agent status` and `doctor` whether `--forwarding redirect` is refused.
+    ///
+    /// # Errors
+    ///
+    /// If the record cannot be written.
+    pub fn note_redirect_refusal(&self, is_refused: bool) -> Result<(), DatapathError> {
+        let mark = self.pins.redirect_refused_mark();
+        if is_refused {
+            fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
+        } else {
+            unpin(&mark)
+        }
     }
 }
 

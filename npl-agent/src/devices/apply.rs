@@ -63,6 +63,10 @@ fn attach(
                 Some(device) => datapath.hooks.attach(device, direction, program),
                 None => continue,
             },
+            DeviceStep::MoveToHead { ifindex, direction, program } => match find(devices, ifindex) {
+                Some(device) => datapath.move_to_head(device, direction, program),
+                None => continue,
+            },
             DeviceStep::Detach { ifindex, direction } => {
                 datapath.hooks.detach(ifindex, direction, find(devices, ifindex))
             }
@@ -96,7 +100,10 @@ fn complete(datapath: &mut Datapath, devices: &[Device], plan: &DevicePlan, appl
                 let result = find(devices, ifindex).map_or(Ok(()), |device| datapath.attach_xdp(device));
                 applied.xdp_errors.extend(result.err().map(|error| (ifindex, error)));
             }
-            DeviceStep::AddNextHops | DeviceStep::Attach { .. } | DeviceStep::Detach { .. } => {}
+            DeviceStep::AddNextHops
+            | DeviceStep::Attach { .. }
+            | DeviceStep::MoveToHead { .. }
+            | DeviceStep::Detach { .. } => {}
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     net::IpAddr,
 };
 
@@ -15,15 +16,16 @@ use crate::{
             node_network::{PodRoutes, PodsOnNodeNetwork},
             plan::AttachedHooks,
             planner::{ConntrackSettings, DeviceDecisions, DevicePlanner, DevicePolicy, NodeNetwork, XdpDecision},
-            redirect::Forwarding,
+            redirect::{Forwarding, NetworkPolicy},
             reply_routing::Marking,
             xdp::{Attach, XdpReason},
         },
+        doctor::networks::RuleNames,
         model::Moment,
     },
     datapath::{Datapath, DatapathError, preflight},
     netlink::{self, NetlinkError, Survey, SurveyTask, TcInspection},
-    nft_guard::GuardMode,
+    nft_guard::{self, GuardMode},
 };
 
 /// The programs on the Node's devices.
@@ -77,8 +79,14 @@ impl FollowError {
 
 impl Uplinks {
     /// Creates the state before the first survey, without attached programs.
-    pub fn new(selection: DeviceSelection, forwarding: Forwarding, attach: Attach, guard: GuardMode) -> Self {
-        let policy = DevicePolicy { selection, forwarding, attach, marks_connections: guard != GuardMode::Off };
+    pub fn new(
+        selection: DeviceSelection,
+        (forwarding, network_policy): (Forwarding, NetworkPolicy),
+        attach: Attach,
+        guard: GuardMode,
+    ) -> Self {
+        let marks_connections = guard != GuardMode::Off;
+        let policy = DevicePolicy { selection, forwarding, network_policy, attach, marks_connections };
         Self {
             planner: DevicePlanner::new(policy),
             pods: BTreeSet::new(),
@@ -97,17 +105,21 @@ impl Uplinks {
         self.planner.policy().forwarding != Forwarding::Stack && datapath.pod_addresses() != self.pods
     }
 
-    /// Begins a survey of the Node's devices and of the routes to these Pods. If packets may be redirected, the survey
-    /// includes the programs and filters on the devices of Pods with mappings.
+    /// Begins a survey of the Node's devices and of the routes to these Pods. If packets may be redirected, it includes
+    /// the programs and filters on the way to Pods with mappings; before Linux 6.6, always those on uplinks.
     pub fn survey(&self, datapath: &Datapath, pods: BTreeSet<IpAddr>) -> SurveyTask {
         let DevicePolicy { selection, forwarding, .. } = self.planner.policy();
-        if *forwarding == Forwarding::Stack {
+        let with_pods = *forwarding != Forwarding::Stack;
+        if !needs_attachments(datapath, *forwarding) {
             return netlink::survey(pods, None);
         }
         let own = datapath.hooks.own_programs();
-        let inspection =
-            TcInspection { uplinks: selection.clone(), programs_on: Box::new(move |ifindex| own.programs_on(ifindex)) };
-        netlink::survey(&pods | &datapath.pod_addresses(), Some(inspection))
+        let programs_on = Box::new(move |ifindex| own.programs_on(ifindex));
+        let read_names: fn() -> io::Result<RuleNames> = nft_guard::rule_names;
+        let rule_names = self.planner.policy().asks_for_policy_engines().then_some(read_names);
+        let inspection = TcInspection { uplinks: selection.clone(), with_pods, programs_on, rule_names };
+        let of_redirect = if with_pods { datapath.pod_addresses() } else { BTreeSet::new() };
+        netlink::survey(&pods | &of_redirect, Some(inspection))
     }
 
     /// Looks up the routes to new Pods, and returns the Pods that are on the host network. The look-ups need no lock of
@@ -154,7 +166,7 @@ impl Uplinks {
         node_ips: &[IpAddr],
         now: Moment,
     ) -> Result<DeviceReport, DatapathError> {
-        let Survey { pods, mut routes, devices, routing, attachments } = survey;
+        let Survey { pods, mut routes, devices, routing, attachments, rule_names } = survey;
         let mapped_pods = datapath.pod_addresses();
         self.pods = &pods & &mapped_pods;
         self.pod_routes.replace(&devices, node_ips, pods, routes.clone());
@@ -173,6 +185,8 @@ impl Uplinks {
             attached_uplinks: &uplinks_of(&attached),
             conntrack,
             has_xdp_frags: preflight::has_xdp_frags(),
+            are_filters: datapath.hooks.are_filters(),
+            rule_names: rule_names.as_ref().map(Result::as_ref),
         };
         let decisions = self.planner.decide(&network, now);
         let left_out_addresses = datapath.tables.set_local_addresses(&decisions.local_addresses)?;
@@ -183,6 +197,8 @@ impl Uplinks {
         let reasons: BTreeMap<u32, XdpReason> =
             devices.iter().filter_map(|device| Some((device.ifindex, reason(device)?))).collect();
         report.errors.extend(datapath.hooks.note_reasons(&reasons).err());
+        let is_refused = report.decisions.redirect_refused_by.is_some();
+        report.errors.extend(datapath.hooks.note_redirect_refusal(is_refused).err());
         Ok(report)
     }
 
@@ -223,6 +239,12 @@ impl Uplinks {
             errors,
         }
     }
+}
+
+/// Whether decisions depend on the qdiscs, filters and programs of other software: if packets may be redirected, which
+/// would bypass them, and if NPL's programs are filters, which others may come ahead of.
+pub fn needs_attachments(datapath: &Datapath, forwarding: Forwarding) -> bool {
+    forwarding != Forwarding::Stack || datapath.hooks.are_filters()
 }
 
 /// The ifindexes of devices on which uplink programs are attached, recognized by the program at TC egress.

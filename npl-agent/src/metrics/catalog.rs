@@ -204,6 +204,8 @@ impl Metrics {
             ports,
             devices,
             problems,
+            redirect_refused: _,
+            programs_ahead: _,
         } = &metrics.0.families;
         drop(ops.get_or_create(&OpLabels { op: OpName::Reserve, outcome: OpOutcome::Done }));
         drop(patches.get_or_create(&OutcomeLabel { outcome: PatchOutcome::Patched }));

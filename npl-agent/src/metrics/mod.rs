@@ -112,6 +112,8 @@ struct Families {
     ports: Labelled<PortLabels, Gauge>,
     devices: Labelled<DeviceLabel, Gauge>,
     problems: Labelled<ReasonLabel, Gauge>,
+    redirect_refused: Gauge,
+    programs_ahead: Gauge,
 }
 
 /// A histogram of durations from 0.1 ms to 26 s.
@@ -224,6 +226,16 @@ impl Metrics {
         }
     }
 
+    /// Sets whether `--forwarding redirect` is refused because of a policy engine.
+    pub fn set_redirect_refused(&self, is_refused: bool) {
+        self.0.families.redirect_refused.set(i64::from(is_refused));
+    }
+
+    /// Sets the number of programs of other software ahead of NPL's.
+    pub fn set_programs_ahead(&self, count: usize) {
+        self.0.families.programs_ahead.set(gauge(count as u64));
+    }
+
     /// Sets the number of problems of each reason. Reasons that are not listed are removed.
     pub fn set_problems(&self, counts: &[(&'static str, u64)]) {
         self.0.families.problems.clear();
@@ -269,6 +281,8 @@ impl Families {
             ports,
             devices,
             problems,
+            redirect_refused,
+            programs_ahead,
         } = self.clone();
         registry.register(
             "ops",
@@ -326,6 +340,17 @@ impl Families {
         );
         registry.register("ready", "Whether /readyz succeeds: 1 or 0", ready);
         Self::register_state(registry, mappings, ports, devices, problems);
+        registry.register(
+            "redirect_refused",
+            "Whether --forwarding redirect is refused because redirected packets would bypass NetworkPolicy: 1 or 0",
+            redirect_refused,
+        );
+        registry.register(
+            "programs_ahead",
+            "Programs of other software that stay ahead of NPL's on uplinks, and keep it from running if they end the \
+             chain; known before Linux 6.6 and with --forwarding redirect and offload",
+            programs_ahead,
+        );
     }
 
     fn register_state(

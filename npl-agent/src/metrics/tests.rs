@@ -51,6 +51,8 @@ fn encode_samples() -> String {
     metrics.set_devices(Coverage { attached: 2, failed: 1 });
     metrics.set_problems(&[("RangeExhausted", 1), ("AddressConflict", 1)]);
     metrics.set_problems(&[("RangeExhausted", 4)]);
+    metrics.set_redirect_refused(true);
+    metrics.set_programs_ahead(2);
     metrics.encode(Format::OpenMetrics).expect("text")
 }
 
@@ -76,6 +78,8 @@ fn every_metric_has_its_prefix_unit_and_labels() {
         r#"npl_node_ports{family="IPv4",protocol="tcp",state="quarantined"} 1"#,
         r#"npl_devices{state="failed"} 1"#,
         r#"npl_problems{reason="RangeExhausted"} 4"#,
+        "npl_redirect_refused 1",
+        "npl_programs_ahead 2",
         r#"npl_datapath_reason_packets_total{reason="no_mapping"} 3"#,
         r#"npl_datapath_packets_total{family="IPv4",direction="request"} 1"#,
         r#"npl_datapath_bytes_total{family="IPv4",direction="reply"} 4"#,

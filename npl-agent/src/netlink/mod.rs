@@ -32,11 +32,14 @@ use self::{
     list::Lists,
     tc_inspection::Queues,
 };
-use crate::core::devices::{
-    Device,
-    attachments::DeviceAttachments,
-    redirect::Route,
-    reply_routing::{MAIN_TABLE, Routing},
+use crate::core::{
+    devices::{
+        Device,
+        attachments::DeviceAttachments,
+        redirect::Route,
+        reply_routing::{MAIN_TABLE, Routing},
+    },
+    doctor::networks::RuleNames,
 };
 
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
@@ -81,6 +84,8 @@ pub struct Survey {
     pub routing: Routing,
     /// Qdiscs, filters and programs on the relevant devices, by ifindex; empty without a [`TcInspection`].
     pub attachments: BTreeMap<u32, DeviceAttachments>,
+    /// The names of netfilter's tables and chains, or why they cannot be read; `None` if they were not asked for.
+    pub rule_names: Option<Result<RuleNames, String>>,
 }
 
 /// A running survey of the network.
@@ -94,12 +99,17 @@ pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> Surve
         runtime.map_err(NetlinkError::Open)?.block_on(async {
             let routes = routes_to(&pods).await?;
             let NetworkState { devices, queues, routing } = read_network().await?;
-            let lead_to_pods = routes.values().map(|route| route.ifindex).collect();
+            let read_names = inspection.as_ref().and_then(|inspection| inspection.rule_names);
+            let rule_names = read_names.map(|read| read().map_err(|error| error.to_string()));
             let attachments = match inspection {
-                Some(inspection) => tc_inspection::inspect(&devices, queues?, &lead_to_pods, &inspection).await?,
+                Some(inspection) => {
+                    let routes = routes.values().filter(|_| inspection.with_pods);
+                    let lead_to_pods = routes.map(|route| route.ifindex).collect();
+                    tc_inspection::inspect(&devices, queues?, &lead_to_pods, &inspection).await?
+                }
                 None => BTreeMap::new(),
             };
-            Ok(Survey { pods, routes, devices, routing, attachments })
+            Ok(Survey { pods, routes, devices, routing, attachments, rule_names })
         })
     })
 }
@@ -132,6 +142,16 @@ pub async fn interfaces() -> Result<Vec<Device>, NetlinkError> {
 /// The errors of [`interfaces`].
 pub async fn interfaces_and_routing() -> Result<(Vec<Device>, Routing), NetlinkError> {
     read_network().await.map(|state| (state.devices, state.routing))
+}
+
+/// The devices, and the qdiscs, filters and programs of the inspected ones, by ifindex.
+///
+/// # Errors
+///
+/// As [`interfaces`].
+pub async fn attachments(inspection: &TcInspection) -> Result<BTreeMap<u32, DeviceAttachments>, NetlinkError> {
+    let NetworkState { devices, queues, .. } = read_network().await?;
+    tc_inspection::inspect(&devices, queues?, &BTreeSet::new(), inspection).await
 }
 
 /// The state that one read of the network returns.

@@ -1,21 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads the qdiscs and filters of devices and their owners, and removes clsact qdiscs of NPL without filters.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
 
 use futures::TryStreamExt as _;
 use rtnetlink::{
     Handle, new_connection,
     packet_route::{
         RouteNetlinkMessage,
-        tc::{TcAttribute, TcHandle, TcMessage},
+        tc::{TcAttribute, TcFilterBpfOption, TcHandle, TcMessage, TcOption},
     },
 };
 
 use super::{NetlinkError, interfaces, list::Lists, request};
-use crate::core::devices::{
-    Device, DeviceSelection,
-    attachments::{AttachmentOwner, DeviceAttachments, Side, is_hook, matters, owner_of_filter},
+use crate::core::{
+    devices::{
+        Device, DeviceSelection,
+        attachments::{AttachmentOwner, DeviceAttachments, Side, is_hook, matters, owner_of_filter},
+    },
+    doctor::networks::RuleNames,
 };
 
 /// The parameters of an inspection of qdiscs, filters and programs.
@@ -23,9 +29,13 @@ use crate::core::devices::{
 pub struct TcInspection {
     /// The devices that may be uplinks.
     pub uplinks: DeviceSelection,
+    /// Whether the devices that lead to Pods are inspected too.
+    pub with_pods: bool,
     /// Returns the owners of the BPF links on a device (by ifindex), which run before its filters; `None` if the kernel
     /// does not report them.
     pub programs_on: Box<dyn Fn(u32) -> Option<DeviceAttachments> + Send + Sync>,
+    /// Reads the names of netfilter's tables and chains, if decisions depend on them.
+    pub rule_names: Option<fn() -> io::Result<RuleNames>>,
 }
 
 /// The qdisc kinds of each device, by ifindex.
@@ -94,7 +104,20 @@ async fn dump_filters(handle: &Handle, index: i32, side: Side) -> Result<Vec<TcM
 
 fn owner(filter: &TcMessage) -> Option<AttachmentOwner> {
     let priority = u16::try_from(filter.header.info >> u16::BITS).unwrap_or_default();
-    owner_of_filter(kind(filter), priority, (filter.header.handle.major, filter.header.handle.minor))
+    let handle = (filter.header.handle.major, filter.header.handle.minor);
+    owner_of_filter(kind(filter), priority, handle, program_name(filter))
+}
+
+/// The name of a BPF filter's program.
+fn program_name(filter: &TcMessage) -> Option<&str> {
+    let options = filter
+        .attributes
+        .iter()
+        .filter_map(|it| if let TcAttribute::Options(options) = it { Some(options) } else { None });
+    options.flatten().find_map(|option| {
+        let TcOption::Bpf(TcFilterBpfOption::ProgName(name)) = option else { return None };
+        Some(name.trim_end_matches('\0'))
+    })
 }
 
 fn kind(message: &TcMessage) -> &str {
@@ -107,7 +130,7 @@ fn kind(message: &TcMessage) -> &str {
 
 /// Whether a filter belongs to software other than NPL.
 pub(super) fn is_foreign_filter(filter: &TcMessage) -> bool {
-    owner(filter) == Some(AttachmentOwner::Other)
+    owner(filter).is_some_and(|owner| owner.is_other())
 }
 
 /// Whether a qdisc queues packets, which `clsact` and `ingress` do not.

@@ -12,6 +12,8 @@
 //! chain `requests` sets the mark for them. See design note 21.
 
 mod forward;
+mod legacy;
+mod names;
 mod rules;
 mod table;
 mod uapi;
@@ -33,7 +35,7 @@ use self::{
 };
 use crate::core::{
     devices::reply_routing::Marking,
-    doctor::{Masquerading, forward_chains::ForwardChains},
+    doctor::{Masquerading, forward_chains::ForwardChains, networks::RuleNames},
     model::{Backend, Frontend, last::Last},
     op::Op,
 };
@@ -183,6 +185,15 @@ pub fn masquerading(table: &TableState) -> io::Result<Masquerading> {
         is_done: has_legacy_nat() || has_source_nat.unwrap_or_default(),
         guarded: table.guarded,
     })
+}
+
+/// Reads the names of the tables and chains of nftables, and of the chains of legacy iptables.
+///
+/// # Errors
+///
+/// If the kernel refuses.
+pub fn rule_names() -> io::Result<RuleNames> {
+    names::read()
 }
 
 /// The forward chains of the Node's firewall; none if the kernel has no nftables.

@@ -7,6 +7,8 @@ mod flags;
 mod maps;
 mod markdown;
 mod metrics;
+#[cfg(test)]
+mod networks;
 mod reasons;
 
 /// The line below the title of each page.

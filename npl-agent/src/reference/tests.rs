@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, env, fs, path::Path};
 
-use super::{Page, VALUES, pages};
+use super::{Page, VALUES, networks, pages};
 
 /// The environment variable with which expect-test, too, updates files.
 const UPDATE: &str = "UPDATE_EXPECT";
@@ -25,4 +25,23 @@ fn committed_pages_are_current() {
     let known: BTreeSet<_> = pages.iter().map(|page| page.file).chain([VALUES.0]).map(str::to_owned).collect();
     let files = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert_eq!(files.collect::<BTreeSet<_>>(), known, "docs/reference/ contains generated pages only");
+}
+
+/// The table is a part of a page that is otherwise written by hand.
+#[test]
+fn the_table_of_networks_is_current() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/compatibility.md");
+    let committed = fs::read_to_string(&file).unwrap();
+    let [begin, end] = networks::MARKS;
+    let (before, rest) = committed.split_once(begin).expect("the begin of the table");
+    let (_, after) = rest.split_once(end).expect("the end of the table");
+    let current = format!("{before}{begin}\n\n{}\n{end}{after}", networks::body());
+    if env::var_os(UPDATE).is_some() {
+        fs::write(&file, &current).unwrap();
+    } else {
+        assert!(
+            committed == current,
+            "the table of networks in docs/compatibility.md is not current: run `cargo xtask docs`"
+        );
+    }
 }

@@ -113,6 +113,32 @@ fn a_pod_device_with_a_third_party_program_uses_the_stack_until_the_program_is_r
     world.assert_served("web-0");
 }
 
+/// The rules of a policy engine appear while the agent runs, and disappear.
+#[test]
+fn redirect_is_refused_beside_a_policy_engine_unless_network_policy_is_ignored() {
+    let flags = ["--forwarding", "redirect", "--resync", "1s"];
+    let (mut world, _) = world_with_redirected_pod(&flags);
+    world.wait_for_metric("npl_redirect_refused 0");
+    world.topology.node().nft("table ip filter {\n chain cali-FORWARD {\n }\n}").unwrap();
+    wait_for_redirected_pods(&world, 0);
+    world.wait_for_log("--forwarding redirect is refused on this Node");
+    world.wait_for_metric("npl_redirect_refused 1");
+    world.assert_served("web-0");
+    let status = world.agent_options(&[]).command(&["status"]).unwrap();
+    assert!(status.contains("--forwarding redirect is refused"), "{status}");
+    assert!(status.contains("Calico (policy engine)"), "{status}");
+    let doctor = world.agent_options(&[]).command_json("doctor").unwrap();
+    let finding = doctor.as_array().unwrap().iter().find(|finding| finding["key"] == "policy_engine").unwrap();
+    assert_eq!(finding["state"], "warning", "{finding}");
+
+    world.agent().kill().unwrap();
+    world.start_agent(&["--forwarding", "redirect", "--ignore-network-policy"]);
+    wait_for_redirected_pods(&world, 1);
+    world.wait_for_metric("npl_redirect_refused 0");
+    world.topology.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    world.assert_served("web-0");
+}
+
 #[test]
 fn an_agent_without_redirect_returns_packets_to_the_stack() {
     let mut world = world_with(&["--forwarding", "redirect", "--attach", "auto"]);

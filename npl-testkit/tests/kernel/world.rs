@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use npl_agent::core::devices::plan::DevicePlan;
-use npl_agent::core::devices::redirect::{Forwarding, ProgramSet};
+use npl_agent::core::devices::redirect::{Forwarding, NetworkPolicy, ProgramSet};
 use npl_agent::core::devices::xdp::Attach;
 use npl_agent::core::devices::{Coverage, Device, DeviceKind, DeviceSelection};
 use npl_agent::core::model::{Backend, Protocol};
@@ -143,7 +143,7 @@ impl World {
         // Only the tests of XDP attach and detach XDP programs.
         let mut xdp = datapath.hooks.xdp_devices().unwrap();
         xdp.retain(|ifindex| programs.contains_key(ifindex));
-        let plan = DevicePlan { programs, xdp, next_hops: BTreeMap::new() };
+        let plan = DevicePlan { programs, xdp, ..DevicePlan::default() };
         let attached = datapath.hooks.attached_hooks().unwrap();
         let Applied { errors, xdp_errors, .. } =
             self.node().run(|| apply(datapath, devices, &attached, &plan)).unwrap();
@@ -170,9 +170,15 @@ impl World {
     /// As [`Self::follow`], with requests translated at the hook that `attach` selects.
     #[track_caller]
     pub(crate) fn follow_by(&mut self, forwarding: Forwarding, attach: Attach) {
+        self.follow_beside(forwarding, attach, NetworkPolicy::Ignored);
+    }
+
+    /// As [`Self::follow_by`], beside policy engines.
+    #[track_caller]
+    pub(crate) fn follow_beside(&mut self, forwarding: Forwarding, attach: Attach, policy: NetworkPolicy) {
         let names = self.uplinks().into_iter().map(|device| device.name).collect();
         let mode = if self.guard.is_some() { GuardMode::Auto } else { GuardMode::Off };
-        let mut uplinks = Uplinks::new(DeviceSelection::Named(names), forwarding, attach, mode);
+        let mut uplinks = Uplinks::new(DeviceSelection::Named(names), (forwarding, policy), attach, mode);
         let (node, node_ips) = (self.node().clone(), self.node_ips());
         let coverage = node.block_on(uplinks.follow(self.datapath(), &node_ips)).unwrap().unwrap();
         assert_eq!(coverage, Coverage { attached: self.topology.clients().len(), failed: 0 });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `npl-agent status`: whether this Node serves its node ports, and if not, why. The exit code is the verdict.
 
+mod network;
 mod render;
 mod sample;
 mod view;
@@ -10,6 +11,7 @@ use std::{process::ExitCode, time::Duration};
 use tokio::time::{Instant, sleep};
 
 use self::{
+    network::NetworkView,
     sample::Sample,
     view::{Readings, Status},
 };
@@ -65,8 +67,10 @@ async fn read(args: &StatusArgs) -> anyhow::Result<Status> {
         agent.unpublished_pods = agent.unpublished_pods.min(before.unpublished_pods);
     }
     let (inspection, devices) = (Inspection::read(bpffs)?, netlink::interfaces().await?);
+    let network = NetworkView::read(bpffs, &inspection, &devices).await;
     Ok(Status::new(Readings {
         inspection: &inspection,
+        network,
         agent_running: is_agent_running,
         agent: agent.as_ref().map_err(String::as_str),
         devices: &devices,

@@ -74,6 +74,8 @@ fn facts(status: &Status) -> String {
         ("Flows", flows(status)),
         ("Forwarding", forwarding(status)),
         ("Guard", guard_of(status)),
+        ("Program order", status.network.program_order()),
+        ("Network", status.network.recognized()),
     ];
     let lines: Vec<String> = facts.iter().map(|(name, value)| format!("{name:<16}{value}\n")).collect();
     lines.concat()
@@ -184,6 +186,11 @@ fn programs(builds: &BTreeMap<String, Vec<String>>) -> String {
 
 /// How translated packets reach the Pods.
 fn forwarding(status: &Status) -> String {
+    if status.network.redirect_refused {
+        return "through the kernel stack: --forwarding redirect is refused, because redirected packets would bypass \
+                NetworkPolicy; see --ignore-network-policy"
+            .to_owned();
+    }
     let pods = status.redirected_pods.len();
     if pods == 0 {
         return "through the kernel stack".to_owned();

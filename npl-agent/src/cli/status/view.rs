@@ -18,7 +18,7 @@ use npl_common::{
 };
 use serde::Serialize;
 
-use super::sample::Sample;
+use super::{network::NetworkView, sample::Sample};
 use crate::{
     core::{
         devices::{Device, DeviceSelection, choose, reply_routing::Marking, xdp::XdpReason},
@@ -55,6 +55,9 @@ pub(super) struct Status {
     pub(super) devices: Vec<AttachedDevice>,
     /// Devices that clients may use, but whose link-layer header the programs do not support.
     pub(super) unsupported_devices: Vec<UnsupportedDevice>,
+    /// Other software in the Node's network.
+    #[serde(flatten)]
+    pub(super) network: NetworkView,
     /// Addresses of Pods whose packets are redirected between devices and bypass the kernel stack.
     pub(super) redirected_pods: BTreeSet<IpAddr>,
     /// Whether a flow is redirected only after the kernel stack has forwarded packets of it.
@@ -153,6 +156,7 @@ pub(super) struct UnsupportedDevice {
 /// The readings of which `status` consists.
 pub(super) struct Readings<'a> {
     pub(super) inspection: &'a Inspection,
+    pub(super) network: NetworkView,
     /// Whether an agent holds the lock.
     pub(super) agent_running: bool,
     pub(super) agent: Result<&'a AgentView, &'a str>,
@@ -164,7 +168,7 @@ pub(super) struct Readings<'a> {
 impl Status {
     /// The output for these readings.
     pub(super) fn new(readings: Readings<'_>) -> Self {
-        let Readings { inspection, agent_running, agent, devices, held, sample } = readings;
+        let Readings { inspection, network, agent_running, agent, devices, held, sample } = readings;
         let tables = table_fills(inspection);
         let attached_uplinks = inspection.links.values().filter(|sides| sides.contains(&Direction::Egress)).count();
         let recent_reasons = sample.as_ref().map(|sample| sample.reasons.as_slice()).unwrap_or_default();
@@ -173,6 +177,7 @@ impl Status {
             is_agent_running: agent_running,
             agent,
             attached_uplinks,
+            programs_ahead: &network.programs_ahead,
             tables: &tables,
             recent_reasons,
         });
@@ -212,6 +217,7 @@ impl Status {
                 })
                 .collect(),
             unsupported_devices: unsupported(devices, &inspection.local_addresses),
+            network,
             redirected_pods: inspection.redirected.keys().copied().collect(),
             is_offloading: inspection.links.values().flatten().any(|side| *side == Direction::ToPods),
             socket_hooks: inspection.socket_hooks.clone(),

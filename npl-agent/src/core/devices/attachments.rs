@@ -7,6 +7,8 @@ use super::{Device, DeviceKind, DeviceSelection};
 
 /// The handle of NPL's filters, as major and minor number.
 pub const FILTER_HANDLE: (u16, u16) = (0x4e50, 0x4c01);
+/// The handle of the filter that stands in for NPL's while that one is moved ahead of others.
+pub const STAND_IN_HANDLE: (u16, u16) = (0x4e50, 0x4c02);
 /// The priority of NPL's filters: before all filters with a priority that the kernel chose.
 pub const FIRST: u16 = 1;
 /// The priority of NPL's filters that run after all other filters.
@@ -22,16 +24,27 @@ const HOOK_OF_BOTH: &str = "clsact";
 const HOOK_OF_INGRESS: &str = "ingress";
 
 /// The owner of a program or filter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AttachmentOwner {
     /// This agent or an earlier one.
     Npl,
-    /// Other software.
-    Other,
+    /// Other software, with the name of the program or filter.
+    Other(String),
+}
+
+impl AttachmentOwner {
+    /// Whether the owner is other software.
+    pub const fn is_other(&self) -> bool {
+        matches!(self, Self::Other(_))
+    }
+
+    fn other_name(&self) -> Option<&str> {
+        if let Self::Other(name) = self { Some(name) } else { None }
+    }
 }
 
 /// A direction, seen from the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
     /// Packets that arrive on the device.
     Ingress,
@@ -58,13 +71,20 @@ impl DeviceAttachments {
 
     /// Whether other software has a program or filter for a direction.
     pub fn has_others(&self, side: Side) -> bool {
-        self.on(side).contains(&AttachmentOwner::Other)
+        self.on(side).iter().any(AttachmentOwner::is_other)
+    }
+
+    /// The names of other software's programs and filters that run ahead of NPL's; empty if NPL has none there.
+    pub fn ahead_of_npl(&self, side: Side) -> Vec<&str> {
+        let owners = self.on(side);
+        let Some(npl) = owners.iter().position(|owner| *owner == AttachmentOwner::Npl) else { return Vec::new() };
+        owners.iter().take(npl).filter_map(AttachmentOwner::other_name).collect()
     }
 
     /// Whether other software has an ingress program or filter that runs after NPL's.
     pub fn has_others_behind_npl(&self) -> bool {
         let npl = self.ingress.iter().position(|owner| *owner == AttachmentOwner::Npl);
-        self.ingress.iter().skip(npl.unwrap_or_default()).any(|owner| *owner == AttachmentOwner::Other)
+        self.ingress.iter().skip(npl.unwrap_or_default()).any(AttachmentOwner::is_other)
     }
 
     /// The directions that can have filters.
@@ -102,12 +122,12 @@ pub fn is_hook(kind: &str) -> bool {
 /// The owner of a filter; `None` for a message that describes only a priority, which NPL may share.
 ///
 /// The kernel lists a priority, with a kind and without a handle, before its filters.
-pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16)) -> Option<AttachmentOwner> {
+pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16), name: Option<&str>) -> Option<AttachmentOwner> {
     let is_npl = kind == "bpf" && [FIRST, LAST].contains(&priority);
     match handle {
-        FILTER_HANDLE if is_npl => Some(AttachmentOwner::Npl),
+        FILTER_HANDLE | STAND_IN_HANDLE if is_npl => Some(AttachmentOwner::Npl),
         (0, 0) if is_npl => None,
-        _ => Some(AttachmentOwner::Other),
+        _ => Some(AttachmentOwner::Other(name.map_or_else(|| format!("a filter of kind {kind}"), str::to_owned))),
     }
 }
 
@@ -126,7 +146,9 @@ pub fn matters(device: &Device, lead_to_pods: &BTreeSet<u32>, uplinks: &DeviceSe
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{AttachmentOwner, DeviceAttachments, FILTER_HANDLE, FIRST, LAST, Side, matters, owner_of_filter};
+    use super::{
+        AttachmentOwner, DeviceAttachments, FILTER_HANDLE, FIRST, LAST, STAND_IN_HANDLE, Side, matters, owner_of_filter,
+    };
     use crate::core::devices::{Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer};
 
     fn with_queues(kinds: &[&str]) -> DeviceAttachments {
@@ -156,32 +178,37 @@ mod tests {
 
     #[test]
     fn filters_of_npl_are_recognized_by_kind_priority_and_handle() {
+        let other = |name: &str| Some(AttachmentOwner::Other(name.to_owned()));
         for priority in [FIRST, LAST] {
-            assert_eq!(owner_of_filter("bpf", priority, FILTER_HANDLE), Some(AttachmentOwner::Npl));
-            assert_eq!(owner_of_filter("bpf", priority, (0, 0)), None);
-            assert_eq!(owner_of_filter("bpf", priority, (0, 1)), Some(AttachmentOwner::Other));
-            assert_eq!(owner_of_filter("u32", priority, (0, 0)), Some(AttachmentOwner::Other));
+            for handle in [FILTER_HANDLE, STAND_IN_HANDLE] {
+                assert_eq!(owner_of_filter("bpf", priority, handle, None), Some(AttachmentOwner::Npl));
+            }
+            assert_eq!(owner_of_filter("bpf", priority, (0, 0), None), None);
+            assert_eq!(owner_of_filter("bpf", priority, (0, 1), Some("cil_from_netdev")), other("cil_from_netdev"));
+            assert_eq!(owner_of_filter("u32", priority, (0, 0), None), other("a filter of kind u32"));
         }
-        assert_eq!(owner_of_filter("bpf", 10, (0, 0)), Some(AttachmentOwner::Other));
-        assert_eq!(owner_of_filter("bpf", 10, FILTER_HANDLE), Some(AttachmentOwner::Other));
+        assert_eq!(owner_of_filter("bpf", 10, (0, 0), None), other("a filter of kind bpf"));
+        assert_eq!(owner_of_filter("bpf", 10, FILTER_HANDLE, None), other("a filter of kind bpf"));
     }
 
     #[test]
     fn other_programs_behind_npl_are_distinguished_from_those_ahead() {
-        use AttachmentOwner::{Npl, Other};
+        use AttachmentOwner::Npl;
+        let other = |name: &str| AttachmentOwner::Other(name.to_owned());
         let table = [
-            (vec![], false, false),
-            (vec![Npl], false, false),
-            (vec![Other, Npl], true, false),
-            (vec![Npl, Other], true, true),
-            (vec![Other, Npl, Other], true, true),
-            (vec![Other], true, true),
+            (vec![], false, false, vec![]),
+            (vec![Npl], false, false, vec![]),
+            (vec![other("a"), Npl], true, false, vec!["a"]),
+            (vec![Npl, other("a")], true, true, vec![]),
+            (vec![other("a"), other("b"), Npl, other("c")], true, true, vec!["a", "b"]),
+            (vec![other("a")], true, true, vec![]),
         ];
-        for (ingress, has_others, has_others_behind) in table {
+        for (ingress, has_others, has_others_behind, ahead) in table {
             let mut attachments = DeviceAttachments::default();
-            attachments.add(Side::Ingress, ingress.iter().copied());
+            attachments.add(Side::Ingress, ingress.iter().cloned());
             assert_eq!(attachments.has_others(Side::Ingress), has_others, "{ingress:?}");
             assert_eq!(attachments.has_others_behind_npl(), has_others_behind, "{ingress:?}");
+            assert_eq!(attachments.ahead_of_npl(Side::Ingress), ahead, "{ingress:?}");
             assert!(!attachments.has_others(Side::Egress));
         }
     }

@@ -2,6 +2,7 @@
 //! Decides to which devices the programs are attached, and which addresses are the Node's. Every decision has a reason.
 
 pub mod attachments;
+pub mod filter_order;
 pub mod grace_periods;
 pub mod node_network;
 pub mod plan;

@@ -11,14 +11,18 @@ use super::{
     Device, DeviceSelection, LinkFacts, UplinkReason,
     attachments::DeviceAttachments,
     choose,
+    filter_order::{FilterOrder, ProgramsAhead},
     grace_periods::GracePeriods,
     local_addresses,
     plan::DevicePlan,
-    redirect::{Forwarding, PodNextHop, ProgramSet, RedirectRefusal, Route, next_hops},
+    redirect::{Forwarding, NetworkPolicy, PodNextHop, ProgramSet, RedirectRefusal, Route, next_hops},
     reply_routing::{Marking, ReplyRouteProblem, Routing},
     xdp::{self, Attach, XdpReason},
 };
-use crate::core::model::Moment;
+use crate::core::{
+    doctor::networks::{RuleNames, bypassed_engines},
+    model::Moment,
+};
 
 /// Whether XDP translates the requests on an uplink, and why.
 pub type XdpDecision = Result<XdpReason, XdpReason>;
@@ -30,10 +34,19 @@ pub struct DevicePolicy {
     pub selection: DeviceSelection,
     /// `--forwarding`.
     pub forwarding: Forwarding,
+    /// `--ignore-network-policy`.
+    pub network_policy: NetworkPolicy,
     /// `--attach`.
     pub attach: Attach,
     /// Whether the nftables guard may mark connections.
     pub marks_connections: bool,
+}
+
+impl DevicePolicy {
+    /// Whether decisions depend on the policy engines of the Node.
+    pub fn asks_for_policy_engines(&self) -> bool {
+        self.forwarding == Forwarding::Redirect && self.network_policy == NetworkPolicy::Applies
+    }
 }
 
 /// The properties of kernel conntrack that limit offload.
@@ -68,6 +81,10 @@ pub struct NodeNetwork<'a> {
     pub conntrack: ConntrackSettings,
     /// Whether XDP programs can process multi-buffer frames.
     pub has_xdp_frags: bool,
+    /// Whether programs are attached as filters, as before Linux 6.6.
+    pub are_filters: bool,
+    /// The names of netfilter's tables and chains, or why they cannot be read; `None` if no decision depends on them.
+    pub rule_names: Option<Result<&'a RuleNames, &'a String>>,
 }
 
 /// Every decision about the Node's devices, with its reason.
@@ -88,6 +105,10 @@ pub struct DeviceDecisions {
     pub reply_route_problem: Option<(ReplyRouteProblem, BTreeSet<IpAddr>)>,
     /// Names in `--devices` that no device has.
     pub missing_devices: BTreeSet<String>,
+    /// Programs of other software that stay ahead of NPL's.
+    pub programs_ahead: ProgramsAhead,
+    /// The policy engines because of which redirect is refused, or why they cannot be determined.
+    pub redirect_refused_by: Option<String>,
     /// The resulting programs and next hops.
     pub plan: DevicePlan,
 }
@@ -100,6 +121,7 @@ pub struct DevicePlanner {
     device_grace: GracePeriods<u32>,
     /// By index: devices whose driver rejected the XDP program, with their properties at that time.
     refused: BTreeMap<u32, (LinkFacts, XdpReason)>,
+    filter_order: FilterOrder,
 }
 
 impl DevicePlanner {
@@ -110,6 +132,7 @@ impl DevicePlanner {
             address_grace: GracePeriods::default(),
             device_grace: GracePeriods::default(),
             refused: BTreeMap::new(),
+            filter_order: FilterOrder::default(),
         }
     }
 
@@ -134,12 +157,19 @@ impl DevicePlanner {
         self.refused.retain(|ifindex, _| indexes.contains(ifindex));
         let xdp =
             chosen.iter().map(|device| (device.ifindex, self.decide_xdp(device, network.has_xdp_frags))).collect();
-        let next_hops = self.decide_next_hops(network, &indexes);
+        let redirect_refused_by = redirect_refused_by(network.rule_names);
+        let mut next_hops = self.decide_next_hops(network, &indexes);
+        if redirect_refused_by.is_some() {
+            for hop in next_hops.values_mut() {
+                *hop = Err(RedirectRefusal::NetworkPolicy);
+            }
+        }
         let reply_routes = network.routing.reply_routes(network.devices, &indexes).of(network.mapped_pods);
         let problem = reply_routes.problem(self.policy.forwarding, self.policy.marks_connections);
         let reply_route_problem = problem.map(|(problem, pods)| (problem, pods.clone()));
         let missing_devices = self.missing_devices(network.devices);
-        let plan = self.plan(&chosen, &xdp, &next_hops);
+        let (moves, programs_ahead) = self.filter_order.decide(&chosen, network.attachments, network.are_filters, now);
+        let plan = DevicePlan { moves, ..self.plan(&chosen, &xdp, &next_hops) };
         DeviceDecisions {
             local_addresses,
             uplinks,
@@ -148,6 +178,8 @@ impl DevicePlanner {
             markings: reply_routes.markings,
             reply_route_problem,
             missing_devices,
+            programs_ahead,
+            redirect_refused_by,
             plan,
         }
     }
@@ -235,7 +267,19 @@ impl DevicePlanner {
             programs: of_uplinks.chain(of_pods).collect(),
             xdp: xdp.iter().filter(|(_, decision)| decision.is_ok()).map(|(ifindex, _)| *ifindex).collect(),
             next_hops,
+            ..DevicePlan::default()
         }
+    }
+}
+
+/// The policy engines that redirected packets would bypass. Rules that cannot be read may be those of one.
+fn redirect_refused_by(rule_names: Option<Result<&RuleNames, &String>>) -> Option<String> {
+    match rule_names? {
+        Ok(names) => {
+            let engines: Vec<_> = bypassed_engines(names).into_iter().collect();
+            (!engines.is_empty()).then(|| engines.join(", "))
+        }
+        Err(reason) => Some(format!("unknown: netfilter's rules cannot be read: {reason}")),
     }
 }
 
@@ -250,6 +294,7 @@ mod tests {
         DevicePolicy {
             selection: DeviceSelection::Auto,
             forwarding: Forwarding::Stack,
+            network_policy: NetworkPolicy::Applies,
             attach: Attach::Auto,
             marks_connections: false,
         }
@@ -277,6 +322,8 @@ mod tests {
             attached_uplinks: &uplinks.iter().copied().collect(),
             conntrack: ConntrackSettings::default(),
             has_xdp_frags: true,
+            are_filters: false,
+            rule_names: None,
         };
         planner.decide(&network, Moment(now))
     }
@@ -310,6 +357,25 @@ mod tests {
         assert_eq!(decision(&mut planner, 1400), Ok(XdpReason::SafeDriver));
         planner.record_xdp(&card(1400), Err(XdpReason::Occupied));
         assert_eq!(decision(&mut planner, 1400), Ok(XdpReason::SafeDriver), "another program may go at any time");
+    }
+
+    #[test]
+    fn redirect_is_refused_beside_a_policy_engine_in_netfilter_and_where_rules_are_unreadable() {
+        let names = |chain: &str| RuleNames { chains: [chain.to_owned()].into(), ..RuleNames::default() };
+        let unreadable = "EPERM".to_owned();
+        assert_eq!(redirect_refused_by(None), None);
+        assert_eq!(redirect_refused_by(Some(Ok(&names("KUBE-SERVICES")))), None);
+        assert_eq!(redirect_refused_by(Some(Ok(&names("cali-FORWARD")))).as_deref(), Some("Calico"));
+        assert!(redirect_refused_by(Some(Err(&unreadable))).unwrap().contains("EPERM"));
+        for (forwarding, network_policy, asks) in [
+            (Forwarding::Redirect, NetworkPolicy::Applies, true),
+            (Forwarding::Redirect, NetworkPolicy::Ignored, false),
+            (Forwarding::Offload, NetworkPolicy::Applies, false),
+            (Forwarding::Stack, NetworkPolicy::Applies, false),
+        ] {
+            let policy = DevicePolicy { forwarding, network_policy, ..policy() };
+            assert_eq!(policy.asks_for_policy_engines(), asks, "{forwarding:?} {network_policy:?}");
+        }
     }
 
     #[test]

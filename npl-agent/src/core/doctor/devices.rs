@@ -56,10 +56,41 @@ pub(super) fn addresses(facts: &Facts) -> Finding {
     Finding::warning(key, format!("node ports do not answer on {} of {}: {first} …", missing.len(), all.len()), advice)
 }
 
+/// Checks for programs of other software that run ahead of NPL's, and may end the chain.
+pub(super) fn program_order(facts: &Facts) -> Finding {
+    let key = "program_order";
+    let ahead = match &facts.programs_ahead {
+        Ok(ahead) if ahead.is_empty() => {
+            return Finding::ok(key, "no program of other software runs ahead of NPL's");
+        }
+        Ok(ahead) => ahead,
+        Err(reason) => return Finding::unknown(key, reason, ASK_AS_ROOT),
+    };
+    let found = ahead.iter().map(|(device, programs)| {
+        format!("{device}: {}", programs.iter().map(String::as_str).collect::<Vec<_>>().join(", "))
+    });
+    let remedy = if facts.kernel.has_tcx {
+        "have the other software attach its program behind NPL's"
+    } else if facts.is_agent_running {
+        "the agent moves its filter ahead, but gives up after 5 times in 10 minutes if the other software does the same: \
+         give the filter of the other software a priority above 1"
+    } else {
+        "start the agent, which moves its filter ahead"
+    };
+    Finding::failed(
+        key,
+        format!("programs ahead of NPL's: {}", found.collect::<Vec<_>>().join("; ")),
+        format!(
+            "such a program ends the chain unless it returns TC_ACT_UNSPEC, and then clients that reach the Node by this \
+             device are refused or get no answer: {remedy}"
+        ),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{
-        Datapath, State,
+        Datapath, Facts, State,
         tests::{check, first_device},
     };
     use crate::core::devices::LinkLayer;
@@ -116,6 +147,29 @@ mod tests {
             // TCX links coexist with an ingress qdisc.
             (|it| first_device(it).link.has_ingress_queue = true, KEY, State::Ok, "all devices support", ""),
             (|it| it.devices = Err("EPERM".to_owned()), KEY, State::Unknown, "EPERM", "as root"),
+        ]);
+    }
+
+    fn cilium_is_ahead(facts: &mut Facts) {
+        facts.programs_ahead = Ok([("eth0".to_owned(), ["cil_from_netdev (ingress)".to_owned()].into())].into());
+    }
+
+    #[test]
+    fn programs_ahead_of_npls_are_a_failure() {
+        let key = "program_order";
+        check(&[
+            (cilium_is_ahead, key, State::Failed, "eth0: cil_from_netdev (ingress)", "behind NPL's"),
+            (
+                |it| {
+                    it.kernel.has_tcx = false;
+                    cilium_is_ahead(it);
+                },
+                key,
+                State::Failed,
+                "eth0: cil_from_netdev",
+                "a priority above 1",
+            ),
+            (|it| it.programs_ahead = Err("EPERM".to_owned()), key, State::Unknown, "EPERM", "as root"),
         ]);
     }
 }

@@ -8,6 +8,7 @@ mod forwarding;
 mod guard;
 mod incoming_rules;
 mod kernel;
+pub mod networks;
 mod sysctls;
 
 use std::{
@@ -15,10 +16,15 @@ use std::{
     net::IpAddr,
 };
 
-use self::forward_chains::ForwardChains;
+use self::{
+    forward_chains::ForwardChains,
+    networks::{Role, RuleNames},
+};
 use super::{
     devices::{
         Device, DeviceSelection, choose,
+        filter_order::ProgramsAhead,
+        redirect::Forwarding,
         reply_routing::{Marking, Routing},
     },
     model::{Family, settings::PortRange},
@@ -57,6 +63,12 @@ pub struct Facts {
     pub routing: Result<Routing, String>,
     /// The connections that the nftables guard marks.
     pub markings: Result<BTreeSet<Marking>, String>,
+    /// The programs of other software ahead of NPL's.
+    pub programs_ahead: Result<ProgramsAhead, String>,
+    /// Whether other software has a program or filter at egress of a device with NPL's programs.
+    pub has_others_at_egress: bool,
+    /// The names of netfilter's tables and chains.
+    pub rule_names: Result<RuleNames, String>,
 }
 
 /// The kernel.
@@ -102,6 +114,10 @@ pub struct Datapath {
     pub mappings: BTreeMap<Family, usize>,
     /// The Pod addresses of the mappings.
     pub pods: BTreeSet<IpAddr>,
+    /// The mode in which packets to Pods are redirected; `None` if the stack forwards all packets.
+    pub forwarding: Option<Forwarding>,
+    /// Whether the agent refuses `--forwarding redirect` because of a policy engine.
+    pub is_redirect_refused: bool,
 }
 
 /// The sysctls of a network namespace.
@@ -222,6 +238,12 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         kernel::datapath(facts),
         devices::devices(facts),
         devices::addresses(facts),
+        devices::program_order(facts),
+    ]);
+    findings.extend([
+        networks::recognized(facts, Role::Cni),
+        networks::policy_engine(facts),
+        networks::recognized(facts, Role::ServiceProxy),
     ]);
     findings.push(kernel::local_clients(facts));
     findings.extend(Family::ALL.map(|family| forwarding::forwarding(facts, family)));

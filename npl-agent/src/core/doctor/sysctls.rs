@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks of sysctls.
 
-use super::{Facts, Finding, Setting, Sysctls};
+use super::{Facts, Finding, Setting, Sysctls, networks};
 use crate::core::model::port_range::{LentPorts, port_range_warnings};
 
 /// The advice if a file of `/proc/sys` cannot be read.
@@ -122,6 +122,15 @@ pub(super) fn port_range(facts: &Facts) -> Finding {
     let warnings: Vec<String> = port_range_warnings(range, lent.as_ref()).iter().map(ToString::to_string).collect();
     if !warnings.is_empty() {
         return Finding::warning(key, found, warnings.join("; and "));
+    }
+    if networks::is_masqueraded_by_cilium(facts) {
+        return Finding::warning(
+            key,
+            format!("{found}; Cilium chooses source ports of masqueraded connections from 32768-65535"),
+            "if Cilium masquerades by eBPF (bpf.masquerade), a connection of a Pod may get a mapped node port as its \
+             source port and receive no answer, and each client takes entries of Cilium's NAT map: set --port-range \
+             below 30000, for example 28000-29000",
+        );
     }
     if lent.is_none() {
         return Finding::unknown(key, found, SEE_PROC);

@@ -37,6 +37,8 @@ pub(super) fn well() -> Facts {
             port_range: "61000-62000".parse().ok(),
             mappings: [(Family::V4, 3)].into(),
             pods: ["10.0.64.7".parse().unwrap()].into(),
+            forwarding: None,
+            is_redirect_refused: false,
         }),
         cgroup: Some("/sys/fs/cgroup".to_owned()),
         devices: Ok(vec![
@@ -61,6 +63,9 @@ pub(super) fn well() -> Facts {
         forward_chains: Ok(ForwardChains::default()),
         routing: Ok(Routing::default()),
         markings: Ok([].into()),
+        programs_ahead: Ok([].into()),
+        has_others_at_egress: false,
+        rule_names: Ok(RuleNames::default()),
     }
 }
 
@@ -118,6 +123,10 @@ fn where_all_is_well_every_check_says_so_and_none_advises() {
         "datapath",
         "devices",
         "addresses",
+        "program_order",
+        "cni",
+        "policy_engine",
+        "service_proxy",
         "local_clients",
         "ip_forward",
         "ipv6_forwarding",

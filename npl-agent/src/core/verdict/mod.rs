@@ -7,6 +7,7 @@ use npl_common::reason::Reason;
 use serde::Serialize;
 
 use super::{
+    devices::filter_order::ProgramsAhead,
     pages,
     view::{AgentView, WatchView},
 };
@@ -112,6 +113,8 @@ pub struct Facts<'a> {
     pub agent: Result<&'a AgentView, &'a str>,
     /// The number of uplinks that carry the programs, by the kernel.
     pub attached_uplinks: usize,
+    /// Programs of other software that run ahead of NPL's, by device.
+    pub programs_ahead: &'a ProgramsAhead,
     /// The fill of the maps.
     pub tables: &'a [TableFill],
     /// Packets by reason within the sampling interval; empty without one.
@@ -235,6 +238,13 @@ fn of_kernel(facts: &Facts<'_>) -> Vec<Sign> {
     let mut signs = Vec::new();
     if facts.is_installed && facts.agent.is_err() && facts.attached_uplinks == 0 {
         signs.push(risk("no device carries the programs: no node port works", pages::DOCTOR));
+    }
+    for (device, programs) in facts.programs_ahead {
+        let programs = programs.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let text = format!(
+            "on device {device}, {programs} of other software runs ahead of NPL's program, and may keep it from running"
+        );
+        signs.push(risk(text, pages::PROGRAM_AHEAD));
     }
     for TableFill { map, used, capacity, evicts } in facts.tables.iter().copied() {
         if used * 100 < capacity * NEARLY_FULL_PERCENT {

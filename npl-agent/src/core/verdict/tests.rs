@@ -4,6 +4,7 @@ use npl_common::reason::Reason;
 
 use super::{Facts, Sign, TableFill, Verdict, Weight, signs};
 use crate::core::{
+    devices::filter_order::ProgramsAhead,
     model::{Family, Protocol},
     view::{AgentView, DeviceView, PortUsageView, RefusalView, WatchFailure, WatchView},
 };
@@ -31,12 +32,16 @@ fn healthy() -> AgentView {
     }
 }
 
+/// No program of other software runs ahead of NPL's.
+static NONE_AHEAD: ProgramsAhead = ProgramsAhead::new();
+
 fn facts(agent: &AgentView) -> Facts<'_> {
     Facts {
         is_installed: true,
         is_agent_running: true,
         agent: Ok(agent),
         attached_uplinks: 1,
+        programs_ahead: &NONE_AHEAD,
         tables: &[],
         recent_reasons: &[],
     }
@@ -121,6 +126,15 @@ fn without_an_agent_the_verdict_depends_on_the_lock_and_the_pins() {
     assert_eq!(verdict(true, true), Verdict::CannotTell, "the agent starts or hangs");
     assert_eq!(verdict(false, false), Verdict::CannotTell, "not installed");
     assert_eq!((Verdict::AtRisk.exit_code(), Verdict::CannotTell.exit_code()), (1, 2));
+}
+
+#[test]
+fn a_program_ahead_of_npls_is_a_risk() {
+    let agent = healthy();
+    let ahead = ProgramsAhead::from([("eth0".to_owned(), ["cil_from_netdev".to_owned()].into())]);
+    let signs = signs(&Facts { programs_ahead: &ahead, ..facts(&agent) });
+    assert_eq!(signs.iter().map(|sign| sign.weight).collect::<Vec<_>>(), [Weight::Risk]);
+    assert!(signs[0].text.contains("eth0, cil_from_netdev"), "{}", signs[0].text);
 }
 
 #[test]

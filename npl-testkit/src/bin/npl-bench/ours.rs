@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use caps::{CapSet, Capability};
 use npl_agent::core::devices::DeviceSelection;
-use npl_agent::core::devices::redirect::Forwarding;
+use npl_agent::core::devices::redirect::{Forwarding, NetworkPolicy};
 use npl_agent::core::devices::xdp::Attach;
 use npl_agent::core::model::settings::PortRange;
 use npl_agent::core::model::{self, Backend, Family, Frontend, NodePort, PodPort};
@@ -100,7 +100,12 @@ impl Ours {
         let uplink = topology.client().uplink.name();
         let selection = DeviceSelection::Named(is_attached.then(|| uplink.to_owned()).into_iter().collect());
         // A new `Uplinks` has no grace period for devices that have disappeared.
-        let mut uplinks = Uplinks::new(selection, self.manner.forwarding, self.manner.attach, GuardMode::Off);
+        let mut uplinks = Uplinks::new(
+            selection,
+            (self.manner.forwarding, NetworkPolicy::Ignored),
+            self.manner.attach,
+            GuardMode::Off,
+        );
         let node_ips = [topology.node_addresses().v4.into()];
         let coverage = topology.node().block_on(uplinks.follow(&mut self.datapath, &node_ips))??;
         ensure!(coverage.attached == usize::from(is_attached), "attaching to the uplink, or detaching from it, failed");

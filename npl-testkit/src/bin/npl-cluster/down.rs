@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use nix::errno::Errno;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
@@ -19,20 +19,34 @@ const GRACE: Duration = Duration::from_secs(40);
 /// The time limit for the kernel to end a killed owner.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 
-/// Removes one cluster, or all.
-pub(crate) fn run(chosen: Option<&str>) -> Result<()> {
+/// Removes one cluster, or all, and the remains of owners that were killed.
+pub(crate) fn run(chosen: Option<&str>, is_all: bool) -> Result<()> {
     let up: Vec<String> = State::all().into_iter().map(|(state, _)| state.id).collect();
-    for id in up.iter().filter(|id| chosen.is_none_or(|chosen| chosen == id.as_str())) {
+    let ended = to_end(&up, chosen, is_all)?;
+    for id in &ended {
         end(id).with_context(|| format!("end cluster {id}"))?;
     }
-    // Also removes the objects of owners that were killed.
     run::sweep()?;
-    match chosen {
-        Some(id) => say(&format!("cluster {id} has been removed")),
-        None if up.is_empty() => say("no cluster is running"),
-        None => up.iter().for_each(|id| say(&format!("cluster {id} has been removed"))),
+    if ended.is_empty() {
+        say("no cluster is running");
+    }
+    for id in &ended {
+        say(&format!("cluster {id} has been removed"));
     }
     Ok(())
+}
+
+/// The clusters to remove: others on the machine may belong to somebody else.
+fn to_end(up: &[String], chosen: Option<&str>, is_all: bool) -> Result<Vec<String>> {
+    let ids = || up.join(", ");
+    match chosen {
+        Some(id) if up.iter().any(|it| it == id) => Ok(vec![id.to_owned()]),
+        Some(id) => bail!("cluster {id} is not running; running clusters: {}", ids()),
+        None if up.len() > 1 && !is_all => {
+            bail!("several clusters are running ({}): choose one with --cluster ID, or remove them with --all", ids())
+        }
+        None => Ok(up.to_vec()),
+    }
 }
 
 fn end(id: &str) -> Result<()> {
@@ -47,5 +61,30 @@ fn end(id: &str) -> Result<()> {
             return Ok(());
         }
     }
-    anyhow::bail!("the cluster's owner does not exit: see `npl-cluster status`")
+    bail!("the cluster's owner does not exit: see `npl-cluster status`")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::to_end;
+
+    fn ended(up: &[&str], chosen: Option<&str>, is_all: bool) -> Result<Vec<String>, String> {
+        let up: Vec<String> = up.iter().map(|id| (*id).to_owned()).collect();
+        to_end(&up, chosen, is_all).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn one_of_several_clusters_has_to_be_named() {
+        let refusal = ended(&["a", "b"], None, false).unwrap_err();
+        assert!(refusal.contains("(a, b)") && refusal.contains("--all"), "{refusal}");
+        assert_eq!(ended(&["a", "b"], Some("b"), false).unwrap(), ["b"]);
+        assert_eq!(ended(&["a", "b"], None, true).unwrap(), ["a", "b"]);
+    }
+
+    #[test]
+    fn the_only_cluster_needs_no_name() {
+        assert_eq!(ended(&["a"], None, false).unwrap(), ["a"]);
+        assert!(ended(&[], None, false).unwrap().is_empty());
+        assert!(ended(&["a"], Some("c"), false).unwrap_err().contains("c is not running"));
+    }
 }

@@ -34,8 +34,12 @@ struct Arguments {
 enum Command {
     /// Start a cluster and leave it running.
     Up(UpArguments),
-    /// Remove one cluster or all running clusters, and the objects of killed ones.
-    Down,
+    /// Remove the cluster, and the remains of killed ones.
+    Down {
+        /// Remove all running clusters, also those of others.
+        #[arg(long, conflicts_with = "cluster")]
+        all: bool,
+    },
     /// Show running clusters and how to access them.
     Status,
     /// Run kubectl with administrator rights.
@@ -105,7 +109,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     let chosen = cluster.as_deref();
     match command {
         Command::Up(arguments) => up::run(&arguments)?,
-        Command::Down => down::run(chosen)?,
+        Command::Down { all } => down::run(chosen, all)?,
         Command::Status => access::status(chosen)?,
         Command::Kubectl { arguments } => return access::kubectl(chosen, &arguments),
         Command::Exec { machine, command } => return access::exec(chosen, &machine, &command),

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use npl_agent::core::devices::redirect::Forwarding;
+use npl_agent::core::devices::redirect::{Forwarding, NetworkPolicy};
 use npl_agent::core::devices::xdp::Attach;
 use npl_agent::core::devices::{Coverage, DeviceSelection};
 use npl_agent::datapath::inspect::Inspection;
@@ -24,7 +24,8 @@ fn tc(world: &World, words: &str) -> String {
 
 /// Applies the agent's device decisions after a change of devices.
 fn follow(world: &mut World, attach: Attach) -> Coverage {
-    let mut uplinks = Uplinks::new(DeviceSelection::Auto, Forwarding::Stack, attach, GuardMode::Off);
+    let mut uplinks =
+        Uplinks::new(DeviceSelection::Auto, (Forwarding::Stack, NetworkPolicy::Applies), attach, GuardMode::Off);
     let (node, node_ips) = (world.node().clone(), world.node_ips());
     node.block_on(uplinks.follow(world.datapath(), &node_ips)).unwrap().unwrap()
 }

@@ -3,6 +3,7 @@
 //! foreign programs.
 
 mod cleanup;
+mod filter_order;
 mod foreign;
 mod ingress_qdisc;
 mod instances;

@@ -11,6 +11,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    iter,
     net::IpAddr,
 };
 
@@ -33,6 +34,8 @@ pub struct DevicePlan {
     pub next_hops: BTreeMap<IpAddr, PodNextHop>,
     /// The ifindexes of devices whose driver runs the XDP program. Each is an uplink among [`Self::programs`].
     pub xdp: BTreeSet<u32>,
+    /// Hooks on which filters of other software run ahead of NPL's, whose filter is moved ahead of them.
+    pub moves: BTreeSet<(u32, Direction)>,
 }
 
 /// The TC hooks that have a program, by the device's index.
@@ -48,6 +51,15 @@ pub enum DeviceStep {
     RetainNextHops,
     /// Attach a program, or replace an NPL program on the same hook.
     Attach {
+        /// The device, by its index.
+        ifindex: u32,
+        /// The hook.
+        direction: Direction,
+        /// The program's name.
+        program: &'static str,
+    },
+    /// Move NPL's filter of a hook ahead of those of other software.
+    MoveToHead {
         /// The device, by its index.
         ifindex: u32,
         /// The hook.
@@ -77,7 +89,7 @@ impl DeviceStep {
         match self {
             Self::RetainXdp(_) => 0,
             Self::RetainNextHops => 1,
-            Self::Attach { .. } => 2,
+            Self::Attach { .. } | Self::MoveToHead { .. } => 2,
             Self::Detach { direction: Direction::Ingress, .. } => 3,
             Self::Detach { direction: Direction::Egress | Direction::ToPods, .. } => 4,
             Self::AddNextHops => 5,
@@ -88,7 +100,9 @@ impl DeviceStep {
     /// The device that a step about TC programs changes, by its index.
     pub const fn device(&self) -> Option<u32> {
         match self {
-            Self::Attach { ifindex, .. } | Self::Detach { ifindex, .. } => Some(*ifindex),
+            Self::Attach { ifindex, .. } | Self::MoveToHead { ifindex, .. } | Self::Detach { ifindex, .. } => {
+                Some(*ifindex)
+            }
             Self::RetainXdp(_) | Self::RetainNextHops | Self::AddNextHops | Self::AttachXdp { .. } => None,
         }
     }
@@ -101,7 +115,7 @@ impl DevicePlan {
         let mut steps = vec![DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops];
         for device in devices {
             let set = self.programs.get(&device.ifindex);
-            steps.extend(set.into_iter().flat_map(|set| attach_all(*set, device)));
+            steps.extend(set.into_iter().flat_map(|set| self.attach_all(*set, device)));
         }
         let unwanted = attached.iter().filter(|(ifindex, direction)| !self.has_program(*ifindex, *direction));
         steps.extend(
@@ -127,6 +141,7 @@ impl DevicePlan {
             programs: programs.map(|(ifindex, set)| (*ifindex, *set)).collect(),
             next_hops: next_hops.map(|(addr, hop)| (*addr, *hop)).collect(),
             xdp: &self.xdp & devices,
+            moves: self.moves.iter().copied().filter(|(ifindex, _)| devices.contains(ifindex)).collect(),
         }
     }
 
@@ -141,16 +156,18 @@ impl DevicePlan {
     fn has_program(&self, ifindex: u32, direction: Direction) -> bool {
         self.programs.get(&ifindex).is_some_and(|set| set.directions().contains(&direction))
     }
-}
 
-fn attach_all(set: ProgramSet, device: &Device) -> impl Iterator<Item = DeviceStep> {
-    let ifindex = device.ifindex;
-    let has_ethernet = device.link_layer == LinkLayer::Ethernet;
-    let attach = move |direction: &Direction| {
-        let program = program(set, *direction, has_ethernet);
-        DeviceStep::Attach { ifindex, direction: *direction, program }
-    };
-    set.directions().iter().map(attach)
+    fn attach_all(&self, set: ProgramSet, device: &Device) -> impl Iterator<Item = DeviceStep> {
+        let ifindex = device.ifindex;
+        let has_ethernet = device.link_layer == LinkLayer::Ethernet;
+        let attach = move |direction: &Direction| {
+            let (direction, program) = (*direction, program(set, *direction, has_ethernet));
+            let is_moved = self.moves.contains(&(ifindex, direction));
+            let moved = is_moved.then_some(DeviceStep::MoveToHead { ifindex, direction, program });
+            iter::once(DeviceStep::Attach { ifindex, direction, program }).chain(moved)
+        };
+        set.directions().iter().flat_map(attach)
+    }
 }
 
 impl ProgramSet {

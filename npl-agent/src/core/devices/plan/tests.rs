@@ -74,6 +74,9 @@ impl Kernel {
             }
             DeviceStep::Detach { ifindex, direction } => drop(self.programs.remove(&(*ifindex, *direction))),
             DeviceStep::AddNextHops => self.next_hops.extend(&plan.next_hops),
+            DeviceStep::MoveToHead { ifindex, direction, .. } => {
+                assert!(self.programs.contains_key(&(*ifindex, *direction)), "moved before it was attached: {step:?}");
+            }
             DeviceStep::AttachXdp { ifindex } => drop(self.xdp.insert(*ifindex)),
         }
         self.check(step);
@@ -108,9 +111,16 @@ fn plan() -> impl Strategy<Value = DevicePlan> {
         DevicePlan {
             next_hops: pods.map(|ifindex| ([10, 0, choice % 2, 1].into(), hop(ifindex))).collect(),
             xdp: uplinks.filter(|ifindex| choice >> (ifindex % 8) & 1 == 1).collect(),
+            moves: moves(&programs, choice),
             programs,
         }
     })
+}
+
+/// Moves some hooks of the programs.
+fn moves(programs: &BTreeMap<u32, ProgramSet>, choice: u8) -> BTreeSet<(u32, Direction)> {
+    let hooks = programs.iter().flat_map(|(ifindex, set)| set.directions().iter().map(|side| (*ifindex, *side)));
+    hooks.filter(|(ifindex, _)| choice >> ((ifindex + 3) % 8) & 1 == 1).collect()
 }
 
 fn failures() -> impl Strategy<Value = BTreeSet<(u32, Direction)>> {

@@ -55,6 +55,16 @@ impl FromStr for Forwarding {
     }
 }
 
+/// Whether packets are redirected beside a policy engine whose rules a redirect bypasses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum NetworkPolicy {
+    /// Packets take the host's stack, where the rules apply.
+    #[default]
+    Applies,
+    /// `--ignore-network-policy`: packets are redirected.
+    Ignored,
+}
+
 /// The set of TC programs that a device gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProgramSet {
@@ -155,6 +165,10 @@ pub enum RedirectRefusal {
     HasLimit,
     /// The device has programs or filters of other software, and a redirect would bypass them.
     HasFilters,
+    /// Cilium leads packets of its Pods by programs and devices of its own.
+    ForwardedByCilium,
+    /// A policy engine filters packets in netfilter, which a redirect would bypass.
+    NetworkPolicy,
     /// An uplink has ingress programs or filters of other software after NPL's, and a redirect would bypass them.
     UplinkHasFilters,
     /// Policy routing rules choose the uplink by a packet's mark, which the route look-up of a redirect ignores.
@@ -175,6 +189,8 @@ impl RedirectRefusal {
             Self::HasGateway => "the route to the Pod has a gateway",
             Self::HasLimit => "a qdisc of its device shapes or polices traffic",
             Self::HasFilters => "its device has programs or filters of other software",
+            Self::ForwardedByCilium => "Cilium forwards packets of its Pods itself: a redirect would gain nothing",
+            Self::NetworkPolicy => "a redirect would bypass the Node's NetworkPolicy",
             Self::UplinkHasFilters => "an uplink has programs or filters of other software behind NPL's",
             Self::RoutedByMark => {
                 "policy routing rules choose the uplink by packet marks (`ip rule`, fwmark), which a redirect ignores: \
@@ -197,9 +213,15 @@ pub fn next_hops(
     // All uplinks are checked, because a reply may leave through another uplink than that of the request, and either
     // both directions are redirected or neither.
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
+    let has_cilium = devices.iter().any(|device| device.name == "cilium_host");
     let decide = |(addr, route): (&IpAddr, &Route)| {
         let device = device(route.ifindex)?;
-        let hop = next_hop(route, device, uplinks, attachments.get(&device.ifindex)).and_then(|hop| {
+        let found = if has_cilium && is_of_cilium(device) {
+            Err(RedirectRefusal::ForwardedByCilium)
+        } else {
+            next_hop(route, device, uplinks, attachments.get(&device.ifindex))
+        };
+        let hop = found.and_then(|hop| {
             if !are_clear {
                 Err(RedirectRefusal::UplinkHasFilters)
             } else if routed_by_mark.contains(&Family::of(*addr)) {
@@ -211,6 +233,11 @@ pub fn next_hops(
         Some((*addr, hop))
     };
     routes.iter().filter_map(decide).collect()
+}
+
+/// Whether Cilium has created a device: `cilium_host`, by which it routes all Pods, or one of a Pod.
+fn is_of_cilium(device: &Device) -> bool {
+    device.name.starts_with("cilium_") || device.name.starts_with("lxc")
 }
 
 /// Whether a redirect at this uplink bypasses no other software. The host's stack forwards the packets of an uplink

@@ -35,6 +35,10 @@ fn decided_with(
         .remove(&pod)
 }
 
+fn other() -> AttachmentOwner {
+    AttachmentOwner::Other("other".to_owned())
+}
+
 fn queue(kind: &str) -> DeviceAttachments {
     DeviceAttachments { queues: BTreeSet::from([kind.to_owned()]), ..DeviceAttachments::default() }
 }
@@ -88,7 +92,7 @@ fn every_refusal_has_its_reason() {
 #[test]
 fn redirect_does_not_bypass_other_programs_on_a_pods_device() {
     let ours = || vec![AttachmentOwner::Npl];
-    let both = || vec![AttachmentOwner::Npl, AttachmentOwner::Other];
+    let both = || vec![AttachmentOwner::Npl, other()];
     let table = [
         (DeviceAttachments::default(), Ok(()), Ok(())),
         (DeviceAttachments { ingress: ours(), egress: ours(), ..queue("noqueue") }, Ok(()), Ok(())),
@@ -130,7 +134,7 @@ fn redirect_does_not_bypass_a_closed_netkit_pair() {
 fn an_uplink_on_which_others_come_behind_us_keeps_all_packets_on_the_stack() {
     let decided = |uplink: &Device, of_uplink: Option<Vec<AttachmentOwner>>| {
         let mut attachments = BTreeMap::from([(7, DeviceAttachments::default())]);
-        let around = DeviceAttachments { egress: vec![AttachmentOwner::Other], ..queue("htb") };
+        let around = DeviceAttachments { egress: vec![other()], ..queue("htb") };
         attachments.extend(of_uplink.map(|ingress| (2, DeviceAttachments { ingress, ..around })));
         let (pod, devices) = ("10.244.1.5".parse().unwrap(), [device(DeviceKind::Veth), uplink.clone()]);
         let routes = BTreeMap::from([(pod, ROUTE)]);
@@ -139,11 +143,11 @@ fn an_uplink_on_which_others_come_behind_us_keeps_all_packets_on_the_stack() {
     let uplink = Device { ifindex: 2, ..device(DeviceKind::Physical) };
     let refused = Err(RedirectRefusal::UplinkHasFilters);
     assert_eq!(decided(&uplink, Some(vec![])), Ok(()));
-    assert_eq!(decided(&uplink, Some(vec![AttachmentOwner::Other, AttachmentOwner::Npl])), Ok(()));
-    assert_eq!(decided(&uplink, Some(vec![AttachmentOwner::Npl, AttachmentOwner::Other])), refused);
-    assert_eq!(decided(&uplink, Some(vec![AttachmentOwner::Other])), refused);
+    assert_eq!(decided(&uplink, Some(vec![other(), AttachmentOwner::Npl])), Ok(()));
+    assert_eq!(decided(&uplink, Some(vec![AttachmentOwner::Npl, other()])), refused);
+    assert_eq!(decided(&uplink, Some(vec![other()])), refused);
     assert_eq!(decided(&uplink, None), refused, "nobody knows what is there");
-    assert_eq!(decided(&Device { link_layer: LinkLayer::None, ..uplink }, Some(vec![AttachmentOwner::Other])), Ok(()));
+    assert_eq!(decided(&Device { link_layer: LinkLayer::None, ..uplink }, Some(vec![other()])), Ok(()));
 }
 
 #[test]
@@ -172,4 +176,21 @@ fn uplinks_without_ethernet_and_of_virtual_routers_take_the_stack() {
     assert_eq!(carried(&plain()), ProgramSet::RedirectUplink);
     assert_eq!(carried(&Device { link_layer: LinkLayer::None, ..plain() }), ProgramSet::Uplink);
     assert_eq!(carried(&Device { master: Some(Master::Vrf), ..plain() }), ProgramSet::Uplink);
+}
+
+/// With endpoint routes Pods are reached by `lxc…`, otherwise by `cilium_host`.
+#[test]
+fn pods_of_cilium_are_left_to_it() {
+    let pod = "10.244.1.5".parse().unwrap();
+    let decide = |devices: &[Device]| {
+        let attachments = BTreeMap::from([(7, DeviceAttachments::default())]);
+        let routes = BTreeMap::from([(pod, ROUTE)]);
+        next_hops(devices, &BTreeSet::new(), &routes, &attachments, &BTreeSet::new()).remove(&pod).unwrap()
+    };
+    let host = Device { peer_is_elsewhere: false, ..Device::new(7, "cilium_host", DeviceKind::Veth) };
+    assert_eq!(decide(&[host]), Err(RedirectRefusal::ForwardedByCilium));
+    let host = Device::new(8, "cilium_host", DeviceKind::Veth);
+    let of_pod = Device { name: "lxc0123".to_owned(), ..device(DeviceKind::Veth) };
+    assert_eq!(decide(&[of_pod.clone(), host]), Err(RedirectRefusal::ForwardedByCilium));
+    assert!(decide(&[of_pod]).is_ok(), "another CNI may use the name");
 }

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The order of NPL's programs among those of other software on an uplink. A program ahead of NPL's that ends the chain,
+//! as Cilium's do, keeps NPL's program from running.
+//!
+//! Before Linux 6.6 programs are filters, and of one priority the newest runs first: a CNI that attaches after NPL is
+//! ahead of it. NPL then moves its filter. Software that does the same would move its own again, so the number of moves
+//! is limited.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Device, Direction,
+    attachments::{DeviceAttachments, Side},
+};
+use crate::core::model::Moment;
+
+/// Moves of one filter within [`WINDOW_MILLIS`].
+const MOST_MOVES: usize = 5;
+const WINDOW_MILLIS: u64 = 600_000;
+
+/// The hooks of an uplink that translate.
+const HOOKS: [(Direction, Side); 2] = [(Direction::Egress, Side::Egress), (Direction::Ingress, Side::Ingress)];
+
+/// The programs ahead of NPL's on each device, by the device's name: each as direction and name.
+pub type ProgramsAhead = BTreeMap<String, BTreeSet<String>>;
+
+/// The recent moves of each filter.
+#[derive(Debug, Default)]
+pub struct FilterOrder {
+    moves: BTreeMap<(u32, Direction), Vec<Moment>>,
+}
+
+impl FilterOrder {
+    /// The filters to move, and the programs that stay ahead of NPL's: of links, which are not moved, and where the
+    /// limit of moves is reached.
+    pub fn decide(
+        &mut self,
+        uplinks: &[&Device],
+        attachments: &BTreeMap<u32, DeviceAttachments>,
+        are_filters: bool,
+        now: Moment,
+    ) -> (BTreeSet<(u32, Direction)>, ProgramsAhead) {
+        self.moves.retain(|(ifindex, _), _| uplinks.iter().any(|uplink| uplink.ifindex == *ifindex));
+        let (mut moves, mut ahead) = (BTreeSet::new(), ProgramsAhead::new());
+        for uplink in uplinks {
+            let Some(found) = attachments.get(&uplink.ifindex) else { continue };
+            for (direction, side) in HOOKS {
+                let others = found.ahead_of_npl(side);
+                if others.is_empty() {
+                    continue;
+                }
+                if are_filters && self.may_move((uplink.ifindex, direction), now) {
+                    moves.insert((uplink.ifindex, direction));
+                } else {
+                    let names = others.iter().map(|name| shown(direction, name));
+                    ahead.entry(uplink.name.clone()).or_default().extend(names);
+                }
+            }
+        }
+        (moves, ahead)
+    }
+
+    /// Whether a filter may be moved now, which is recorded as a move.
+    fn may_move(&mut self, hook: (u32, Direction), now: Moment) -> bool {
+        let recent = self.moves.entry(hook).or_default();
+        recent.retain(|moved| now.0.saturating_sub(moved.0) < WINDOW_MILLIS);
+        let may = recent.len() < MOST_MOVES;
+        if may {
+            recent.push(now);
+        }
+        may
+    }
+}
+
+/// The programs of other software ahead of NPL's on any of these devices, by the device's name.
+pub fn programs_ahead(devices: &[Device], attachments: &BTreeMap<u32, DeviceAttachments>) -> ProgramsAhead {
+    let of = |device: &Device| {
+        let found = attachments.get(&device.ifindex)?;
+        let names = HOOKS
+            .into_iter()
+            .flat_map(|(direction, side)| found.ahead_of_npl(side).into_iter().map(move |name| shown(direction, name)));
+        let names: BTreeSet<String> = names.collect();
+        (!names.is_empty()).then(|| (device.name.clone(), names))
+    };
+    devices.iter().filter_map(of).collect()
+}
+
+fn shown(direction: Direction, name: &str) -> String {
+    format!("{name} ({})", direction.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::devices::{DeviceKind, attachments::AttachmentOwner};
+
+    fn eth0() -> Device {
+        Device::new(2, "eth0", DeviceKind::Physical)
+    }
+
+    /// Cilium's filter is ahead of NPL's at ingress, and behind it at egress.
+    fn behind_cilium() -> BTreeMap<u32, DeviceAttachments> {
+        let other = |name: &str| AttachmentOwner::Other(name.to_owned());
+        let attachments = DeviceAttachments {
+            ingress: vec![other("cil_from_netdev"), AttachmentOwner::Npl],
+            egress: vec![AttachmentOwner::Npl, other("cil_to_netdev")],
+            ..DeviceAttachments::default()
+        };
+        BTreeMap::from([(2, attachments)])
+    }
+
+    fn reported() -> ProgramsAhead {
+        BTreeMap::from([("eth0".to_owned(), BTreeSet::from(["cil_from_netdev (ingress)".to_owned()]))])
+    }
+
+    #[test]
+    fn a_filter_is_moved_ahead_of_others_until_the_limit_and_again_after_the_window() {
+        let (eth0, attachments, mut order) = (eth0(), behind_cilium(), FilterOrder::default());
+        let mut decide = |now| order.decide(&[&eth0], &attachments, true, Moment(now));
+        let moved = (BTreeSet::from([(2, Direction::Ingress)]), ProgramsAhead::new());
+        for now in 0..5 {
+            assert_eq!(decide(now), moved);
+        }
+        assert_eq!(decide(6), (BTreeSet::new(), reported()));
+        assert_eq!(decide(WINDOW_MILLIS), moved);
+    }
+
+    #[test]
+    fn links_are_not_moved_but_reported() {
+        let (eth0, attachments) = (eth0(), behind_cilium());
+        let decided = FilterOrder::default().decide(&[&eth0], &attachments, false, Moment(0));
+        assert_eq!(decided, (BTreeSet::new(), reported()));
+        assert_eq!(programs_ahead(&[eth0], &attachments), reported());
+    }
+
+    #[test]
+    fn a_filter_at_the_head_is_left_there() {
+        let (eth0, mut attachments) = (eth0(), behind_cilium());
+        attachments.get_mut(&2).unwrap().ingress.reverse();
+        let decided = FilterOrder::default().decide(&[&eth0], &attachments, true, Moment(0));
+        assert_eq!(decided, (BTreeSet::new(), ProgramsAhead::new()));
+    }
+}

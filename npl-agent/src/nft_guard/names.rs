@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads the names of netfilter's tables and chains, which show what CNI and policy engine the Node has.
+
+use std::{io, ops::ControlFlow};
+
+use super::{
+    LEGACY_TABLES, legacy,
+    table::if_known,
+    uapi::{attribute, message},
+    wire::{Connection, Message, find},
+};
+use crate::core::doctor::networks::{RuleNames, chain_prefixes};
+
+pub(super) fn read() -> io::Result<RuleNames> {
+    let mut names = RuleNames::default();
+    if let Some(connection) = if_known(Connection::open())? {
+        let chains = Message::new(message::GET_CHAIN, Vec::new()).of_any_family();
+        if_known(connection.list(chains, |chain| {
+            names.tables.extend(text(chain, attribute::TABLE));
+            names.chains.extend(text(chain, attribute::CHAIN_NAME));
+            ControlFlow::Continue(())
+        }))?;
+    }
+    for (path, family) in LEGACY_TABLES.into_iter().zip(legacy::Family::ALL) {
+        // Asking for another table would make the kernel load it.
+        let tables = std::fs::read_to_string(path).unwrap_or_default();
+        for table in tables.lines() {
+            let rules = legacy::read(family, table)?;
+            names.chains.extend(chain_prefixes().filter(|prefix| legacy::names(&rules, prefix)).map(str::to_owned));
+        }
+    }
+    Ok(names)
+}
+
+fn text(object: &[u8], kind: u16) -> Option<String> {
+    let text = find(object, kind)?.strip_suffix(&[0])?;
+    String::from_utf8(text.to_vec()).ok()
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The order of filters before Linux 6.6, where of one priority the newest runs first: NPL's filter is moved ahead of
+//! those of other software, and attached again after it was deleted.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use npl_agent::core::devices::DeviceSelection;
+use npl_agent::core::devices::redirect::{Forwarding, NetworkPolicy};
+use npl_agent::core::devices::xdp::Attach;
+use npl_agent::core::model::Moment;
+use npl_agent::devices::uplinks::{DeviceReport, Uplinks};
+use npl_agent::netlink;
+use npl_agent::nft_guard::GuardMode;
+use npl_testkit::echo::Protocol;
+use npl_testkit::foreign::{BOTH, ENDS_THE_CHAIN, Foreign, HANDS_ON, Place};
+use npl_testkit::poll;
+use npl_testkit::traffic::{Load, Request, tcp_ask, tcp_connect};
+
+use crate::world::World;
+
+/// Far longer than twenty requests take.
+const LIMIT: Duration = Duration::from_mins(1);
+
+/// A Node whose programs are filters on every kernel, as before Linux 6.6.
+fn with_filters() -> World {
+    let mut world = World::new(1);
+    let mut datapath = world.datapath.take().unwrap();
+    world.attach_to(&mut datapath, &[]);
+    datapath.hooks.use_filters();
+    world.attach(&mut datapath);
+    world.datapath = Some(datapath);
+    world.assert_answers();
+    world
+}
+
+/// Attaches filters that end the chain at the head of NPL's priority, as Cilium's agent does when it starts after NPL's.
+fn attach_as_cilium(world: &World) -> Foreign {
+    let uplink = &world.topology.client().uplink;
+    Foreign::attach_filter(&world.run, "cilium", uplink, ENDS_THE_CHAIN, Place::Ahead, &BOTH).unwrap()
+}
+
+/// As the agent follows a device event.
+fn decide(world: &mut World, uplinks: &mut Uplinks) -> DeviceReport {
+    let (node, node_ips) = (world.node().clone(), world.node_ips());
+    let datapath = world.datapath();
+    let survey = async { netlink::join_survey(&mut uplinks.survey(datapath, BTreeSet::new())).await };
+    let survey = node.block_on(survey).unwrap().unwrap();
+    node.run(|| uplinks.apply(datapath, survey, &node_ips, Moment::default())).unwrap().unwrap()
+}
+
+fn uplinks_of(world: &World) -> Uplinks {
+    let names = world.uplinks().into_iter().map(|device| device.name).collect();
+    let stack = (Forwarding::Stack, NetworkPolicy::Applies);
+    Uplinks::new(DeviceSelection::Named(names), stack, Attach::Tc, GuardMode::Off)
+}
+
+fn is_served(world: &World) -> bool {
+    tcp_connect(world.client(), world.frontend()).is_ok()
+}
+
+/// Before Linux 6.6, the newest filter of a priority runs first.
+#[test]
+fn filter_that_comes_ahead_of_npls_is_overtaken() {
+    let mut world = with_filters();
+    let mut uplinks = uplinks_of(&world);
+    let _cilium = attach_as_cilium(&world);
+    assert!(!is_served(&world), "the foreign filter ends the chain ahead of NPL's");
+    let report = decide(&mut world, &mut uplinks);
+    assert!(report.errors.is_empty() && report.decisions.programs_ahead.is_empty(), "{report:?}");
+    world.assert_answers();
+    let again = decide(&mut world, &mut uplinks);
+    assert!(again.decisions.plan.moves.is_empty(), "a filter at the head stays where it is");
+    let filters = world.node().tc(&format!("filter show dev {} ingress", uplink_name(&world))).unwrap();
+    assert_eq!(filters.matches("handle 0x4e504c01").count(), 1, "{filters}");
+    assert!(!filters.contains("handle 0x4e504c02"), "the stand-in is gone: {filters}");
+}
+
+fn uplink_name(world: &World) -> String {
+    world.topology.client().uplink.name().to_owned()
+}
+
+/// A client that connects anew all the time is served while NPL's filter is moved.
+#[test]
+fn no_request_is_lost_while_npls_filter_is_moved() {
+    let mut world = with_filters();
+    let mut uplinks = uplinks_of(&world);
+    let uplink = world.topology.client().uplink.clone();
+    let request = |protocol| Request {
+        protocol,
+        server: world.frontend(),
+        pod: world.pod().name.clone(),
+        client: world.client_ip(),
+    };
+    let load = Load::start(world.client(), 200, vec![request(Protocol::Tcp), request(Protocol::Udp)]);
+    for round in 0..4 {
+        let name = format!("other-{round}");
+        let _other = Foreign::attach_filter(&world.run, &name, &uplink, HANDS_ON, Place::Ahead, &BOTH).unwrap();
+        let report = decide(&mut world, &mut uplinks);
+        assert_eq!(report.decisions.plan.moves.len(), 2, "both hooks: {report:?}");
+        let (enough, count) = (load.report().total() + 20, || load.report());
+        poll::until("requests after the move", LIMIT, || {
+            let report = count();
+            (report.total() >= enough || !report.failures.is_empty()).then_some(())
+        })
+        .unwrap();
+    }
+    assert_eq!(load.stop().failures, []);
+}
+
+/// Two agents that overtake each other would go on forever.
+#[test]
+fn filter_that_always_comes_ahead_again_is_reported() {
+    let mut world = with_filters();
+    let mut uplinks = uplinks_of(&world);
+    let mut cilium = attach_as_cilium(&world);
+    let ahead = loop {
+        let decisions = decide(&mut world, &mut uplinks).decisions;
+        if !decisions.programs_ahead.is_empty() {
+            break decisions.programs_ahead;
+        }
+        assert!(is_served(&world));
+        drop(cilium);
+        cilium = attach_as_cilium(&world);
+    };
+    assert_eq!(ahead.keys().collect::<Vec<_>>(), [&uplink_name(&world)]);
+    assert!(!is_served(&world));
+    drop(cilium);
+    world.assert_answers();
+}
+
+/// A CNI that deletes every filter of the egress hook, as Cilium without kube-proxy replacement does: the agent's next
+/// look at the devices attaches NPL's again, and connections that were open go on.
+#[test]
+fn filter_that_was_deleted_at_egress_is_attached_again() {
+    let mut world = with_filters();
+    let mut uplinks = uplinks_of(&world);
+    let stream = tcp_connect(world.client(), world.frontend()).unwrap();
+    world.node().tc(&format!("filter del dev {} egress", uplink_name(&world))).unwrap();
+    assert!(!is_served(&world), "replies leave untranslated");
+    let report = decide(&mut world, &mut uplinks);
+    assert!(report.errors.is_empty(), "{report:?}");
+    world.assert_answers();
+    assert_eq!(tcp_ask(&stream, "still there?").unwrap().pod, world.pod().name);
+}
