@@ -20,6 +20,7 @@ mod install;
 mod life;
 mod local;
 mod main_job;
+mod monitoring;
 mod redirect;
 mod refusals;
 mod restart;
