@@ -41,6 +41,7 @@ pub mod netns;
 pub mod packet;
 pub mod poll;
 pub mod process;
+pub mod prometheus;
 pub mod proxy;
 pub mod real_cluster;
 pub mod reaper;

@@ -92,7 +92,7 @@ impl Parts {
 
     /// Passes the paths of the parts to a program of npl-testkit.
     pub(crate) fn pass_to(&self, command: &mut Command) {
-        let Kubernetes { control_plane, nodes, flannel, helm } = &self.kubernetes;
+        let Kubernetes { control_plane, nodes, flannel, helm, prometheus } = &self.kubernetes;
         command.env("NPL_AGENT", &self.agent).env("NPL_CONTROL_PLANE_DIR", control_plane);
         pass_objects_to(command);
         if let Some(nodes) = nodes {
@@ -104,6 +104,9 @@ impl Parts {
         if let Some(helm) = helm {
             command.env("NPL_HELM_DIR", helm);
         }
+        if let Some(prometheus) = prometheus {
+            command.env("NPL_PROMETHEUS_DIR", prometheus);
+        }
     }
 
     /// The files of [`Self::pass_to`] that an agent and an API server on another machine need.
@@ -113,7 +116,7 @@ impl Parts {
 
     /// The files of [`Self::pass_to`] that a real cluster with a bridge network on another machine needs.
     pub(crate) fn of_nodes(&self) -> impl Iterator<Item = PathBuf> {
-        let Kubernetes { control_plane, nodes, flannel: _, helm: _ } = &self.kubernetes;
+        let Kubernetes { control_plane, nodes, flannel: _, helm: _, prometheus: _ } = &self.kubernetes;
         [control_plane].into_iter().chain(nodes).cloned().chain(image::archives())
     }
 }

@@ -138,7 +138,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn run_all(options: &Options, tally: &mut Tally) {
-    let preparation = tally.prepare("requirements", || Preparation::begin(Extent::Helm));
+    let preparation = tally.prepare("requirements", || Preparation::begin(Extent::Everything));
     if options.filter().is_none() {
         for Check { name, run } in check::STATIC {
             tally.check(name, run);

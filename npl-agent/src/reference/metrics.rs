@@ -11,7 +11,7 @@ pub(super) fn body() -> String {
     let mut text = String::from(
         "Counters of the kernel programs, `npl_datapath_*`, survive a restart of the agent; the other counters start at zero. A \
          histogram NAME has the series NAME`_bucket`, NAME`_sum` and NAME`_count`.\n\
-         Alerts: [operate.md](../operate.md#probes-and-metrics). Signals, causes and actions: \
+         Alerts: [alerts.md](../alerts.md). Signals, causes and actions: \
          [troubleshoot.md](../troubleshoot.md#metrics-that-signal-trouble).\n\n",
     );
     text += &table(

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Renders `docs/reference/` from the definitions in the code. `cargo xtask docs` writes the pages; a test compares
-//! them with the code.
+//! Renders `docs/reference/`, and the alerts and the dashboard of the Helm chart, from the definitions in the code.
+//! `cargo xtask docs` writes the files; a test compares them.
 
+mod alerts;
+mod dashboard;
 mod events;
 mod flags;
 mod maps;
@@ -67,6 +69,11 @@ const SOURCES: [Source; 5] = [
 /// The page that xtask renders from the Helm chart: file, title and purpose.
 const VALUES: (&str, &str, &str) =
     ("values.md", "Values of the chart", "Every value of the Helm chart, with its default.");
+
+/// Files of the Helm chart that are rendered from the code, by their path below the root of the repository.
+pub fn chart_files() -> [(&'static str, String); 2] {
+    [(alerts::FILE, alerts::rules()), (dashboard::FILE, dashboard::dashboard())]
+}
 
 /// All pages that this crate renders, the index included.
 pub fn pages() -> Vec<Page> {

@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeSet, env, fs, path::Path};
 
-use super::{Page, VALUES, networks, pages};
+use super::{Page, VALUES, alerts::ALERTS, chart_files, dashboard, networks, pages};
+use crate::metrics::catalog;
 
 /// The environment variable with which expect-test, too, updates files.
 const UPDATE: &str = "UPDATE_EXPECT";
@@ -44,4 +45,34 @@ fn the_table_of_networks_is_current() {
             "the table of networks in docs/compatibility.md is not current: run `cargo xtask docs`"
         );
     }
+}
+
+#[test]
+fn committed_files_of_the_chart_are_current() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for (file, text) in chart_files() {
+        if env::var_os(UPDATE).is_some() {
+            fs::write(root.join(file), &text).unwrap();
+        }
+        let committed = fs::read_to_string(root.join(file)).unwrap_or_default();
+        assert!(committed == text, "{file} is not current: run `cargo xtask docs` and `cargo xtask chart`");
+    }
+}
+
+/// Words of an expression that look like metrics.
+fn metrics_of(expression: &str) -> impl Iterator<Item = &str> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    expression.split(move |c| !is_part(c)).filter(|word| word.starts_with("npl_") || word.starts_with("process_"))
+}
+
+#[test]
+fn alerts_and_dashboard_name_metrics_that_exist() {
+    let known: BTreeSet<String> = catalog().into_iter().map(|metric| metric.name).collect();
+    let expressions: Vec<&str> = ALERTS.iter().map(|alert| alert.expression).chain(dashboard::expressions()).collect();
+    let mut count = 0;
+    for name in expressions.iter().flat_map(|expression| metrics_of(expression)) {
+        count += 1;
+        assert!(known.contains(name.trim_end_matches("_bucket")), "no metric has the name {name}");
+    }
+    assert!(count > expressions.len() / 2, "{count}");
 }

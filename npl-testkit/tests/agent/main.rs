@@ -21,6 +21,7 @@ mod kubectl_plugin;
 mod life;
 mod local;
 mod main_job;
+mod monitoring;
 mod redirect;
 mod refusals;
 mod restart;

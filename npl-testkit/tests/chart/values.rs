@@ -395,6 +395,18 @@ fn every_object_has_the_labels_of_kubernetes_and_a_namespaced_one_the_releases_n
     assert!(!text.contains("npl-system"), "a name of the default namespace is fixed");
 }
 
+/// OpenShift's default constraints refuse a fixed user.
+#[test]
+fn the_hook_runs_as_a_user_of_the_namespaces_range_on_openshift() {
+    let context = |objects: &[Value]| {
+        let job = find(objects, "Job", "npl-retire").unwrap();
+        job.pointer("/spec/template/spec/securityContext").unwrap().clone()
+    };
+    let (usual, openshift) = (context(&rendered(&[])), context(&rendered(&[("openshift.enabled", "true")])));
+    assert_eq!((&usual["runAsUser"], &openshift["runAsUser"]), (&json!(65534), &Value::Null));
+    assert_eq!((&usual["runAsNonRoot"], &openshift["runAsNonRoot"]), (&json!(true), &json!(true)));
+}
+
 /// An upgrade cannot change a selector.
 #[test]
 fn no_value_changes_the_selector() {

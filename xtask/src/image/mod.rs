@@ -3,10 +3,12 @@
 //! run.
 
 mod archive;
+mod bill;
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, bail};
 
 use crate::build_ebpf::Features;
 use crate::{build, paths, process};
@@ -26,6 +28,9 @@ const COMPANIONS: [(&str, &str); 2] = [
     ("npl-echo", concat!("localhost/npl-echo:", env!("CARGO_PKG_VERSION"))),
     ("npl-pause", concat!("localhost/npl-pause:", env!("CARGO_PKG_VERSION"))),
 ];
+
+/// The limit for the archive of the agent in bytes, which each Node downloads.
+const LARGEST_ARCHIVE: u64 = 15_000_000;
 
 /// Arguments of `cargo xtask image`.
 #[derive(Debug, clap::Args)]
@@ -63,6 +68,13 @@ fn pack_agent(name: &str, archive: &str, agent: &Path) -> Result<()> {
     let licenses = "Apache-2.0 AND GPL-2.0-only";
     let image = Image { name, archive, program: AGENT_PROGRAM, arguments: &["run"], licenses, binary: agent };
     let archive = image.pack()?;
+    let size = fs::metadata(&archive).with_context(|| format!("read the size of {}", archive.display()))?.len();
+    process::detail(&format!("{} kB", size / 1000));
+    if size > LARGEST_ARCHIVE {
+        bail!("{} has {size} bytes, and the limit is {LARGEST_ARCHIVE}", paths::shown(&archive));
+    }
+    let bill = bill::write()?;
+    process::detail(&format!("its software bill of materials: {}", paths::shown(&bill)));
     process::detail(&format!("load it with: ctr --namespace k8s.io images import {}", paths::shown(&archive)));
     Ok(())
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Installs Debian packages, if the machine runs Debian and the user is root.
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::process;
 
@@ -38,6 +39,29 @@ pub(crate) fn install(packages: &[&str], why: &str) -> Result<()> {
     process::say(&format!("{why}: installing {list}"));
     update_once()?;
     process::run_quietly(apt_get().args(["install", "--yes", "--no-install-recommends"]).args(packages))
+}
+
+/// Downloads a package of this machine's sources into a folder, without installing it. Returns the path of the file.
+pub(crate) fn download(package: &str, folder: &Path) -> Result<PathBuf> {
+    if process::find("apt-get").is_none() {
+        bail!("this machine has no apt-get: install {package}, so that its programs are in the search path");
+    }
+    let fetch = |folder: &Path| {
+        // The user _apt may not write to the folder, which apt-get would warn of.
+        let mut command = apt_get();
+        command.args(["-o", "APT::Sandbox::User=root", "download", package]).current_dir(folder);
+        process::run_quietly(&mut command)
+    };
+    if fetch(folder).is_err() {
+        // The lists of a fresh machine are often empty or old.
+        update_once()?;
+        fetch(folder)?;
+    }
+    let entries = folder.read_dir().with_context(|| format!("list {}", folder.display()))?;
+    let mut files = entries.filter_map(Result::ok).map(|entry| entry.path());
+    files
+        .find(|path| path.extension().is_some_and(|ending| ending == "deb"))
+        .with_context(|| format!("apt-get downloaded no file of {package}"))
 }
 
 /// Whether xtask can install packages on this machine.

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
+use super::prometheus;
 use crate::{cache, paths, process};
 
 /// Linker flags of Kubernetes' binaries; `VERSION` and `MINOR` are replaced by its version.
@@ -98,8 +99,8 @@ pub(crate) enum Extent {
     Nodes,
     /// An API server, and Nodes with flannel.
     Flannel,
-    /// The same, and Helm.
-    Helm,
+    /// The same, Helm and Prometheus.
+    Everything,
 }
 
 /// The directories with Kubernetes' programs.
@@ -113,6 +114,8 @@ pub(crate) struct Kubernetes {
     pub(crate) flannel: Option<PathBuf>,
     /// `helm`, if the command needs it.
     pub(crate) helm: Option<PathBuf>,
+    /// `prometheus` and `promtool`, if the command needs them.
+    pub(crate) prometheus: Option<PathBuf>,
 }
 
 /// The time limit of a part, which takes four minutes on two cores.
@@ -137,7 +140,9 @@ impl Background {
             let control_plane = obtain_control_plane(&flag)?;
             let from = |least: Extent, part| (extent >= least).then(|| obtain(part, &flag)).transpose();
             let (nodes, flannel) = (from(Extent::Nodes, &NODES)?, from(Extent::Flannel, &FLANNEL)?);
-            Ok(Kubernetes { control_plane, nodes, flannel, helm: from(Extent::Helm, &HELM)? })
+            let helm = from(Extent::Everything, &HELM)?;
+            let prometheus = (extent >= Extent::Everything).then(prometheus::obtain).transpose()?;
+            Ok(Kubernetes { control_plane, nodes, flannel, helm, prometheus })
         };
         Self { thread: Some(thread::spawn(make)), cancelled }
     }

@@ -6,6 +6,7 @@ mod apt;
 mod bpf_linker;
 mod kernels;
 mod kubernetes;
+mod prometheus;
 
 use std::time::Instant;
 
@@ -90,7 +91,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
     // The longest step runs in parallel with all others.
-    let kubernetes = KubernetesBuild::start(Extent::Helm);
+    let kubernetes = KubernetesBuild::start(Extent::Everything);
     ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation])?;
     require_kubectl()?;
     let _compiler = ebpf::choose()?;
@@ -98,9 +99,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let image = kernel.obtain()?;
         process::detail(&format!("kernel {kernel}: {}", image.package()?));
     }
-    let Kubernetes { control_plane, nodes, flannel, helm } = kubernetes.finish()?;
-    for folder in [control_plane].iter().chain(&nodes).chain(&flannel).chain(&helm) {
-        process::detail(&format!("Kubernetes: {}", folder.display()));
+    let Kubernetes { control_plane, nodes, flannel, helm, prometheus } = kubernetes.finish()?;
+    for folder in [control_plane].iter().chain(&nodes).chain(&flannel).chain(&helm).chain(&prometheus) {
+        process::detail(&format!("programs of tests: {}", folder.display()));
     }
     process::say(&format!("all requirements are installed ({})", process::elapsed(started.elapsed())));
     Ok(())

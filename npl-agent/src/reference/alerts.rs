@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The alerts that the chart installs as a `PrometheusRule`, each with a section of `docs/alerts.md`.
+
+use std::fmt::Write as _;
+
+/// The file of the chart that has the rules. The template replaces [`RUNBOOK`].
+pub(super) const FILE: &str = "deploy/chart/npl/files/alerts.yaml";
+
+/// The page with a section for each alert.
+#[cfg(test)]
+pub(super) const PAGE: &str = "docs/alerts.md";
+
+/// The text that stands for the address of the page.
+const RUNBOOK: &str = "RUNBOOK_URL";
+
+/// An alert of Prometheus.
+pub(super) struct Alert {
+    /// The name, and the title of the section of the page.
+    pub(super) name: &'static str,
+    /// The rule in Prometheus' language.
+    pub(super) expression: &'static str,
+    /// How long the expression must hold.
+    wait: &'static str,
+    /// `critical`: traffic is lost. `warning`: traffic is at risk, or changes are not followed.
+    severity: &'static str,
+    /// One sentence about the effect; `$labels` are those of the expression.
+    summary: &'static str,
+}
+
+pub(super) const ALERTS: [Alert; 13] = [
+    Alert {
+        name: "NPLDeviceFailed",
+        expression: r#"npl_devices{state="failed"} > 0"#,
+        wait: "5m",
+        severity: "critical",
+        summary: "{{ $value }} devices of {{ $labels.instance }} do not carry the programs: clients behind them are not served.",
+    },
+    Alert {
+        name: "NPLNoDeviceAttached",
+        expression: r#"npl_devices{state="attached"} == 0"#,
+        wait: "1m",
+        severity: "critical",
+        summary: "No device of {{ $labels.instance }} carries the programs: no node port of this Node works.",
+    },
+    Alert {
+        name: "NPLAgentNotReady",
+        expression: "npl_ready == 0",
+        wait: "10m",
+        severity: "warning",
+        summary: "The agent of {{ $labels.instance }} is not ready: new Pods get no node port.",
+    },
+    Alert {
+        name: "NPLAgentDown",
+        expression: r#"up{job="npl-agent"} == 0"#,
+        wait: "10m",
+        severity: "warning",
+        summary: "The agent of {{ $labels.instance }} cannot be scraped: mappings work, but changes may not be followed.",
+    },
+    Alert {
+        name: "NPLPortsNotServed",
+        expression: "npl_problems > 0",
+        wait: "10m",
+        severity: "warning",
+        summary: "{{ $value }} Pod ports of {{ $labels.instance }} are not served as requested: {{ $labels.reason }}.",
+    },
+    Alert {
+        name: "NPLLoopStalled",
+        expression: "time() - npl_last_successful_pass_timestamp_seconds > 120",
+        wait: "5m",
+        severity: "warning",
+        summary: "The agent of {{ $labels.instance }} has completed no pass for {{ $value | humanizeDuration }}.",
+    },
+    Alert {
+        name: "NPLAnnotationsRefused",
+        expression: r#"increase(npl_annotation_patches_total{outcome=~"denied|refused"}[15m]) > 0"#,
+        wait: "0m",
+        severity: "warning",
+        summary: "The API server refuses annotations of {{ $labels.instance }} ({{ $labels.outcome }}): node ports are not published.",
+    },
+    Alert {
+        name: "NPLPublicationSlow",
+        expression: "histogram_quantile(0.9, sum by (instance, le) (rate(npl_publication_seconds_bucket[10m]))) > 5",
+        wait: "10m",
+        severity: "warning",
+        summary: "One in ten annotations of {{ $labels.instance }} takes {{ $value | humanizeDuration }} or longer.",
+    },
+    Alert {
+        name: "NPLApiServerFailing",
+        expression: r#"increase(npl_watch_errors_total{kind!="expired"}[15m]) > 10"#,
+        wait: "0m",
+        severity: "warning",
+        summary: "Watches of {{ $labels.instance }} on {{ $labels.subject }} fail: {{ $labels.kind }}.",
+    },
+    Alert {
+        name: "NPLOperationsFailing",
+        expression: r#"increase(npl_ops_total{outcome="retry"}[15m]) > 10"#,
+        wait: "0m",
+        severity: "warning",
+        summary: "Operations {{ $labels.op }} of {{ $labels.instance }} fail and are retried.",
+    },
+    Alert {
+        name: "NPLPortRangeNearlyUsed",
+        expression: r#"npl_node_ports{state="free"} / ignoring(state) sum without (state) (npl_node_ports) < 0.05"#,
+        wait: "5m",
+        severity: "warning",
+        summary: "{{ $labels.instance }} has {{ $value | humanizePercentage }} of its {{ $labels.protocol }} node ports left ({{ $labels.family }}).",
+    },
+    Alert {
+        name: "NPLFlowTableNearlyFull",
+        expression: "npl_flow_table_entries / ignoring(family) group_left npl_flow_table_max_entries > 0.9",
+        wait: "5m",
+        severity: "warning",
+        summary: "The flow table of {{ $labels.instance }} is {{ $value | humanizePercentage }} full ({{ $labels.family }}): idle connections will be evicted.",
+    },
+    Alert {
+        name: "NPLPacketsDropped",
+        expression: r#"increase(npl_datapath_reason_packets_total{reason=~"rewrite_failed|flow_table_full"}[15m]) > 0"#,
+        wait: "0m",
+        severity: "warning",
+        summary: "{{ $labels.instance }} drops packets of mappings: {{ $labels.reason }}.",
+    },
+];
+
+/// The rules as YAML, in the form of a rule file of Prometheus and of the field `spec` of a `PrometheusRule`.
+pub(super) fn rules() -> String {
+    let mut text =
+        "# SPDX-License-Identifier: Apache-2.0\n# Rendered from npl-agent/src/reference/alerts.rs by `cargo \
+                    xtask docs`; do not edit.\ngroups:\n  - name: npl\n    rules:\n"
+            .to_owned();
+    for Alert { name, expression, wait, severity, summary } in &ALERTS {
+        let anchor = name.to_lowercase();
+        let _infallible = writeln!(
+            text,
+            "      - alert: {name}\n        expr: '{expression}'\n        for: {wait}\n        labels:\n          severity: \
+             {severity}\n        annotations:\n          summary: '{summary}'\n          runbook_url: {RUNBOOK}#{anchor}"
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::{ALERTS, PAGE, rules};
+
+    #[test]
+    fn each_alert_has_a_section_of_the_page_in_the_same_order() {
+        let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(PAGE)).unwrap();
+        let sections: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+        assert_eq!(sections, ALERTS.map(|alert| alert.name));
+    }
+
+    /// A quotation mark would end the text in YAML.
+    #[test]
+    fn no_text_has_the_quotation_mark_of_the_file() {
+        assert!(ALERTS.iter().all(|alert| !alert.expression.contains('\'') && !alert.summary.contains('\'')));
+        assert_eq!(rules().matches("- alert: ").count(), ALERTS.len());
+    }
+}

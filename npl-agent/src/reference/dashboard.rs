@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The Grafana dashboard that the chart installs as a `ConfigMap`.
+
+use serde_json::{Value, json};
+
+/// The file of the chart that has the dashboard.
+pub(super) const FILE: &str = "deploy/chart/npl/files/dashboard.json";
+
+/// The width of Grafana's grid, and the size of a panel.
+const GRID: usize = 24;
+const WIDTH: usize = 8;
+const HEIGHT: usize = 7;
+
+/// A panel with a graph.
+struct Panel {
+    title: &'static str,
+    about: &'static str,
+    /// Grafana's name of the unit.
+    unit: &'static str,
+    /// Expressions in Prometheus' language, each with the legend of its series.
+    queries: &'static [(&'static str, &'static str)],
+}
+
+/// The rows: title and panels.
+const ROWS: [(&str, &[Panel]); 4] = [
+    (
+        "Health",
+        &[
+            Panel {
+                title: "Agents that are ready",
+                about: "Below the number of Nodes: an agent is starting or away. Mappings of its Node keep working.",
+                unit: "short",
+                queries: &[
+                    (r#"sum(npl_ready{instance=~"$instance"})"#, "ready"),
+                    (r#"count(npl_build_info{instance=~"$instance"})"#, "scraped"),
+                ],
+            },
+            Panel {
+                title: "Devices",
+                about: "Clients behind a failed device are not served.",
+                unit: "short",
+                queries: &[(r#"sum by (state) (npl_devices{instance=~"$instance"})"#, "{{state}}")],
+            },
+            Panel {
+                title: "Pod ports not served as requested",
+                about: "By the reason of the Event; docs/reference/events.md has causes and actions.",
+                unit: "short",
+                queries: &[(r#"sum by (reason) (npl_problems{instance=~"$instance"}) or vector(0)"#, "{{reason}}")],
+            },
+        ],
+    ),
+    (
+        "Node ports",
+        &[
+            Panel {
+                title: "Mappings",
+                about: "Mappings, including draining ones.",
+                unit: "short",
+                queries: &[(r#"sum by (family) (npl_mappings{instance=~"$instance"})"#, "{{family}}")],
+            },
+            Panel {
+                title: "Fewest free node ports of a Node",
+                about: "At 0, a further Pod port gets no node port: enlarge --port-range.",
+                unit: "short",
+                queries: &[(
+                    r#"min by (family, protocol) (npl_node_ports{instance=~"$instance", state="free"})"#,
+                    "{{family}} {{protocol}}",
+                )],
+            },
+            Panel {
+                title: "Time to publish",
+                about: "From a change that alters a Pod's annotation to the API server's confirmation.",
+                unit: "s",
+                queries: &[
+                    (
+                        r#"histogram_quantile(0.5, sum by (le) (rate(npl_publication_seconds_bucket{instance=~"$instance"}[$__rate_interval])))"#,
+                        "median",
+                    ),
+                    (
+                        r#"histogram_quantile(0.99, sum by (le) (rate(npl_publication_seconds_bucket{instance=~"$instance"}[$__rate_interval])))"#,
+                        "99 %",
+                    ),
+                ],
+            },
+            Panel {
+                title: "Patches of Pods",
+                about: "Denied and refused ones need an operator: docs/alerts.md.",
+                unit: "ops",
+                queries: &[
+                    (
+                        r#"sum by (outcome) (rate(npl_annotation_patches_total{instance=~"$instance"}[$__rate_interval]))"#,
+                        "{{outcome}}",
+                    ),
+                    (r#"sum(npl_pending_patches{instance=~"$instance"})"#, "pending"),
+                ],
+            },
+            Panel {
+                title: "Operations",
+                about: "Operations on node ports, mappings and annotations; `retry` ones have failed.",
+                unit: "ops",
+                queries: &[(
+                    r#"sum by (outcome) (rate(npl_ops_total{instance=~"$instance"}[$__rate_interval]))"#,
+                    "{{outcome}}",
+                )],
+            },
+            Panel {
+                title: "Errors of watches",
+                about: "`expired` is normal.",
+                unit: "ops",
+                queries: &[(
+                    r#"sum by (subject, kind) (rate(npl_watch_errors_total{instance=~"$instance"}[$__rate_interval])) or vector(0)"#,
+                    "{{subject}} {{kind}}",
+                )],
+            },
+        ],
+    ),
+    (
+        "Traffic",
+        &[
+            Panel {
+                title: "Translated packets",
+                about: "A packet that the kernel has merged from several segments counts as one.",
+                unit: "pps",
+                queries: &[(
+                    r#"sum by (family, direction) (rate(npl_datapath_packets_total{instance=~"$instance"}[$__rate_interval]))"#,
+                    "{{family}} {{direction}}",
+                )],
+            },
+            Panel {
+                title: "Translated bytes",
+                about: "Including link-layer headers.",
+                unit: "Bps",
+                queries: &[(
+                    r#"sum by (family, direction) (rate(npl_datapath_bytes_total{instance=~"$instance"}[$__rate_interval]))"#,
+                    "{{family}} {{direction}}",
+                )],
+            },
+            Panel {
+                title: "New flows",
+                about: "New flows whose Pod does not answer stay below `new`.",
+                unit: "ops",
+                queries: &[(
+                    r#"sum by (state) (rate(npl_datapath_flows_total{instance=~"$instance"}[$__rate_interval]))"#,
+                    "{{state}}",
+                )],
+            },
+            Panel {
+                title: "Packets by reason",
+                about: "Packets that were dropped, passed untranslated, or handled by the slow path: docs/reference/reasons.md.",
+                unit: "pps",
+                queries: &[(
+                    r#"sum by (reason) (rate(npl_datapath_reason_packets_total{instance=~"$instance"}[$__rate_interval]))"#,
+                    "{{reason}}",
+                )],
+            },
+            Panel {
+                title: "Fullest flow table",
+                about: "A full table evicts the connections that have been idle longest.",
+                unit: "percentunit",
+                queries: &[(
+                    r#"max by (family) (npl_flow_table_entries{instance=~"$instance"} / ignoring(family) group_left npl_flow_table_max_entries{instance=~"$instance"})"#,
+                    "{{family}}",
+                )],
+            },
+        ],
+    ),
+    (
+        "Agents",
+        &[
+            Panel {
+                title: "CPU time",
+                about: "Of each agent.",
+                unit: "percentunit",
+                queries: &[(
+                    r#"rate(process_cpu_seconds_total{instance=~"$instance", job="npl-agent"}[$__rate_interval])"#,
+                    "{{instance}}",
+                )],
+            },
+            Panel {
+                title: "Resident memory",
+                about: "Of each agent. The maps are memory of the kernel, which the container's limit also counts.",
+                unit: "bytes",
+                queries: &[(
+                    r#"process_resident_memory_bytes{instance=~"$instance", job="npl-agent"}"#,
+                    "{{instance}}",
+                )],
+            },
+            Panel {
+                title: "Duration of a pass",
+                about: "99 % of the passes of the main loop take less.",
+                unit: "s",
+                queries: &[(
+                    r#"histogram_quantile(0.99, sum by (le) (rate(npl_pass_seconds_bucket{instance=~"$instance"}[$__rate_interval])))"#,
+                    "99 %",
+                )],
+            },
+        ],
+    ),
+];
+
+/// The dashboard as Grafana imports it.
+pub(super) fn dashboard() -> String {
+    let mut panels = Vec::new();
+    let mut top = 0;
+    for (title, row) in ROWS {
+        panels.push(json!({
+            "type": "row", "title": title, "collapsed": false, "id": panels.len() + 1, "panels": [],
+            "gridPos": { "x": 0, "y": top, "w": GRID, "h": 1 },
+        }));
+        top += 1;
+        for (number, panel) in row.iter().enumerate() {
+            let (x, y) = (number * WIDTH % GRID, top + number * WIDTH / GRID * HEIGHT);
+            panels.push(graph(panel, panels.len() + 1, x, y));
+        }
+        top += row.len().div_ceil(GRID / WIDTH) * HEIGHT;
+    }
+    let source = json!({ "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus" });
+    let instance = json!({
+        "name": "instance", "label": "Agent", "type": "query", "datasource": data_source(), "refresh": 2, "sort": 1,
+        "multi": true, "includeAll": true, "allValue": ".*",
+        "query": { "query": "label_values(npl_build_info, instance)", "refId": "instance" },
+    });
+    let dashboard = json!({
+        "title": "NPL: NodePortLocal", "uid": "npl", "tags": ["npl", "kubernetes", "networking"], "schemaVersion": 39,
+        "editable": true, "refresh": "30s", "time": { "from": "now-1h", "to": "now" },
+        "templating": { "list": [source, instance] }, "panels": panels,
+    });
+    format!("{dashboard:#}\n")
+}
+
+fn data_source() -> Value {
+    json!({ "type": "prometheus", "uid": "${datasource}" })
+}
+
+fn graph(Panel { title, about, unit, queries }: &Panel, id: usize, x: usize, y: usize) -> Value {
+    let targets = ('A'..).zip(*queries).map(|(letter, (expression, legend))| {
+        json!({ "refId": letter.to_string(), "datasource": data_source(), "expr": expression, "legendFormat": legend })
+    });
+    json!({
+        "type": "timeseries", "title": title, "description": about, "id": id, "datasource": data_source(),
+        "gridPos": { "x": x, "y": y, "w": WIDTH, "h": HEIGHT },
+        "fieldConfig": { "defaults": { "unit": unit, "min": 0 }, "overrides": [] },
+        "options": { "legend": { "displayMode": "list", "placement": "bottom" }, "tooltip": { "mode": "multi" } },
+        "targets": targets.collect::<Vec<_>>(),
+    })
+}
+
+/// The expressions of all panels.
+#[cfg(test)]
+pub(super) fn expressions() -> impl Iterator<Item = &'static str> {
+    ROWS.into_iter().flat_map(|(_, row)| row).flat_map(|panel| panel.queries).map(|(expression, _)| *expression)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::{GRID, dashboard};
+
+    #[test]
+    fn panels_have_ids_of_their_own_and_do_not_overlap() {
+        let dashboard: Value = serde_json::from_str(&dashboard()).unwrap();
+        let panels = dashboard["panels"].as_array().unwrap();
+        let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
+        assert_eq!(ids.len(), panels.len());
+        let mut taken = BTreeSet::new();
+        for panel in panels {
+            let place = |key: &str| usize::try_from(panel["gridPos"][key].as_u64().unwrap()).unwrap();
+            for x in place("x")..place("x") + place("w") {
+                for y in place("y")..place("y") + place("h") {
+                    assert!(x < GRID && taken.insert((x, y)), "{} overlaps another panel", panel["title"]);
+                }
+            }
+        }
+    }
+}

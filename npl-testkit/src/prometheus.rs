@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Debian's Prometheus, which scrapes in a test network, and its tool for rules.
+
+use std::env;
+use std::fmt::Write as _;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::netns::Netns;
+use crate::process::Process;
+use crate::run::Run;
+use crate::{http, poll};
+
+/// A start takes less than a second on an idle machine.
+const READY_LIMIT: Duration = Duration::from_secs(30);
+
+/// A command that runs `promtool`.
+///
+/// # Errors
+/// If `NPL_PROMETHEUS_DIR`, which `cargo xtask test` sets, is unset.
+pub fn promtool() -> Result<Command> {
+    program("promtool")
+}
+
+fn program(name: &str) -> Result<Command> {
+    let folder = env::var_os("NPL_PROMETHEUS_DIR")
+        .context("NPL_PROMETHEUS_DIR is unset: run the tests by `cargo xtask test`, which downloads Prometheus")?;
+    Ok(Command::new(PathBuf::from(folder).join(name)))
+}
+
+/// A running Prometheus, killed when dropped.
+#[derive(Debug)]
+pub struct Prometheus {
+    netns: Netns,
+    listen: SocketAddr,
+    process: Process,
+}
+
+impl Prometheus {
+    /// Starts Prometheus in a network namespace; it scrapes `target` every second as the job `npl-agent`, with the header
+    /// `Accept` of its own.
+    ///
+    /// # Errors
+    /// If it does not become ready.
+    pub fn start(run: &Run, netns: &Netns, target: SocketAddr) -> Result<Self> {
+        let listen = netns
+            .run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr()))?
+            .context("find a free port for Prometheus")?;
+        let configuration = run.file("prometheus.yaml");
+        let text = format!(
+            "global: {{scrape_interval: 1s}}\nscrape_configs:\n  - job_name: npl-agent\n    static_configs:\n      - targets: \
+             ['{target}']\n"
+        );
+        fs::write(&configuration, text).context("write the configuration of Prometheus")?;
+        let found = program("prometheus")?;
+        let mut command = netns.command(found.get_program())?;
+        command.arg(format!("--config.file={}", configuration.display()));
+        command.arg(format!("--storage.tsdb.path={}", run.file("prometheus").display()));
+        command.arg(format!("--web.listen-address={listen}"));
+        let process = Process::spawn("prometheus", command, &run.file("prometheus.log"))?;
+        let prometheus = Self { netns: netns.clone(), listen, process };
+        let is_ready = || matches!(http::get(netns, listen, "/-/ready"), Ok((200, _))).then_some(());
+        poll::until("the readiness of Prometheus", READY_LIMIT, is_ready)
+            .with_context(|| prometheus.process.log_tail(15))?;
+        Ok(prometheus)
+    }
+
+    /// The samples of an instant query.
+    ///
+    /// # Errors
+    /// If Prometheus refuses the query.
+    pub fn query(&self, expression: &str) -> Result<Vec<Value>> {
+        let mut encoded = String::new();
+        for byte in expression.bytes() {
+            if byte.is_ascii_alphanumeric() {
+                encoded.push(byte.into());
+            } else {
+                write!(encoded, "%{byte:02X}")?;
+            }
+        }
+        let (status, body) = http::get(&self.netns, self.listen, &format!("/api/v1/query?query={encoded}"))?;
+        if status != 200 {
+            bail!("Prometheus answered {status} to `{expression}`: {body}");
+        }
+        let mut answer: Value = serde_json::from_str(&body).with_context(|| format!("read `{body}`"))?;
+        let samples = answer["data"]["result"].take();
+        samples.as_array().cloned().with_context(|| format!("`{expression}` has no list of samples: {body}"))
+    }
+}

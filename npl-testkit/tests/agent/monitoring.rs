@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A real Prometheus scrapes the running agent, and every query of the dashboard returns data.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::SocketAddr;
+
+use npl_testkit::http;
+use npl_testkit::poll;
+use npl_testkit::prometheus::Prometheus;
+use npl_testkit::tools;
+use serde_json::Value;
+
+use crate::world::{LIMIT, World};
+
+/// The expressions of the dashboard's panels, as Grafana sends them.
+fn queries() -> BTreeSet<String> {
+    let text = fs::read_to_string(tools::repository_file("deploy/chart/npl/files/dashboard.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
+    let as_sent = |target: &Value| {
+        let expression = target["expr"].as_str().unwrap();
+        // Four scrapes, as Grafana chooses it.
+        expression.replace("$instance", ".*").replace("$__rate_interval", "4s")
+    };
+    targets.map(as_sent).collect()
+}
+
+#[test]
+fn every_query_of_the_dashboard_returns_data_of_a_running_agent() {
+    let mut world = World::new();
+    // The Node's own address, as the chart sets it.
+    let listen = SocketAddr::new(world.node_ip(), 9912);
+    world.create_node();
+    world.start_agent(&["--metrics-listen", &format!("[{}]:9912", world.node_ip())]);
+    world.create_service();
+    world.enable_service();
+    let prometheus = Prometheus::start(&world.run, world.topology.node(), listen).unwrap();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+
+    let mut missing = queries();
+    assert!(missing.len() > 15, "{missing:?}");
+    let mut number = 0;
+    let complete = || {
+        // Rates need changes within the window.
+        number += 1;
+        let pod = format!("more-{number}");
+        world.create_pod(&pod);
+        world.assert_served(&pod);
+        missing.retain(|query| {
+            let samples = prometheus.query(query).unwrap();
+            // A quantile without observations is no number.
+            samples.iter().all(|sample| sample["value"][1] == "NaN")
+        });
+        missing.is_empty().then_some(())
+    };
+    let waited = poll::until("data for every query", LIMIT, complete);
+    assert!(waited.is_ok(), "no data for {missing:?}");
+
+    let up = prometheus.query(r#"up{job="npl-agent"}"#).unwrap();
+    assert_eq!(up[0]["value"][1], "1");
+    // Only metrics are reached on the Node's address.
+    let status = |path: &str| http::get(world.topology.node(), listen, path).unwrap().0;
+    assert_eq!((status("/metrics"), status("/livez"), status("/readyz")), (200, 404, 404));
+}

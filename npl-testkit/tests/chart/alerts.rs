@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Each alert of the chart fires on series that it is meant for, and stays quiet on similar ones that are harmless.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use npl_testkit::run::Run;
+use npl_testkit::{prometheus, tools};
+use serde_json::{Value, json};
+
+use crate::objects::{find, rendered};
+
+/// Series with their values once a minute, in promtool's notation.
+type Series = &'static [(&'static str, &'static str)];
+
+/// An alert, series on which it fires, and series on which it does not.
+struct Case {
+    alert: &'static str,
+    fires: Series,
+    quiet: Series,
+}
+
+const CASES: [Case; 13] = [
+    Case {
+        alert: "NPLDeviceFailed",
+        fires: &[(r#"npl_devices{state="failed"}"#, "1x20")],
+        // A device that is being replaced fails for a moment.
+        quiet: &[(r#"npl_devices{state="failed"}"#, "0 0 0 1 1 0x20"), (r#"npl_devices{state="attached"}"#, "2x20")],
+    },
+    Case {
+        alert: "NPLNoDeviceAttached",
+        fires: &[(r#"npl_devices{state="attached"}"#, "1 1 1 0x20")],
+        quiet: &[(r#"npl_devices{state="attached"}"#, "1x20"), (r#"npl_devices{state="failed"}"#, "0x20")],
+    },
+    Case {
+        alert: "NPLAgentNotReady",
+        fires: &[("npl_ready", "0x20")],
+        // A restart.
+        quiet: &[("npl_ready", "1x12 0 0 1x6")],
+    },
+    Case {
+        alert: "NPLAgentDown",
+        fires: &[(r#"up{job="npl-agent"}"#, "0x20")],
+        quiet: &[(r#"up{job="npl-agent"}"#, "1x20"), (r#"up{job="another"}"#, "0x20")],
+    },
+    Case {
+        alert: "NPLPortsNotServed",
+        fires: &[(r#"npl_problems{reason="PortRangeExhausted"}"#, "3x20")],
+        // A solved problem has no series.
+        quiet: &[(r#"npl_problems{reason="PortRangeExhausted"}"#, "1 1 1 stale")],
+    },
+    Case {
+        alert: "NPLLoopStalled",
+        fires: &[("npl_last_successful_pass_timestamp_seconds", "60x20")],
+        quiet: &[("npl_last_successful_pass_timestamp_seconds", "0+60x20")],
+    },
+    Case {
+        alert: "NPLAnnotationsRefused",
+        fires: &[(r#"npl_annotation_patches_total{outcome="denied"}"#, "0x10 1x10")],
+        quiet: &[
+            (r#"npl_annotation_patches_total{outcome="denied"}"#, "7x20"),
+            (r#"npl_annotation_patches_total{outcome="unavailable"}"#, "0+1x20"),
+            (r#"npl_annotation_patches_total{outcome="patched"}"#, "0+5x20"),
+        ],
+    },
+    Case {
+        alert: "NPLPublicationSlow",
+        fires: &[
+            (r#"npl_publication_seconds_bucket{le="1.6384"}"#, "0+1x30"),
+            (r#"npl_publication_seconds_bucket{le="6.5536"}"#, "0+2x30"),
+            (r#"npl_publication_seconds_bucket{le="26.2144"}"#, "0+9x30"),
+            (r#"npl_publication_seconds_bucket{le="+Inf"}"#, "0+9x30"),
+        ],
+        // One of fifteen is slow.
+        quiet: &[
+            (r#"npl_publication_seconds_bucket{le="1.6384"}"#, "0+14x30"),
+            (r#"npl_publication_seconds_bucket{le="6.5536"}"#, "0+14x30"),
+            (r#"npl_publication_seconds_bucket{le="26.2144"}"#, "0+15x30"),
+            (r#"npl_publication_seconds_bucket{le="+Inf"}"#, "0+15x30"),
+        ],
+    },
+    Case {
+        alert: "NPLApiServerFailing",
+        fires: &[(r#"npl_watch_errors_total{subject="pods",kind="unreachable"}"#, "0+2x20")],
+        quiet: &[
+            (r#"npl_watch_errors_total{subject="pods",kind="expired"}"#, "0+9x20"),
+            // The restart of an API server.
+            (r#"npl_watch_errors_total{subject="pods",kind="unreachable"}"#, "0 1 2 3 3x20"),
+        ],
+    },
+    Case {
+        alert: "NPLOperationsFailing",
+        fires: &[(r#"npl_ops_total{op="reserve",outcome="retry"}"#, "0+2x20")],
+        quiet: &[
+            (r#"npl_ops_total{op="reserve",outcome="retry"}"#, "0 1 2 2x20"),
+            (r#"npl_ops_total{op="reserve",outcome="done"}"#, "0+9x20"),
+        ],
+    },
+    Case {
+        alert: "NPLPortRangeNearlyUsed",
+        fires: &[
+            (r#"npl_node_ports{family="IPv4",protocol="tcp",state="used"}"#, "960x20"),
+            (r#"npl_node_ports{family="IPv4",protocol="tcp",state="quarantined"}"#, "1x20"),
+            (r#"npl_node_ports{family="IPv4",protocol="tcp",state="free"}"#, "40x20"),
+        ],
+        quiet: &[
+            (r#"npl_node_ports{family="IPv4",protocol="tcp",state="used"}"#, "940x20"),
+            (r#"npl_node_ports{family="IPv4",protocol="tcp",state="quarantined"}"#, "1x20"),
+            (r#"npl_node_ports{family="IPv4",protocol="tcp",state="free"}"#, "60x20"),
+        ],
+    },
+    Case {
+        alert: "NPLFlowTableNearlyFull",
+        fires: &[
+            (r#"npl_flow_table_entries{family="IPv4"}"#, "120000x20"),
+            ("npl_flow_table_max_entries", "131072x20"),
+        ],
+        quiet: &[
+            (r#"npl_flow_table_entries{family="IPv4"}"#, "100000x20"),
+            (r#"npl_flow_table_entries{family="IPv6"}"#, "100000x20"),
+            ("npl_flow_table_max_entries", "131072x20"),
+        ],
+    },
+    Case {
+        alert: "NPLPacketsDropped",
+        fires: &[(r#"npl_datapath_reason_packets_total{reason="flow_table_full"}"#, "0x10 4x10")],
+        quiet: &[
+            (r#"npl_datapath_reason_packets_total{reason="flow_table_full"}"#, "4x20"),
+            (r#"npl_datapath_reason_packets_total{reason="no_mapping"}"#, "0+100x20"),
+        ],
+    },
+];
+
+/// Late enough for the longest wait of an alert.
+const EVALUATED: &str = "20m";
+
+/// A test of promtool: whether the alert fires on the series.
+fn test(Case { alert, .. }: &Case, series: Series, fires: bool) -> Value {
+    let with_instance = |name: &str| match name.split_once('{') {
+        Some((metric, labels)) => format!(r#"{metric}{{instance="node-1:9912",{labels}"#),
+        None => format!(r#"{name}{{instance="node-1:9912"}}"#),
+    };
+    let input: Vec<Value> =
+        series.iter().map(|(name, values)| json!({ "series": with_instance(name), "values": values })).collect();
+    let expression = format!(r#"count(ALERTS{{alertname="{alert}",alertstate="firing"}})"#);
+    let samples = if fires { json!([{ "labels": "{}", "value": 1 }]) } else { json!([]) };
+    let expected = json!({ "expr": expression, "eval_time": EVALUATED, "exp_samples": samples });
+    json!({ "interval": "1m", "input_series": input, "promql_expr_test": [expected] })
+}
+
+fn rule() -> Value {
+    let objects = rendered(&[("metrics.prometheusRule.enabled", "true")]);
+    find(&objects, "PrometheusRule", "npl-agent").unwrap().clone()
+}
+
+#[test]
+fn each_alert_fires_when_it_should_and_only_then() {
+    let run = Run::start().unwrap();
+    let rules = run.file("rules.yaml");
+    fs::write(&rules, rule()["spec"].to_string()).unwrap();
+    let check = tools::output(prometheus::promtool().unwrap().args(["check", "rules"]).arg(&rules)).unwrap();
+    assert!(check.contains(&format!("SUCCESS: {} rules found", CASES.len())), "{check}");
+
+    let tests: Vec<Value> =
+        CASES.iter().flat_map(|case| [test(case, case.fires, true), test(case, case.quiet, false)]).collect();
+    let file = run.file("tests.yaml");
+    let text = json!({ "rule_files": [rules], "evaluation_interval": "1m", "tests": tests }).to_string();
+    fs::write(&file, text).unwrap();
+    tools::output(prometheus::promtool().unwrap().args(["test", "rules"]).arg(&file)).unwrap();
+}
+
+/// promtool finds a test whose expectation is wrong.
+#[test]
+fn a_wrong_expectation_is_found() {
+    let run = Run::start().unwrap();
+    let rules = run.file("rules.yaml");
+    fs::write(&rules, rule()["spec"].to_string()).unwrap();
+    for case in &CASES {
+        for (series, fires) in [(case.fires, false), (case.quiet, true)] {
+            let file = run.file("tests.yaml");
+            let tests = [test(case, series, fires)];
+            fs::write(&file, json!({ "rule_files": [rules], "evaluation_interval": "1m", "tests": tests }).to_string())
+                .unwrap();
+            let refused = tools::output(prometheus::promtool().unwrap().args(["test", "rules"]).arg(&file));
+            assert!(refused.is_err(), "{} with fires: {fires}", case.alert);
+        }
+    }
+}
+
+#[test]
+fn each_alert_has_a_case_and_a_link_to_its_section() {
+    let rule = rule();
+    let rules = rule.pointer("/spec/groups/0/rules").unwrap().as_array().unwrap();
+    let names: BTreeSet<&str> = rules.iter().map(|rule| rule["alert"].as_str().unwrap()).collect();
+    assert_eq!(names, CASES.iter().map(|case| case.alert).collect());
+    let link = "https://github.com/npl-project/npl/blob/main/docs/alerts.md";
+    for rule in rules {
+        let anchor = rule["alert"].as_str().unwrap().to_lowercase();
+        assert_eq!(rule["annotations"]["runbook_url"], format!("{link}#{anchor}"));
+    }
+    let elsewhere =
+        [("metrics.prometheusRule.enabled", "true"), ("metrics.prometheusRule.runbookUrl", "\"https://w/a\"")];
+    let text = find(&rendered(&elsewhere), "PrometheusRule", "npl-agent").unwrap().to_string();
+    assert!(text.contains("https://w/a#npldevicefailed") && !text.contains(link), "{text}");
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The software bill of materials of the agent in the format `CycloneDX` 1.5, from what cargo knows of the dependencies.
+//! It has no time and no random number, so that the same lock file gives the same bytes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use crate::{build, paths, process};
+
+/// The package that the image contains.
+const AGENT: &str = "npl-agent";
+
+/// Writes `target/npl-agent.cdx.json`.
+pub(super) fn write() -> Result<PathBuf> {
+    let mut command = build::plain_cargo();
+    command.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &paths::agent_target()]);
+    let metadata: Value = serde_json::from_str(&process::ask(command.current_dir(paths::root()))?)
+        .context("read the output of cargo metadata")?;
+    let path = paths::target_dir().join(format!("{AGENT}.cdx.json"));
+    let bill = of(&metadata).context("cargo metadata describes no dependencies of the agent")?;
+    fs::write(&path, format!("{bill:#}\n")).with_context(|| format!("write {}", path.display()))?;
+    Ok(path)
+}
+
+/// The bill of the agent and of everything that is linked into it.
+fn of(metadata: &Value) -> Option<Value> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let packages: BTreeMap<String, &Value> =
+        metadata["packages"].as_array()?.iter().map(|package| (text(&package["id"]), package)).collect();
+    let nodes: BTreeMap<String, &Value> =
+        metadata["resolve"]["nodes"].as_array()?.iter().map(|node| (text(&node["id"]), node)).collect();
+    let root = packages.iter().find(|(_, package)| package["name"] == AGENT)?.0.clone();
+    let (mut linked, mut waiting) = (BTreeSet::new(), vec![root.clone()]);
+    while let Some(id) = waiting.pop() {
+        if linked.insert(id.clone()) {
+            waiting.extend(normal_dependencies(nodes.get(&id)?));
+        }
+    }
+    let mut components = Vec::new();
+    for package in linked.iter().filter(|id| **id != root).filter_map(|id| packages.get(id)) {
+        components.push(component(package, "library"));
+    }
+    components.sort_by_key(|component| text(&component["purl"]));
+    Some(json!({
+        "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
+        "metadata": { "component": component(packages.get(&root)?, "application") },
+        "components": components,
+    }))
+}
+
+/// The packages that a package links, without those of build scripts and tests.
+fn normal_dependencies(node: &Value) -> impl Iterator<Item = String> {
+    let dependencies = node["deps"].as_array().into_iter().flatten();
+    let is_normal = |dependency: &&Value| {
+        dependency["dep_kinds"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind["kind"].is_null()))
+    };
+    dependencies.filter(is_normal).filter_map(|dependency| Some(dependency["pkg"].as_str()?.to_owned()))
+}
+
+fn component(package: &Value, kind: &str) -> Value {
+    let [name, version] = ["name", "version"].map(|field| package[field].as_str().unwrap_or_default());
+    let purl = format!("pkg:cargo/{name}@{version}");
+    let mut component =
+        json!({ "type": kind, "bom-ref": purl, "name": name, "version": version, "purl": purl, "scope": "required" });
+    if let Some(license) = package["license"].as_str() {
+        // Old manifests separate licenses by a slash.
+        component["licenses"] = json!([{ "expression": license.replace('/', " OR ") }]);
+    }
+    component
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::of;
+
+    #[test]
+    fn the_bill_has_what_is_linked_and_nothing_of_builds_and_tests() {
+        let package = |name: &str| json!({ "id": name, "name": name, "version": "1.0.0", "license": "MIT/Apache-2.0" });
+        let on = |name: &str, kind: Option<&str>| json!({ "pkg": name, "dep_kinds": [{ "kind": kind }] });
+        let node = |name: &str, deps: Vec<serde_json::Value>| json!({ "id": name, "deps": deps });
+        let metadata = json!({
+            "packages": (["npl-agent", "b", "c", "built", "tested"].map(package)),
+            "resolve": { "nodes": [
+                node("npl-agent", vec![on("b", None), on("built", Some("build")), on("tested", Some("dev"))]),
+                node("b", vec![on("c", None)]),
+                node("c", vec![on("b", None)]),
+                node("built", vec![]),
+                node("tested", vec![]),
+            ] },
+        });
+        let bill = of(&metadata).unwrap();
+        let names: Vec<_> = bill["components"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|component| component["purl"].as_str().unwrap())
+            .collect();
+        assert_eq!(names, ["pkg:cargo/b@1.0.0", "pkg:cargo/c@1.0.0"]);
+        assert_eq!(bill["metadata"]["component"]["name"], "npl-agent");
+        assert_eq!(bill["components"][0]["licenses"][0]["expression"], "MIT OR Apache-2.0");
+    }
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Debian's Prometheus, unpacked into the cache: an installed package would start a server on this machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use super::apt;
+use crate::{cache, process};
+
+const PACKAGE: &str = "prometheus";
+
+/// The programs of the tests.
+const PROGRAMS: [&str; 2] = ["prometheus", "promtool"];
+
+/// Returns a folder with `prometheus` and `promtool`: the machine's own or the cached one, which is filled if it is
+/// missing.
+pub(super) fn obtain() -> Result<PathBuf> {
+    let installed = PROGRAMS.map(|program| process::find(program).and_then(|path| Some(path.parent()?.to_owned())));
+    if let [Some(server), Some(tool)] = installed
+        && server == tool
+    {
+        return Ok(server);
+    }
+    cache::obtain(PACKAGE, &[PROGRAMS.join(" ").as_bytes()], |folder| {
+        process::say("prometheus: downloading Debian's package for tests of alerts and of the dashboard");
+        unpack(folder)
+    })
+}
+
+fn unpack(folder: &Path) -> Result<()> {
+    let work = folder.join("work");
+    fs::create_dir_all(&work).with_context(|| format!("create {}", work.display()))?;
+    let archive = apt::download(PACKAGE, &work)?;
+    process::ask(Command::new("dpkg-deb").arg("--extract").arg(archive).arg(work.join("unpacked")))?;
+    for program in PROGRAMS {
+        let unpacked = work.join("unpacked/usr/bin").join(program);
+        fs::rename(&unpacked, folder.join(program)).with_context(|| format!("the package has no {program}"))?;
+    }
+    fs::remove_dir_all(&work).context("remove the downloaded package")
+}
