@@ -3,7 +3,7 @@
 
 pub mod args;
 pub mod environment;
-mod value;
+pub mod value;
 
 use std::{error::Error as _, net::SocketAddr, path::PathBuf, time::Duration};
 

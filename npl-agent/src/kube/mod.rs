@@ -18,11 +18,11 @@ pub mod failure;
 mod limit;
 pub mod objects;
 pub mod patch;
-mod source;
+pub mod source;
 mod token;
 pub mod watch;
-mod watch_health;
-mod watched;
+pub mod watch_health;
+pub mod watched;
 pub mod writes;
 
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ pub fn connect_and_watch(
     let (node_name, keys, metrics) = (node_name.to_owned(), keys.clone(), metrics.clone());
     let mut connecting = JoinSet::new();
     connecting.spawn(async move {
-        let (client, url) = client::open(kubeconfig.as_deref()).await?;
+        let (client, url) = client::open(kubeconfig.as_deref(), "npl-agent").await?;
         let watches = watch::spawn(&client, &node_name, &keys, &metrics, &changes);
         let refusal = client::refusal(client.clone(), url, node_name);
         Ok((client, refusal.boxed(), watches))

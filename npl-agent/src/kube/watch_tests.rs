@@ -16,14 +16,14 @@ struct Scene {
 }
 
 /// Starts the watch of one kind.
-fn watching<W: Watched>(fields: Option<&str>) -> Scene {
+fn watching<W: Watched<Change = Change>>(fields: Option<&str>) -> Scene {
     let (client, server) = api_server();
     let (sender, changes) = mpsc::channel(16);
     let metrics = metrics();
-    let watch =
-        Watch { keys: AnnotationKeys::new("nodeportlocal.antrea.io"), metrics: metrics.clone(), changes: sender };
+    let watch = Watch::new(&AnnotationKeys::new("nodeportlocal.antrea.io"), Arc::new(metrics.clone()), &sender);
+    drop(sender);
     let mut tasks = JoinSet::new();
-    tasks.spawn(watch.follow::<W>(client, fields.map(str::to_owned)));
+    tasks.spawn(watch.follow::<W>(client, fields.map(Selection::of_fields).unwrap_or_default()));
     Scene { server, changes, tasks, metrics }
 }
 

@@ -230,7 +230,7 @@ impl Wanted {
 }
 
 /// The Pod ports that a `targetPort` selects: the number, or every container port with that name and protocol.
-fn resolve(pod: &Pod, port: &ServicePort) -> BTreeSet<PodPort> {
+pub fn resolve(pod: &Pod, port: &ServicePort) -> BTreeSet<PodPort> {
     match &port.target {
         TargetPort::Number(number) => BTreeSet::from([*number]),
         TargetPort::Name(name) => {
