@@ -30,9 +30,14 @@ pub(super) fn body() -> String {
         telemetry::DEFAULT_FILTER
     );
     for subcommand in shown() {
-        text += &section(subcommand);
+        text += &section(subcommand, &title(subcommand));
     }
     text
+}
+
+/// The flags of a program without subcommands, as the body of a page.
+pub fn of_program(command: &Command) -> String {
+    section(command, command.get_name())
 }
 
 fn title(subcommand: &Command) -> String {
@@ -43,10 +48,10 @@ fn about(subcommand: &Command) -> String {
     subcommand.get_long_about().or(subcommand.get_about()).map(|text| prose(&text.to_string())).unwrap_or_default()
 }
 
-fn section(subcommand: &Command) -> String {
+fn section(subcommand: &Command, title: &str) -> String {
     let flags: Vec<&Arg> = subcommand.get_arguments().filter(|flag| flag.get_env().is_some()).collect();
     let name_of = |flag: &Arg| format!("{} --{}", subcommand.get_name(), flag.get_long().unwrap_or_default());
-    let mut text = heading(2, &title(subcommand)) + &about(subcommand) + "\n\n";
+    let mut text = heading(2, title) + &about(subcommand) + "\n\n";
     text += &table(
         &["flag", "variable", "default"],
         flags.iter().map(|flag| {

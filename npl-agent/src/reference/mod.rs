@@ -3,7 +3,7 @@
 //! them.
 
 mod events;
-mod flags;
+pub mod flags;
 mod maps;
 mod markdown;
 mod metrics;
@@ -62,7 +62,11 @@ const SOURCES: [Source; 5] = [
     },
 ];
 
-/// All pages, the index included.
+/// Pages that other crates render: file, title and content.
+const FURTHER: [(&str, &str, &str); 1] =
+    [("feed.md", "Flags of npl-feed", "The flags, environment variables and defaults of `npl-feed`.")];
+
+/// All pages of this crate, the index included.
 pub fn pages() -> Vec<Page> {
     let index = Page { file: "README.md", text: page("Reference", &index()) };
     let others = SOURCES.iter().map(|Source { file, title, purpose, body }| {
@@ -75,12 +79,15 @@ pub fn pages() -> Vec<Page> {
 fn index() -> String {
     let rows = SOURCES
         .iter()
-        .map(|Source { file, title, purpose, body: _ }| vec![format!("[{title}]({file})"), (*purpose).to_owned()]);
+        .map(|Source { file, title, purpose, body: _ }| (*file, *title, *purpose))
+        .chain(FURTHER)
+        .map(|(file, title, purpose)| vec![format!("[{title}]({file})"), purpose.to_owned()]);
     let table = markdown::table(&["page", "content"], rows);
     format!("Facts about each name that NPL shows to operators, rendered from the code.\n\n{table}")
 }
 
-fn page(title: &str, body: &str) -> String {
+/// A page with its title, marked as generated.
+pub fn page(title: &str, body: &str) -> String {
     let body = body.trim_end().replace("\n\n\n", "\n\n");
     format!("# {title}\n\n{GENERATED}\n\n{body}\n")
 }
