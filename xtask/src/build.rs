@@ -43,8 +43,10 @@ pub(crate) fn build_with(features: &Features) -> Result<PathBuf> {
 /// Builds the agent with the kernel object that `build-ebpf` wrote, and in the same run the targets of the further
 /// arguments for cargo. Returns the agent's path.
 pub(crate) fn build_agent(further: &[&str]) -> Result<PathBuf> {
-    process::say("agent: compiling it as one static binary with the kernel programs embedded");
-    process::run(cargo("build").args(["--package", "npl-agent", "--bin", "npl-agent"]).args(further))?;
+    process::say("agent and feed: compiling each as one static binary, the agent with the kernel programs embedded");
+    // With the feed in the same run, the dependencies have the features that the tests' have, and are compiled once.
+    let packages = ["--package", "npl-agent", "--bin", "npl-agent", "--package", "npl-feed", "--bin", "npl-feed"];
+    process::run(cargo("build").args(packages).args(further))?;
     install("npl-agent")
 }
 

@@ -28,7 +28,8 @@ pub(crate) const STATIC: [Check; 6] = [
 ];
 
 /// Crates other than xtask whose unit tests need neither root nor kernel programs.
-pub(crate) const UNPRIVILEGED: [&str; 4] = ["--package", "npl-common", "--package", "npl-agent"];
+pub(crate) const UNPRIVILEGED: [&str; 6] =
+    ["--package", "npl-common", "--package", "npl-agent", "--package", "npl-feed"];
 
 /// Runs every check, also after a failure.
 pub(crate) fn run(_options: &Options) -> Result<()> {
@@ -76,7 +77,7 @@ fn documentation() -> Result<()> {
 
 fn tests() -> Result<()> {
     process::run(&mut own_tests())?;
-    process::run(build::cargo("test").args(UNPRIVILEGED))
+    process::run(build::cargo("test").args(UNPRIVILEGED).args(["--lib", "--bins"]))
 }
 
 /// The unit tests of xtask, built with the profile of xtask.

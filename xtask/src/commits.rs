@@ -16,7 +16,8 @@ const CHECKED: &str = "-50";
 /// The longest subject, in characters.
 const LONGEST: usize = 72;
 
-const AREAS: [&str; 10] = ["common", "ebpf", "core", "agent", "testkit", "tests", "xtask", "deploy", "docs", "ci"];
+const AREAS: [&str; 11] =
+    ["common", "ebpf", "core", "agent", "feed", "testkit", "tests", "xtask", "deploy", "docs", "ci"];
 
 /// Checks the subjects of the last commits except merges. Does nothing if git or the history is missing.
 pub(crate) fn check() -> Result<()> {

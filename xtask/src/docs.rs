@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask docs`: writes docs/reference/, most of it by the test of the agent that otherwise compares the pages.
+//! `cargo xtask docs`: writes docs/reference/, by the tests of the agent and the feed that otherwise compare the pages.
 
 use anyhow::Result;
 
@@ -16,6 +16,6 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
     build_ebpf::build()?;
     process::say("reference: rendering docs/reference/ from the code");
     let mut command = build::cargo("test");
-    command.args(["--package", "npl-agent", "--lib", "reference::"]).env("UPDATE_EXPECT", "1");
+    command.args(["--package", "npl-agent", "--package", "npl-feed", "--lib", "reference"]).env("UPDATE_EXPECT", "1");
     process::run(&mut command)
 }

@@ -15,7 +15,7 @@ use crate::leftovers::Leftovers;
 use crate::setup::{BRIEF_KERNELS, DEFAULT_KERNELS, Extent, Kernel, KernelName, parse_kernels};
 use crate::tally::{Counts, NotReady, Tally};
 use crate::test_binary::{self, Kind, TestBinary};
-use crate::{build, build_ebpf, chart, paths, process};
+use crate::{build, build_ebpf, chart, paths, process, setup};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -263,6 +263,9 @@ impl Suite<'_> {
         tally.tests(&name, |counts| {
             if binary.name == test_binary::TRACE {
                 build_ebpf::build_trace()?;
+            }
+            if binary.name == test_binary::BALANCERS {
+                command.env("NPL_BALANCERS_DIR", setup::balancers()?);
             }
             Ok(run_tests(command, deadline, counts)? && (may_be_empty || counts.passed > 0))
         });

@@ -13,6 +13,9 @@ use crate::process;
 /// The tests of the trace build, which need its kernel object.
 pub(crate) const TRACE: &str = "trace";
 
+/// The tests of npl-feed with real load balancers.
+pub(crate) const BALANCERS: &str = "balancers";
+
 /// A compiled set of tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TestBinary {
@@ -29,7 +32,7 @@ pub(crate) struct TestBinary {
 pub(crate) enum Kind {
     /// Unit tests beside the code, without requirements.
     Unit,
-    /// Root, for network namespaces or the kernel programs of the trace build.
+    /// Root, for network namespaces or the kernel programs of the trace build; or programs of load balancers.
     TestKit,
     /// Root and the kernel programs; these tests also run under emulated kernels.
     Kernel,
@@ -68,7 +71,7 @@ impl TestBinary {
         }
         let name = message["target"]["name"].as_str()?;
         let kind = match message["target"]["kind"][0].as_str()? {
-            "test" if name.starts_with("testkit") || name == TRACE => Kind::TestKit,
+            "test" if name.starts_with("testkit") || name == TRACE || name == BALANCERS => Kind::TestKit,
             "test" if name.starts_with("kernel") => Kind::Kernel,
             "test" if name == "chart" => Kind::Chart,
             "test" if name.starts_with("cluster") => Kind::RealCluster,
@@ -142,8 +145,8 @@ mod tests {
             TestBinary::from_message(&message).unwrap().kind
         };
         assert_eq!(
-            (kind("testkit_network"), kind("trace"), kind("agent"), kind("cluster")),
-            (Kind::TestKit, Kind::TestKit, Kind::Agent, Kind::RealCluster)
+            ["testkit_network", "trace", "balancers", "agent", "cluster"].map(kind),
+            [Kind::TestKit, Kind::TestKit, Kind::TestKit, Kind::Agent, Kind::RealCluster]
         );
     }
 

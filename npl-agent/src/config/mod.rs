@@ -4,7 +4,7 @@
 pub mod args;
 pub mod environment;
 pub mod kubectl_args;
-mod value;
+pub mod value;
 
 use std::{error::Error as _, net::SocketAddr, path::PathBuf, time::Duration};
 

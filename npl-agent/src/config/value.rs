@@ -32,7 +32,7 @@ const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 /// Why a value is invalid: one sentence with an example of a valid value. clap's own parsers would print the usage
 /// instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum ValueError {
+pub enum ValueError {
     /// Neither a keyword nor a list of addresses.
     #[error(transparent)]
     NodeIp(#[from] NodeIpSourceError),
@@ -109,7 +109,11 @@ pub(super) fn interval(text: &str) -> Result<Duration, ValueError> {
 
 /// Parses whole numbers, each with its unit: `500ms`, `30s`, `1m30s`, `2h`. Not jiff's parser, although it is a
 /// dependency: it also accepts signs, fractions and words such as `ago`.
-pub(super) fn duration(text: &str) -> Result<Duration, ValueError> {
+///
+/// # Errors
+///
+/// If the text is no duration, or longer than a day.
+pub fn duration(text: &str) -> Result<Duration, ValueError> {
     let unreadable = || ValueError::Duration(text.to_owned());
     let too_long = || ValueError::LongDuration(text.to_owned());
     let mut total = Duration::ZERO;
@@ -143,7 +147,12 @@ pub(super) fn node_name(text: &str) -> Result<String, ValueError> {
     if is_subdomain(&text, OBJECT_NAME_BYTES) { Ok(text) } else { Err(ValueError::NodeName(text)) }
 }
 
-pub(super) fn domain(text: &str) -> Result<String, ValueError> {
+/// A domain of annotations.
+///
+/// # Errors
+///
+/// If the text is no DNS subdomain of at most 63 characters.
+pub fn domain(text: &str) -> Result<String, ValueError> {
     let text = text.to_owned();
     if is_subdomain(&text, ANNOTATION_NAME_BYTES) { Ok(text) } else { Err(ValueError::Domain(text)) }
 }

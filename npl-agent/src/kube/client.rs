@@ -146,8 +146,14 @@ const NEEDED: [Permission; 7] = [
 ];
 
 /// Creates the client without sending a request. Also returns the address of the API server.
-pub(super) async fn open(kubeconfig: Option<&Path>) -> Result<(Client, String), ConnectError> {
-    let config = load(kubeconfig).await?;
+///
+/// # Errors
+///
+/// If the kubeconfig or the service account is unusable.
+pub async fn open(kubeconfig: Option<&Path>, user_agent: &str) -> Result<(Client, String), ConnectError> {
+    let mut config = load(kubeconfig).await?;
+    let user_agent = HeaderValue::from_str(&format!("{user_agent}/{}", env!("CARGO_PKG_VERSION")));
+    config.headers.extend(user_agent.ok().map(|value| (USER_AGENT, value)));
     let url = config.cluster_url.to_string();
     let client =
         build(config, LIVENESS).map_err(|err| ConnectError::Client { url: url.clone(), reason: one_line(&err) })?;
@@ -178,7 +184,6 @@ async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
 /// Builds kube's client stack with three changes: no retries, because a retry minutes later would send an outdated
 /// patch; no Nagle's algorithm, which delays a patch by 40 ms; and TCP probes of silent connections.
 fn build(mut config: Config, liveness: Liveness) -> kube::Result<Client> {
-    config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("npl-agent/", env!("CARGO_PKG_VERSION")))));
     let token = TokenFile::take(&mut config.auth_info)?;
     let (for_requests, for_responses) = (token.clone(), token);
     let mut tcp = HttpConnector::new();

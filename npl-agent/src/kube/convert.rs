@@ -180,7 +180,8 @@ fn gate(spec: &PodSpec, status: &PodStatus, keys: &AnnotationKeys) -> Gate {
     if is_true { Gate::Open } else { Gate::Closed { are_containers_ready } }
 }
 
-fn has_condition(status: &PodStatus, kind: &str, value: &str) -> bool {
+/// Whether a condition of the Pod has this value.
+pub fn has_condition(status: &PodStatus, kind: &str, value: &str) -> bool {
     let conditions = status.conditions.iter().flatten();
     conditions
         .into_iter()
@@ -189,8 +190,8 @@ fn has_condition(status: &PodStatus, kind: &str, value: &str) -> bool {
 
 /// The addresses of `podIPs`, or that of `podIP` if an old kubelet set no `podIPs`.
 ///
-/// Empty while the Pod has no sandbox: after a reboot of the Node, the addresses of the former sandbox stay in the
-/// status until the kubelet has created a new one, and the CNI may assign them to other Pods in the meantime.
+/// None while the Pod has no sandbox: after a reboot of the Node, the addresses of the former sandbox stay in the
+/// status until the kubelet has created a new one, and the CNI may give them to other Pods meanwhile.
 fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
     if has_condition(&status, "PodReadyToStartContainers", "False") {
         return Vec::new();
@@ -233,9 +234,13 @@ fn container_port(port: Port) -> Result<ContainerPort, Skipped> {
     })
 }
 
-/// Converts a port of a Service. An absent, zero or empty target port means the Service's own port, as the API server
-/// defaults it.
-fn service_port(spec: ServicePortSpec) -> Result<ServicePort, Skipped> {
+/// Converts a port of a Service.
+///
+/// # Errors
+///
+/// If a port number or the protocol is invalid. An absent, zero or empty target port means the Service's own port, as
+/// the API server defaults it.
+pub fn service_port(spec: ServicePortSpec) -> Result<ServicePort, Skipped> {
     let target = match spec.target_port {
         Some(NumberOrName::Name(name)) if !name.is_empty() => TargetPort::Name(name),
         Some(NumberOrName::Number(number)) if number != 0 => TargetPort::Number(PodPort(port_number(number)?)),

@@ -20,11 +20,11 @@ mod limit;
 pub mod objects;
 pub mod patch;
 pub mod retire;
-mod source;
+pub mod source;
 mod token;
 pub mod watch;
-mod watch_health;
-mod watched;
+pub mod watch_health;
+pub mod watched;
 pub mod writes;
 
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ pub fn connect_and_watch(
     let observers = Observers { metrics: metrics.clone(), contacts: contacts.clone() };
     let mut connecting = JoinSet::new();
     connecting.spawn(async move {
-        let (client, url) = client::open(kubeconfig.as_deref()).await?;
+        let (client, url) = client::open(kubeconfig.as_deref(), "npl-agent").await?;
         let watches = watch::spawn(&client, &node_name, &keys, &observers, &changes);
         let refusal = client::refusal(client.clone(), url, node_name);
         Ok((client, refusal.boxed(), watches))

@@ -4,7 +4,7 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::core::{ClusterResourceScope, NamespaceResourceScope, Resource};
 use serde::{Deserialize, de::IgnoredAny};
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, de::IgnoredAny};
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(from = "WireMetadata")]
 pub struct Metadata {
-    /// Name, namespace, uid, resource version, labels and annotations. Other fields are empty.
+    /// Name, namespace, uid, resource version, labels, annotations and creation time. Other fields are empty.
     pub object: ObjectMeta,
     /// Whether `deletionTimestamp` is set.
     pub is_terminating: bool,
@@ -29,6 +29,7 @@ struct WireMetadata {
     resource_version: Option<String>,
     labels: Option<BTreeMap<String, String>>,
     annotations: Option<BTreeMap<String, String>>,
+    creation_timestamp: Option<Time>,
     deletion_timestamp: Option<IgnoredAny>,
     managed_fields: Option<Vec<WireManager>>,
 }
@@ -69,11 +70,21 @@ impl From<WireMetadata> for Metadata {
             resource_version,
             labels,
             annotations,
+            creation_timestamp,
             deletion_timestamp,
             managed_fields,
         } = wire;
         Self {
-            object: ObjectMeta { name, namespace, uid, resource_version, labels, annotations, ..ObjectMeta::default() },
+            object: ObjectMeta {
+                name,
+                namespace,
+                uid,
+                resource_version,
+                labels,
+                annotations,
+                creation_timestamp,
+                ..ObjectMeta::default()
+            },
             is_terminating: deletion_timestamp.is_some(),
             annotation_managers: managed_fields.into_iter().flatten().filter_map(WireManager::annotations).collect(),
         }
@@ -100,6 +111,8 @@ pub struct PodSpec {
     pub containers: Option<Vec<Container>>,
     /// `initContainers`.
     pub init_containers: Option<Vec<Container>>,
+    /// `nodeName`.
+    pub node_name: Option<String>,
     /// `hostNetwork`.
     pub host_network: Option<bool>,
     /// `readinessGates`.
@@ -207,6 +220,8 @@ pub struct ServiceSpec {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ServicePortSpec {
+    /// `name`.
+    pub name: Option<String>,
     /// `port`.
     pub port: i64,
     /// `protocol`.

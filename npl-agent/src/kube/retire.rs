@@ -106,7 +106,7 @@ impl std::fmt::Display for Progress {
 ///
 /// If the API server refuses, or the time is over.
 pub async fn retire_all(target: &Target, mut report: impl FnMut(Progress)) -> Result<(), RetireError> {
-    let (client, _url) = client::open(target.kubeconfig.as_deref()).await?;
+    let (client, _url) = client::open(target.kubeconfig.as_deref(), "npl-agent").await?;
     let daemon_sets = match &target.namespace {
         Some(namespace) => Api::namespaced(client, namespace),
         None => Api::default_namespaced(client),

@@ -34,10 +34,26 @@ pub(super) struct Page {
     pub(super) token: Option<String>,
 }
 
+/// The objects of a kind that are watched.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// A field selector; `None` selects all objects.
+    pub fields: Option<String>,
+    /// A label selector; `None` selects all objects.
+    pub labels: Option<String>,
+}
+
+impl Selection {
+    /// The objects with these fields.
+    pub fn of_fields(fields: &str) -> Self {
+        Self { fields: Some(fields.to_owned()), labels: None }
+    }
+}
+
 /// Sends the requests for one kind of object.
 pub(super) struct Source<W> {
     client: Client,
-    fields: Option<String>,
+    selection: Selection,
     retry_after: LastRetryAfter,
     kind: PhantomData<fn() -> W>,
 }
@@ -49,15 +65,16 @@ struct ListHead {
 }
 
 impl<W: Watched> Source<W> {
-    pub(super) fn new(client: Client, fields: Option<String>) -> Self {
+    pub(super) fn new(client: Client, selection: Selection) -> Self {
         let retry_after = LastRetryAfter::default();
-        Self { client: retry_after.record(client), fields, retry_after, kind: PhantomData }
+        Self { client: retry_after.record(client), selection, retry_after, kind: PhantomData }
     }
 
     /// Requests one page of the list.
     pub(super) async fn page(&self, page: &Page) -> Result<ObjectList<W>, RequestFailure> {
         let params = ListParams {
-            field_selector: self.fields.clone(),
+            field_selector: self.selection.fields.clone(),
+            label_selector: self.selection.labels.clone(),
             limit: page.size,
             continue_token: page.token.clone(),
             ..ListParams::default()
@@ -67,7 +84,7 @@ impl<W: Watched> Source<W> {
 
     /// The newest resource version of the API server's store.
     pub(super) async fn newest_version(&self) -> Result<String, RequestFailure> {
-        let fields = self.fields.clone().filter(|_| W::IS_SELECTED_BY_NAME);
+        let fields = self.selection.fields.clone().filter(|_| W::IS_SELECTED_BY_NAME);
         let params = ListParams { field_selector: fields, limit: Some(1), ..ListParams::default() };
         let head: ListHead = self.list(&params).await?;
         head.metadata.resource_version.ok_or_else(RequestFailure::without_version)
@@ -85,7 +102,8 @@ impl<W: Watched> Source<W> {
     /// Starts a watch at a resource version.
     pub(super) async fn watch(&self, version: &str, seconds: u32) -> Result<Events<W>, RequestFailure> {
         let params = WatchParams {
-            field_selector: self.fields.clone(),
+            field_selector: self.selection.fields.clone(),
+            label_selector: self.selection.labels.clone(),
             timeout: Some(seconds),
             bookmarks: true,
             ..WatchParams::default()

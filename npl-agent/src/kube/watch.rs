@@ -6,7 +6,7 @@
 //! that did not end on time first requests the newest version, and starts again with a list if the newest version is
 //! lower.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use kube::{Client, api::WatchEvent};
@@ -22,8 +22,8 @@ use super::{
     convert::{AnnotationKeys, Converted},
     failure::{FailureKind, RequestFailure},
     objects::{NodeObject, PodObject, ServiceObject},
-    source::{Page, Source},
-    watch_health::{Observers, WatchHealth},
+    source::{Page, Selection, Source},
+    watch_health::{Observers, WatchHealth, WatchObserver},
     watched::Watched,
 };
 use crate::{core::model::snapshot::Change, metrics::WatchedResource};
@@ -42,36 +42,53 @@ pub(super) fn spawn(
     observers: &Observers,
     changes: &Sender<Change>,
 ) -> JoinSet<WatchedResource> {
-    let watch = Watch { keys: keys.clone(), observers: observers.clone(), changes: changes.clone() };
+    let watch = Watch::new(keys, Arc::new(observers.clone()), changes);
     let mut tasks = JoinSet::new();
-    tasks.spawn(watch.clone().follow::<PodObject>(client.clone(), Some(format!("spec.nodeName={node_name}"))));
-    tasks.spawn(watch.clone().follow::<ServiceObject>(client.clone(), None));
-    tasks.spawn(watch.follow::<NodeObject>(client.clone(), Some(format!("metadata.name={node_name}"))));
+    tasks.spawn(
+        watch.clone().follow::<PodObject>(client.clone(), Selection::of_fields(&format!("spec.nodeName={node_name}"))),
+    );
+    tasks.spawn(watch.clone().follow::<ServiceObject>(client.clone(), Selection::default()));
+    tasks
+        .spawn(watch.follow::<NodeObject>(client.clone(), Selection::of_fields(&format!("metadata.name={node_name}"))));
     tasks
 }
 
-#[derive(Clone)]
-struct Watch {
+/// Sends the changes of several kinds of objects to one receiver.
+#[derive(Debug)]
+pub struct Watch<C> {
     keys: AnnotationKeys,
-    observers: Observers,
-    changes: Sender<Change>,
+    observer: Arc<dyn WatchObserver>,
+    changes: Sender<C>,
 }
 
-impl Watch {
-    async fn follow<W: Watched>(self, client: Client, fields: Option<String>) -> WatchedResource {
-        let health = WatchHealth::new(W::SUBJECT, self.observers.clone());
+// A derived `Clone` would require `C: Clone`.
+impl<C> Clone for Watch<C> {
+    fn clone(&self) -> Self {
+        Self { keys: self.keys.clone(), observer: Arc::clone(&self.observer), changes: self.changes.clone() }
+    }
+}
+
+impl<C: fmt::Debug + Send + 'static> Watch<C> {
+    /// A watch that reports failures and recoveries to `observer`.
+    pub fn new(keys: &AnnotationKeys, observer: Arc<dyn WatchObserver>, changes: &Sender<C>) -> Self {
+        Self { keys: keys.clone(), observer, changes: changes.clone() }
+    }
+
+    /// Lists and follows the selected objects of one kind, until the receiver of the changes is dropped.
+    pub async fn follow<W: Watched<Change = C>>(self, client: Client, selection: Selection) -> WatchedResource {
+        let health = WatchHealth::new(W::SUBJECT, Arc::clone(&self.observer));
         let mut follower =
-            Follower::<W> { watch: self, source: Source::new(client, fields), delays: Jittered::new(), health };
+            Follower::<W> { watch: self, source: Source::new(client, selection), delays: Jittered::new(), health };
         let Err(ReceiverDropped) = follower.run().await;
         W::SUBJECT
     }
 
-    async fn send<W: Watched>(&self, change: Change) -> Result<(), ReceiverDropped> {
+    async fn send<W: Watched<Change = C>>(&self, change: C) -> Result<(), ReceiverDropped> {
         trace!(subject = %W::SUBJECT, ?change, "watch received a change");
         self.changes.send(change).await.map_err(|_returned| ReceiverDropped)
     }
 
-    fn convert<W: Watched>(&self, object: W) -> Option<W::Model> {
+    fn convert<W: Watched<Change = C>>(&self, object: W) -> Option<W::Model> {
         let name = object.meta().name.clone().unwrap_or_default();
         let namespace = object.meta().namespace.clone().unwrap_or_default();
         let Some(Converted { object, skipped }) = object.convert(&self.keys) else {
@@ -100,7 +117,7 @@ enum End {
 
 /// Lists objects of one kind and follows their changes.
 struct Follower<W: Watched> {
-    watch: Watch,
+    watch: Watch<W::Change>,
     source: Source<W>,
     delays: Jittered,
     health: WatchHealth,
@@ -190,6 +207,7 @@ impl<W: Watched> Follower<W> {
             Ok(events) => events,
             Err(failure) => return Ok(End::Failed(failure)),
         };
+        self.health.record_start();
         let mut was_idle = true;
         while let Ok(Some(event)) = timeout(WATCH_LENGTH + WATCH_TOLERANCE, events.next()).await {
             let (seen, change) = match event {

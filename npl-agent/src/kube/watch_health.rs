@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The log and the metric of failed lists and watches.
 
-use std::{collections::BTreeMap, mem};
+use std::{collections::BTreeMap, fmt, mem, sync::Arc};
 
 use tracing::{debug, info, warn};
 
@@ -12,42 +12,80 @@ use super::{
 };
 use crate::metrics::{Metrics, WatchedResource};
 
-/// Receivers of the successes and failures of all watches.
-#[derive(Clone)]
+/// Receives the failures and recoveries of watches, and names the process in log lines about them.
+pub trait WatchObserver: fmt::Debug + Send + Sync {
+    /// The process in log lines, such as `agent`.
+    fn process(&self) -> &'static str;
+    /// The manifest that grants the permissions.
+    fn manifest(&self) -> &'static str;
+    /// A list or a watch failed; `cause` is the error.
+    fn record_failure(&self, subject: WatchedResource, kind: FailureKind, cause: &str);
+    /// The API server has answered a list, accepted a watch, or sent an event.
+    fn record_success(&self, subject: WatchedResource);
+}
+
+/// The agent's receivers of the successes and failures of all watches.
+#[derive(Debug, Clone)]
 pub(super) struct Observers {
     pub(super) metrics: Metrics,
     pub(super) contacts: WatchContacts,
 }
 
+impl WatchObserver for Observers {
+    fn process(&self) -> &'static str {
+        "agent"
+    }
+
+    fn manifest(&self) -> &'static str {
+        "deploy/npl.yaml"
+    }
+
+    fn record_failure(&self, subject: WatchedResource, kind: FailureKind, cause: &str) {
+        self.metrics.count_watch_failure(subject, kind);
+        // The other kinds are followed by a list at once.
+        if !matches!(kind, FailureKind::Expired | FailureKind::Restored) {
+            self.contacts.record_failure(subject, cause);
+        }
+    }
+
+    fn record_success(&self, subject: WatchedResource) {
+        self.contacts.record_success(subject);
+    }
+}
+
 /// Logs failures of a watch: each kind immediately and then once per minute, and the recovery.
 pub(super) struct WatchHealth {
     subject: WatchedResource,
-    observers: Observers,
+    observer: Arc<dyn WatchObserver>,
     failing: BTreeMap<FailureKind, Throttle>,
     refusals: u32,
 }
 
 impl WatchHealth {
-    pub(super) fn new(subject: WatchedResource, observers: Observers) -> Self {
-        Self { subject, observers, failing: BTreeMap::new(), refusals: 0 }
+    pub(super) fn new(subject: WatchedResource, observer: Arc<dyn WatchObserver>) -> Self {
+        Self { subject, observer, failing: BTreeMap::new(), refusals: 0 }
+    }
+
+    /// Records that the API server has accepted a watch. The log reports a recovery only after the first event.
+    pub(super) fn record_start(&self) {
+        self.observer.record_success(self.subject);
     }
 
     pub(super) fn record_success(&mut self) {
         self.refusals = 0;
-        self.observers.contacts.record_success(self.subject);
+        self.observer.record_success(self.subject);
         if !mem::take(&mut self.failing).is_empty() {
-            info!(subject = %self.subject, "watch has recovered; the agent receives changes again");
+            info!(subject = %self.subject, "watch has recovered; the {} receives changes again", self.observer.process());
         }
     }
 
     pub(super) fn record_failure(&mut self, failure: &RequestFailure) {
         let RequestFailure { kind, cause, .. } = failure;
-        self.observers.metrics.count_watch_failure(self.subject, *kind);
+        self.observer.record_failure(self.subject, *kind, cause);
         if *kind == FailureKind::Expired {
             debug!(subject = %self.subject, "the resource version has expired; the watch starts again with a list");
             return;
         }
-        self.observers.contacts.record_failure(self.subject, cause);
         if matches!(kind, FailureKind::Forbidden | FailureKind::Unauthorized) {
             self.refusals += 1;
             if self.refusals < REFUSALS_TO_CONFIRM {
@@ -62,34 +100,35 @@ impl WatchHealth {
 
     /// Records that the API server's newest version is older than the last one that the watch has seen.
     pub(super) fn record_restore(&self, seen: &str, newest: &str) {
-        self.observers.metrics.count_watch_failure(self.subject, FailureKind::Restored);
+        self.observer.record_failure(self.subject, FailureKind::Restored, "");
         warn!(
             subject = %self.subject, seen, newest,
-            "the API server's resource versions decreased, as after a restore of etcd from a backup: the agent lists \
-             {} again; restart controllers and kubelets, which may miss changes",
-            self.subject
+            "the API server's resource versions decreased, as after a restore of etcd from a backup: the {} lists {} \
+             again; restart controllers and kubelets, which may miss changes",
+            self.observer.process(), self.subject
         );
     }
 
     fn log_failure(&self, kind: FailureKind, err: &str) {
         let subject = self.subject;
+        let (process, manifest) = (self.observer.process(), self.observer.manifest());
         match kind {
             FailureKind::Unreachable if is_certificate_error(err) => warn!(%subject, err, "{CERTIFICATE_ADVICE}"),
             FailureKind::Forbidden => warn!(
                 %subject, err,
-                "the agent may not list and watch {subject}: apply deploy/npl.yaml, which grants the permission; \
-                 until then the agent serves the last known state"
+                "the {process} may not list and watch {subject}: apply {manifest}, which grants the permission; until \
+                 then the {process} serves the last known state"
             ),
             FailureKind::Unauthorized => warn!(
                 %subject, err,
-                "the API server does not accept the agent's credentials: check that its service account exists; until \
-                 then the agent serves the last known state"
+                "the API server does not accept the {process}'s credentials: check that its service account exists; \
+                 until then the {process} serves the last known state"
             ),
             FailureKind::Malformed => {
                 warn!(
                     %subject, err,
                     "the answer to the watch of {subject} cannot be decoded: check for a proxy in front of the API \
-                     server; until then the agent serves the last known state"
+                     server; until then the {process} serves the last known state"
                 );
             }
             FailureKind::Unavailable
@@ -99,7 +138,7 @@ impl WatchHealth {
             | FailureKind::Restored => {
                 warn!(
                     %subject, err,
-                    "watch of {subject} is interrupted: the agent retries and serves the last known state; check that \
+                    "watch of {subject} is interrupted: the {process} retries and serves the last known state; check that \
                      the API server is reachable from this Node"
                 );
             }

@@ -22,14 +22,15 @@ struct Scene {
 }
 
 /// Starts the watch of one kind.
-fn watching<W: Watched>(fields: Option<&str>) -> Scene {
+fn watching<W: Watched<Change = Change>>(fields: Option<&str>) -> Scene {
     let (client, server) = api_server();
     let (sender, changes) = mpsc::channel(16);
     let metrics = metrics();
     let observers = Observers { metrics: metrics.clone(), contacts: WatchContacts::default() };
-    let watch = Watch { keys: AnnotationKeys::new("nodeportlocal.antrea.io"), observers, changes: sender };
+    let watch = Watch::new(&AnnotationKeys::new("nodeportlocal.antrea.io"), Arc::new(observers), &sender);
+    drop(sender);
     let mut tasks = JoinSet::new();
-    tasks.spawn(watch.follow::<W>(client, fields.map(str::to_owned)));
+    tasks.spawn(watch.follow::<W>(client, fields.map(Selection::of_fields).unwrap_or_default()));
     Scene { server, changes, tasks, metrics }
 }
 

@@ -16,9 +16,8 @@ use crate::{
 };
 
 /// A watched kind of object, and its conversion to changes.
-pub(super) trait Watched:
-    Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static
-{
+pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static {
+    /// The kind of object.
     const SUBJECT: WatchedResource;
     /// Page size of lists; `None` requests the whole list in one answer. Lists always request the newest state, because
     /// an older one could lack a Pod that is served. The API server can answer an unpaged list from its watch cache,
@@ -27,19 +26,26 @@ pub(super) trait Watched:
     /// Whether the request for the newest version has the field selector of the watch. A selection by name reads one
     /// object; any other selection reads objects until one matches.
     const IS_SELECTED_BY_NAME: bool = false;
+    /// The object in the receiver's own terms.
     type Model: Send;
+    /// The change that the receiver gets.
+    type Change: fmt::Debug + Send + 'static;
 
+    /// Converts an object; `None` without a name, namespace or uid.
     fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Self::Model>>;
     /// Whether to keep an object of a list. Few of ten thousand Services are relevant, and the list is in memory until
     /// it is complete.
     fn is_relevant(_object: &Self::Model) -> bool {
         true
     }
-    fn listed(all: Vec<Self::Model>) -> Change;
-    fn applied(object: Self::Model) -> Change;
-    fn gone(object: Self::Model) -> Change;
+    /// All objects; those that are absent are gone.
+    fn listed(all: Vec<Self::Model>) -> Self::Change;
+    /// A new or changed object.
+    fn applied(object: Self::Model) -> Self::Change;
+    /// An object that was removed.
+    fn gone(object: Self::Model) -> Self::Change;
     /// The change to send before the list that follows a restore of the API server's store.
-    fn restored() -> Option<Change> {
+    fn restored() -> Option<Self::Change> {
         None
     }
 }
@@ -48,6 +54,7 @@ impl Watched for PodObject {
     const SUBJECT: WatchedResource = WatchedResource::Pods;
     const PAGE_SIZE: Option<u32> = None;
     type Model = Pod;
+    type Change = Change;
 
     fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
         convert::pod(self, keys)
@@ -74,6 +81,7 @@ impl Watched for ServiceObject {
     const SUBJECT: WatchedResource = WatchedResource::Services;
     const PAGE_SIZE: Option<u32> = Some(500);
     type Model = Service;
+    type Change = Change;
 
     fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Service>> {
         convert::service(self, keys)
@@ -101,6 +109,7 @@ impl Watched for NodeObject {
     const PAGE_SIZE: Option<u32> = None;
     const IS_SELECTED_BY_NAME: bool = true;
     type Model = Node;
+    type Change = Change;
 
     fn convert(self, _: &AnnotationKeys) -> Option<Converted<Node>> {
         convert::node(self)

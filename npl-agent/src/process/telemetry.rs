@@ -46,6 +46,15 @@ pub enum TelemetryError {
     AlreadyStarted(#[source] tracing_subscriber::util::TryInitError),
 }
 
+/// Starts logging of another program, whose default filter is `default`.
+///
+/// # Errors
+///
+/// If the filter has a syntax error, or logging is already started.
+pub fn init_with_default(format: LogFormat, filter: Option<&str>, default: &str) -> Result<(), TelemetryError> {
+    init(format, Some(filter.map(str::trim).filter(|text| !text.is_empty()).unwrap_or(default)))
+}
+
 /// Starts logging. `filter` is the value of [`FILTER_VARIABLE`]; unset and empty mean the default filter.
 ///
 /// # Errors

@@ -42,6 +42,11 @@ pub(super) fn body() -> String {
     text
 }
 
+/// The flags of a program without subcommands, as the body of a page.
+pub fn of_program(command: &Command) -> String {
+    section(command.get_name(), command)
+}
+
 /// The subcommands of a program that are shown, with their titles.
 fn subcommands<'a>(program: &'static str, command: &'a Command) -> impl Iterator<Item = (String, &'a Command)> {
     let shown = command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());

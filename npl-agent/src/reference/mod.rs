@@ -5,7 +5,7 @@
 mod alerts;
 mod dashboard;
 mod events;
-mod flags;
+pub mod flags;
 mod maps;
 mod markdown;
 mod metrics;
@@ -66,9 +66,11 @@ const SOURCES: [Source; 5] = [
     },
 ];
 
-/// The page that xtask renders from the Helm chart: file, title and purpose.
-const VALUES: (&str, &str, &str) =
-    ("values.md", "Values of the chart", "Every value of the Helm chart, with its default.");
+/// Pages that xtask renders from the Helm chart and that npl-feed renders: file, title and purpose.
+const FURTHER: [(&str, &str, &str); 2] = [
+    ("values.md", "Values of the chart", "Every value of the Helm chart, with its default."),
+    ("feed.md", "Flags of npl-feed", "The flags, environment variables and defaults of `npl-feed`."),
+];
 
 /// Files of the Helm chart that are rendered from the code, by their path below the root of the repository.
 pub fn chart_files() -> [(&'static str, String); 2] {
@@ -89,13 +91,14 @@ fn index() -> String {
     let rows = SOURCES
         .iter()
         .map(|Source { file, title, purpose, body: _ }| (*file, *title, *purpose))
-        .chain([VALUES])
+        .chain(FURTHER)
         .map(|(file, title, purpose)| vec![format!("[{title}]({file})"), purpose.to_owned()]);
     let table = markdown::table(&["page", "content"], rows);
     format!("Facts about each name that NPL shows to operators, rendered from the code.\n\n{table}")
 }
 
-fn page(title: &str, body: &str) -> String {
+/// A page with its title, marked as generated.
+pub fn page(title: &str, body: &str) -> String {
     let body = body.trim_end().replace("\n\n\n", "\n\n");
     format!("# {title}\n\n{GENERATED}\n\n{body}\n")
 }

@@ -23,8 +23,10 @@ const TRACE: &str = concat!("localhost/npl-agent:", env!("CARGO_PKG_VERSION"), "
 /// The program in the agent's image.
 const AGENT_PROGRAM: &str = "npl-agent";
 
-/// Further images of a real cluster: an echo server that returns its own name, and the pause program of Pods.
-const COMPANIONS: [(&str, &str); 2] = [
+/// Further images: the feed, which `deploy/npl-feed.yaml` uses, and, for a real cluster, an echo server that returns
+/// its own name and the pause program of Pods.
+const COMPANIONS: [(&str, &str); 3] = [
+    ("npl-feed", concat!("localhost/npl-feed:", env!("CARGO_PKG_VERSION"))),
     ("npl-echo", concat!("localhost/npl-echo:", env!("CARGO_PKG_VERSION"))),
     ("npl-pause", concat!("localhost/npl-pause:", env!("CARGO_PKG_VERSION"))),
 ];
@@ -80,10 +82,10 @@ fn pack_agent(name: &str, archive: &str, agent: &Path) -> Result<()> {
 }
 
 fn pack_companions() -> Result<()> {
-    process::say("image: packing the echo server and the pause program");
+    process::say("image: packing the feed, the echo server and the pause program");
     let mut compile = build::cargo("build");
-    // With both packages in one run, their dependencies have the same features and are compiled once.
-    compile.args(["--package", "npl-agent", "--package", "npl-testkit"]);
+    // With all packages in one run, their dependencies have the same features and are compiled once.
+    compile.args(["--package", "npl-agent", "--package", "npl-feed", "--package", "npl-testkit"]);
     for (program, _) in COMPANIONS {
         compile.args(["--bin", program]);
     }

@@ -3,6 +3,7 @@
 //! need.
 
 mod apt;
+mod balancers;
 mod bpf_linker;
 mod kernels;
 mod kubernetes;
@@ -13,6 +14,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 pub(crate) use apt::{is_available as can_install, is_root};
+pub(crate) use balancers::obtain as balancers;
 pub(crate) use bpf_linker::{LLVM as BPF_LINKER_LLVM, obtain as bpf_linker};
 
 use crate::{ebpf, process};
@@ -31,6 +33,8 @@ pub(crate) enum Need {
     Containers,
     /// The emulator and tools that boot another kernel.
     Emulation,
+    /// The package manager that has programs of load balancers.
+    Balancers,
 }
 
 impl Need {
@@ -40,6 +44,7 @@ impl Need {
             Self::TestNetwork => "building and inspecting test networks",
             Self::Containers => "running containers on the Nodes of a real cluster",
             Self::Emulation => "booting other kernels in an emulator",
+            Self::Balancers => "obtaining real load balancers",
         }
     }
 
@@ -49,6 +54,7 @@ impl Need {
             Self::TestNetwork => apt::missing(&TEST_NETWORK),
             Self::Containers => apt::missing(&CONTAINERS),
             Self::Emulation => apt::missing(&EMULATION),
+            Self::Balancers => apt::missing(&BALANCERS),
         }
     }
 }
@@ -79,6 +85,12 @@ const EMULATION: [Program; 4] = [
     Program { name: "xz", package: "xz-utils" },
 ];
 
+const BALANCERS: [Program; 3] = [
+    Program { name: "curl", package: "curl" },
+    Program { name: "pip3", package: "python3-pip" },
+    Program { name: "unzip", package: "unzip" },
+];
+
 /// Arguments of `cargo xtask setup`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -95,6 +107,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation])?;
     require_kubectl()?;
     let _compiler = ebpf::choose()?;
+    process::detail(&format!("load balancers: {}", balancers()?.display()));
     for kernel in options.kernels.iter().filter_map(|name| name.0) {
         let image = kernel.obtain()?;
         process::detail(&format!("kernel {kernel}: {}", image.package()?));

@@ -52,7 +52,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Top-level directories whose files documents name in backticks.
-const FOLDERS: [&str; 7] = ["npl-agent/", "npl-common/", "npl-ebpf/", "npl-testkit/", "xtask/", "docs/", "deploy/"];
+const FOLDERS: [&str; 8] =
+    ["npl-agent/", "npl-common/", "npl-ebpf/", "npl-feed/", "npl-testkit/", "xtask/", "docs/", "deploy/"];
 
 /// Files and folders of this repository that a document names in backticks; a placeholder such as `NAME` names none.
 fn named_paths(text: &str) -> impl Iterator<Item = &str> {

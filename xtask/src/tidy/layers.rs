@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Imports have one direction: from higher to lower layers in the kernel programs, and without cycles in the agent.
+//! Imports go one way: from higher to lower layers in the kernel programs, and without circles in the agent and the
+//! feed.
 //!
 //! The rule does not apply to tests, which may import any module.
 
@@ -10,12 +11,12 @@ use super::rust_code::{identifiers, paths, without_comments, without_tests};
 use super::tree::Tree;
 
 const KERNEL_PROGRAMS: &str = "npl-ebpf/src/";
-const AGENT: &str = "npl-agent/src/";
+const PROCESSES: [&str; 2] = ["npl-agent/src/", "npl-feed/src/"];
 
 /// The layers of the kernel programs, from the lowest to the highest; `main.rs` is above them.
 const LAYERS: [&str; 5] = ["base", "net", "state", "act", "path"];
 
-/// The directory of the agent that imports no other one.
+/// The folder of the agent and of the feed that imports no other one.
 const CORE: &str = "core";
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -23,17 +24,23 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     for file in files(tree, KERNEL_PROGRAMS) {
         findings.extend(check_layers(&file));
     }
-    let agent = files(tree, AGENT);
-    for file in agent.iter().filter(|file| file.top() == Some(CORE)) {
+    findings.extend(PROCESSES.iter().flat_map(|source| check_process(tree, source)));
+    findings
+}
+
+fn check_process(tree: &Tree, source: &'static str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let files = files(tree, source);
+    for file in files.iter().filter(|file| file.top() == Some(CORE)) {
         let others = file.used.iter().filter(|used| *used != CORE);
         findings.extend(others.map(|used| {
             Finding::error(
                 file.path,
-                format!("`{CORE}` imports no other module of the agent, but uses `crate::{used}`"),
+                format!("`{CORE}` imports no other module of its crate, but uses `crate::{used}`"),
             )
         }));
     }
-    findings.extend(circles(&graph(&agent)));
+    findings.extend(circles(source, &graph(&files)));
     findings
 }
 
@@ -134,7 +141,7 @@ fn graph<'a>(files: &'a [File<'a>]) -> Graph<'a> {
 }
 
 /// The shortest import cycle through each module, without duplicates.
-fn circles(graph: &Graph<'_>) -> Vec<Finding> {
+fn circles(source: &str, graph: &Graph<'_>) -> Vec<Finding> {
     let mut seen = BTreeSet::new();
     let mut findings = Vec::new();
     for start in graph.keys() {
@@ -144,7 +151,7 @@ fn circles(graph: &Graph<'_>) -> Vec<Finding> {
             let uses: Vec<String> =
                 ends.filter_map(|(from, to)| Some(format!("{} uses `{to}`", graph.get(from)?.get(to)?))).collect();
             let rule = format!("its top-level modules import each other in a circle: {}", uses.join(", "));
-            findings.push(Finding::error(AGENT, rule));
+            findings.push(Finding::error(source, rule));
         }
     }
     findings
@@ -229,7 +236,7 @@ mod tests {
 
     #[test]
     fn the_core_imports_no_other_module() {
-        let rule = "`core` imports no other module of the agent, but uses `crate::kube`";
+        let rule = "`core` imports no other module of its crate, but uses `crate::kube`";
         assert_eq!(
             found(&[("npl-agent/src/core/model.rs", "use crate::kube::Pod;"), ("npl-agent/src/kube/mod.rs", "")]),
             [format!("npl-agent/src/core/model.rs: {rule}")]

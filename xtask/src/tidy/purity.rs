@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent/src/core/` has no side effects: it may not use clocks, sockets, files, logs or outside systems.
+//! `npl-agent/src/core/` and `npl-feed/src/core/` have no side effects: they may not use clocks, sockets, files, logs
+//! or outside systems.
 
 use super::Finding;
 use super::rust_code::{paths, without_comments};
 use super::tree::Tree;
 
-const CORE: &str = "npl-agent/src/core/";
+const CORES: [&str; 2] = ["npl-agent/src/core/", "npl-feed/src/core/"];
 
 /// Crates and modules with side effects, and `HashMap`, whose order is random.
-const FORBIDDEN: [&str; 23] = [
+const FORBIDDEN: [&str; 25] = [
     "axum",
     "aya",
     "aya_obj",
     "futures",
+    "hickory_server",
     "k8s_openapi",
     "kube",
     "libc",
@@ -20,6 +22,7 @@ const FORBIDDEN: [&str; 23] = [
     "rand",
     "rtnetlink",
     "tokio",
+    "tonic",
     "tracing",
     "std::env",
     "std::fs",
@@ -35,7 +38,8 @@ const FORBIDDEN: [&str; 23] = [
 ];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    tree.below(CORE, ".rs").flat_map(|(path, text)| check_file(path, text)).collect()
+    let files = CORES.iter().flat_map(|core| tree.below(core, ".rs"));
+    files.flat_map(|(path, text)| check_file(path, text)).collect()
 }
 
 fn check_file(path: &str, text: &str) -> Vec<Finding> {

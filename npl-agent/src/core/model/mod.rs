@@ -315,7 +315,7 @@ pub struct Service {
 
 impl Service {
     /// Whether a Pod of the same namespace has every label that the selector names.
-    pub(in crate::core) fn selects(&self, pod: &Pod) -> bool {
+    pub fn selects(&self, pod: &Pod) -> bool {
         let has = |(key, value): (&String, &String)| pod.labels.get(key) == Some(value);
         !self.selector.is_empty() && self.selector.iter().all(has)
     }

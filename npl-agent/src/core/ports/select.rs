@@ -244,7 +244,7 @@ pub fn requests_entry(service: &Service, pod: &Pod, entry: &SeenEntry) -> bool {
 }
 
 /// The Pod ports that a `targetPort` selects: the number, or every container port with that name and protocol.
-pub(in crate::core) fn resolve(pod: &Pod, port: &ServicePort) -> BTreeSet<PodPort> {
+pub fn resolve(pod: &Pod, port: &ServicePort) -> BTreeSet<PodPort> {
     match &port.target {
         TargetPort::Number(number) => BTreeSet::from([*number]),
         TargetPort::Name(name) => {

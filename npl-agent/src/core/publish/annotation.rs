@@ -141,6 +141,27 @@ pub fn published(seen: &str) -> Vec<PublishedEntry> {
     entries.into_iter().flat_map(with_address).collect()
 }
 
+/// The entries of a value with the Node's addresses, as a load balancer reads them, and the number of malformed
+/// elements: those without an address, or whose address is not of the family that they name. A value that is no array
+/// counts as one.
+pub fn published_entries(seen: &str) -> (Vec<Entry>, usize) {
+    let Some(elements) = read::<Vec<Lenient>>(seen) else { return (Vec::new(), 1) };
+    let mut entries = Vec::new();
+    let mut malformed = 0;
+    for element in elements {
+        let node_ip = element.node_ip();
+        let seen = element.entries();
+        let complete = seen.iter().filter_map(|seen| {
+            let node_ip = node_ip.filter(|ip| Family::of(*ip) == seen.family)?;
+            Some(Entry { node_ip, node_port: seen.node_port, protocol: seen.protocol, pod_port: seen.pod_port })
+        });
+        let before = entries.len();
+        entries.extend(complete);
+        malformed += usize::from(entries.len() == before);
+    }
+    (entries, malformed)
+}
+
 /// The entries of a Pod's annotation.
 pub fn named_by(pod: &Pod) -> BTreeSet<SeenEntry> {
     pod.annotation.as_deref().map(seen_entries).unwrap_or_default()
@@ -204,6 +225,13 @@ struct LenientEntry {
 }
 
 impl Lenient {
+    fn node_ip(&self) -> Option<IpAddr> {
+        match self {
+            Self::Entry(entry) => entry.node_ip,
+            Self::Malformed(_) => None,
+        }
+    }
+
     fn entries(self) -> Vec<SeenEntry> {
         match self {
             Self::Entry(entry) if entry.pod_port != 0 && entry.node_port != 0 => entry.entries(),

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who may read: bearer token, TLS with client certificates, and the allow list.
+
+use std::{
+    fs, io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    extract::{Request, State},
+    http::{HeaderValue, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use ipnet::IpNet;
+use tokio::time::Instant;
+use tokio_rustls::rustls::{
+    self, RootCertStore, ServerConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    server::WebPkiClientVerifier,
+};
+use tracing::warn;
+
+use crate::core::snapshot::Version;
+
+/// Why a file of a token, certificate or key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    /// A file cannot be read.
+    #[error("read {}: {reason}; give --{option} a readable file", path.display())]
+    Unreadable {
+        /// The option that names the file.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The error of the system or of the PEM reader.
+        reason: String,
+    },
+    /// The file of the token is empty.
+    #[error("the file {} of --token-file is empty: write a token into it", .0.display())]
+    EmptyToken(PathBuf),
+    /// Certificate and key are not usable for a server.
+    #[error("use the certificate of --tls-cert with the key of --tls-key: {0}; give a matching pair")]
+    Certificate(#[source] rustls::Error),
+    /// The certificates of `--tls-client-ca` are not usable.
+    #[error("use the certificates of --tls-client-ca: {0}; give CA certificates in PEM format")]
+    ClientCa(String),
+}
+
+/// A bearer token, as its digest, so that comparing it takes the same time for every other token.
+#[derive(Debug, Clone)]
+pub struct Token(Arc<Mutex<Followed>>);
+
+#[derive(Debug)]
+struct Followed {
+    digest: Version,
+    /// The file to read again, and when; `None` for a fixed token.
+    file: Option<(PathBuf, Duration, Instant)>,
+}
+
+impl Token {
+    /// The token of a file, without white space around it. The file is read again after each interval.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read or is empty.
+    pub fn follow(path: &Path, interval: Duration) -> Result<Self, AccessError> {
+        let file = Some((path.to_owned(), interval, Instant::now() + interval));
+        Ok(Self(Arc::new(Mutex::new(Followed { digest: digest_of(path)?, file }))))
+    }
+
+    /// A fixed token.
+    pub fn fixed(token: &str) -> Self {
+        Self(Arc::new(Mutex::new(Followed { digest: Version::of(token.as_bytes()), file: None })))
+    }
+
+    fn digest(&self) -> Version {
+        let mut followed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let due = followed.file.as_mut().filter(|(_, _, next)| *next <= now).map(|(path, interval, next)| {
+            *next = now + *interval;
+            digest_of(path)
+        });
+        match due {
+            Some(Ok(digest)) => followed.digest = digest,
+            Some(Err(error)) => warn!(%error, "the token cannot be read again; the feed asks for the former one"),
+            None => {}
+        }
+        followed.digest
+    }
+
+    /// Passes requests with the token on.
+    pub async fn check(State(token): State<Self>, request: Request, next: Next) -> Response {
+        let sent = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let sent = sent.and_then(|value| value.strip_prefix("Bearer ")).map(|sent| Version::of(sent.trim().as_bytes()));
+        if sent == Some(token.digest()) {
+            return next.run(request).await;
+        }
+        const ADVICE: &str = "send the header Authorization: Bearer TOKEN";
+        let kind = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        if kind.is_some_and(|kind| kind.starts_with(b"application/grpc")) {
+            return tonic::Status::unauthenticated(ADVICE).into_http();
+        }
+        let challenge = [(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))];
+        (StatusCode::UNAUTHORIZED, challenge, ADVICE).into_response()
+    }
+}
+
+fn digest_of(path: &Path) -> Result<Version, AccessError> {
+    let text = fs::read_to_string(path).map_err(|err| unreadable("token-file", path, &err))?;
+    let token = text.trim();
+    if token.is_empty() { Err(AccessError::EmptyToken(path.to_owned())) } else { Ok(Version::of(token.as_bytes())) }
+}
+
+/// The files of TLS.
+#[derive(Debug, Clone)]
+pub struct TlsFiles {
+    /// The certificate chain of the server, in PEM format.
+    pub cert: PathBuf,
+    /// Its key, in PEM format.
+    pub key: PathBuf,
+    /// CA certificates that sign clients' certificates, in PEM format; `None` accepts clients without certificate.
+    pub client_ca: Option<PathBuf>,
+}
+
+impl TlsFiles {
+    /// Reads the files.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read, or certificate and key do not match.
+    pub fn load(&self) -> Result<Arc<ServerConfig>, AccessError> {
+        let provider = Arc::new(ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(AccessError::Certificate)?;
+        let builder = match &self.client_ca {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let mut roots = RootCertStore::empty();
+                for certificate in certificates("tls-client-ca", path)? {
+                    roots.add(certificate).map_err(|err| AccessError::ClientCa(err.to_string()))?;
+                }
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                builder
+                    .with_client_cert_verifier(verifier.build().map_err(|err| AccessError::ClientCa(err.to_string()))?)
+            }
+        };
+        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|err| unreadable("tls-key", &self.key, &err))?;
+        let chain = certificates("tls-cert", &self.cert)?;
+        let mut config = builder.with_single_cert(chain, key).map_err(AccessError::Certificate)?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Arc::new(config))
+    }
+}
+
+fn certificates(option: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, AccessError> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let certificates = read.map_err(|err| unreadable(option, path, &err))?;
+    if certificates.is_empty() {
+        let none = io::Error::other("the file has no certificate in PEM format");
+        return Err(unreadable(option, path, &none));
+    }
+    Ok(certificates)
+}
+
+fn unreadable(option: &'static str, path: &Path, err: &dyn std::fmt::Display) -> AccessError {
+    AccessError::Unreadable { option, path: path.to_owned(), reason: err.to_string() }
+}
+
+/// Whether the list admits an address. An empty list admits all.
+pub fn admits(allowed: &[IpNet], address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    allowed.is_empty() || allowed.iter().any(|range| range.contains(&address))
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command line.
+
+use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+
+use clap::Parser;
+use hickory_server::proto::rr::Name;
+use ipnet::IpNet;
+use npl_agent::{config::value, core::model::settings::PortRange, process::telemetry::LogFormat};
+
+use crate::access::TlsFiles;
+
+/// The mappings of `NodePortLocal` for any load balancer: serves the members of each enabled Service by xDS, DNS and
+/// HTTP. Reads Pods, Services and Nodes, and writes nothing.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "npl-feed", version)]
+pub struct Config {
+    /// Serve xDS (ADS, state of the world and delta) on this address; `none` does not serve it.
+    #[arg(long, env = "NPL_FEED_XDS", value_name = "ADDRESS|none", default_value = "[::]:18000")]
+    pub xds: Listen,
+
+    /// Serve DNS by UDP and TCP on this address; `none` does not serve it.
+    #[arg(long, env = "NPL_FEED_DNS", value_name = "ADDRESS|none", default_value = "[::]:5353")]
+    pub dns: Listen,
+
+    /// Serve HTTP on this address: members, probes and metrics; `none` does not serve it.
+    #[arg(long, env = "NPL_FEED_HTTP", value_name = "ADDRESS|none", default_value = "[::]:8080")]
+    pub http: Listen,
+
+    /// The DNS zone of all names.
+    #[arg(long, env = "NPL_FEED_ZONE", value_name = "ZONE", default_value = "npl.internal", value_parser = zone)]
+    pub zone: Name,
+
+    /// Serve only Services with these labels, in the syntax of `kubectl get --selector`. Unset: all enabled Services.
+    #[arg(long, env = "NPL_FEED_SERVICES", value_name = "SELECTOR")]
+    pub services: Option<String>,
+
+    /// Connect to the API server with this kubeconfig file. Unset: with the service account of the feed's Pod.
+    #[arg(long, env = "NPL_FEED_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Read annotations below this domain: the value of `--annotation-domain` of the agents.
+    #[arg(
+        long,
+        env = "NPL_FEED_ANNOTATION_DOMAIN",
+        value_name = "DOMAIN",
+        default_value = "nodeportlocal.antrea.io",
+        value_parser = value::domain
+    )]
+    pub annotation_domain: String,
+
+    /// Serve only node ports of this range, and host ports of the Pod's own: the value of `--port-range` of the agents.
+    /// With several ranges in the cluster, give one that includes all.
+    #[arg(long, env = "NPL_FEED_PORT_RANGE", value_name = "START-END", default_value = "61000-62000")]
+    pub port_range: PortRange,
+
+    /// Serve a withdrawn member as draining for this time: the value of `--drain` of the agents.
+    #[arg(long, env = "NPL_FEED_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
+    pub drain: Duration,
+
+    /// Answer only clients with addresses in these ranges, separated by commas, for example 192.0.2.0/24,2001:db8::/32.
+    /// Unset: all clients.
+    #[arg(long, env = "NPL_FEED_ALLOW", value_name = "RANGES", value_delimiter = ',', value_parser = range)]
+    pub allow: Vec<IpNet>,
+
+    /// Ask clients of xDS and HTTP for the bearer token in this file, except at the probes. The file is read again
+    /// every 30 seconds.
+    #[arg(long, env = "NPL_FEED_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+
+    /// Serve xDS and HTTP by TLS with the certificate chain in this PEM file, which is read again every 30 seconds. The
+    /// kubelet's probes then need `scheme: HTTPS`.
+    #[arg(long, env = "NPL_FEED_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// The key of the certificate of `--tls-cert`, a PEM file.
+    #[arg(long, env = "NPL_FEED_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Answer only clients with a certificate that a CA of this PEM file has signed. The kubelet's probes have none, so
+    /// they need a probe of the port by TCP.
+    #[arg(long, env = "NPL_FEED_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
+    pub tls_client_ca: Option<PathBuf>,
+
+    /// Format of log lines on standard error.
+    #[arg(long, env = "NPL_FEED_LOG_FORMAT", value_enum, default_value_t)]
+    pub log_format: LogFormat,
+}
+
+impl Config {
+    /// The files of TLS; `None` without TLS.
+    pub fn tls(&self) -> Option<TlsFiles> {
+        let (cert, key) = (self.tls_cert.clone()?, self.tls_key.clone()?);
+        Some(TlsFiles { cert, key, client_ca: self.tls_client_ca.clone() })
+    }
+}
+
+/// An address to listen on, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listen(pub Option<SocketAddr>);
+
+/// Why a value is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// Not an address with a port.
+    #[error("{0:?} is not an address with a port: give for example [::]:8080, or none")]
+    Listen(String),
+    /// Not the name of a zone.
+    #[error("{0:?} is not a DNS zone: give for example npl.internal")]
+    Zone(String),
+    /// Not an address range.
+    #[error("{0:?} is not an address range: give for example 192.0.2.0/24 or 2001:db8::/32")]
+    Range(String),
+}
+
+impl FromStr for Listen {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        text.parse().map(|address| Self(Some(address))).map_err(|_unparsable| ValueError::Listen(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(address) => address.fmt(f),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+fn zone(text: &str) -> Result<Name, ValueError> {
+    let refused = || ValueError::Zone(text.to_owned());
+    let mut name = Name::from_ascii(text).map_err(|_malformed| refused())?;
+    name.set_fqdn(true);
+    if name.is_root() || name.num_labels() == 0 { Err(refused()) } else { Ok(name.to_lowercase()) }
+}
+
+/// A range, or one address.
+fn range(text: &str) -> Result<IpNet, ValueError> {
+    let text = text.trim();
+    let address = || text.parse().ok().map(|address: std::net::IpAddr| IpNet::from(address));
+    text.parse().ok().or_else(address).ok_or_else(|| ValueError::Range(text.to_owned()))
+}
+
+#[cfg(test)]
+mod manifest_tests;
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+    use expect_test::expect_file;
+    use npl_agent::reference;
+
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<Config, String> {
+        let all = ["npl-feed"].iter().chain(arguments);
+        Config::try_parse_from(all).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn defaults_serve_everything_to_everybody() {
+        let config = parse(&[]).unwrap();
+        let listen = [config.xds, config.dns, config.http].map(|listen| listen.to_string());
+        assert_eq!(listen, ["[::]:18000", "[::]:5353", "[::]:8080"]);
+        assert_eq!((config.zone.to_ascii().as_str(), config.drain), ("npl.internal.", Duration::from_secs(30)));
+        assert!(config.allow.is_empty() && config.token_file.is_none() && config.tls().is_none());
+    }
+
+    #[test]
+    fn values_are_read() {
+        let config = parse(&["--xds", "none", "--zone", "Example.COM", "--allow", "192.0.2.0/24,2001:db8::1"]).unwrap();
+        assert_eq!((config.xds, config.zone.to_ascii().as_str()), (Listen(None), "example.com."));
+        assert_eq!(
+            config.allow.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["192.0.2.0/24", "2001:db8::1/128"]
+        );
+    }
+
+    #[test]
+    fn refused_values_are_named_with_an_example() {
+        for (flag, value, expected) in [
+            ("--xds", "8080", "is not an address with a port: give for example [::]:8080"),
+            ("--zone", ".", "is not a DNS zone"),
+            ("--zone", "a..b", "is not a DNS zone"),
+            ("--allow", "192.0.2.0/33", "is not an address range"),
+            ("--drain", "30", "is not a duration"),
+            ("--port-range", "61000", "is not START-END"),
+            ("--tls-cert", "a.pem", "--tls-key"),
+        ] {
+            let error = parse(&[flag, value]).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_reference_page_shows_all_flags() {
+        let body = format!(
+            "The flags, environment variables and defaults of `npl-feed`.\n{}",
+            reference::flags::of_program(&Config::command())
+        );
+        expect_file![concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/feed.md")]
+            .assert_eq(&reference::page("Flags of npl-feed", &body));
+    }
+}

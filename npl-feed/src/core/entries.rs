@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which entries of a Pod's annotation are served.
+//!
+//! A Pod's user may write the annotation where no admission policy confines writers, so an entry is served only if it
+//! names an address of the Pod's Node and a port that can lead to the Pod.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+    sync::Arc,
+};
+
+use npl_agent::core::{
+    model::{NodePort, PodKey, Protocol, settings::PortRange},
+    publish::annotation::{Entry, published_entries},
+};
+
+use super::model::{Node, Pod};
+
+/// Why an entry of an annotation is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LeftOut {
+    /// The entry, or the whole annotation, is not of the documented form.
+    Malformed,
+    /// The Pod is on no Node, or on one that the API server does not list.
+    UnknownNode,
+    /// The address is none of the Pod's Node.
+    ForeignAddress,
+    /// The node port is outside of `--port-range` and is no host port of the Pod.
+    PortOutOfRange,
+    /// The Pod is on the host network, and the node port is not the Pod's port.
+    OtherPodPort,
+    /// A Pod with the better claim has the same address, port and protocol.
+    Contested,
+}
+
+impl LeftOut {
+    /// All reasons, in the order of the metrics.
+    pub const ALL: [Self; 6] = [
+        Self::Malformed,
+        Self::UnknownNode,
+        Self::ForeignAddress,
+        Self::PortOutOfRange,
+        Self::OtherPodPort,
+        Self::Contested,
+    ];
+
+    /// The value of the metric label, and the name in log lines.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::UnknownNode => "unknown_node",
+            Self::ForeignAddress => "foreign_address",
+            Self::PortOutOfRange => "port_out_of_range",
+            Self::OtherPodPort => "other_pod_port",
+            Self::Contested => "contested",
+        }
+    }
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What a client connects to: two Pods cannot both answer there.
+pub type Target = (IpAddr, NodePort, Protocol);
+
+/// The target of an entry.
+pub const fn target(entry: &Entry) -> Target {
+    (entry.node_ip, entry.node_port, entry.protocol)
+}
+
+/// The entries that can lead to the Pod, without duplicates, and the number of the others by reason.
+pub fn of_pod(pod: &Pod, node: Option<&Node>, range: PortRange) -> (Vec<Entry>, BTreeMap<LeftOut, usize>) {
+    let mut left_out = BTreeMap::new();
+    let Some(text) = pod.object.annotation.as_deref().filter(|_| !pod.object.is_finished) else {
+        return (Vec::new(), left_out);
+    };
+    let (entries, malformed) = published_entries(text);
+    if malformed > 0 {
+        left_out.insert(LeftOut::Malformed, malformed);
+    }
+    let mut targets = BTreeSet::new();
+    let mut served = Vec::new();
+    for entry in entries {
+        match refusal(pod, node, range, &entry) {
+            None if targets.insert(target(&entry)) => served.push(entry),
+            None => {}
+            Some(reason) => *left_out.entry(reason).or_default() += 1,
+        }
+    }
+    (served, left_out)
+}
+
+fn refusal(pod: &Pod, node: Option<&Node>, range: PortRange, entry: &Entry) -> Option<LeftOut> {
+    let Some(node) = node else { return Some(LeftOut::UnknownNode) };
+    let mut addresses = node.object.internal_ips.iter().chain(&node.object.external_ips);
+    if !addresses.any(|ip| *ip == entry.node_ip) {
+        return Some(LeftOut::ForeignAddress);
+    }
+    if pod.object.host_network {
+        return (entry.node_port.0 != entry.pod_port.0).then_some(LeftOut::OtherPodPort);
+    }
+    let is_host_port = pod.object.ports.iter().any(|port| {
+        port.host_port == Some(entry.node_port) && port.port == entry.pod_port && port.protocol == entry.protocol
+    });
+    (!is_host_port && !range.contains(entry.node_port)).then_some(LeftOut::PortOutOfRange)
+}
+
+/// A Pod's claim to a target. The lowest claim wins: an annotation that the agent wrote last, then the older Pod.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Claim {
+    is_foreign: bool,
+    created: i64,
+    pod: PodKey,
+}
+
+impl Claim {
+    /// The claim of a Pod to each of its targets.
+    pub fn of(pod: &Pod) -> Self {
+        Self { is_foreign: pod.object.annotation_manager.is_some(), created: pod.created, pod: pod.object.key.clone() }
+    }
+}
+
+/// The claims to each target.
+#[derive(Debug, Clone, Default)]
+pub struct Claims(BTreeMap<Target, BTreeSet<Claim>>);
+
+impl Claims {
+    /// Adds a Pod's claim to a target.
+    pub fn add(&mut self, target: Target, claim: Claim) {
+        self.0.entry(target).or_default().insert(claim);
+    }
+
+    /// Removes a Pod's claim to a target.
+    pub fn remove(&mut self, target: &Target, claim: &Claim) {
+        if let Some(claims) = self.0.get_mut(target) {
+            claims.remove(claim);
+            if claims.is_empty() {
+                self.0.remove(target);
+            }
+        }
+    }
+
+    /// Whether the Pod has the best claim to the target.
+    pub fn is_held_by(&self, target: &Target, pod: &PodKey) -> bool {
+        self.0.get(target).and_then(BTreeSet::first).is_some_and(|best| best.pod == *pod)
+    }
+
+    /// Whether any Pod claims the target.
+    pub fn has(&self, target: &Target) -> bool {
+        self.0.contains_key(target)
+    }
+
+    /// The Pods that claim the target.
+    pub fn claimants(&self, target: &Target) -> impl Iterator<Item = &PodKey> {
+        self.0.get(target).into_iter().flatten().map(|claim| &claim.pod)
+    }
+}
+
+/// An entry that the agent has withdrawn and whose mapping still translates, for `--drain`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Withdrawn {
+    /// The former entry.
+    pub entry: Entry,
+    /// The end of the drain, in milliseconds of the monotonic clock.
+    pub until: u64,
+}
+
+/// A Pod with the entries that are served.
+#[derive(Debug, Clone)]
+pub struct Served {
+    /// The Pod.
+    pub pod: Pod,
+    /// The name and zone of its Node; empty if the Node is not known.
+    pub place: (Arc<str>, Arc<str>),
+    /// The entries that can lead to the Pod.
+    pub entries: Vec<Entry>,
+    /// The former entries that drain.
+    pub withdrawn: Vec<Withdrawn>,
+    /// The number of other entries by reason, without contested ones.
+    pub left_out: BTreeMap<LeftOut, usize>,
+}
+
+impl Served {
+    /// Reads the annotation of a Pod.
+    pub fn new(pod: Pod, node: Option<&Node>, range: PortRange) -> Self {
+        let (entries, left_out) = of_pod(&pod, node, range);
+        let zone = node.map(|node| Arc::clone(&node.zone)).unwrap_or_default();
+        let place = (pod.node.clone().unwrap_or_default(), zone);
+        Self { pod, place, entries, withdrawn: Vec::new(), left_out }
+    }
+}

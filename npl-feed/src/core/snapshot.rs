@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The result: the members of each Service port, with a version that is the digest of the content.
+
+use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc};
+
+use npl_agent::core::model::{ObjectKey, Protocol, ServiceKey};
+use ring::digest;
+
+/// The first 16 bytes of the SHA-256 of a content. Displayed as 32 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Version(u128);
+
+impl Version {
+    /// The version of a content.
+    pub fn of(content: &[u8]) -> Self {
+        let digest = digest::digest(&digest::SHA256, content);
+        let bytes = digest.as_ref().first_chunk::<16>().copied().unwrap_or_default();
+        Self(u128::from_be_bytes(bytes))
+    }
+
+    /// The first 32 bits, as the serial of a SOA record.
+    pub const fn serial(self) -> u32 {
+        let [a, b, c, d, ..] = self.0.to_be_bytes();
+        u32::from_be_bytes([a, b, c, d])
+    }
+
+    /// 63 bits, never 0, as the index of Consul's blocking queries.
+    pub const fn index(self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.0.to_be_bytes();
+        (u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 1) | 1
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// A Service port.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortKey {
+    /// The Service.
+    pub service: ServiceKey,
+    /// The port of the Service.
+    pub number: u16,
+    /// The protocol.
+    pub protocol: Protocol,
+}
+
+/// Whether a member takes requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Condition {
+    /// The Pod is ready.
+    Ready,
+    /// The Pod is not ready.
+    NotReady,
+    /// The Pod is being deleted or its annotation was withdrawn: requests in progress are answered, new ones should go
+    /// elsewhere.
+    Draining,
+}
+
+impl Condition {
+    /// The value in answers.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::NotReady => "not_ready",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+/// One port of one Pod, as clients outside of the cluster reach it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Member {
+    /// The address of the Node.
+    pub address: IpAddr,
+    /// The node port, in host order.
+    pub port: u16,
+    /// The name of the Pod.
+    pub pod: Arc<str>,
+    /// The name of the Node.
+    pub node: Arc<str>,
+    /// The zone of the Node; empty if it has none.
+    pub zone: Arc<str>,
+    /// Whether the member takes requests.
+    pub condition: Condition,
+    /// The share of requests, relative to other members.
+    pub weight: u16,
+}
+
+/// The weight of every member: Pods of one Service are equal.
+pub const WEIGHT: u16 = 1;
+
+/// The members of one Service port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// The Service port.
+    pub key: PortKey,
+    /// The name of the Service port; `None` if it has none.
+    pub name: Option<Arc<str>>,
+    /// The members, sorted by address and port.
+    pub members: Vec<Member>,
+    /// The digest of all of these.
+    pub version: Version,
+}
+
+impl Group {
+    /// Sorts the members and computes the version.
+    pub fn new(key: PortKey, name: Option<Arc<str>>, mut members: Vec<Member>) -> Self {
+        members.sort_unstable();
+        members.dedup();
+        let mut content =
+            format!("{}\n{}\n{}\n{}\n", key.service, key.number, key.protocol, name.as_deref().unwrap_or(""));
+        for Member { address, port, pod, node, zone, condition, weight } in &members {
+            // Names of Kubernetes contain no line feed.
+            content.push_str(&format!("{address} {port} {pod}\n{node}\n{zone}\n{} {weight}\n", condition.as_str()));
+        }
+        Self { key, name, members, version: Version::of(content.as_bytes()) }
+    }
+
+    /// The name of the port, or its number if it has no name.
+    pub fn port_text(&self) -> String {
+        self.name.as_deref().map_or_else(|| self.key.number.to_string(), str::to_owned)
+    }
+
+    /// The members that take new requests.
+    pub fn ready(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.condition == Condition::Ready)
+    }
+}
+
+/// The members of all Service ports.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    groups: BTreeMap<PortKey, Arc<Group>>,
+    version: Version,
+}
+
+impl Snapshot {
+    /// Computes the version.
+    pub fn new(groups: BTreeMap<PortKey, Arc<Group>>) -> Self {
+        let versions: String = groups.values().map(|group| group.version.to_string()).collect();
+        Self { groups, version: Version::of(versions.as_bytes()) }
+    }
+
+    /// The digest of the content.
+    pub const fn version(&self) -> Version {
+        self.version
+    }
+
+    /// All Service ports, sorted by key.
+    pub fn groups(&self) -> impl Iterator<Item = &Arc<Group>> {
+        self.groups.values()
+    }
+
+    /// The ports of one Service, sorted by number and protocol.
+    pub fn service(&self, namespace: &str, name: &str) -> impl Iterator<Item = &Arc<Group>> {
+        let service = ObjectKey::new(namespace, name);
+        let first = PortKey { service: service.clone(), number: 0, protocol: Protocol::Tcp };
+        self.groups.range(first..).take_while(move |(key, _)| key.service == service).map(|(_, group)| group)
+    }
+
+    /// The port of a Service by its name, or by its number; TCP comes before UDP and SCTP.
+    pub fn port(&self, namespace: &str, service: &str, port: &str) -> Option<&Arc<Group>> {
+        let mut by_number = None;
+        for group in self.service(namespace, service) {
+            if group.name.as_deref() == Some(port) {
+                return Some(group);
+            }
+            if by_number.is_none() && group.key.number.to_string() == port {
+                by_number = Some(group);
+            }
+        }
+        by_number
+    }
+}

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Follows the cluster: after a change, only the Services that the change affects are computed again.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    sync::Arc,
+};
+
+use npl_agent::core::model::{ObjectKey, PodKey, ServiceKey, settings::PortRange};
+
+use super::{
+    entries::{Claim, Claims, LeftOut, Served, Target, Withdrawn, target},
+    members,
+    model::{Change, Node, Pod, Service},
+    snapshot::{Group, PortKey, Snapshot},
+};
+
+/// The most former entries of one Pod that are kept, so that an annotation that changes all the time uses bounded
+/// memory.
+const MOST_WITHDRAWN: usize = 64;
+
+/// The entries of a Pod that are left out, which changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The Pod.
+    pub pod: PodKey,
+    /// The number of entries by reason; empty if all are served now.
+    pub left_out: BTreeMap<LeftOut, usize>,
+}
+
+/// The known objects, and the groups computed from them.
+#[derive(Debug)]
+pub struct State {
+    range: PortRange,
+    /// Time for which the member of a withdrawn entry drains, in milliseconds.
+    drain: u64,
+    pods: BTreeMap<PodKey, Served>,
+    services: BTreeMap<ServiceKey, Service>,
+    nodes: BTreeMap<Arc<str>, Node>,
+    claims: Claims,
+    /// The Pods with withdrawn entries.
+    draining: BTreeSet<PodKey>,
+    groups: BTreeMap<PortKey, Arc<Group>>,
+    /// Services to compute again.
+    dirty: BTreeSet<ServiceKey>,
+    /// Pods whose left-out entries may have changed.
+    refused: BTreeSet<PodKey>,
+    reported: BTreeMap<PodKey, BTreeMap<LeftOut, usize>>,
+    listed: (bool, bool, bool),
+}
+
+impl State {
+    /// An empty state. `drain` is in milliseconds.
+    pub fn new(range: PortRange, drain: u64) -> Self {
+        Self {
+            range,
+            drain,
+            pods: BTreeMap::new(),
+            services: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            claims: Claims::default(),
+            draining: BTreeSet::new(),
+            groups: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            refused: BTreeSet::new(),
+            reported: BTreeMap::new(),
+            listed: (false, false, false),
+        }
+    }
+
+    /// Whether Pods, Services and Nodes have been listed. Before that, a snapshot would lack members.
+    pub const fn is_complete(&self) -> bool {
+        matches!(self.listed, (true, true, true))
+    }
+
+    /// Applies a change at a time of the monotonic clock, in milliseconds.
+    pub fn apply(&mut self, change: Change, now: u64) {
+        match change {
+            Change::Pods(pods) => {
+                self.listed.0 = true;
+                let listed: BTreeSet<&PodKey> = pods.iter().map(|pod| &pod.object.key).collect();
+                let gone: Vec<PodKey> = self.pods.keys().filter(|key| !listed.contains(key)).cloned().collect();
+                for key in gone {
+                    self.remove_pod(&key);
+                }
+                for pod in pods {
+                    self.put_pod(pod, now);
+                }
+            }
+            Change::Pod(pod) => self.put_pod(*pod, now),
+            Change::PodGone(key, uid) => {
+                if self.pods.get(&key).is_some_and(|known| known.pod.object.uid == uid) {
+                    self.remove_pod(&key);
+                }
+            }
+            Change::Services(services) => {
+                self.listed.1 = true;
+                let listed: BTreeSet<&ServiceKey> = services.iter().map(|service| &service.object.key).collect();
+                let gone: Vec<ServiceKey> = self.services.keys().filter(|key| !listed.contains(key)).cloned().collect();
+                for key in gone {
+                    self.remove_service(&key);
+                }
+                for service in services {
+                    self.put_service(service);
+                }
+            }
+            Change::Service(service) => self.put_service(*service),
+            Change::ServiceGone(key) => self.remove_service(&key),
+            Change::Nodes(nodes) => {
+                self.listed.2 = true;
+                let listed: BTreeSet<&str> = nodes.iter().map(|node| node.object.name.as_str()).collect();
+                let gone: Vec<Arc<str>> =
+                    self.nodes.keys().filter(|name| !listed.contains(&***name)).cloned().collect();
+                for name in gone {
+                    self.set_node(&name, None);
+                }
+                for node in nodes {
+                    self.put_node(node);
+                }
+            }
+            Change::Node(node) => self.put_node(node),
+            Change::NodeGone(name) => self.set_node(&name, None),
+        }
+    }
+
+    /// The end of the next drain, in milliseconds of the monotonic clock.
+    pub fn next_end(&self) -> Option<u64> {
+        let draining = self.draining.iter().filter_map(|key| self.pods.get(key));
+        draining.flat_map(|served| &served.withdrawn).map(|withdrawn| withdrawn.until).min()
+    }
+
+    /// Ends the drains that are over.
+    pub fn expire(&mut self, now: u64) {
+        for key in self.draining.clone() {
+            self.keep_withdrawn(&key, |withdrawn| withdrawn.until > now);
+        }
+    }
+
+    /// The snapshot after all changes so far; `None` if nothing changed since the last call.
+    pub fn refresh(&mut self) -> Option<Snapshot> {
+        let mut has_changed = false;
+        for key in mem::take(&mut self.dirty) {
+            has_changed |= self.compute(&key);
+        }
+        has_changed.then(|| Snapshot::new(self.groups.clone()))
+    }
+
+    /// The snapshot of the groups as last computed.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::new(self.groups.clone())
+    }
+
+    /// The Pods whose left-out entries changed since the last call.
+    pub fn take_refusals(&mut self) -> Vec<Refusal> {
+        let mut refusals = Vec::new();
+        for pod in mem::take(&mut self.refused) {
+            let left_out = self.left_out(&pod);
+            let known = self.reported.get(&pod).cloned().unwrap_or_default();
+            if left_out == known {
+                continue;
+            }
+            if left_out.is_empty() {
+                self.reported.remove(&pod);
+            } else {
+                self.reported.insert(pod.clone(), left_out.clone());
+            }
+            refusals.push(Refusal { pod, left_out });
+        }
+        refusals
+    }
+
+    /// The number of entries that are left out now, by reason.
+    pub fn left_out_by_reason(&self) -> BTreeMap<LeftOut, usize> {
+        let mut sums = BTreeMap::new();
+        for (reason, count) in self.reported.values().flatten() {
+            *sums.entry(*reason).or_default() += count;
+        }
+        sums
+    }
+
+    fn left_out(&self, key: &PodKey) -> BTreeMap<LeftOut, usize> {
+        let Some(served) = self.pods.get(key) else { return BTreeMap::new() };
+        let mut left_out = served.left_out.clone();
+        let contested = served.entries.iter().filter(|entry| !self.claims.is_held_by(&target(entry), key)).count();
+        if contested > 0 {
+            left_out.insert(LeftOut::Contested, contested);
+        }
+        left_out
+    }
+
+    fn put_pod(&mut self, pod: Pod, now: u64) {
+        let key = pod.object.key.clone();
+        if self.pods.get(&key).is_some_and(|known| is_same(&known.pod, &pod)) {
+            return;
+        }
+        let is_same = |former: &Served| former.pod.object.uid == pod.object.uid && former.pod.node == pod.node;
+        let former = self.detach_pod(&key).filter(is_same);
+        let node = pod.node.as_ref().and_then(|name| self.nodes.get(name));
+        let mut served = Served::new(pod, node, self.range);
+        if let Some(former) = former.filter(|_| !served.pod.object.is_finished) {
+            let until = now.saturating_add(self.drain);
+            let withdrawn = former.entries.into_iter().map(|entry| Withdrawn { entry, until });
+            let draining = former.withdrawn.into_iter().chain(withdrawn);
+            let is_free = |it: &Withdrawn| !served.entries.contains(&it.entry) && !self.claims.has(&target(&it.entry));
+            served.withdrawn = draining.filter(is_free).collect();
+            let beyond = served.withdrawn.len().saturating_sub(MOST_WITHDRAWN);
+            served.withdrawn.drain(..beyond);
+        }
+        if served.pod.object.annotation.is_some() || !served.withdrawn.is_empty() {
+            self.attach_pod(served);
+        }
+    }
+
+    fn remove_pod(&mut self, key: &PodKey) {
+        self.detach_pod(key);
+    }
+
+    fn attach_pod(&mut self, served: Served) {
+        let key = served.pod.object.key.clone();
+        for entry in &served.entries {
+            self.claims.add(target(entry), Claim::of(&served.pod));
+        }
+        // A Pod that drains at a target gives way to the one that claims it.
+        let claimed: BTreeSet<Target> = served.entries.iter().map(target).collect();
+        for other in self.draining.clone() {
+            self.keep_withdrawn(&other, |withdrawn| !claimed.contains(&target(&withdrawn.entry)));
+        }
+        if !served.withdrawn.is_empty() {
+            self.draining.insert(key.clone());
+        }
+        self.pods.insert(key.clone(), served);
+        self.touch_pod(&key);
+    }
+
+    /// Removes a Pod from all indexes, and marks the Services that it affects. Of its entries, those remain that it
+    /// held.
+    fn detach_pod(&mut self, key: &PodKey) -> Option<Served> {
+        self.touch_pod(key);
+        self.draining.remove(key);
+        let mut served = self.pods.remove(key)?;
+        let claim = Claim::of(&served.pod);
+        served.entries.retain(|entry| {
+            let is_held = self.claims.is_held_by(&target(entry), key);
+            self.claims.remove(&target(entry), &claim);
+            is_held
+        });
+        Some(served)
+    }
+
+    /// Ends the drain of some entries of a Pod.
+    fn keep_withdrawn(&mut self, key: &PodKey, keep: impl Fn(&Withdrawn) -> bool) {
+        let Some(served) = self.pods.get_mut(key) else { return };
+        let before = served.withdrawn.len();
+        served.withdrawn.retain(keep);
+        if served.withdrawn.len() == before {
+            return;
+        }
+        let is_drained = served.withdrawn.is_empty();
+        let is_known = served.pod.object.annotation.is_some();
+        self.touch_pod(key);
+        if is_drained {
+            self.draining.remove(key);
+            if !is_known {
+                self.remove_pod(key);
+            }
+        }
+    }
+
+    /// Marks the Services that select a Pod, or a Pod that claims one of its targets.
+    fn touch_pod(&mut self, key: &PodKey) {
+        self.refused.insert(key.clone());
+        let Some(served) = self.pods.get(key) else { return };
+        let mut pods = BTreeSet::from([key]);
+        for entry in &served.entries {
+            pods.extend(self.claims.claimants(&target(entry)));
+        }
+        for pod in pods {
+            let Some(other) = self.pods.get(pod) else { continue };
+            self.refused.insert(pod.clone());
+            let services = in_namespace(&self.services, &pod.namespace);
+            self.dirty.extend(
+                services.filter(|it| it.object.selects(&other.pod.object)).map(|service| service.object.key.clone()),
+            );
+        }
+    }
+
+    fn put_service(&mut self, service: Service) {
+        let key = service.object.key.clone();
+        if !service.object.is_active() {
+            self.remove_service(&key);
+        } else if self.services.get(&key) != Some(&service) {
+            self.services.insert(key.clone(), service);
+            self.dirty.insert(key);
+        }
+    }
+
+    fn remove_service(&mut self, key: &ServiceKey) {
+        if self.services.remove(key).is_some() {
+            self.dirty.insert(key.clone());
+        }
+    }
+
+    fn put_node(&mut self, node: Node) {
+        let name: Arc<str> = node.object.name.as_str().into();
+        self.set_node(&name, Some(node));
+    }
+
+    fn set_node(&mut self, name: &Arc<str>, node: Option<Node>) {
+        if self.nodes.get(name) == node.as_ref() {
+            return;
+        }
+        match node.clone() {
+            Some(node) => self.nodes.insert(Arc::clone(name), node),
+            None => self.nodes.remove(name),
+        };
+        let of_node = self.pods.iter().filter(|(_, served)| served.pod.node.as_ref() == Some(name));
+        let of_node: Vec<PodKey> = of_node.map(|(key, _)| key.clone()).collect();
+        for key in of_node {
+            if let Some(former) = self.detach_pod(&key) {
+                let served = Served::new(former.pod, node.as_ref(), self.range);
+                let withdrawn = if node.is_some() { former.withdrawn } else { Vec::new() };
+                self.attach_pod(Served { withdrawn, ..served });
+            }
+        }
+    }
+
+    /// Computes the groups of a Service again. Returns whether they changed.
+    fn compute(&mut self, key: &ServiceKey) -> bool {
+        let first = PortKey { service: key.clone(), number: 0, protocol: npl_agent::core::model::Protocol::Tcp };
+        let known = self.groups.range(first..).take_while(|(known, _)| known.service == *key);
+        let mut former: BTreeMap<PortKey, Arc<Group>> =
+            known.map(|(key, group)| (key.clone(), Arc::clone(group))).collect();
+        let mut has_changed = false;
+        if let Some(service) = self.services.get(key) {
+            let selected: Vec<&Served> = in_namespace(&self.pods, &key.namespace)
+                .filter(|served| service.object.selects(&served.pod.object))
+                .collect();
+            for group in members::groups(service, &selected, &self.claims) {
+                if former.remove(&group.key).is_none_or(|former| former.version != group.version) {
+                    has_changed = true;
+                    self.groups.insert(group.key.clone(), Arc::new(group));
+                }
+            }
+        }
+        for gone in former.keys() {
+            has_changed = true;
+            self.groups.remove(gone);
+        }
+        has_changed
+    }
+}
+
+/// Whether two states of a Pod differ only in fields that do not matter here.
+fn is_same(known: &Pod, pod: &Pod) -> bool {
+    let mut known = known.clone();
+    known.object.resource_version = pod.object.resource_version;
+    known.object.gate = pod.object.gate;
+    known == *pod
+}
+
+/// The objects of a namespace; keys are ordered by namespace first.
+fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) -> impl Iterator<Item = &'a T> {
+    let first = ObjectKey::new(namespace, "");
+    objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)
+}

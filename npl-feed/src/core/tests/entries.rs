@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Hostile annotations.
+
+use npl_agent::core::model::{ContainerPort, NodePort};
+
+use super::*;
+use crate::core::{entries::LeftOut, state::Refusal};
+
+/// What is served of the only Pod, and what is left out.
+fn served(pod: Pod) -> (Vec<String>, Vec<(LeftOut, usize)>) {
+    let mut state = cluster(vec![pod]);
+    let members = web(&mut state);
+    let refusals = state.take_refusals();
+    (members, refusals.into_iter().flat_map(|refusal| refusal.left_out).collect())
+}
+
+#[test]
+fn an_entry_of_the_own_node_is_served() {
+    let (members, left_out) = served(pod("a", "n1", &annotation(8080, "192.0.2.1", 61000)));
+    assert_eq!(members, ["a 192.0.2.1:61000 ready"]);
+    assert!(left_out.is_empty());
+}
+
+#[test]
+fn hostile_entries_are_left_out_with_their_reason() {
+    for (annotation, reason) in [
+        (annotation(8080, "192.0.2.2", 61000), LeftOut::ForeignAddress),
+        (annotation(8080, "203.0.113.9", 61000), LeftOut::ForeignAddress),
+        (annotation(8080, "192.0.2.1", 22), LeftOut::PortOutOfRange),
+        (annotation(8080, "192.0.2.1", 62001), LeftOut::PortOutOfRange),
+        (annotation(8080, "192.0.2.1", 0), LeftOut::Malformed),
+        (annotation(8080, "node.example", 61000), LeftOut::Malformed),
+        (r#"[{"podPort":8080,"nodePort":61000}]"#.to_owned(), LeftOut::Malformed),
+        (
+            r#"[{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000,"ipFamily":"IPv6"}]"#.to_owned(),
+            LeftOut::Malformed,
+        ),
+        ("{}".to_owned(), LeftOut::Malformed),
+        ("[[[[".to_owned(), LeftOut::Malformed),
+        (String::new(), LeftOut::Malformed),
+    ] {
+        assert_eq!(served(pod("a", "n1", &annotation)), (Vec::new(), vec![(reason, 1)]), "{annotation}");
+    }
+}
+
+#[test]
+fn a_pod_of_an_unknown_node_is_left_out_until_the_node_is_known() {
+    let mut state = cluster(vec![pod("a", "n3", &annotation(8080, "192.0.2.3", 61000))]);
+    assert_eq!(web(&mut state), Vec::<String>::new());
+    assert_eq!(state.take_refusals().len(), 1);
+    state.apply(Change::Node(node("n3", "192.0.2.3", "")), 0);
+    assert_eq!(web(&mut state), ["a 192.0.2.3:61000 ready"]);
+    let key = ObjectKey::new("default", "a");
+    assert_eq!(state.take_refusals(), [Refusal { pod: key, left_out: BTreeMap::new() }]);
+}
+
+#[test]
+fn a_host_port_of_the_pod_is_served_outside_of_the_range() {
+    let mut own = pod("a", "n1", &annotation(8080, "192.0.2.1", 80));
+    own.object.ports = vec![ContainerPort {
+        name: None,
+        port: PodPort(8080),
+        protocol: Protocol::Tcp,
+        host_port: Some(NodePort(80)),
+        host_ip: None,
+    }];
+    assert_eq!(served(own).0, ["a 192.0.2.1:80 ready"]);
+}
+
+#[test]
+fn a_pod_on_the_host_network_is_served_at_its_own_port_only() {
+    for (node_port, expected) in [(8080, Some("a 192.0.2.1:8080 ready")), (61000, None)] {
+        let mut own = pod("a", "n1", &annotation(8080, "192.0.2.1", node_port));
+        own.object.host_network = true;
+        let (members, left_out) = served(own);
+        assert_eq!(members.first().map(String::as_str), expected);
+        assert_eq!(left_out.is_empty(), expected.is_some());
+    }
+}
+
+#[test]
+fn of_two_pods_with_one_node_port_the_agents_own_annotation_wins_and_then_the_older_pod() {
+    let same = annotation(8080, "192.0.2.1", 61000);
+    let mut foreign = pod("a", "n1", &same);
+    foreign.object.annotation_manager = Some("kubectl-edit".into());
+    let mut agents = pod("b", "n1", &same);
+    agents.created = 100;
+    let mut state = cluster(vec![foreign.clone(), agents.clone()]);
+    assert_eq!(web(&mut state), ["b 192.0.2.1:61000 ready"]);
+    assert_eq!(state.take_refusals().len(), 1);
+    assert_eq!(state.left_out_by_reason(), BTreeMap::from([(LeftOut::Contested, 1)]));
+
+    foreign.object.annotation_manager = None;
+    state.apply(Change::Pod(Box::new(foreign)), 0);
+    assert_eq!(web(&mut state), ["a 192.0.2.1:61000 ready"], "the older one");
+    state.apply(Change::PodGone(ObjectKey::new("default", "a"), PodUid("a".into())), 0);
+    assert_eq!(web(&mut state), ["b 192.0.2.1:61000 ready"]);
+}
+
+#[test]
+fn refusals_are_reported_once_per_change() {
+    let mut state = cluster(vec![pod("a", "n1", "no JSON")]);
+    state.refresh();
+    assert_eq!(state.take_refusals().len(), 1);
+    let mut again = pod("a", "n1", "no JSON");
+    again.is_ready = false;
+    state.apply(Change::Pod(Box::new(again)), 0);
+    assert!(state.take_refusals().is_empty());
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How members come and go.
+
+use super::*;
+
+fn one() -> Pod {
+    pod("a", "n1", &annotation(8080, "192.0.2.1", 61000))
+}
+
+fn put(state: &mut State, pod: Pod, now: u64) {
+    state.apply(Change::Pod(Box::new(pod)), now);
+}
+
+#[test]
+fn nothing_is_complete_before_all_three_lists() {
+    let mut state = state();
+    state.apply(Change::Pods(Vec::new()), 0);
+    state.apply(Change::Services(Vec::new()), 0);
+    assert!(!state.is_complete());
+    state.apply(Change::Nodes(Vec::new()), 0);
+    assert!(state.is_complete());
+}
+
+#[test]
+fn readiness_and_deletion_are_the_members_condition() {
+    let mut state = cluster(vec![one()]);
+    assert_eq!(web(&mut state), ["a 192.0.2.1:61000 ready"]);
+    let mut changed = one();
+    changed.is_ready = false;
+    put(&mut state, changed.clone(), 0);
+    assert_eq!(web(&mut state), ["a 192.0.2.1:61000 not_ready"]);
+    changed.object.is_terminating = true;
+    put(&mut state, changed.clone(), 0);
+    assert_eq!(web(&mut state), ["a 192.0.2.1:61000 draining"]);
+    changed.object.is_finished = true;
+    put(&mut state, changed, 0);
+    assert_eq!(web(&mut state), Vec::<String>::new());
+}
+
+#[test]
+fn a_withdrawn_member_drains_for_the_time_of_the_drain() {
+    let mut state = cluster(vec![one()]);
+    let mut withdrawn = one();
+    withdrawn.object.annotation = Some("[]".to_owned());
+    put(&mut state, withdrawn.clone(), 1_000);
+    assert_eq!(web(&mut state), ["a 192.0.2.1:61000 draining"]);
+    withdrawn.object.annotation = None;
+    put(&mut state, withdrawn, 2_000);
+    assert_eq!(web(&mut state), ["a 192.0.2.1:61000 draining"]);
+    assert_eq!(state.next_end(), Some(1_000 + DRAIN));
+    state.expire(1_000 + DRAIN - 1);
+    assert_eq!(web(&mut state), ["a 192.0.2.1:61000 draining"]);
+    state.expire(1_000 + DRAIN);
+    assert_eq!((web(&mut state), state.next_end()), (Vec::new(), None));
+}
+
+#[test]
+fn a_node_port_that_returns_or_that_another_pod_gets_does_not_drain() {
+    let mut state = cluster(vec![one()]);
+    let mut withdrawn = one();
+    withdrawn.object.annotation = Some("[]".to_owned());
+    put(&mut state, withdrawn.clone(), 0);
+    put(&mut state, one(), 1);
+    assert_eq!((web(&mut state), state.next_end()), (vec!["a 192.0.2.1:61000 ready".to_owned()], None));
+    put(&mut state, withdrawn, 2);
+    put(&mut state, pod("b", "n1", &annotation(8080, "192.0.2.1", 61000)), 3);
+    assert_eq!(web(&mut state), ["b 192.0.2.1:61000 ready"]);
+}
+
+#[test]
+fn a_pod_that_is_gone_does_not_drain() {
+    let mut state = cluster(vec![one()]);
+    assert_eq!(web(&mut state).len(), 1);
+    state.apply(Change::PodGone(ObjectKey::new("default", "a"), PodUid("other".into())), 0);
+    assert_eq!(web(&mut state).len(), 1, "another Pod of the name");
+    state.apply(Change::PodGone(ObjectKey::new("default", "a"), PodUid("a".into())), 0);
+    assert_eq!(web(&mut state), Vec::<String>::new());
+}
+
+#[test]
+fn only_active_services_have_ports() {
+    let mut state = cluster(vec![one()]);
+    assert_eq!(web(&mut state).len(), 1);
+    for change in [
+        |service: &mut Service| service.object.is_enabled = false,
+        |service: &mut Service| service.object.service_type = ServiceType::NodePort,
+        |service: &mut Service| service.object.selector = BTreeMap::new(),
+    ] {
+        let mut changed = service("web", 8080);
+        change(&mut changed);
+        state.apply(Change::Service(Box::new(changed)), 0);
+        assert!(state.refresh().is_some_and(|snapshot| snapshot.groups().next().is_none()));
+        state.apply(Change::Service(Box::new(service("web", 8080))), 0);
+        assert_eq!(web(&mut state).len(), 1);
+    }
+}
+
+#[test]
+fn only_the_targeted_port_and_the_families_of_the_service_are_served() {
+    let both = r#"[{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp"},
+                   {"podPort":8080,"nodeIP":"2001:db8::1","nodePort":61000,"protocol":"tcp","ipFamily":"IPv6"},
+                   {"podPort":9090,"nodeIP":"192.0.2.1","nodePort":61001,"protocol":"tcp"},
+                   {"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61002,"protocol":"udp"}]"#;
+    let mut state = cluster(vec![pod("a", "n1", both)]);
+    let mut dual = node("n1", "192.0.2.1", "");
+    dual.object.internal_ips.push("2001:db8::1".parse().unwrap());
+    state.apply(Change::Node(dual), 0);
+    assert_eq!(web(&mut state), ["a 192.0.2.1:61000 ready"]);
+    let mut changed = service("web", 8080);
+    changed.object.families = vec![Family::V4, Family::V6];
+    state.apply(Change::Service(Box::new(changed)), 0);
+    assert_eq!(web(&mut state), ["a 192.0.2.1:61000 ready", "a 2001:db8::1:61000 ready"]);
+}
+
+#[test]
+fn a_port_is_found_by_name_and_by_number() {
+    let snapshot = snapshot(vec![one()]);
+    assert!(snapshot.port("default", "web", "http").is_some());
+    assert_eq!(snapshot.port("default", "web", "80"), snapshot.port("default", "web", "http"));
+    assert!(snapshot.port("default", "web", "81").is_none());
+    assert!(snapshot.port("default", "we", "http").is_none());
+    assert!(snapshot.port("other", "web", "http").is_none());
+}
+
+#[test]
+fn an_unchanged_cluster_gives_no_snapshot() {
+    let mut state = cluster(vec![one()]);
+    assert!(state.refresh().is_some());
+    let mut same = one();
+    same.object.resource_version = 2;
+    put(&mut state, same, 0);
+    state.apply(Change::Services(vec![service("web", 8080)]), 0);
+    assert!(state.refresh().is_none());
+}

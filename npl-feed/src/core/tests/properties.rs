@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Properties that hold after any changes, in any order.
+
+use std::net::IpAddr;
+
+use npl_agent::core::model::NodePort;
+use proptest::{prelude::*, sample::select};
+
+use super::*;
+use crate::core::members::members;
+
+const NODES: [(&str, &str); 3] = [("n1", "192.0.2.1"), ("n2", "192.0.2.2"), ("n3", "192.0.2.3")];
+
+fn entry() -> impl Strategy<Value = String> {
+    let ip = select(vec!["192.0.2.1", "192.0.2.2", "192.0.2.3", "203.0.113.1"]);
+    let node_port = prop_oneof![4 => 61_000..61_004_u16, 1 => Just(22_u16)];
+    (select(vec![8080_u16, 9090]), ip, node_port, select(vec!["tcp", "udp"])).prop_map(
+        |(pod_port, ip, port, protocol)| {
+            format!(r#"{{"podPort":{pod_port},"nodeIP":"{ip}","nodePort":{port},"protocol":"{protocol}"}}"#)
+        },
+    )
+}
+
+fn a_pod() -> impl Strategy<Value = Pod> {
+    let annotation = prop_oneof![
+        8 => prop::collection::vec(entry(), 0..3).prop_map(|entries| Some(format!("[{}]", entries.join(",")))),
+        1 => "\\PC*".prop_map(Some),
+        1 => Just(None),
+    ];
+    let name = select(vec!["a", "b", "c", "d"]);
+    let flags = (any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.1), prop::bool::weighted(0.2));
+    (name, select(vec!["n1", "n2", "n3"]), annotation, flags, 0..3_i64, select(vec!["web", "other"])).prop_map(
+        |(name, node, annotation, (is_ready, is_terminating, is_finished, is_foreign), created, app)| {
+            let mut pod = pod(name, node, "");
+            pod.object.annotation = annotation;
+            pod.object.labels.insert("app".to_owned(), app.to_owned());
+            (pod.object.is_terminating, pod.object.is_finished) = (is_terminating, is_finished);
+            pod.object.annotation_manager = is_foreign.then(|| "somebody".into());
+            (pod.is_ready, pod.created) = (is_ready, created);
+            pod
+        },
+    )
+}
+
+fn a_service() -> impl Strategy<Value = Service> {
+    (select(vec!["web", "api"]), select(vec![8080_u16, 9090]), prop::bool::weighted(0.8)).prop_map(
+        |(name, target, is_enabled)| {
+            let mut service = service(name, target);
+            service.object.is_enabled = is_enabled;
+            service
+        },
+    )
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        6 => a_pod().prop_map(|pod| Change::Pod(Box::new(pod))),
+        2 => select(vec!["a", "b", "c", "d"])
+            .prop_map(|name| Change::PodGone(ObjectKey::new("default", name), PodUid(name.into()))),
+        2 => a_service().prop_map(|service| Change::Service(Box::new(service))),
+        1 => select(vec!["web", "api"]).prop_map(|name| Change::ServiceGone(ObjectKey::new("default", name))),
+        2 => select(NODES.to_vec()).prop_map(|(name, ip)| Change::Node(node(name, ip, "zone"))),
+        1 => select(NODES.to_vec()).prop_map(|(name, _)| Change::NodeGone(name.into())),
+    ]
+}
+
+/// The objects after all changes.
+#[derive(Default)]
+struct Objects {
+    pods: BTreeMap<ObjectKey, Pod>,
+    services: BTreeMap<ObjectKey, Service>,
+    nodes: BTreeMap<String, Node>,
+}
+
+impl Objects {
+    fn apply(&mut self, change: &Change) {
+        match change.clone() {
+            Change::Pod(pod) => drop(self.pods.insert(pod.object.key.clone(), *pod)),
+            Change::PodGone(key, _) => drop(self.pods.remove(&key)),
+            Change::Service(service) => drop(self.services.insert(service.object.key.clone(), *service)),
+            Change::ServiceGone(key) => drop(self.services.remove(&key)),
+            Change::Node(node) => drop(self.nodes.insert(node.object.name.clone(), node)),
+            Change::NodeGone(name) => drop(self.nodes.remove(&*name)),
+            Change::Pods(_) | Change::Services(_) | Change::Nodes(_) => {}
+        }
+    }
+
+    fn members(&self) -> Snapshot {
+        let pods: Vec<Pod> = self.pods.values().cloned().collect();
+        let services: Vec<Service> = self.services.values().cloned().collect();
+        let nodes: Vec<Node> = self.nodes.values().cloned().collect();
+        members(&pods, &services, &nodes, range())
+    }
+}
+
+proptest! {
+    /// Without a drain, following changes gives what a computation from all objects gives.
+    #[test]
+    fn following_changes_equals_computing_from_all_objects(changes in prop::collection::vec(change(), 0..60)) {
+        let mut state = State::new(range(), 0);
+        let mut objects = Objects::default();
+        for change in changes {
+            objects.apply(&change);
+            state.apply(change, 0);
+            state.expire(0);
+            state.refresh();
+            prop_assert_eq!(state.snapshot(), objects.members());
+        }
+    }
+
+    /// A member is at an address of its Pod's Node and at a port that the Pod's annotation names, or named within the
+    /// time of the drain; and no two members of different Pods are at one place.
+    #[test]
+    fn a_member_is_where_its_pod_says(changes in prop::collection::vec(change(), 0..60)) {
+        let mut state = State::new(range(), DRAIN);
+        let mut objects = Objects::default();
+        let mut named: BTreeMap<ObjectKey, String> = BTreeMap::new();
+        for change in changes {
+            objects.apply(&change);
+            if let Change::Pod(pod) = &change {
+                named.entry(pod.object.key.clone()).or_default().push_str(pod.object.annotation.as_deref().unwrap_or(""));
+            } else if let Change::PodGone(key, _) = &change {
+                named.remove(key);
+            }
+            state.apply(change, 0);
+            state.refresh();
+            let mut holders: BTreeMap<(IpAddr, u16, Protocol), std::sync::Arc<str>> = BTreeMap::new();
+            for group in state.snapshot().groups() {
+                for member in &group.members {
+                    let pod = &objects.pods[&ObjectKey::new("default", &member.pod)];
+                    prop_assert_eq!(pod.node.as_ref(), Some(&member.node));
+                    let own = NODES.iter().any(|(node, ip)| *node == &*member.node && *ip == member.address.to_string());
+                    prop_assert!(own && range().contains(NodePort(member.port)));
+                    let text = format!(r#""nodePort":{},"#, member.port);
+                    prop_assert!(named[&pod.object.key].contains(&text));
+                    let place = (member.address, member.port, group.key.protocol);
+                    let holder = holders.entry(place).or_insert_with(|| std::sync::Arc::clone(&member.pod));
+                    prop_assert_eq!(&*holder, &member.pod);
+                }
+            }
+        }
+    }
+
+    /// Replicas that see the same objects agree on every version.
+    #[test]
+    fn the_order_of_objects_does_not_matter(
+        pods in prop::collection::vec(a_pod(), 0..5), services in prop::collection::vec(a_service(), 0..3)
+    ) {
+        let nodes: Vec<Node> = NODES.iter().map(|(name, ip)| node(name, ip, "")).collect();
+        let mut unique: BTreeMap<_, _> = pods.into_iter().map(|pod| (pod.object.key.clone(), pod)).collect();
+        let pods: Vec<Pod> = std::mem::take(&mut unique).into_values().collect();
+        let services: BTreeMap<_, _> = services.into_iter().map(|it| (it.object.key.clone(), it)).collect();
+        let services: Vec<Service> = services.into_values().collect();
+        let forward = members(&pods, &services, &nodes, range());
+        let reversed = |list: &[Pod]| list.iter().rev().cloned().collect::<Vec<_>>();
+        let backward = members(&reversed(&pods), &services, &nodes, range());
+        prop_assert_eq!(forward.version(), backward.version());
+        prop_assert_eq!(forward, backward);
+    }
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The DNS server: `_PORT._PROTOCOL.SERVICE.NAMESPACE.ZONE` has an SRV record for each ready member.
+
+mod names;
+mod zone;
+
+#[cfg(test)]
+mod tests;
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use hickory_server::{
+    Server,
+    net::{NetError, runtime::Time, xfer::Protocol},
+    proto::{
+        op::{Edns, Header, HeaderCounts, MessageType, Metadata, OpCode, ResponseCode},
+        rr::{DNSClass, Name, Record},
+    },
+    server::{Request, RequestHandler, ResponseHandler, ResponseInfo},
+    zone_handler::MessageResponseBuilder,
+};
+use ipnet::IpNet;
+use tokio::net::{TcpListener, UdpSocket};
+
+pub use self::zone::Zone;
+use self::zone::{Answer, Section};
+use crate::{follow::Published, status::Status};
+
+/// The largest UDP answer, if the client accepts as much. Larger ones are cut off, and the client asks by TCP.
+const LARGEST_DATAGRAM: u16 = 8192;
+/// The size that every client accepts.
+const SMALLEST_DATAGRAM: u16 = 512;
+/// Time without a query after which a TCP connection is closed.
+const IDLE_CONNECTION: Duration = Duration::from_secs(10);
+/// Answers that wait for the client on one TCP connection.
+const WAITING_ANSWERS: usize = 4;
+
+/// The sockets of the DNS server.
+#[derive(Debug)]
+pub struct Sockets {
+    udp: UdpSocket,
+    tcp: TcpListener,
+}
+
+impl Sockets {
+    /// Binds UDP and TCP to an address. Port 0 takes a port that is free for both.
+    ///
+    /// # Errors
+    ///
+    /// If an address is in use or not on this machine.
+    pub async fn bind(address: SocketAddr) -> io::Result<Self> {
+        let udp = UdpSocket::bind(address).await?;
+        let tcp = TcpListener::bind(udp.local_addr()?).await?;
+        Ok(Self { udp, tcp })
+    }
+
+    /// The address of both sockets.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not report it.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.udp.local_addr()
+    }
+}
+
+/// Serves until the future is dropped.
+///
+/// # Errors
+///
+/// If a socket fails.
+pub async fn serve(
+    sockets: Sockets,
+    zone: Name,
+    allowed: &[IpNet],
+    published: Published,
+    status: Arc<Status>,
+) -> Result<(), NetError> {
+    let handler = Handler { zone: Zone::new(zone), published, status };
+    let mut server = Server::with_access(handler, [], allowed.iter().copied());
+    server.register_socket(sockets.udp);
+    server.register_listener(sockets.tcp, IDLE_CONNECTION, WAITING_ANSWERS);
+    server.block_until_done().await
+}
+
+/// Answers queries from the last snapshot.
+#[derive(Debug)]
+struct Handler {
+    zone: Zone,
+    published: Published,
+    status: Arc<Status>,
+}
+
+impl Handler {
+    fn answer(&self, request: &Request) -> Answer {
+        let no_snapshot = || Answer::failed(ResponseCode::ServFail);
+        if request.metadata.op_code != OpCode::Query || request.metadata.message_type != MessageType::Query {
+            return Answer::failed(ResponseCode::NotImp);
+        }
+        if request.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
+            return Answer::failed(ResponseCode::BADVERS);
+        }
+        let Ok(info) = request.request_info() else { return Answer::failed(ResponseCode::FormErr) };
+        if !matches!(info.query.query_class(), DNSClass::IN | DNSClass::ANY) {
+            return Answer::failed(ResponseCode::Refused);
+        }
+        let snapshot = self.published.borrow().clone();
+        snapshot.map_or_else(no_snapshot, |snapshot| {
+            self.zone.answer(&snapshot, info.query.original().name(), info.query.query_type())
+        })
+    }
+}
+
+#[async_trait]
+impl RequestHandler for Handler {
+    async fn handle_request<R: ResponseHandler, T: Time>(&self, request: &Request, mut handle: R) -> ResponseInfo {
+        let mut answer = self.answer(request);
+        self.status.count_dns(code_name(answer.code));
+        let edns = request.edns.as_ref().map(|edns| {
+            let mut own = Edns::new();
+            own.set_version(0);
+            own.set_max_payload(edns.max_payload().clamp(SMALLEST_DATAGRAM, LARGEST_DATAGRAM));
+            own
+        });
+        let limit = edns.as_ref().map_or(SMALLEST_DATAGRAM, Edns::max_payload);
+        let limit = if request.protocol() == Protocol::Udp { limit } else { u16::MAX };
+        let is_truncated = fit(&mut answer, usize::from(limit));
+        let mut metadata = Metadata::response_from_request(&request.metadata);
+        metadata.authoritative = answer.code == ResponseCode::NoError || answer.code == ResponseCode::NXDomain;
+        metadata.response_code = answer.code;
+        metadata.truncation = is_truncated;
+        let mut builder = MessageResponseBuilder::from_message_request(request);
+        if let Some(edns) = &edns {
+            builder.edns(edns);
+        }
+        let none: [Record; 0] = [];
+        let response = builder.build(metadata, &answer.answers, &none, &answer.authority, &answer.additional);
+        match handle.send_response(response).await {
+            Ok(info) => info,
+            Err(error) => {
+                tracing::debug!(%error, "a DNS answer could not be sent");
+                ResponseInfo::from(Header { metadata, counts: HeaderCounts::default() })
+            }
+        }
+    }
+}
+
+/// Makes an answer fit. Addresses in the additional section are left out silently, since the client can ask for them;
+/// an answer without all its members would look like members that are gone, so it is left out as a whole. Returns
+/// whether the client has to ask again by TCP.
+fn fit(answer: &mut Answer, limit: usize) -> bool {
+    const HEADER_QUESTION_AND_OPT: usize = 12 + 255 + 4 + 11;
+    let size = |section: &Section| section.iter().map(zone::size).sum::<usize>();
+    let needed = HEADER_QUESTION_AND_OPT + size(&answer.answers) + size(&answer.authority);
+    if needed > limit && !answer.answers.is_empty() {
+        answer.answers.clear();
+        answer.additional.clear();
+        return true;
+    }
+    if needed + size(&answer.additional) > limit {
+        answer.additional.clear();
+    }
+    false
+}
+
+fn code_name(code: ResponseCode) -> &'static str {
+    match code {
+        ResponseCode::NoError => "noerror",
+        ResponseCode::NXDomain => "nxdomain",
+        ResponseCode::ServFail => "servfail",
+        ResponseCode::Refused => "refused",
+        ResponseCode::FormErr => "formerr",
+        _ => "other",
+    }
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The names below the zone.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use hickory_server::proto::{ProtoError, rr::Name};
+use npl_agent::core::model::Protocol;
+
+/// The label above addresses of Nodes: `192-0-2-10.ip.ZONE`, and of members: `61000.192-0-2-10.ip.ZONE`.
+const ADDRESSES: &str = "ip";
+
+/// What a name below the zone stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The zone itself.
+    Apex,
+    /// `_PORT._PROTOCOL.SERVICE.NAMESPACE`.
+    Port { namespace: String, service: String, protocol: Protocol, port: String },
+    /// `_PROTOCOL.SERVICE.NAMESPACE`, without records.
+    Protocol { namespace: String, service: String, protocol: Protocol },
+    /// `SERVICE.NAMESPACE`, without records.
+    Service { namespace: String, service: String },
+    /// `NAMESPACE`, without records.
+    Namespace(String),
+    /// An address of a Node, or the address of the member with this node port.
+    Address { ip: IpAddr, port: Option<u16> },
+    /// `ip`, without records.
+    Addresses,
+    /// No such name.
+    Nothing,
+}
+
+/// Reads a name below the zone; `None` if it is not below.
+pub(super) fn read(name: &Name, zone: &Name) -> Option<Place> {
+    if !zone.zone_of(name) {
+        return None;
+    }
+    let own = usize::from(name.num_labels()).saturating_sub(usize::from(zone.num_labels()));
+    let labels: Vec<String> = name.iter().take(own).map(|it| String::from_utf8_lossy(it).to_lowercase()).collect();
+    let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+    Some(match labels.as_slice() {
+        [] => Place::Apex,
+        [ADDRESSES] => Place::Addresses,
+        [text, ADDRESSES] => address(text).map_or_else(
+            // A namespace may be called `ip`.
+            || Place::Service { namespace: ADDRESSES.to_owned(), service: (*text).to_owned() },
+            |ip| Place::Address { ip, port: None },
+        ),
+        [namespace] => Place::Namespace((*namespace).to_owned()),
+        [service, namespace] => Place::Service { namespace: (*namespace).to_owned(), service: (*service).to_owned() },
+        [port, text, ADDRESSES] if member(port, text).is_some() => member(port, text).unwrap_or(Place::Nothing),
+        [protocol, service, namespace] => protocol_of(protocol).map_or(Place::Nothing, |protocol| Place::Protocol {
+            namespace: (*namespace).to_owned(),
+            service: (*service).to_owned(),
+            protocol,
+        }),
+        [port, protocol, service, namespace] => match (port.strip_prefix('_'), protocol_of(protocol)) {
+            (Some(port), Some(protocol)) => Place::Port {
+                namespace: (*namespace).to_owned(),
+                service: (*service).to_owned(),
+                protocol,
+                port: port.to_owned(),
+            },
+            _ => Place::Nothing,
+        },
+        _ => Place::Nothing,
+    })
+}
+
+fn protocol_of(label: &str) -> Option<Protocol> {
+    label.strip_prefix('_').and_then(|name| name.parse().ok())
+}
+
+/// The name of a member. Each has a name of its own: HAProxy 2.8 does not resolve a third server with one name. IPv6 is
+/// written without `::`, since a label may not begin or end with a hyphen.
+pub(super) fn of_member(ip: IpAddr, port: u16, zone: &Name) -> Result<Name, ProtoError> {
+    let label = match ip {
+        IpAddr::V4(ip) => ip.to_string().replace('.', "-"),
+        IpAddr::V6(ip) => ip.segments().map(|segment| format!("{segment:x}")).join("-"),
+    };
+    Name::from_labels([port.to_string().as_bytes(), label.as_bytes(), ADDRESSES.as_bytes()])?.append_domain(zone)
+}
+
+fn member(port: &str, text: &str) -> Option<Place> {
+    Some(Place::Address { ip: address(text)?, port: Some(port.parse().ok()?) })
+}
+
+fn address(label: &str) -> Option<IpAddr> {
+    let parts: Vec<&str> = label.split('-').collect();
+    match parts.len() {
+        4 => parts.join(".").parse::<Ipv4Addr>().ok().map(IpAddr::V4),
+        8 => parts.join(":").parse::<Ipv6Addr>().ok().map(IpAddr::V6),
+        _ => None,
+    }
+}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::str::FromStr as _;
+
+use hickory_server::proto::{
+    op::{Message, Query},
+    rr::{RData, RecordType},
+};
+use proptest::{prelude::*, strategy::ValueTree as _};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    sync::watch,
+    time::timeout,
+};
+
+use super::*;
+use crate::core::{
+    model::{Change, Pod},
+    snapshot::Snapshot,
+    tests::{annotation, cluster, node, pod, snapshot},
+};
+
+const HTTP: &str = "_http._tcp.web.default.npl.internal.";
+
+fn zone() -> Zone {
+    Zone::new(name("npl.internal."))
+}
+
+fn name(text: &str) -> Name {
+    Name::from_str(text).unwrap()
+}
+
+fn ask(snapshot: &Snapshot, text: &str, kind: RecordType) -> (ResponseCode, Vec<String>, Vec<String>, bool) {
+    let answer = zone().answer(snapshot, &name(text), kind);
+    let texts = |section: &Section| section.iter().map(|record| record.data.to_string()).collect();
+    let has_soa = answer.authority.iter().any(|record| matches!(record.data, RData::SOA(_)));
+    (answer.code, texts(&answer.answers), texts(&answer.additional), has_soa)
+}
+
+fn pods() -> Vec<Pod> {
+    let mut pods = vec![
+        pod("a", "n1", &annotation(8080, "192.0.2.1", 61000)),
+        pod("b", "n1", &annotation(8080, "192.0.2.1", 61001)),
+        pod("c", "n2", &annotation(8080, "192.0.2.2", 61000)),
+        pod("d", "n2", &annotation(8080, "192.0.2.2", 61001)),
+    ];
+    pods[2].is_ready = false;
+    pods[3].object.is_terminating = true;
+    pods
+}
+
+#[test]
+fn ready_members_have_srv_records_and_the_addresses_of_their_nodes() {
+    for text in [HTTP, "_80._TCP.Web.default.NPL.Internal."] {
+        let (code, answers, additional, has_soa) = ask(&snapshot(pods()), text, RecordType::SRV);
+        assert_eq!((code, has_soa), (ResponseCode::NoError, false));
+        assert_eq!(
+            answers,
+            ["0 1 61000 61000.192-0-2-1.ip.npl.internal.", "0 1 61001 61001.192-0-2-1.ip.npl.internal."]
+        );
+        assert_eq!(additional, ["192.0.2.1", "192.0.2.1"]);
+    }
+}
+
+#[test]
+fn addresses_of_members_resolve_and_others_do_not_exist() {
+    let mut state =
+        cluster(vec![pod("a", "n1", r#"[{"podPort":8080,"nodeIP":"2001:db8::1","nodePort":61000,"protocol":"tcp"}]"#)]);
+    let mut six = node("n1", "2001:db8::1", "");
+    six.object.internal_ips.push("192.0.2.1".parse().unwrap());
+    state.apply(Change::Node(six), 0);
+    let mut service = crate::core::tests::service("web", 8080);
+    service.object.families = vec![npl_agent::core::model::Family::V6];
+    state.apply(Change::Service(Box::new(service)), 0);
+    state.refresh();
+    let snapshot = state.snapshot();
+    let target = "61000.2001-db8-0-0-0-0-0-1.ip.npl.internal.";
+    assert_eq!(ask(&snapshot, HTTP, RecordType::SRV).1, [format!("0 1 61000 {target}")]);
+    assert_eq!(
+        ask(&snapshot, target, RecordType::AAAA),
+        (ResponseCode::NoError, vec!["2001:db8::1".to_owned()], vec![], false)
+    );
+    assert_eq!(ask(&snapshot, target, RecordType::A), (ResponseCode::NoError, vec![], vec![], true), "NODATA");
+    assert_eq!(ask(&snapshot, "2001-db8-0-0-0-0-0-1.ip.npl.internal.", RecordType::AAAA).1, ["2001:db8::1"]);
+    for absent in ["192-0-2-9.ip.npl.internal.", "61001.2001-db8-0-0-0-0-0-1.ip.npl.internal.", "1.2.ip.npl.internal."]
+    {
+        assert_eq!(ask(&snapshot, absent, RecordType::A).0, ResponseCode::NXDomain);
+    }
+}
+
+#[test]
+fn names_without_records_are_nodata_and_others_do_not_exist() {
+    let snapshot = snapshot(pods());
+    for text in [
+        "npl.internal.",
+        "ip.npl.internal.",
+        "default.npl.internal.",
+        "web.default.npl.internal.",
+        "_tcp.web.default.npl.internal.",
+        HTTP,
+    ] {
+        let (code, answers, _, has_soa) = ask(&snapshot, text, RecordType::TXT);
+        assert_eq!((code, answers.len(), has_soa), (ResponseCode::NoError, 0, true), "{text}");
+    }
+    for text in [
+        "other.npl.internal.",
+        "api.default.npl.internal.",
+        "_udp.web.default.npl.internal.",
+        "_http._udp.web.default.npl.internal.",
+        "_https._tcp.web.default.npl.internal.",
+        "http._tcp.web.default.npl.internal.",
+        "a._http._tcp.web.default.npl.internal.",
+    ] {
+        let (code, answers, _, has_soa) = ask(&snapshot, text, RecordType::SRV);
+        assert_eq!((code, answers.len(), has_soa), (ResponseCode::NXDomain, 0, true), "{text}");
+    }
+    assert_eq!(ask(&snapshot, "npl.example.", RecordType::SRV).0, ResponseCode::Refused);
+    assert!(ask(&snapshot, "npl.internal.", RecordType::SOA).1[0].starts_with("ns.npl.internal."));
+    assert_eq!(ask(&snapshot, "npl.internal.", RecordType::NS).1, ["ns.npl.internal."]);
+}
+
+/// A server on loopback, and the sender of its snapshots.
+async fn server(snapshot: Option<Snapshot>) -> (SocketAddr, crate::follow::Publisher, tokio::task::JoinHandle<()>) {
+    let sockets = Sockets::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = sockets.address().unwrap();
+    let (publisher, published) = watch::channel(snapshot.map(Arc::new));
+    let task = tokio::spawn(async move {
+        serve(sockets, name("npl.internal."), &[], published, Arc::default()).await.unwrap();
+    });
+    (address, publisher, task)
+}
+
+fn query(text: &str, edns: Option<u16>) -> Message {
+    let mut message = Message::query();
+    message.add_query(Query::query(name(text), RecordType::SRV));
+    if let Some(size) = edns {
+        let mut edns = Edns::new();
+        edns.set_max_payload(size);
+        message.set_edns(edns);
+    }
+    message
+}
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn by_udp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.send_to(bytes, address).await.unwrap();
+    let mut buffer = vec![0; 65_535];
+    let length = timeout(PATIENCE, socket.recv(&mut buffer)).await.unwrap().unwrap();
+    buffer.truncate(length);
+    buffer
+}
+
+async fn by_tcp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_u16(u16::try_from(bytes.len()).unwrap()).await.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    let length = timeout(PATIENCE, stream.read_u16()).await.unwrap().unwrap();
+    let mut answer = vec![0; usize::from(length)];
+    stream.read_exact(&mut answer).await.unwrap();
+    answer
+}
+
+fn many(count: u16) -> Snapshot {
+    snapshot((0..count).map(|it| pod(&format!("p{it}"), "n1", &annotation(8080, "192.0.2.1", 61000 + it))).collect())
+}
+
+#[tokio::test]
+async fn an_answer_fits_the_clients_size_or_is_asked_again_by_tcp() {
+    let (address, _publisher, task) = server(Some(many(100))).await;
+    for (size, is_truncated) in [(None, true), (Some(512), true), (Some(1232), true), (Some(8192), false)] {
+        let answer = by_udp(address, &query(HTTP, size).to_vec().unwrap()).await;
+        assert!(answer.len() <= usize::from(size.unwrap_or(512)), "{} bytes", answer.len());
+        let answer = Message::from_vec(&answer).unwrap();
+        assert_eq!(answer.metadata.truncation, is_truncated, "{size:?}");
+        assert_eq!(answer.answers.len(), if is_truncated { 0 } else { 100 }, "never some of the members");
+        assert_eq!(answer.edns.is_some(), size.is_some());
+    }
+    let answer = Message::from_vec(&by_tcp(address, &query(HTTP, None).to_vec().unwrap()).await).unwrap();
+    assert_eq!((answer.metadata.truncation, answer.answers.len(), answer.additionals.len()), (false, 100, 100));
+    assert!(answer.metadata.authoritative && answer.answers.iter().all(|record| record.ttl == 1));
+    task.abort();
+}
+
+#[tokio::test]
+async fn before_the_first_snapshot_the_server_fails_so_that_resolvers_ask_another_one() {
+    let (address, publisher, task) = server(None).await;
+    let bytes = query(HTTP, None).to_vec().unwrap();
+    let answer = Message::from_vec(&by_udp(address, &bytes).await).unwrap();
+    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+    publisher.send_replace(Some(Arc::new(many(1))));
+    let answer = Message::from_vec(&by_udp(address, &bytes).await).unwrap();
+    assert_eq!((answer.metadata.response_code, answer.answers.len()), (ResponseCode::NoError, 1));
+    task.abort();
+}
+
+#[tokio::test]
+async fn malformed_queries_do_not_end_the_server() {
+    let (address, _publisher, task) = server(Some(many(1))).await;
+    let good = query(HTTP, Some(1232)).to_vec().unwrap();
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let bytes = prop::collection::vec(any::<u8>(), 0..80);
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    for round in 0..200 {
+        let random = bytes.new_tree(&mut runner).unwrap().current();
+        let mut cut = good.clone();
+        let place = round % cut.len();
+        cut[place] ^= random.first().copied().unwrap_or(0xff) | 1;
+        if round % 3 == 0 {
+            cut.truncate(place);
+        }
+        for datagram in [&random, &cut] {
+            socket.send_to(datagram, address).await.unwrap();
+        }
+    }
+    let answer = Message::from_vec(&by_udp(address, &good).await).unwrap();
+    assert_eq!(answer.answers.len(), 1);
+    assert!(!task.is_finished());
+    task.abort();
+}
+
+#[tokio::test]
+async fn other_operations_classes_and_versions_are_refused() {
+    let (address, _publisher, task) = server(Some(many(1))).await;
+    let mut update = query(HTTP, None);
+    update.metadata.op_code = OpCode::Notify;
+    let mut chaos = Message::query();
+    let mut question = Query::query(name(HTTP), RecordType::SRV);
+    question.set_query_class(DNSClass::CH);
+    chaos.add_query(question);
+    let mut newer = query(HTTP, Some(1232));
+    if let Some(edns) = &mut newer.edns {
+        edns.set_version(1);
+    }
+    for (message, code) in
+        [(update, ResponseCode::NotImp), (chaos, ResponseCode::Refused), (newer, ResponseCode::BADVERS)]
+    {
+        let answer = Message::from_vec(&by_udp(address, &message.to_vec().unwrap()).await).unwrap();
+        // BADVERS and BADSIG have one number.
+        assert_eq!(u16::from(answer.metadata.response_code), u16::from(code));
+        assert!(answer.answers.is_empty());
+    }
+    task.abort();
+}

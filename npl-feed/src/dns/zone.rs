@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The answer to a query: pure, from a snapshot.
+
+use std::net::IpAddr;
+
+use hickory_server::proto::{
+    op::ResponseCode,
+    rr::{
+        Name, RData, Record, RecordType,
+        rdata::{NS, SOA, SRV},
+    },
+};
+use npl_agent::core::model::{Family, Protocol};
+
+use super::names::{self, Place};
+use crate::core::snapshot::{Group, Member, Snapshot};
+
+/// Seconds for which a resolver may use a record: members change at any time.
+const TTL: u32 = 1;
+/// Seconds after which another server of the zone would ask for it again; there is none.
+const REFRESH: i32 = 60;
+
+/// Records of one section.
+pub(super) type Section = Vec<Record>;
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) code: ResponseCode,
+    pub(super) answers: Section,
+    /// The SOA record of a negative answer.
+    pub(super) authority: Section,
+    /// The addresses of SRV targets.
+    pub(super) additional: Section,
+}
+
+impl Answer {
+    pub(super) const fn failed(code: ResponseCode) -> Self {
+        Self { code, answers: Vec::new(), authority: Vec::new(), additional: Vec::new() }
+    }
+}
+
+/// A zone, by its name.
+#[derive(Debug, Clone)]
+pub struct Zone {
+    name: Name,
+}
+
+impl Zone {
+    /// The name is in lower case and absolute.
+    pub fn new(name: Name) -> Self {
+        let mut name = name.to_lowercase();
+        name.set_fqdn(true);
+        Self { name }
+    }
+
+    /// The answer to a query of class IN.
+    pub(super) fn answer(&self, snapshot: &Snapshot, name: &Name, kind: RecordType) -> Answer {
+        let Some(place) = names::read(name, &self.name) else { return Answer::failed(ResponseCode::Refused) };
+        let (exists, answers, additional) = match place {
+            Place::Apex => (true, self.apex(snapshot, name, kind), Vec::new()),
+            Place::Port { namespace, service, protocol, port } => {
+                match find(snapshot, &namespace, &service, protocol, &port) {
+                    Some(group) if matches!(kind, RecordType::SRV | RecordType::ANY) => {
+                        let (answers, additional) = self.members(name, group);
+                        (true, answers, additional)
+                    }
+                    Some(_) => (true, Vec::new(), Vec::new()),
+                    None => (false, Vec::new(), Vec::new()),
+                }
+            }
+            Place::Protocol { namespace, service, protocol } => {
+                let exists = snapshot.service(&namespace, &service).any(|group| group.key.protocol == protocol);
+                (exists, Vec::new(), Vec::new())
+            }
+            Place::Service { namespace, service } => {
+                (snapshot.service(&namespace, &service).next().is_some(), Vec::new(), Vec::new())
+            }
+            Place::Namespace(namespace) => {
+                (snapshot.groups().any(|group| *group.key.service.namespace == *namespace), Vec::new(), Vec::new())
+            }
+            Place::Address { ip, port } => {
+                let is_named = |member: &Member| member.address == ip && port.is_none_or(|port| member.port == port);
+                let exists = snapshot.groups().any(|group| group.members.iter().any(is_named));
+                let is_asked = kind == record_type(ip) || kind == RecordType::ANY;
+                (exists, if exists && is_asked { vec![address(name.clone(), ip)] } else { Vec::new() }, Vec::new())
+            }
+            Place::Addresses => (true, Vec::new(), Vec::new()),
+            Place::Nothing => (false, Vec::new(), Vec::new()),
+        };
+        let authority = if answers.is_empty() { self.soa(snapshot, self.name.clone()) } else { Vec::new() };
+        let code = if exists { ResponseCode::NoError } else { ResponseCode::NXDomain };
+        Answer { code, answers, authority, additional }
+    }
+
+    /// The SRV records of the ready members, and the address of each.
+    fn members(&self, name: &Name, group: &Group) -> (Section, Section) {
+        let named = group.ready().filter_map(|member| {
+            let target = names::of_member(member.address, member.port, &self.name).ok()?;
+            let srv = SRV::new(0, member.weight, member.port, target.clone());
+            Some((Record::from_rdata(name.clone(), TTL, RData::SRV(srv)), address(target, member.address)))
+        });
+        named.unzip()
+    }
+
+    fn apex(&self, snapshot: &Snapshot, name: &Name, kind: RecordType) -> Section {
+        match kind {
+            RecordType::SOA => self.soa(snapshot, name.clone()),
+            RecordType::NS => {
+                let server = self.server().map(|server| Record::from_rdata(name.clone(), TTL, RData::NS(NS(server))));
+                server.into_iter().collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn server(&self) -> Option<Name> {
+        Name::from_labels(["ns"]).and_then(|server| server.append_domain(&self.name)).ok()
+    }
+
+    /// The SOA record. Its serial is derived from the content; no other server copies the zone.
+    fn soa(&self, snapshot: &Snapshot, owner: Name) -> Section {
+        let Some(server) = self.server() else { return Vec::new() };
+        let Ok(contact) = Name::from_labels(["hostmaster"]).and_then(|name| name.append_domain(&self.name)) else {
+            return Vec::new();
+        };
+        let soa = SOA::new(server, contact, snapshot.version().serial(), REFRESH, REFRESH, REFRESH, TTL);
+        vec![Record::from_rdata(owner, TTL, RData::SOA(soa))]
+    }
+}
+
+/// The Service port of a protocol, by its name or its number.
+fn find<'a>(
+    snapshot: &'a Snapshot,
+    namespace: &str,
+    service: &str,
+    protocol: Protocol,
+    port: &str,
+) -> Option<&'a Group> {
+    let mut ports = snapshot.service(namespace, service).filter(|group| group.key.protocol == protocol);
+    let is_asked =
+        |group: &&std::sync::Arc<Group>| group.name.as_deref() == Some(port) || group.key.number.to_string() == port;
+    ports.find(is_asked).map(|group| &**group)
+}
+
+fn record_type(ip: IpAddr) -> RecordType {
+    match Family::of(ip) {
+        Family::V4 => RecordType::A,
+        Family::V6 => RecordType::AAAA,
+    }
+}
+
+fn address(name: Name, ip: IpAddr) -> Record {
+    let data = match ip {
+        IpAddr::V4(ip) => RData::A(ip.into()),
+        IpAddr::V6(ip) => RData::AAAA(ip.into()),
+    };
+    Record::from_rdata(name, TTL, data)
+}
+
+/// An upper bound of the encoded size of a record, in bytes. The owner of an SRV record is the question's name, and a
+/// pointer to it.
+pub(super) fn size(record: &Record) -> usize {
+    const FIXED: usize = 10;
+    const POINTER: usize = 2;
+    let owner = record.name.len();
+    match &record.data {
+        RData::SRV(srv) => POINTER + FIXED + 6 + srv.target.len(),
+        RData::A(_) => owner + FIXED + 4,
+        RData::AAAA(_) => owner + FIXED + 16,
+        RData::SOA(soa) => owner + FIXED + soa.mname.len() + soa.rname.len() + 20,
+        _ => owner + FIXED + 255,
+    }
+}

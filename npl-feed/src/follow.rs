@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The main loop: applies the changes of the cluster and publishes a snapshot when its content has changed.
+
+use std::{sync::Arc, time::Duration};
+
+use npl_agent::{core::model::settings::PortRange, process::memory};
+use tokio::{
+    sync::{mpsc::Receiver, watch},
+    time::{Instant, sleep_until},
+};
+use tracing::{info, warn};
+
+use crate::{
+    core::{
+        model::Change,
+        snapshot::Snapshot,
+        state::{Refusal, State},
+    },
+    status::Status,
+};
+
+/// The last snapshot; `None` until Pods, Services and Nodes have been listed.
+pub type Published = watch::Receiver<Option<Arc<Snapshot>>>;
+
+/// The sender of snapshots.
+pub type Publisher = watch::Sender<Option<Arc<Snapshot>>>;
+
+/// Follows the changes until their sender is dropped.
+pub async fn run(
+    mut changes: Receiver<Change>,
+    range: PortRange,
+    drain: Duration,
+    status: Arc<Status>,
+    publisher: Publisher,
+) {
+    let started = Instant::now();
+    let mut state = State::new(range, millis(drain));
+    loop {
+        let next_end = state.next_end().map(|end| started + Duration::from_millis(end));
+        let first = tokio::select! {
+            change = changes.recv() => match change {
+                Some(change) => Some(change),
+                None => return,
+            },
+            () = at(next_end) => None,
+        };
+        let now = millis(started.elapsed());
+        state.expire(now);
+        // Changes that wait already are one snapshot.
+        let mut next = first;
+        while let Some(change) = next {
+            state.apply(change, now);
+            next = changes.try_recv().ok();
+        }
+        publish(&mut state, &status, &publisher);
+    }
+}
+
+fn publish(state: &mut State, status: &Status, publisher: &Publisher) {
+    if !state.is_complete() {
+        return;
+    }
+    let is_first = publisher.borrow().is_none();
+    let changed = state.refresh();
+    for refusal in state.take_refusals() {
+        log(&refusal);
+        status.set_left_out(&state.left_out_by_reason());
+    }
+    let Some(snapshot) = changed.or_else(|| is_first.then(|| state.snapshot())) else { return };
+    if is_first {
+        info!("Pods, Services and Nodes are listed; the feed is ready");
+    }
+    status.record_snapshot(snapshot.groups().count(), snapshot.groups().map(|group| group.members.len()).sum());
+    publisher.send_replace(Some(Arc::new(snapshot)));
+    if is_first {
+        // The lists of a large cluster leave free pages behind.
+        memory::give_back();
+    }
+}
+
+fn log(refusal: &Refusal) {
+    let Refusal { pod, left_out } = refusal;
+    if left_out.is_empty() {
+        info!(%pod, "all entries of the Pod's annotation are served now");
+        return;
+    }
+    let reasons: Vec<String> = left_out.iter().map(|(reason, count)| format!("{reason}={count}")).collect();
+    warn!(
+        %pod, reasons = reasons.join(","),
+        "entries of the Pod's annotation cannot lead to the Pod and are not served: check who writes the annotation, \
+         and --port-range"
+    );
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

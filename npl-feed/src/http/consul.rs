@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The form of Consul's health and catalog interfaces, for programs that discover members there. A Service is named
+//! `SERVICE.NAMESPACE`, and one of its ports `PORT.SERVICE.NAMESPACE`.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+
+use axum::body::Bytes;
+use serde::Serialize;
+
+use super::members::{encode, version_of};
+use crate::core::snapshot::{Condition, Group, Member, Snapshot, Version};
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Entry<'a> {
+    node: NodeBody<'a>,
+    service: ServiceBody<'a>,
+    checks: [Check<'a>; 1],
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct NodeBody<'a> {
+    node: &'a str,
+    address: IpAddr,
+    datacenter: &'a str,
+    meta: BTreeMap<&'a str, &'a str>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct ServiceBody<'a> {
+    #[serde(rename = "ID")]
+    id: String,
+    service: &'a str,
+    tags: [&'a str; 0],
+    address: IpAddr,
+    port: u16,
+    meta: BTreeMap<&'a str, &'a str>,
+    weights: Weights,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Weights {
+    passing: u16,
+    warning: u16,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Check<'a> {
+    node: &'a str,
+    #[serde(rename = "CheckID")]
+    check_id: &'static str,
+    name: &'static str,
+    status: &'static str,
+    #[serde(rename = "ServiceID")]
+    service_id: String,
+    service_name: &'a str,
+}
+
+const DATACENTER: &str = "npl";
+
+/// The names of all Services and Service ports, each without tags.
+pub(super) fn services(snapshot: &Snapshot) -> (Version, Bytes) {
+    let mut names: BTreeMap<String, [&str; 0]> = BTreeMap::new();
+    for group in snapshot.groups() {
+        let service = format!("{}.{}", group.key.service.name, group.key.service.namespace);
+        names.insert(format!("{}.{service}", group.port_text()), []);
+        names.insert(service, []);
+    }
+    let body = encode(&names);
+    (Version::of(&body), body.into())
+}
+
+/// The members of a Service; empty if it does not exist, as with Consul.
+pub(super) fn health(snapshot: &Snapshot, name: &str, only_passing: bool) -> (Version, Bytes) {
+    let groups = find(snapshot, name);
+    let entries = groups.iter().flat_map(|group| {
+        let members = group.members.iter();
+        let shown = members.filter(|member| !only_passing || member.condition == Condition::Ready);
+        shown.map(|member| entry(name, group, member))
+    });
+    let entries: Vec<Entry<'_>> = entries.collect();
+    (version_of(groups.into_iter()), encode(&entries).into())
+}
+
+fn find<'a>(snapshot: &'a Snapshot, name: &str) -> Vec<&'a Arc<Group>> {
+    let parts: Vec<&str> = name.split('.').collect();
+    match parts.as_slice() {
+        [service, namespace] => snapshot.service(namespace, service).collect(),
+        [port, service, namespace] => snapshot.port(namespace, service, port).into_iter().collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn entry<'a>(name: &'a str, group: &'a Group, member: &'a Member) -> Entry<'a> {
+    let id = format!("{}-{}-{}-{}", member.pod, member.address, member.port, group.key.protocol);
+    let status = if member.condition == Condition::Ready { "passing" } else { "critical" };
+    let meta = [("pod", &*member.pod), ("zone", &*member.zone), ("condition", member.condition.as_str())];
+    Entry {
+        node: NodeBody { node: &member.node, address: member.address, datacenter: DATACENTER, meta: BTreeMap::new() },
+        checks: [Check {
+            node: &member.node,
+            check_id: "npl",
+            name: "Pod is ready",
+            status,
+            service_id: id.clone(),
+            service_name: name,
+        }],
+        service: ServiceBody {
+            id,
+            service: name,
+            tags: [],
+            address: member.address,
+            port: member.port,
+            meta: meta.into_iter().collect(),
+            weights: Weights { passing: member.weight, warning: member.weight },
+        },
+    }
+}

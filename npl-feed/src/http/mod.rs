@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The HTTP interface: members as JSON, and the same in the forms of Consul, Traefik and Prometheus.
+
+mod consul;
+mod members;
+mod poll;
+mod prometheus;
+mod traefik;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Path, Query, Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+
+use self::poll::{Cache, Poll, Rendered};
+use crate::{access::Token, core::snapshot::Snapshot, follow::Published, status::Status};
+
+/// The description of the interface, which the tests compare with the answers.
+pub const OPENAPI: &str = include_str!("openapi.json");
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const METRICS: HeaderValue = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+
+/// What the handlers share.
+#[derive(Debug, Clone)]
+struct Context {
+    published: Published,
+    status: Arc<Status>,
+    cache: Arc<Cache>,
+}
+
+/// The routes. A token is asked for everywhere except at the probes.
+pub fn router(published: Published, status: Arc<Status>, token: Option<Token>) -> Router {
+    let context = Context { published, status, cache: Arc::default() };
+    let mut data = Router::new()
+        .route("/v1/members", get(all_members))
+        .route("/v1/members/{namespace}/{service}", get(service_members))
+        .route("/v1/members/{namespace}/{service}/{port}", get(port_members))
+        .route("/v1/catalog/services", get(consul_services))
+        .route("/v1/health/service/{name}", get(consul_health))
+        .route("/traefik", get(traefik))
+        .route("/v1/http_sd", get(http_sd))
+        .route("/openapi.json", get(|| async { ([(header::CONTENT_TYPE, JSON)], OPENAPI) }))
+        .route("/metrics", get(metrics));
+    if let Some(token) = token {
+        data = data.layer(middleware::from_fn_with_state(token, Token::check));
+    }
+    data.route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .fallback(|| async { problem(StatusCode::NOT_FOUND, "no such path: see /openapi.json") })
+        .layer(middleware::from_fn_with_state(context.clone(), count))
+        .with_state(context)
+}
+
+async fn count(State(context): State<Context>, request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    context.status.count_http(match response.status().as_u16() {
+        ..300 => "2xx",
+        300..400 => "3xx",
+        400..500 => "4xx",
+        _ => "5xx",
+    });
+    response
+}
+
+async fn all_members(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
+    let render = |snapshot: &Snapshot| context.cache.get("members", snapshot, members::all).map(Rendered::json);
+    poll.answer(&context.published, &headers, "the snapshot", render).await
+}
+
+async fn service_members(
+    State(context): State<Context>,
+    Path((namespace, service)): Path<(String, String)>,
+    Query(poll): Query<Poll>,
+    headers: HeaderMap,
+) -> Response {
+    let render = |snapshot: &Snapshot| members::of_service(snapshot, &namespace, &service).map(Rendered::json);
+    let subject = format!("enabled Service {namespace}/{service}");
+    poll.answer(&context.published, &headers, &subject, render).await
+}
+
+async fn port_members(
+    State(context): State<Context>,
+    Path((namespace, service, port)): Path<(String, String, String)>,
+    Query(poll): Query<Poll>,
+    headers: HeaderMap,
+) -> Response {
+    let render = |snapshot: &Snapshot| members::of_port(snapshot, &namespace, &service, &port).map(Rendered::json);
+    let subject = format!("port {port} of an enabled Service {namespace}/{service}");
+    poll.answer(&context.published, &headers, &subject, render).await
+}
+
+async fn consul_services(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
+    let render = |snapshot: &Snapshot| Some(Rendered::consul(consul::services(snapshot)));
+    poll.answer(&context.published, &headers, "the snapshot", render).await
+}
+
+async fn consul_health(
+    State(context): State<Context>,
+    Path(name): Path<String>,
+    Query(poll): Query<Poll>,
+    headers: HeaderMap,
+) -> Response {
+    let render =
+        |snapshot: &Snapshot| Some(Rendered::consul(consul::health(snapshot, &name, poll.asks_only_passing())));
+    poll.answer(&context.published, &headers, &name, render).await
+}
+
+async fn traefik(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
+    let render =
+        |snapshot: &Snapshot| context.cache.get("traefik", snapshot, traefik::configuration).map(Rendered::json);
+    poll.answer(&context.published, &headers, "the snapshot", render).await
+}
+
+async fn http_sd(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
+    let render = |snapshot: &Snapshot| context.cache.get("http_sd", snapshot, prometheus::targets).map(Rendered::json);
+    poll.answer(&context.published, &headers, "the snapshot", render).await
+}
+
+async fn metrics(State(context): State<Context>) -> Response {
+    match context.status.encode() {
+        Ok(text) => ([(header::CONTENT_TYPE, METRICS)], text).into_response(),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &format!("encode the metrics: {error}")),
+    }
+}
+
+/// Ready once there is a snapshot. While the API server is away the feed stays ready, since the last known members are
+/// better than none; the detail says so.
+async fn readyz(State(context): State<Context>) -> Response {
+    let outage = context.status.outage();
+    if context.published.borrow().is_none() {
+        let detail = outage.unwrap_or_else(|| "Pods, Services and Nodes are not listed yet".to_owned());
+        return (StatusCode::SERVICE_UNAVAILABLE, format!("{detail}\n")).into_response();
+    }
+    outage.map_or_else(|| "ok\n".into_response(), |detail| format!("ok, but {detail}\n").into_response())
+}
+
+/// An answer that says what is wrong.
+fn problem(code: StatusCode, text: &str) -> Response {
+    let body = serde_json::json!({ "error": text }).to_string();
+    let mut response = (code, [(header::CONTENT_TYPE, JSON)], body).into_response();
+    if code == StatusCode::SERVICE_UNAVAILABLE {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
+}
+
+/// The header with the index of Consul's blocking queries.
+const CONSUL_INDEX: HeaderName = HeaderName::from_static("x-consul-index");
+
+fn with_body(rendered: Rendered, etag: HeaderValue) -> Response {
+    let mut response = Response::new(Body::from(rendered.body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, JSON);
+    headers.insert(header::ETAG, etag);
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    if rendered.is_consul {
+        headers.insert(CONSUL_INDEX, HeaderValue::from(rendered.version.index()));
+    }
+    response
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Conditional requests and long polls.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    body::Bytes,
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::Deserialize;
+use tokio::time::{Instant, timeout_at};
+
+use super::{problem, with_body};
+use crate::{
+    core::snapshot::{Snapshot, Version},
+    follow::Published,
+};
+
+/// The time that a long poll waits unless it asks for another one, as with Consul.
+const WAIT: Duration = Duration::from_mins(5);
+const LONGEST_WAIT: Duration = Duration::from_mins(10);
+
+/// A body, and the version of its content.
+#[derive(Debug, Clone)]
+pub(super) struct Rendered {
+    pub(super) version: Version,
+    pub(super) body: Bytes,
+    pub(super) is_consul: bool,
+}
+
+impl Rendered {
+    pub(super) fn json((version, body): (Version, Bytes)) -> Self {
+        Self { version, body, is_consul: false }
+    }
+
+    pub(super) fn consul((version, body): (Version, Bytes)) -> Self {
+        Self { version, body, is_consul: true }
+    }
+
+    fn etag(&self) -> String {
+        format!("\"{}\"", self.version)
+    }
+
+    /// Whether the client has this version, by the text of an index or of an `ETag`.
+    fn is_known(&self, index: Option<&str>, etags: Option<&str>) -> bool {
+        let has_index = index.is_some_and(|index| {
+            let index = index.trim_matches('"');
+            index == self.version.to_string() || index == self.version.index().to_string()
+        });
+        let own = self.etag();
+        let is_own = |etag: &str| etag == "*" || etag.trim_start_matches("W/") == own;
+        has_index || etags.is_some_and(|etags| etags.split(',').map(str::trim).any(is_own))
+    }
+}
+
+/// The query of a request.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Poll {
+    /// The version that the client has: an `ETag` without quotes, or the index of Consul.
+    index: Option<String>,
+    /// How long to wait for another version, such as `30s`.
+    wait: Option<String>,
+    /// Consul: only healthy members. The value does not matter.
+    passing: Option<String>,
+}
+
+impl Poll {
+    pub(super) fn asks_only_passing(&self) -> bool {
+        self.passing.is_some()
+    }
+
+    fn wait(&self) -> Result<Duration, Box<Response>> {
+        match self.wait.as_deref() {
+            None => Ok(if self.index.is_some() { WAIT } else { Duration::ZERO }),
+            Some(text) => seconds(text).map(|wait| wait.min(LONGEST_WAIT)).ok_or_else(|| {
+                let problem_text = format!("wait={text} is no duration: give seconds or minutes, such as wait=30s");
+                Box::new(problem(StatusCode::BAD_REQUEST, &problem_text))
+            }),
+        }
+    }
+
+    /// Answers with the first version that the client does not have, or with the last one when the wait is over.
+    pub(super) async fn answer(
+        &self,
+        published: &Published,
+        headers: &HeaderMap,
+        subject: &str,
+        render: impl Fn(&Snapshot) -> Option<Rendered>,
+    ) -> Response {
+        let wait = match self.wait() {
+            Ok(wait) => wait,
+            Err(response) => return *response,
+        };
+        let etags = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
+        let until = Instant::now() + wait;
+        let mut published = published.clone();
+        loop {
+            let Some(snapshot) = published.borrow_and_update().clone() else {
+                return problem(StatusCode::SERVICE_UNAVAILABLE, "Pods, Services and Nodes are not listed yet");
+            };
+            let Some(rendered) = render(&snapshot) else {
+                return problem(StatusCode::NOT_FOUND, &format!("there is no {subject}"));
+            };
+            drop(snapshot);
+            let is_over = Instant::now() >= until;
+            if is_over || !rendered.is_known(self.index.as_deref(), etags) {
+                return respond(rendered, etags);
+            }
+            drop(rendered);
+            // The end of the wait and the end of the feed are both seen in the next round.
+            if let Ok(Err(_closed)) = timeout_at(until, published.changed()).await {
+                return problem(StatusCode::SERVICE_UNAVAILABLE, "the feed is ending");
+            }
+        }
+    }
+}
+
+fn respond(rendered: Rendered, etags: Option<&str>) -> Response {
+    let Ok(etag) = HeaderValue::try_from(rendered.etag()) else {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    };
+    if rendered.is_known(None, etags) {
+        return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
+    }
+    with_body(rendered, etag)
+}
+
+/// Reads a duration as Consul's clients write it: `30s`, `5m`, `500ms`, or seconds.
+fn seconds(text: &str) -> Option<Duration> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at_checked(digits)?;
+    let number: u32 = number.parse().ok()?;
+    match unit {
+        "ms" => Some(Duration::from_millis(number.into())),
+        "" | "s" => Some(Duration::from_secs(number.into())),
+        "m" | "m0s" => Some(Duration::from_mins(number.into())),
+        _ => None,
+    }
+}
+
+/// The last body of each view of the whole snapshot: many clients that read it at once share one body.
+#[derive(Debug, Default)]
+pub(super) struct Cache(Mutex<BTreeMap<&'static str, (Version, Bytes)>>);
+
+impl Cache {
+    pub(super) fn get(
+        &self,
+        view: &'static str,
+        snapshot: &Snapshot,
+        render: impl Fn(&Snapshot) -> Vec<u8>,
+    ) -> Option<(Version, Bytes)> {
+        let mut bodies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = bodies.get(view).filter(|(version, _)| *version == snapshot.version()) {
+            return Some(known.clone());
+        }
+        let rendered = (snapshot.version(), Bytes::from(render(snapshot)));
+        bodies.insert(view, rendered.clone());
+        Some(rendered)
+    }
+}

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::time::Duration;
+
+use axum::body::to_bytes;
+use serde_json::{Value, json};
+use tokio::{sync::watch, time::timeout};
+use tower::ServiceExt as _;
+
+use super::*;
+use crate::{
+    core::{
+        model::{Change, Pod},
+        state::State as Cluster,
+        tests::{annotation, cluster, pod, service},
+    },
+    follow::Publisher,
+};
+
+struct Scene {
+    router: Router,
+    publisher: Publisher,
+    cluster: Cluster,
+    status: Arc<Status>,
+}
+
+fn pods() -> Vec<Pod> {
+    let mut pods = vec![
+        pod("a", "n1", &annotation(8080, "192.0.2.1", 61000)),
+        pod("b", "n2", &annotation(8080, "192.0.2.2", 61000)),
+        pod("c", "n2", &annotation(8080, "192.0.2.2", 61001)),
+    ];
+    pods[1].is_ready = false;
+    pods[2].object.is_terminating = true;
+    pods
+}
+
+impl Scene {
+    fn new(token: Option<&str>) -> Self {
+        let (publisher, published) = watch::channel(None);
+        let status = Arc::new(Status::default());
+        let router = router(published, Arc::clone(&status), token.map(Token::fixed));
+        let mut scene = Self { router, publisher, cluster: cluster(pods()), status };
+        scene.publish();
+        scene
+    }
+
+    fn publish(&mut self) {
+        let snapshot = self.cluster.refresh().unwrap();
+        self.publisher.send_replace(Some(Arc::new(snapshot)));
+    }
+
+    fn ready_b(&mut self) {
+        let mut changed = pods().remove(1);
+        changed.is_ready = true;
+        self.cluster.apply(Change::Pod(Box::new(changed)), 0);
+        self.publish();
+    }
+
+    async fn send(&self, request: Request) -> Response {
+        timeout(Duration::from_secs(60), self.router.clone().oneshot(request)).await.unwrap().unwrap()
+    }
+
+    async fn get(&self, path: &str) -> Response {
+        self.send(Request::get(path).body(Body::empty()).unwrap()).await
+    }
+
+    async fn json(&self, path: &str) -> Value {
+        let response = self.get(path).await;
+        assert_eq!(response.status(), StatusCode::OK, "{path}");
+        serde_json::from_str(&text(response).await).unwrap()
+    }
+}
+
+async fn text(response: Response) -> String {
+    String::from_utf8(to_bytes(response.into_body(), usize::MAX).await.unwrap().to_vec()).unwrap()
+}
+
+fn header_of(response: &Response, name: &str) -> String {
+    response.headers()[name].to_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_port_has_its_members_with_their_state() {
+    let body = Scene::new(None).json("/v1/members/default/web/http").await;
+    assert_eq!((&body["service"], &body["port"], &body["name"]), (&json!("web"), &json!(80), &json!("http")));
+    let first = json!({ "address": "192.0.2.1", "port": 61000, "pod": "a", "node": "n1", "zone": "west",
+                        "ready": true, "draining": false, "weight": 1 });
+    assert_eq!(body["members"][0], first);
+    let states: Vec<_> = body["members"].as_array().unwrap().iter().map(|it| (&it["ready"], &it["draining"])).collect();
+    let (yes, no) = (json!(true), json!(false));
+    assert_eq!(states, [(&yes, &no), (&no, &no), (&no, &yes)]);
+}
+
+#[tokio::test]
+async fn every_answer_is_of_the_described_form() {
+    let scene = Scene::new(None);
+    let description: Value = serde_json::from_str(OPENAPI).unwrap();
+    let mut checked = 0;
+    for (path, item) in description["paths"].as_object().unwrap() {
+        for (status, response) in item["get"]["responses"].as_object().unwrap() {
+            let real = path.replace("{name}", "web.default").replace("{namespace}", "default").replace("{port}", "80");
+            let (real, query) = match status.as_str() {
+                "200" => (real.replace("{service}", "web"), ""),
+                "400" => (real.replace("{service}", "web"), "?wait=soon"),
+                "404" => (real.replace("{service}", "none"), ""),
+                _ => continue,
+            };
+            let answer = scene.get(&format!("{real}{query}")).await;
+            assert_eq!(answer.status().as_str(), status, "{real}{query}");
+            let (kind, content) = response["content"].as_object().unwrap().iter().next().unwrap();
+            assert!(header_of(&answer, "content-type").starts_with(kind.as_str()), "{real}");
+            let body = text(answer).await;
+            if kind == "application/json" {
+                let mut schema = content["schema"].clone();
+                schema["components"] = description["components"].clone();
+                let body = serde_json::from_str(&body).unwrap();
+                let errors: Vec<_> = jsonschema::validator_for(&schema)
+                    .unwrap()
+                    .iter_errors(&body)
+                    .map(|error| format!("{error} at {}", error.instance_path))
+                    .collect();
+                assert_eq!(errors, Vec::<String>::new(), "{real}: {body}");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 12, "{checked}");
+}
+
+#[tokio::test]
+async fn routes_and_description_name_the_same_paths() {
+    let description: Value = serde_json::from_str(OPENAPI).unwrap();
+    let described: Vec<&String> = description["paths"].as_object().unwrap().keys().collect();
+    let source = include_str!("mod.rs");
+    let routes: Vec<&str> = source.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert_eq!(routes.len(), described.len());
+    assert!(routes.iter().all(|route| described.iter().any(|path| path == route)), "{routes:?} {described:?}");
+}
+
+#[tokio::test]
+async fn a_version_that_the_client_has_is_not_sent_again() {
+    let mut scene = Scene::new(None);
+    for path in ["/v1/members", "/v1/members/default/web", "/v1/members/default/web/80", "/traefik", "/v1/http_sd"] {
+        let etag = header_of(&scene.get(path).await, "etag");
+        let known = || Request::get(path).header("if-none-match", &etag).body(Body::empty()).unwrap();
+        let response = scene.send(known()).await;
+        assert_eq!((response.status(), header_of(&response, "etag")), (StatusCode::NOT_MODIFIED, etag.clone()));
+        let other = Request::get(path).header("if-none-match", "\"0\", W/\"1\"").body(Body::empty()).unwrap();
+        assert_eq!(scene.send(other).await.status(), StatusCode::OK);
+    }
+    let etag = header_of(&scene.get("/v1/members/default/web/80").await, "etag");
+    scene.ready_b();
+    assert_ne!(header_of(&scene.get("/v1/members/default/web/80").await, "etag"), etag);
+}
+
+#[tokio::test]
+async fn a_long_poll_waits_for_the_next_version() {
+    let mut scene = Scene::new(None);
+    let path = "/v1/members/default/web/80";
+    let version = header_of(&scene.get(path).await, "etag").replace('"', "");
+    let router = scene.router.clone();
+    let request = Request::get(format!("{path}?index={version}")).body(Body::empty()).unwrap();
+    let waiting = tokio::spawn(router.oneshot(request));
+    tokio::task::yield_now().await;
+    // A change of another Service does not wake the client for good.
+    scene.cluster.apply(Change::Service(Box::new(service("api", 9090))), 0);
+    scene.publish();
+    tokio::task::yield_now().await;
+    assert!(!waiting.is_finished());
+    scene.ready_b();
+    let response = timeout(Duration::from_secs(60), waiting).await.unwrap().unwrap().unwrap();
+    assert_ne!(header_of(&response, "etag").replace('"', ""), version);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_poll_ends_after_its_wait() {
+    let scene = Scene::new(None);
+    let path = "/v1/members/default/web/80";
+    let etag = header_of(&scene.get(path).await, "etag");
+    let version = etag.replace('"', "");
+    let started = tokio::time::Instant::now();
+    let request = Request::get(format!("{path}?index={version}&wait=40s")).header("if-none-match", etag);
+    let response = scene.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+    assert_eq!(response.status(), StatusCode::NOT_MODIFIED);
+    assert!(started.elapsed() >= Duration::from_secs(40));
+    let response =
+        scene.router.clone().oneshot(Request::get(format!("{path}?index={version}")).body(Body::empty()).unwrap());
+    assert_eq!(response.await.unwrap().status(), StatusCode::OK);
+    assert!(started.elapsed() >= Duration::from_secs(340));
+}
+
+#[tokio::test]
+async fn consul_clients_see_health_and_an_index() {
+    let scene = Scene::new(None);
+    let response = scene.get("/v1/health/service/http.web.default").await;
+    let index: u64 = header_of(&response, "x-consul-index").parse().unwrap();
+    assert!(index > 0);
+    let all: Value = serde_json::from_str(&text(response).await).unwrap();
+    let states: Vec<_> = all.as_array().unwrap().iter().map(|it| it["Checks"][0]["Status"].as_str().unwrap()).collect();
+    assert_eq!(states, ["passing", "critical", "critical"]);
+    let passing = scene.json("/v1/health/service/web.default?passing=true").await;
+    assert_eq!((passing.as_array().unwrap().len(), &passing[0]["Service"]["Port"]), (1, &json!(61000)));
+    assert_eq!(scene.json("/v1/health/service/none.default").await, json!([]));
+    assert_eq!(scene.json("/v1/catalog/services").await, json!({ "web.default": [], "http.web.default": [] }));
+}
+
+#[tokio::test]
+async fn traefik_gets_ready_members_and_prometheus_all() {
+    let scene = Scene::new(None);
+    let traefik = scene.json("/traefik").await;
+    let servers = |kind: &str| traefik[kind]["services"]["web.default.http"]["loadBalancer"]["servers"].clone();
+    assert_eq!(servers("http"), json!([{ "url": "http://192.0.2.1:61000" }]));
+    assert_eq!(servers("tcp"), json!([{ "address": "192.0.2.1:61000" }]));
+    assert_eq!(traefik.get("udp"), None, "Traefik refuses an empty element");
+    let targets = scene.json("/v1/http_sd").await;
+    assert_eq!(targets.as_array().unwrap().len(), 3);
+    assert_eq!(targets[0]["labels"]["__meta_npl_pod"], json!("a"));
+    assert_eq!(targets[2]["labels"]["__meta_npl_condition"], json!("draining"));
+}
+
+#[tokio::test]
+async fn a_token_guards_everything_but_the_probes() {
+    let scene = Scene::new(Some("secret"));
+    for path in ["/v1/members", "/traefik", "/metrics", "/openapi.json"] {
+        assert_eq!(scene.get(path).await.status(), StatusCode::UNAUTHORIZED, "{path}");
+        for (value, expected) in [
+            ("Bearer secret", StatusCode::OK),
+            ("Bearer other", StatusCode::UNAUTHORIZED),
+            ("secret", StatusCode::UNAUTHORIZED),
+        ] {
+            let request = Request::get(path).header("authorization", value).body(Body::empty()).unwrap();
+            assert_eq!(scene.send(request).await.status(), expected, "{path} {value}");
+        }
+    }
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(scene.get(path).await.status(), StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn readiness_tells_of_an_outage_and_stays() {
+    use npl_agent::{
+        kube::watch_health::WatchObserver as _,
+        metrics::{FailureKind, WatchedResource},
+    };
+    let scene = Scene::new(None);
+    assert_eq!(text(scene.get("/readyz").await).await, "ok\n");
+    scene.status.record_failure(WatchedResource::Pods, FailureKind::Unreachable);
+    let response = scene.get("/readyz").await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert!(text(response).await.contains("the watch of pods (unreachable) is interrupted"));
+    let metrics = text(scene.get("/metrics").await).await;
+    assert!(metrics.contains("npl_feed_watch_failing{subject=\"pods\"} 1\n"), "{metrics}");
+    scene.publisher.send_replace(None);
+    let response = scene.get("/readyz").await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(scene.get("/v1/members").await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    scene.status.record_success(WatchedResource::Pods);
+    assert!(text(scene.get("/readyz").await).await.contains("are not listed yet"));
+}

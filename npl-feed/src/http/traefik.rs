@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The dynamic configuration of Traefik's HTTP provider: a service `SERVICE.NAMESPACE.PORT` for each Service port, for
+//! routers that another provider defines. TCP ports are services of both HTTP and TCP.
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use npl_agent::core::model::Protocol;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::members::encode;
+use crate::core::snapshot::{Group, Snapshot};
+
+#[derive(Serialize)]
+struct Configuration {
+    #[serde(skip_serializing_if = "Services::is_empty")]
+    http: Services,
+    #[serde(skip_serializing_if = "Services::is_empty")]
+    tcp: Services,
+    #[serde(skip_serializing_if = "Services::is_empty")]
+    udp: Services,
+}
+
+#[derive(Serialize, Default)]
+struct Services {
+    services: BTreeMap<String, Value>,
+}
+
+impl Services {
+    fn is_empty(&self) -> bool {
+        self.services.is_empty()
+    }
+}
+
+/// The configuration with the ready members.
+pub(super) fn configuration(snapshot: &Snapshot) -> Vec<u8> {
+    let mut all = Configuration { http: Services::default(), tcp: Services::default(), udp: Services::default() };
+    for group in snapshot.groups() {
+        let name = format!("{}.{}.{}", group.key.service.name, group.key.service.namespace, group.port_text());
+        let addresses = addresses(group);
+        let by_address = |list: &[SocketAddr]| -> Vec<Value> {
+            list.iter().map(|address| json!({ "address": address.to_string() })).collect()
+        };
+        match group.key.protocol {
+            Protocol::Tcp => {
+                let urls = addresses.iter().map(|address| json!({ "url": format!("http://{address}") }));
+                let http = json!({ "loadBalancer": { "servers": urls.collect::<Vec<_>>() } });
+                all.http.services.insert(name.clone(), http);
+                let tcp = json!({ "loadBalancer": { "servers": by_address(&addresses) } });
+                all.tcp.services.insert(name, tcp);
+            }
+            Protocol::Udp => {
+                let udp = json!({ "loadBalancer": { "servers": by_address(&addresses) } });
+                all.udp.services.insert(name, udp);
+            }
+            // Traefik has no SCTP.
+            Protocol::Sctp => {}
+        }
+    }
+    encode(&all)
+}
+
+fn addresses(group: &Group) -> Vec<SocketAddr> {
+    group.ready().map(|member| SocketAddr::new(member.address, member.port)).collect()
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Watches all Pods that have the annotation, all Services and all Nodes, with the agent's own watch loop.
+
+mod objects;
+
+use std::sync::Arc;
+
+use npl_agent::{
+    kube::{
+        client::{self, ConnectError},
+        convert::AnnotationKeys,
+        source::Selection,
+        watch::Watch,
+    },
+    metrics::WatchedResource,
+};
+use tokio::{sync::mpsc::Sender, task::JoinSet};
+
+use self::objects::{FeedNode, FeedPod, FeedService};
+use crate::{config::Config, core::model::Change, status::Status};
+
+/// Starts the three watches. They run until the receiver of `changes` is dropped and retry failures for ever.
+///
+/// # Errors
+///
+/// If the kubeconfig or the service account is unusable.
+pub async fn watch(
+    config: &Config,
+    status: &Arc<Status>,
+    changes: &Sender<Change>,
+) -> Result<JoinSet<WatchedResource>, ConnectError> {
+    let (client, _url) = client::open(config.kubeconfig.as_deref(), "npl-feed").await?;
+    let status = Arc::clone(status);
+    let watch = Watch::new(&AnnotationKeys::new(&config.annotation_domain), status, changes);
+    let services = Selection { fields: None, labels: config.services.clone() };
+    let mut tasks = JoinSet::new();
+    tasks.spawn(watch.clone().follow::<FeedPod>(client.clone(), Selection::default()));
+    tasks.spawn(watch.clone().follow::<FeedService>(client.clone(), services));
+    tasks.spawn(watch.follow::<FeedNode>(client, Selection::default()));
+    Ok(tasks)
+}

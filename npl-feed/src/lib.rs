@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The feed: it watches Pods, Services and Nodes, computes the members of each Service port in [`core`], and serves
+//! them to any load balancer by xDS, DNS and HTTP. It writes nothing.
+//!
+//! ```text
+//! kube ──► Change ──► follow ──► core ──► Snapshot ──► xds, dns, http
+//! ```
+
+pub mod access;
+pub mod config;
+pub mod core;
+pub mod dns;
+pub mod follow;
+pub mod http;
+pub mod kube;
+pub mod listen;
+pub mod run;
+pub mod status;
+pub mod xds;

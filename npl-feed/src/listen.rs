@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Accepts connections of the HTTP and xDS interfaces: allow list, limit of connections, TLS, HTTP/1.1 and HTTP/2.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::Router;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto::Builder,
+    service::TowerToHyperService,
+};
+use ipnet::IpNet;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::{sleep, timeout},
+};
+use tokio_rustls::{TlsAcceptor, rustls::ServerConfig};
+use tracing::{debug, warn};
+
+use crate::{access, status::Status};
+
+/// The most connections of one interface. Further ones are closed at once.
+pub const MOST_CONNECTIONS: usize = 1024;
+/// Time for the TLS handshake and for the head of a request.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Time after which a silent HTTP/2 connection is probed, so that the streams of a vanished client end.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// Requests of one HTTP/2 connection at a time.
+const STREAMS: u32 = 64;
+/// Bytes of one HTTP/2 stream that wait for the client.
+const SEND_BUFFER: usize = 64 * 1024;
+/// Pause after a failed accept, as when the process has no file descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The current TLS configuration; `None` without TLS.
+pub type Tls = Option<watch::Receiver<Arc<ServerConfig>>>;
+
+/// A listening socket.
+#[derive(Debug)]
+pub struct Listener {
+    socket: TcpListener,
+    interface: &'static str,
+    allowed: Arc<[IpNet]>,
+    tls: Tls,
+    status: Arc<Status>,
+}
+
+impl Listener {
+    /// Binds an address. `interface` is the value of the metric label.
+    ///
+    /// # Errors
+    ///
+    /// If the address is in use or not on this machine.
+    pub async fn bind(
+        address: SocketAddr,
+        interface: &'static str,
+        allowed: Arc<[IpNet]>,
+        tls: Tls,
+        status: Arc<Status>,
+    ) -> io::Result<Self> {
+        Ok(Self { socket: TcpListener::bind(address).await?, interface, allowed, tls, status })
+    }
+
+    /// The address that is bound.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not report it.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// Serves until the future is dropped.
+    pub async fn serve(self, router: Router) {
+        let free = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        loop {
+            let (stream, peer) = match self.socket.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    warn!(interface = self.interface, %error, "a connection could not be accepted; the feed goes on");
+                    sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let permit = Arc::clone(&free).try_acquire_owned().ok();
+            let permit = permit.filter(|_| access::admits(&self.allowed, peer.ip()));
+            let Some(permit) = permit else {
+                self.status.count_refused(self.interface);
+                debug!(interface = self.interface, %peer, "a connection was refused");
+                continue;
+            };
+            let tls = self.tls.as_ref().map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
+            tokio::spawn(connection(stream, tls, router.clone(), permit));
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, router: Router, permit: OwnedSemaphorePermit) {
+    if let Err(error) = stream.set_nodelay(true) {
+        debug!(%error, "TCP_NODELAY could not be set");
+    }
+    match tls {
+        None => requests(stream, router).await,
+        Some(tls) => match timeout(HANDSHAKE, tls.accept(stream)).await {
+            Ok(Ok(stream)) => requests(stream, router).await,
+            Ok(Err(error)) => debug!(%error, "a TLS handshake failed"),
+            Err(_late) => debug!("a TLS handshake took too long"),
+        },
+    }
+    drop(permit);
+}
+
+async fn requests(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router) {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(HANDSHAKE)
+        .max_concurrent_streams(STREAMS)
+        .max_send_buf_size(SEND_BUFFER);
+    let service = TowerToHyperService::new(router);
+    if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
+        debug!(%error, "a connection ended with an error");
+    }
+}
+
+#[cfg(test)]
+#[path = "listen_tests.rs"]
+mod tests;

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use axum::{middleware, routing::get};
+use envoy_types::pb::envoy::{
+    config::{cluster::v3::Cluster, endpoint::v3::ClusterLoadAssignment},
+    service::discovery::v3::{
+        DeltaDiscoveryRequest, DiscoveryRequest, aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
+    },
+};
+use futures::StreamExt as _;
+use prost::{Message as _, Name as _};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    sync::mpsc,
+    task::JoinHandle,
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, service::Routes, transport::Channel};
+
+use super::*;
+use crate::{
+    access::Token,
+    core::tests::{annotation, pod, snapshot},
+    follow::Publisher,
+    xds,
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const NAME: &str = "web.default:http";
+
+async fn listening(router: Router, allowed: &[&str]) -> (SocketAddr, Arc<Status>, JoinHandle<()>) {
+    let status = Arc::new(Status::default());
+    let allowed: Vec<IpNet> = allowed.iter().map(|range| range.parse().unwrap()).collect();
+    let address = "127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind(address, "http", allowed.into(), None, Arc::clone(&status)).await.unwrap();
+    (listener.address().unwrap(), status, tokio::spawn(listener.serve(router)))
+}
+
+/// The answer to a request, empty if the connection is closed without one.
+async fn get_root(address: SocketAddr) -> String {
+    let exchange = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        io::Result::Ok(answer)
+    };
+    timeout(PATIENCE, exchange).await.unwrap().unwrap_or_default()
+}
+
+#[tokio::test]
+async fn only_allowed_clients_are_answered() {
+    let router = || Router::new().route("/", get(|| async { "here" }));
+    for (allowed, is_answered) in [(&[][..], true), (&["127.0.0.0/8"], true), (&["192.0.2.0/24", "::1/128"], false)] {
+        let (address, status, task) = listening(router(), allowed).await;
+        assert_eq!(get_root(address).await.ends_with("here"), is_answered, "{allowed:?}");
+        let refused = status.encode().unwrap().contains("npl_feed_refused_connections_total{interface=\"http\"} 1\n");
+        assert_eq!(refused, !is_answered);
+        task.abort();
+    }
+}
+
+#[tokio::test]
+async fn connections_above_the_limit_are_closed_and_a_free_place_is_used_again() {
+    let (address, status, task) = listening(Router::new().route("/", get(|| async { "here" })), &[]).await;
+    let mut open = Vec::new();
+    for _ in 0..MOST_CONNECTIONS {
+        open.push(TcpStream::connect(address).await.unwrap());
+    }
+    assert!(!get_root(address).await.ends_with("here"));
+    assert!(status.encode().unwrap().contains("npl_feed_refused_connections_total{interface=\"http\"}"));
+    drop(open);
+    let used_again = async {
+        while !get_root(address).await.ends_with("here") {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, used_again).await.unwrap();
+    task.abort();
+}
+
+/// An xDS server with two members of `web`, and its client.
+async fn xds(token: Option<Token>) -> (AggregatedDiscoveryServiceClient<Channel>, Publisher, JoinHandle<()>) {
+    let (publisher, published) = watch::channel(None);
+    let service = xds::service(published, Arc::default());
+    let mut router = Routes::new(service).into_axum_router();
+    if let Some(token) = token {
+        router = router.layer(middleware::from_fn_with_state(token, Token::check));
+    }
+    let (address, _status, task) = listening(router, &[]).await;
+    let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+    (AggregatedDiscoveryServiceClient::new(channel), publisher, task)
+}
+
+fn publish(publisher: &Publisher, pods: u16) {
+    let pods = (0..pods).map(|it| pod(&format!("p{it}"), "n1", &annotation(8080, "192.0.2.1", 61000 + it)));
+    publisher.send_replace(Some(Arc::new(snapshot(pods.collect()))));
+}
+
+fn members(bytes: &[u8]) -> usize {
+    let assignment = ClusterLoadAssignment::decode(bytes).unwrap();
+    assignment.endpoints.iter().map(|locality| locality.lb_endpoints.len()).sum()
+}
+
+#[tokio::test]
+async fn a_stream_waits_for_the_first_snapshot_and_pushes_each_change() {
+    let (mut client, publisher, task) = xds(None).await;
+    let (requests, receiver) = mpsc::channel(4);
+    let names = vec![NAME.to_owned()];
+    let request =
+        DiscoveryRequest { type_url: ClusterLoadAssignment::type_url(), resource_names: names, ..Default::default() };
+    requests.send(request).await.unwrap();
+    let stream = client.stream_aggregated_resources(ReceiverStream::new(receiver)).await.unwrap();
+    let mut responses = stream.into_inner();
+    publish(&publisher, 1);
+    for count in 1..4 {
+        let response = timeout(PATIENCE, responses.message()).await.unwrap().unwrap().unwrap();
+        assert_eq!(members(&response.resources[0].value), usize::from(count));
+        publish(&publisher, count + 1);
+    }
+    task.abort();
+}
+
+#[tokio::test]
+async fn a_delta_stream_has_the_clusters_and_a_token_is_asked_for() {
+    let (mut client, publisher, task) = xds(Some(Token::fixed("secret"))).await;
+    publish(&publisher, 1);
+    let wildcard = || {
+        let request = DeltaDiscoveryRequest { type_url: Cluster::type_url(), ..Default::default() };
+        // The stream of requests stays open.
+        futures::stream::iter([request]).chain(futures::stream::pending())
+    };
+    let refused = client.delta_aggregated_resources(wildcard()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unauthenticated);
+    let mut request = Request::new(wildcard());
+    request.metadata_mut().insert("authorization", "Bearer secret".parse().unwrap());
+    let mut responses = client.delta_aggregated_resources(request).await.unwrap().into_inner();
+    let response = timeout(PATIENCE, responses.message()).await.unwrap().unwrap().unwrap();
+    assert_eq!(response.resources.iter().map(|it| it.name.as_str()).collect::<Vec<_>>(), [NAME]);
+    task.abort();
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_request_do_not_end_the_server() {
+    let (mut client, publisher, task) = xds(None).await;
+    publish(&publisher, 1);
+    let (address, _status, other) = listening(Router::new().route("/", get(|| async { "here" })), &[]).await;
+    for bytes in
+        [&b"\x16\x03\x01\x02\x00"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff", b"GET / HTTP/9\r\n\r\n"]
+    {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        let mut answer = Vec::new();
+        // The server closes the connection, or the test does.
+        drop(timeout(Duration::from_secs(1), stream.read_to_end(&mut answer)).await);
+    }
+    assert!(get_root(address).await.ends_with("here"));
+    let unknown = DiscoveryRequest { type_url: "none".to_owned(), ..Default::default() };
+    let known = DiscoveryRequest { type_url: Cluster::type_url(), ..Default::default() };
+    let requests = futures::stream::iter([unknown, known]).chain(futures::stream::pending());
+    let mut responses = client.stream_aggregated_resources(requests).await.unwrap().into_inner();
+    let response = timeout(PATIENCE, responses.message()).await.unwrap().unwrap().unwrap();
+    assert_eq!(response.resources.len(), 1);
+    task.abort();
+    other.abort();
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Start and end of the process.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use axum::{Router, middleware};
+use ipnet::IpNet;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::sleep,
+};
+use tokio_rustls::rustls::ServerConfig;
+use tonic::service::Routes;
+use tracing::{info, warn};
+
+use crate::{
+    access::{AccessError, TlsFiles, Token},
+    config::Config,
+    dns,
+    follow::{self, Published},
+    http, kube,
+    listen::Listener,
+    status::Status,
+    xds,
+};
+
+/// Changes that wait for the main loop.
+const WAITING_CHANGES: usize = 64;
+/// Time after which the files of token and TLS are read again.
+const RELOAD: Duration = Duration::from_secs(30);
+
+/// Serves until SIGTERM or SIGINT.
+///
+/// # Errors
+///
+/// If an address cannot be bound, a file cannot be used, or the kubeconfig is unusable.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    let status = Arc::new(Status::default());
+    let (publisher, published) = watch::channel(None);
+    let mut tasks = JoinSet::new();
+    serve(&config, &published, &status, &mut tasks).await?;
+
+    let (sender, changes) = mpsc::channel(WAITING_CHANGES);
+    let mut watches = kube::watch(&config, &status, &sender).await?;
+    drop(sender);
+    tasks.spawn(follow::run(changes, config.port_range, config.drain, status, publisher));
+
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        ended = watches.join_next() => anyhow::bail!("a watch ended: {ended:?}; this is a defect, report it"),
+        ended = tasks.join_next() => anyhow::bail!("a task ended: {ended:?}; this is a defect, report it"),
+    }
+    info!("the feed ends; load balancers keep the members that they know");
+    Ok(())
+}
+
+/// Binds all addresses, and starts to serve.
+///
+/// # Errors
+///
+/// If an address cannot be bound, or a file of token or TLS cannot be used.
+pub async fn serve(
+    config: &Config,
+    published: &Published,
+    status: &Arc<Status>,
+    tasks: &mut JoinSet<()>,
+) -> anyhow::Result<()> {
+    let allowed: Arc<[IpNet]> = config.allow.clone().into();
+    let token = config.token_file.as_deref().map(|path| Token::follow(path, RELOAD)).transpose()?;
+    let tls = config.tls().map(|files| follow_tls(files, tasks)).transpose()?;
+    let bind = async |address: SocketAddr, interface| {
+        let bound = Listener::bind(address, interface, Arc::clone(&allowed), tls.clone(), Arc::clone(status)).await;
+        bound.with_context(|| refused(interface, address))
+    };
+    if let Some(address) = config.http.0 {
+        let listener = bind(address, "http").await?;
+        info!(address = %listener.address()?, "serving HTTP");
+        tasks.spawn(listener.serve(http::router(published.clone(), Arc::clone(status), token.clone())));
+    }
+    if let Some(address) = config.xds.0 {
+        let listener = bind(address, "xds").await?;
+        info!(address = %listener.address()?, "serving xDS");
+        let service = xds::service(published.clone(), Arc::clone(status));
+        tasks.spawn(listener.serve(guarded(Routes::new(service).into_axum_router(), token)));
+    }
+    if let Some(address) = config.dns.0 {
+        let sockets = dns::Sockets::bind(address).await.with_context(|| refused("dns", address))?;
+        info!(address = %sockets.address()?, zone = %config.zone, "serving DNS");
+        let (zone, published, status) = (config.zone.clone(), published.clone(), Arc::clone(status));
+        tasks.spawn(async move {
+            if let Err(error) = dns::serve(sockets, zone, &allowed, published, status).await {
+                warn!(%error, "the DNS server has ended: the feed ends, and its Pod is started again");
+            }
+        });
+    }
+    Ok(())
+}
+
+fn refused(flag: &str, address: SocketAddr) -> String {
+    format!("listen on {address}: give --{flag} an address of this machine with a free port")
+}
+
+fn guarded(router: Router, token: Option<Token>) -> Router {
+    match token {
+        Some(token) => router.layer(middleware::from_fn_with_state(token, Token::check)),
+        None => router,
+    }
+}
+
+/// Reads the files of TLS now and regularly, since certificates are renewed.
+fn follow_tls(files: TlsFiles, tasks: &mut JoinSet<()>) -> Result<watch::Receiver<Arc<ServerConfig>>, AccessError> {
+    let (sender, receiver) = watch::channel(files.load()?);
+    tasks.spawn(async move {
+        loop {
+            sleep(RELOAD).await;
+            match files.load() {
+                Ok(config) => drop(sender.send_replace(config)),
+                Err(error) => warn!(%error, "the files of TLS cannot be read again; the feed uses the former ones"),
+            }
+        }
+    });
+    Ok(receiver)
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the feed reports about itself: metrics, and the state of its watches for `/readyz`.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Mutex, PoisonError},
+};
+
+use npl_agent::{
+    kube::watch_health::WatchObserver,
+    metrics::{FailureKind, WatchedResource},
+};
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+use crate::core::entries::LeftOut;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SubjectLabels {
+    subject: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ErrorLabels {
+    subject: &'static str,
+    kind: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AnswerLabels {
+    answer: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct XdsLabels {
+    r#type: &'static str,
+    event: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct InterfaceLabels {
+    interface: &'static str,
+}
+
+/// Counters and gauges, and the state of the watches.
+pub struct Status {
+    registry: Registry,
+    /// The resources whose last list or watch failed.
+    failing: Mutex<BTreeMap<WatchedResource, FailureKind>>,
+    watch_errors: Family<ErrorLabels, Counter>,
+    watch_failing: Family<SubjectLabels, Gauge>,
+    left_out: Family<ReasonLabels, Gauge>,
+    snapshots: Counter,
+    groups: Gauge,
+    members: Gauge,
+    dns: Family<AnswerLabels, Counter>,
+    http: Family<AnswerLabels, Counter>,
+    xds: Family<XdsLabels, Counter>,
+    xds_streams: Gauge,
+    refused: Family<InterfaceLabels, Counter>,
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Status").finish_non_exhaustive()
+    }
+}
+
+const SUBJECTS: [WatchedResource; 3] = [WatchedResource::Pods, WatchedResource::Services, WatchedResource::Node];
+
+impl Default for Status {
+    fn default() -> Self {
+        let mut status = Self {
+            registry: Registry::with_prefix("npl_feed"),
+            failing: Mutex::default(),
+            watch_errors: Family::default(),
+            watch_failing: Family::default(),
+            left_out: Family::default(),
+            snapshots: Counter::default(),
+            groups: Gauge::default(),
+            members: Gauge::default(),
+            dns: Family::default(),
+            http: Family::default(),
+            xds: Family::default(),
+            xds_streams: Gauge::default(),
+            refused: Family::default(),
+        };
+        status.register();
+        status
+    }
+}
+
+impl Status {
+    fn register(&mut self) {
+        let registry = &mut self.registry;
+        registry.register("watch_errors", "Failed lists and watches, by resource and kind", self.watch_errors.clone());
+        registry.register(
+            "watch_failing",
+            "1 while the last list or watch of a resource has failed: the feed serves the last known state",
+            self.watch_failing.clone(),
+        );
+        registry.register(
+            "left_out_entries",
+            "Entries of annotations that are not served now, by reason",
+            self.left_out.clone(),
+        );
+        registry.register("snapshots", "Snapshots published, each with different content", self.snapshots.clone());
+        registry.register("service_ports", "Service ports in the snapshot", self.groups.clone());
+        registry.register("members", "Members in the snapshot", self.members.clone());
+        registry.register("dns_answers", "DNS queries answered, by response code", self.dns.clone());
+        registry.register("http_answers", "HTTP requests answered, by class of the status code", self.http.clone());
+        registry.register(
+            "xds_messages",
+            "Messages of xDS by resource type: sent, ACK and NACK of a client, malformed requests",
+            self.xds.clone(),
+        );
+        registry.register("xds_streams", "Open xDS streams", self.xds_streams.clone());
+        registry.register(
+            "refused_connections",
+            "Connections refused by --allow or the limit of connections, by interface",
+            self.refused.clone(),
+        );
+        for subject in SUBJECTS {
+            self.watch_failing.get_or_create(&SubjectLabels { subject: subject.as_str() }).set(0);
+        }
+        for reason in LeftOut::ALL {
+            self.left_out.get_or_create(&ReasonLabels { reason: reason.as_str() }).set(0);
+        }
+    }
+
+    /// The metrics in the OpenMetrics text format.
+    ///
+    /// # Errors
+    ///
+    /// If a value cannot be formatted.
+    pub fn encode(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+
+    /// Records the entries that are left out now.
+    pub fn set_left_out(&self, sums: &BTreeMap<LeftOut, usize>) {
+        for reason in LeftOut::ALL {
+            let count = sums.get(&reason).copied().unwrap_or_default();
+            self.left_out.get_or_create(&ReasonLabels { reason: reason.as_str() }).set(gauge(count));
+        }
+    }
+
+    /// Counts a snapshot.
+    pub fn record_snapshot(&self, groups: usize, members: usize) {
+        self.snapshots.inc();
+        self.groups.set(gauge(groups));
+        self.members.set(gauge(members));
+    }
+
+    /// Counts a DNS answer by its response code.
+    pub fn count_dns(&self, answer: &'static str) {
+        self.dns.get_or_create(&AnswerLabels { answer }).inc();
+    }
+
+    /// Counts an HTTP answer by the class of its status code.
+    pub fn count_http(&self, answer: &'static str) {
+        self.http.get_or_create(&AnswerLabels { answer }).inc();
+    }
+
+    /// Counts a message of xDS. `kind` is the short name of the resource type.
+    pub fn count_xds(&self, kind: &'static str, event: &'static str) {
+        self.xds.get_or_create(&XdsLabels { r#type: kind, event }).inc();
+    }
+
+    /// Counts the open xDS streams.
+    pub fn add_xds_stream(&self, difference: i64) {
+        self.xds_streams.inc_by(difference);
+    }
+
+    /// Counts a connection that was refused.
+    pub fn count_refused(&self, interface: &'static str) {
+        self.refused.get_or_create(&InterfaceLabels { interface }).inc();
+    }
+
+    /// One line about the watches that fail; `None` if all follow the cluster.
+    pub fn outage(&self) -> Option<String> {
+        let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        let names: Vec<String> =
+            failing.iter().map(|(subject, kind)| format!("{subject} ({})", kind.as_str())).collect();
+        (!names.is_empty())
+            .then(|| format!("the watch of {} is interrupted: the last known state is served", names.join(", ")))
+    }
+}
+
+impl WatchObserver for Status {
+    fn process(&self) -> &'static str {
+        "feed"
+    }
+
+    fn manifest(&self) -> &'static str {
+        "deploy/npl-feed.yaml"
+    }
+
+    fn record_failure(&self, subject: WatchedResource, kind: FailureKind, _cause: &str) {
+        self.watch_errors.get_or_create(&ErrorLabels { subject: subject.as_str(), kind: kind.as_str() }).inc();
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner).insert(subject, kind);
+        self.watch_failing.get_or_create(&SubjectLabels { subject: subject.as_str() }).set(1);
+    }
+
+    fn record_success(&self, subject: WatchedResource) {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner).remove(&subject);
+        self.watch_failing.get_or_create(&SubjectLabels { subject: subject.as_str() }).set(0);
+    }
+}
+
+fn gauge(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

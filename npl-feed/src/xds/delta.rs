@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The delta variant: requests add and remove names, responses have what changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource};
+
+use super::{
+    resources::{self, Kind},
+    session::{Handled, MOST_NAMES, Session, answer},
+};
+use crate::core::snapshot::{Snapshot, Version};
+
+/// The state of one stream.
+#[derive(Debug, Default)]
+pub(super) struct Delta {
+    subscriptions: BTreeMap<Kind, Subscription>,
+    responses: u64,
+}
+
+#[derive(Debug, Default)]
+struct Subscription {
+    is_wildcard: bool,
+    names: BTreeSet<String>,
+    /// The versions that the client has, as texts: after a reconnect it reports them itself.
+    known: BTreeMap<String, String>,
+    /// Subscribed names that did not exist, and were reported as removed.
+    absent: BTreeSet<String>,
+}
+
+impl Subscription {
+    fn subscribe(&mut self, kind: Kind, request: &DeltaDiscoveryRequest, is_new: bool) {
+        if is_new {
+            self.is_wildcard = kind.is_complete() && request.resource_names_subscribe.is_empty();
+            let known = request.initial_resource_versions.iter().take(MOST_NAMES);
+            self.known = known.map(|(name, version)| (name.clone(), version.clone())).collect();
+        }
+        for name in &request.resource_names_unsubscribe {
+            if name == "*" {
+                self.is_wildcard = false;
+            }
+            self.names.remove(name);
+            self.known.remove(name);
+            self.absent.remove(name);
+        }
+        for name in &request.resource_names_subscribe {
+            if name == "*" {
+                self.is_wildcard = kind.is_complete();
+            } else if self.names.len() < MOST_NAMES {
+                self.names.insert(name.clone());
+                if !is_new {
+                    // A name that is subscribed again is answered again.
+                    self.known.remove(name);
+                }
+                self.absent.remove(name);
+            }
+        }
+    }
+
+    fn wanted(&self, kind: Kind, snapshot: &Snapshot) -> BTreeMap<String, Version> {
+        let all = if self.is_wildcard { resources::all_names(kind, snapshot) } else { Vec::new() };
+        let names = all.into_iter().chain(self.names.iter().cloned());
+        names.filter_map(|name| resources::version(kind, &name, snapshot).map(|version| (name, version))).collect()
+    }
+}
+
+impl Session for Delta {
+    type Request = DeltaDiscoveryRequest;
+    type Response = DeltaDiscoveryResponse;
+
+    fn on_request(&mut self, request: &DeltaDiscoveryRequest, snapshot: &Snapshot) -> Handled<DeltaDiscoveryResponse> {
+        let Some(kind) = Kind::of_url(&request.type_url) else {
+            return Handled { kind: "unknown", event: "unknown_type", response: None };
+        };
+        let is_new = !self.subscriptions.contains_key(&kind);
+        self.subscriptions.entry(kind).or_default().subscribe(kind, request, is_new);
+        let event = match (request.response_nonce.is_empty(), &request.error_detail) {
+            (false, error) => answer(error.is_some()),
+            (true, _) => "subscribe",
+        };
+        let response = self.respond(kind, snapshot, is_new).map(|response| (kind.as_str(), response));
+        Handled { kind: kind.as_str(), event, response }
+    }
+
+    fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, DeltaDiscoveryResponse)> {
+        let subscribed: Vec<Kind> = self.subscriptions.keys().copied().collect();
+        let responses = subscribed.into_iter().map(|kind| (kind, self.respond(kind, snapshot, false)));
+        responses.filter_map(|(kind, response)| Some((kind.as_str(), response?))).collect()
+    }
+}
+
+impl Delta {
+    /// What changed for the client; an empty response too if `is_due`, so that a wildcard subscription knows that it
+    /// has everything.
+    fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<DeltaDiscoveryResponse> {
+        let subscription = self.subscriptions.get_mut(&kind)?;
+        let wanted = subscription.wanted(kind, snapshot);
+        let mut resources = Vec::new();
+        for (name, version) in &wanted {
+            let version = version.to_string();
+            if subscription.known.get(name) == Some(&version) {
+                continue;
+            }
+            if let Some((_, resource)) = resources::resource(kind, name, snapshot) {
+                let (name, resource) = (name.clone(), Some(resource));
+                resources.push(Resource {
+                    name: name.clone(),
+                    version: version.clone(),
+                    resource,
+                    ..Resource::default()
+                });
+                subscription.known.insert(name, version);
+            }
+        }
+        let mut removed: Vec<String> =
+            subscription.known.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
+        for name in subscription.names.iter().filter(|name| !wanted.contains_key(*name)) {
+            if subscription.absent.insert(name.clone()) && !removed.contains(name) {
+                removed.push(name.clone());
+            }
+        }
+        subscription.known.retain(|name, _| wanted.contains_key(name));
+        subscription.absent.retain(|name| !wanted.contains_key(name));
+        if resources.is_empty() && removed.is_empty() && !is_due {
+            return None;
+        }
+        self.responses += 1;
+        Some(DeltaDiscoveryResponse {
+            system_version_info: snapshot.version().to_string(),
+            resources,
+            type_url: kind.url(),
+            removed_resources: removed,
+            nonce: self.responses.to_string(),
+            ..DeltaDiscoveryResponse::default()
+        })
+    }
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The resources of a snapshot.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use envoy_types::{
+    pb::{
+        envoy::{
+            config::{
+                cluster::v3::{
+                    Cluster,
+                    cluster::{ClusterDiscoveryType, CommonLbConfig, DiscoveryType, EdsClusterConfig, LbPolicy},
+                },
+                core::v3::{
+                    Address, AggregatedConfigSource, ApiVersion, ConfigSource, HealthStatus, Locality, Metadata,
+                    SocketAddress,
+                    address::Address as AddressKind,
+                    config_source::ConfigSourceSpecifier,
+                    socket_address::{PortSpecifier, Protocol as SocketProtocol},
+                },
+                endpoint::v3::{
+                    ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints, lb_endpoint::HostIdentifier,
+                },
+                listener::v3::{ApiListener, Listener},
+                route::v3::{
+                    Route, RouteAction, RouteConfiguration, RouteMatch, VirtualHost, route::Action,
+                    route_action::ClusterSpecifier, route_match::PathSpecifier,
+                },
+            },
+            extensions::filters::{
+                http::router::v3::Router,
+                network::http_connection_manager::v3::{
+                    HttpConnectionManager, HttpFilter, Rds, http_connection_manager::RouteSpecifier,
+                    http_filter::ConfigType,
+                },
+            },
+            r#type::v3::Percent,
+        },
+        google::protobuf::{Any, Duration, Struct, UInt32Value, Value, value::Kind as ValueKind},
+    },
+    util::pack_any,
+};
+use npl_agent::core::model::Protocol;
+use prost::Name as _;
+
+use super::names;
+use crate::core::snapshot::{Condition, Group, Member, Snapshot, Version};
+
+/// A type of resources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    /// `Cluster`. First in order: a client asks for the endpoints of clusters that it knows.
+    Cluster,
+    /// `ClusterLoadAssignment`.
+    Endpoints,
+    /// `Listener`, for gRPC clients.
+    Listener,
+    /// `RouteConfiguration`, for gRPC clients.
+    Routes,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 4] = [Self::Cluster, Self::Endpoints, Self::Listener, Self::Routes];
+
+    pub(super) fn of_url(url: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.url() == url)
+    }
+
+    pub(super) fn url(self) -> String {
+        match self {
+            Self::Cluster => Cluster::type_url(),
+            Self::Endpoints => ClusterLoadAssignment::type_url(),
+            Self::Listener => Listener::type_url(),
+            Self::Routes => RouteConfiguration::type_url(),
+        }
+    }
+
+    /// The short name, for metrics.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Cluster => "cds",
+            Self::Endpoints => "eds",
+            Self::Listener => "lds",
+            Self::Routes => "rds",
+        }
+    }
+
+    /// Whether a response of the state of the world must have all resources: a client removes those that it lacks.
+    pub(super) const fn is_complete(self) -> bool {
+        matches!(self, Self::Cluster | Self::Listener)
+    }
+}
+
+/// The resource of a name, with its version; `None` if it does not exist.
+///
+/// Endpoints of a Service port that does not exist are an empty assignment: a client would otherwise wait for the name,
+/// or keep the last members of a Service that was removed.
+pub(super) fn resource(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<(Version, Any)> {
+    let group = names::find(snapshot, name);
+    if kind == Kind::Endpoints {
+        let version = group.map(|group| group.version).unwrap_or_default();
+        return Some((version, endpoints(name, group)));
+    }
+    let group = group?;
+    if group.key.protocol != Protocol::Tcp {
+        return None;
+    }
+    // These depend on nothing but the name.
+    let version = Version::of(name.as_bytes());
+    match kind {
+        Kind::Cluster => Some((version, cluster(name))),
+        Kind::Listener => Some((version, listener(name))),
+        Kind::Routes => Some((version, routes(name))),
+        Kind::Endpoints => None,
+    }
+}
+
+/// The version of a resource, without building it.
+pub(super) fn version(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<Version> {
+    let group = names::find(snapshot, name);
+    if kind == Kind::Endpoints {
+        return Some(group.map(|group| group.version).unwrap_or_default());
+    }
+    group.filter(|group| group.key.protocol == Protocol::Tcp).map(|_| Version::of(name.as_bytes()))
+}
+
+/// The names of all resources, for a wildcard subscription. Listeners and routes are only for those who name them: a
+/// proxy that subscribes to all listeners would open none of ours, and refuse them.
+pub(super) fn all_names(kind: Kind, snapshot: &Snapshot) -> Vec<String> {
+    match kind {
+        Kind::Cluster | Kind::Endpoints => {
+            let tcp = snapshot.groups().filter(|group| group.key.protocol == Protocol::Tcp);
+            tcp.map(|group| names::of(group)).collect()
+        }
+        Kind::Listener | Kind::Routes => Vec::new(),
+    }
+}
+
+fn ads() -> ConfigSource {
+    ConfigSource {
+        resource_api_version: ApiVersion::V3.into(),
+        config_source_specifier: Some(ConfigSourceSpecifier::Ads(AggregatedConfigSource {})),
+        ..ConfigSource::default()
+    }
+}
+
+fn cluster(name: &str) -> Any {
+    pack_any(Cluster {
+        name: name.to_owned(),
+        cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::Eds.into())),
+        eds_cluster_config: Some(EdsClusterConfig { eds_config: Some(ads()), service_name: String::new() }),
+        connect_timeout: Some(Duration { seconds: 1, nanos: 0 }),
+        lb_policy: LbPolicy::RoundRobin.into(),
+        // A member that is left out must not be used, also while most members drain.
+        common_lb_config: Some(CommonLbConfig {
+            healthy_panic_threshold: Some(Percent { value: 0.0 }),
+            ..CommonLbConfig::default()
+        }),
+        ignore_health_on_host_removal: true,
+        ..Cluster::default()
+    })
+}
+
+fn listener(name: &str) -> Any {
+    let router = HttpFilter {
+        name: "router".to_owned(),
+        config_type: Some(ConfigType::TypedConfig(pack_any(Router::default()))),
+        ..HttpFilter::default()
+    };
+    let rds = Rds { config_source: Some(ads()), route_config_name: name.to_owned() };
+    let manager = HttpConnectionManager {
+        route_specifier: Some(RouteSpecifier::Rds(rds)),
+        http_filters: vec![router],
+        ..HttpConnectionManager::default()
+    };
+    let api_listener = Some(ApiListener { api_listener: Some(pack_any(manager)) });
+    pack_any(Listener { name: name.to_owned(), api_listener, ..Listener::default() })
+}
+
+fn routes(name: &str) -> Any {
+    let all = RouteMatch { path_specifier: Some(PathSpecifier::Prefix(String::new())), ..RouteMatch::default() };
+    let to_cluster =
+        RouteAction { cluster_specifier: Some(ClusterSpecifier::Cluster(name.to_owned())), ..RouteAction::default() };
+    let route = Route { r#match: Some(all), action: Some(Action::Route(to_cluster)), ..Route::default() };
+    let host = VirtualHost {
+        name: name.to_owned(),
+        domains: vec!["*".to_owned()],
+        routes: vec![route],
+        ..VirtualHost::default()
+    };
+    pack_any(RouteConfiguration { name: name.to_owned(), virtual_hosts: vec![host], ..RouteConfiguration::default() })
+}
+
+fn endpoints(name: &str, group: Option<&Arc<Group>>) -> Any {
+    let mut by_zone: BTreeMap<&str, Vec<LbEndpoint>> = BTreeMap::new();
+    for member in group.into_iter().flat_map(|group| &group.members) {
+        let protocol = group.map_or(Protocol::Tcp, |group| group.key.protocol);
+        by_zone.entry(&member.zone).or_default().push(endpoint(member, protocol));
+    }
+    let endpoints = by_zone.into_iter().map(|(zone, lb_endpoints)| LocalityLbEndpoints {
+        locality: Some(Locality { zone: zone.to_owned(), ..Locality::default() }),
+        // gRPC ignores a locality without weight. The number of members gives each the same share.
+        load_balancing_weight: Some(UInt32Value { value: u32::try_from(lb_endpoints.len()).unwrap_or(u32::MAX) }),
+        lb_endpoints,
+        ..LocalityLbEndpoints::default()
+    });
+    pack_any(ClusterLoadAssignment {
+        cluster_name: name.to_owned(),
+        endpoints: endpoints.collect(),
+        ..ClusterLoadAssignment::default()
+    })
+}
+
+fn endpoint(member: &Member, protocol: Protocol) -> LbEndpoint {
+    let health = match member.condition {
+        Condition::Ready => HealthStatus::Healthy,
+        Condition::NotReady => HealthStatus::Unhealthy,
+        Condition::Draining => HealthStatus::Draining,
+    };
+    let socket = SocketAddress {
+        protocol: if protocol == Protocol::Udp { SocketProtocol::Udp } else { SocketProtocol::Tcp }.into(),
+        address: member.address.to_string(),
+        port_specifier: Some(PortSpecifier::PortValue(u32::from(member.port))),
+        ..SocketAddress::default()
+    };
+    let address = Address { address: Some(AddressKind::SocketAddress(socket)) };
+    LbEndpoint {
+        health_status: health.into(),
+        load_balancing_weight: Some(UInt32Value { value: u32::from(member.weight) }),
+        metadata: Some(metadata(member)),
+        host_identifier: Some(HostIdentifier::Endpoint(Endpoint { address: Some(address), ..Endpoint::default() })),
+    }
+}
+
+/// The names of Pod and Node, for access logs.
+fn metadata(member: &Member) -> Metadata {
+    let text = |text: &str| Value { kind: Some(ValueKind::StringValue(text.to_owned())) };
+    let fields = [("pod", &member.pod), ("node", &member.node)];
+    let fields = fields.into_iter().map(|(key, name)| (key.to_owned(), text(name))).collect();
+    let npl = ("npl".to_owned(), Struct { fields });
+    Metadata { filter_metadata: [npl].into_iter().collect(), ..Metadata::default() }
+}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What both variants of the protocol have in common.
+
+use crate::core::snapshot::Snapshot;
+
+/// The result of a request: what it was, and an answer with the short name of its type.
+#[derive(Debug)]
+pub(super) struct Handled<R> {
+    /// The short name of the resource type.
+    pub(super) kind: &'static str,
+    /// `subscribe`, `ack`, `nack`, `stale` or `unknown_type`.
+    pub(super) event: &'static str,
+    pub(super) response: Option<(&'static str, R)>,
+}
+
+/// The state of one stream.
+pub(super) trait Session: Default + Send + 'static {
+    type Request: Default + Send + 'static;
+    type Response: Send + 'static;
+
+    fn on_request(&mut self, request: &Self::Request, snapshot: &Snapshot) -> Handled<Self::Response>;
+    /// The responses after a change, in the order in which a client needs them.
+    fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, Self::Response)>;
+}
+
+/// The most names to which one stream can subscribe per type. Further names are ignored.
+pub(super) const MOST_NAMES: usize = 20_000;
+
+/// The event of a request that answers a response.
+pub(super) const fn answer(has_error: bool) -> &'static str {
+    if has_error { "nack" } else { "ack" }
+}

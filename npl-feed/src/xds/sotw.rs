@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The state of the world variant: a request names all resources, a response has all of them, or, for endpoints and
+//! routes, those that changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+
+use super::{
+    resources::{self, Kind},
+    session::{Handled, MOST_NAMES, Session, answer},
+};
+use crate::core::snapshot::{Snapshot, Version};
+
+/// The state of one stream.
+#[derive(Debug, Default)]
+pub(super) struct StateOfTheWorld {
+    subscriptions: BTreeMap<Kind, Subscription>,
+    responses: u64,
+}
+
+#[derive(Debug, Default)]
+struct Subscription {
+    is_wildcard: bool,
+    /// Whether a request has named resources: an empty list then unsubscribes from all.
+    has_named: bool,
+    names: BTreeSet<String>,
+    /// The versions that the client was sent.
+    sent: BTreeMap<String, Version>,
+    /// The nonce of the last response; empty before it.
+    nonce: String,
+}
+
+impl Subscription {
+    /// Adopts the names of a request.
+    fn subscribe(&mut self, kind: Kind, names: &[String]) {
+        let is_all = |name: &String| name == "*";
+        self.has_named |= !names.is_empty();
+        self.is_wildcard = kind.is_complete() && (!self.has_named || names.iter().any(is_all));
+        self.names = names.iter().filter(|name| !is_all(name)).take(MOST_NAMES).cloned().collect();
+        let names = &self.names;
+        if !self.is_wildcard {
+            self.sent.retain(|name, _| names.contains(name));
+        }
+    }
+
+    fn wanted(&self, kind: Kind, snapshot: &Snapshot) -> BTreeMap<String, Version> {
+        let all = if self.is_wildcard { resources::all_names(kind, snapshot) } else { Vec::new() };
+        let names = all.into_iter().chain(self.names.iter().cloned());
+        names.filter_map(|name| resources::version(kind, &name, snapshot).map(|version| (name, version))).collect()
+    }
+}
+
+impl Session for StateOfTheWorld {
+    type Request = DiscoveryRequest;
+    type Response = DiscoveryResponse;
+
+    fn on_request(&mut self, request: &DiscoveryRequest, snapshot: &Snapshot) -> Handled<DiscoveryResponse> {
+        let Some(kind) = Kind::of_url(&request.type_url) else {
+            return Handled { kind: "unknown", event: "unknown_type", response: None };
+        };
+        let is_new = !self.subscriptions.contains_key(&kind);
+        let subscription = self.subscriptions.entry(kind).or_default();
+        let is_answer = !is_new && !request.response_nonce.is_empty();
+        if is_answer && request.response_nonce != subscription.nonce {
+            return Handled { kind: kind.as_str(), event: "stale", response: None };
+        }
+        subscription.subscribe(kind, &request.resource_names);
+        let event = if is_answer { answer(request.error_detail.is_some()) } else { "subscribe" };
+        // A client that asks without a nonce, as after a reconnect, is answered in any case.
+        let response = self.respond(kind, snapshot, !is_answer);
+        Handled { kind: kind.as_str(), event, response: response.map(|response| (kind.as_str(), response)) }
+    }
+
+    fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, DiscoveryResponse)> {
+        let subscribed: Vec<Kind> = self.subscriptions.keys().copied().collect();
+        let responses = subscribed.into_iter().map(|kind| (kind, self.respond(kind, snapshot, false)));
+        responses.filter_map(|(kind, response)| Some((kind.as_str(), response?))).collect()
+    }
+}
+
+impl StateOfTheWorld {
+    /// The response, if the client lacks something or `is_due`.
+    fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<DiscoveryResponse> {
+        let subscription = self.subscriptions.get_mut(&kind)?;
+        let wanted = subscription.wanted(kind, snapshot);
+        let is_changed = |(name, version): &(&String, &Version)| subscription.sent.get(*name) != Some(*version);
+        let changed: Vec<&String> = wanted.iter().filter(is_changed).map(|(name, _)| name).collect();
+        let is_one_gone = subscription.sent.keys().any(|name| !wanted.contains_key(name));
+        if changed.is_empty() && !(kind.is_complete() && is_one_gone) && !is_due {
+            return None;
+        }
+        let names: Vec<&String> = if kind.is_complete() || is_due { wanted.keys().collect() } else { changed };
+        let resources = names.into_iter().filter_map(|name| resources::resource(kind, name, snapshot));
+        let resources = resources.map(|(_, resource)| resource).collect();
+        subscription.sent = wanted;
+        self.responses += 1;
+        subscription.nonce = self.responses.to_string();
+        Some(DiscoveryResponse {
+            version_info: snapshot.version().to_string(),
+            resources,
+            type_url: kind.url(),
+            nonce: subscription.nonce.clone(),
+            ..DiscoveryResponse::default()
+        })
+    }
+}

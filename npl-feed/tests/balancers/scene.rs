@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A Service behind a load balancer, and what happens to it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fs,
+    hash::{BuildHasher as _, Hasher as _, RandomState},
+    net::SocketAddr,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use clap::Parser as _;
+use npl_agent::core::model::{
+    self, Family, Gate, ObjectKey, PodPort, PodUid, Protocol, ServicePort, ServiceType, ServiceUid, TargetPort,
+    sources::AllowList,
+};
+use npl_feed::{
+    config::Config,
+    core::model::{Change, NamedPort, Node, Pod, Service},
+    follow, run,
+    status::Status,
+};
+use tokio::{
+    runtime::Runtime,
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+
+use crate::{
+    backends::Backends,
+    load::{self, Load, Seen},
+    network::NODES,
+};
+
+/// The time limit of each wait.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Requests in a row that a Pod must not get until its load balancer counts as having left it.
+const QUIET: usize = 150;
+/// The port of each load balancer, in the documents.
+const BALANCER: &str = "127.0.0.1:8000";
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/load-balancers.md");
+/// The folder of the load balancers' programs.
+const PROGRAMS: &str = "NPL_BALANCERS_DIR";
+
+/// A load balancer: its program, and the files of the document that configure it.
+pub(crate) struct Balancer {
+    pub(crate) program: &'static str,
+    pub(crate) arguments: &'static [&'static str],
+    pub(crate) files: &'static [&'static str],
+}
+
+/// Everything that runs, dropped in field order.
+pub(crate) struct Scene {
+    load: Option<Load>,
+    process: Child,
+    log: PathBuf,
+    feed: Option<Feed>,
+    backends: Backends,
+    /// The cluster's Pods by name.
+    pods: BTreeMap<String, Pod>,
+    started: u16,
+    clients: Runtime,
+    name: &'static str,
+    folder: PathBuf,
+}
+
+/// A feed that a test tells the cluster's objects.
+struct Feed {
+    runtime: Runtime,
+    changes: mpsc::Sender<Change>,
+}
+
+impl Feed {
+    fn start(pods: Vec<Pod>) -> Self {
+        let at = |port: u16| format!("{}:{port}", NODES[0]);
+        let arguments = ["npl-feed", "--xds", &at(30180), "--http", &at(30181), "--dns", &at(30153), "--drain", "3s"];
+        let config = Config::try_parse_from(arguments).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let (sender, changes) = mpsc::channel(16);
+        let (publisher, published) = watch::channel(None);
+        let status = Arc::new(Status::default());
+        runtime.block_on(async {
+            let mut tasks = JoinSet::new();
+            run::serve(&config, &published, &status, &mut tasks).await.unwrap();
+            tasks.spawn(follow::run(changes, config.port_range, config.drain, status, publisher));
+            tasks.detach_all();
+        });
+        let feed = Self { runtime, changes: sender };
+        let nodes = NODES.iter().enumerate().map(|(index, ip)| node(index, ip)).collect();
+        feed.send(Change::Nodes(nodes));
+        feed.send(Change::Services(vec![service("web"), service("other")]));
+        feed.send(Change::Pods(pods));
+        feed
+    }
+
+    fn send(&self, change: Change) {
+        self.runtime.block_on(self.changes.send(change)).unwrap();
+    }
+}
+
+impl Scene {
+    /// Two Pods, a Pod of another Service on the same Node, the feed and the load balancer under load.
+    pub(crate) fn start(balancer: &Balancer) -> Self {
+        let clients = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let folder = new_folder(balancer.program);
+        let mut backends = Backends::new(clients.handle());
+        let mut pods = BTreeMap::new();
+        for (name, app, number) in [("web-0", "web", 0), ("web-1", "web", 1), ("other-0", "other", 2)] {
+            let pod = pod(name, app, number);
+            backends.start(name, address(number));
+            pods.insert(name.to_owned(), pod);
+        }
+        let feed = Feed::start(pods.values().cloned().collect());
+        let log = folder.join("log");
+        let process = launch(balancer, &folder, &log);
+        let name = balancer.program;
+        let mut scene =
+            Self { load: None, process, log, feed: Some(feed), backends, pods, started: 3, clients, name, folder };
+        scene.wait("the first answer", |scene| {
+            let answer = scene.clients.block_on(load::request(BALANCER.parse().unwrap()));
+            answer.is_ok_and(|pod| pod.starts_with("web-"))
+        });
+        scene.load = Some(Load::start(scene.clients.handle(), BALANCER.parse().unwrap()));
+        scene.wait_for_all();
+        scene
+    }
+
+    /// Four Pods more, of which several are on one Node.
+    pub(crate) fn scale_up(&mut self) {
+        let started = Instant::now();
+        let names: Vec<String> = (0..4).map(|_| self.add()).collect();
+        for name in names {
+            self.wait_until_answering(&name);
+            println!("{}: {name} answers {:?} after its annotation", self.name, started.elapsed());
+        }
+        self.wait_for_all();
+    }
+
+    /// Replaces half of the Pods at a time by new ones: these are ready, then the old ones are deleted, drain and end.
+    pub(crate) fn roll(&mut self) {
+        let old = self.of_web();
+        for half in old.chunks(old.len().div_ceil(2)) {
+            let new: Vec<String> = half.iter().map(|_| self.add()).collect();
+            new.iter().for_each(|name| self.wait_until_answering(name));
+            self.drain_and_end(half);
+        }
+        self.wait_for_all();
+    }
+
+    /// A Pod ends without draining. The load balancer has to ask another one until the cluster notices.
+    pub(crate) fn lose_a_pod(&mut self) {
+        let lost = self.of_web().remove(0);
+        self.backends.stop(&lost);
+        self.pass(2 * QUIET);
+        self.change(&lost, |pod| pod.is_ready = false);
+        self.pass(QUIET);
+        self.remove(&lost);
+        self.wait_for_all();
+    }
+
+    /// The feed is killed, and started again while the Service has changed.
+    pub(crate) fn be_away(&mut self) {
+        let feed = self.feed.take().unwrap();
+        feed.runtime.shutdown_timeout(LIMIT);
+        self.pass(2 * QUIET);
+        let new = self.add();
+        let pods = self.pods.values().cloned().collect();
+        self.feed = Some(Feed::start(pods));
+        self.wait_until_answering(&new);
+        self.wait_for_all();
+    }
+
+    /// One Pod remains.
+    pub(crate) fn scale_down(&mut self) {
+        self.drain_and_end(&self.of_web().split_off(1));
+        self.wait_for_all();
+    }
+
+    /// Checks that no request was lost, and none was answered by a Pod of another Service.
+    pub(crate) fn finish(mut self) {
+        let seen = self.load.as_ref().unwrap().seen();
+        self.load = None;
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        println!("{}: {} requests, {} lost, {} Pods", self.name, seen.requests, seen.lost.len(), seen.answers.len());
+        assert!(seen.lost.is_empty(), "{} of {} lost: {:#?}", seen.lost.len(), seen.requests, seen.lost);
+        let others: Vec<_> = seen.answers.keys().filter(|pod| !pod.starts_with("web-")).collect();
+        assert!(others.is_empty(), "answered by {others:?}");
+        fs::remove_dir_all(&self.folder).unwrap();
+    }
+
+    fn of_web(&self) -> Vec<String> {
+        self.pods.keys().filter(|name| name.starts_with("web-")).cloned().collect()
+    }
+
+    fn add(&mut self) -> String {
+        let number = self.started;
+        self.started += 1;
+        // Names sort by age.
+        let name = format!("web-{number:03}");
+        self.backends.start(&name, address(number));
+        self.put(&name, pod(&name, "web", number));
+        name
+    }
+
+    fn put(&mut self, name: &str, pod: Pod) {
+        self.pods.insert(name.to_owned(), pod.clone());
+        if let Some(feed) = &self.feed {
+            feed.send(Change::Pod(Box::new(pod)));
+        }
+    }
+
+    fn change(&mut self, name: &str, change: impl FnOnce(&mut Pod)) {
+        let mut pod = self.pods[name].clone();
+        change(&mut pod);
+        self.put(name, pod);
+    }
+
+    fn remove(&mut self, name: &str) {
+        let pod = self.pods.remove(name).unwrap();
+        if let Some(feed) = &self.feed {
+            feed.send(Change::PodGone(pod.object.key, pod.object.uid));
+        }
+    }
+
+    /// Deletes Pods. They end once the load balancer has left them, as a `preStop` sleep makes sure.
+    fn drain_and_end(&mut self, names: &[String]) {
+        let started = Instant::now();
+        for name in names {
+            self.change(name, |pod| pod.object.is_terminating = true);
+        }
+        let deleted_at = self.seen().requests;
+        self.wait(&format!("the end of requests to {names:?}"), |scene| {
+            let seen = scene.seen();
+            let last = names.iter().filter_map(|name| seen.answers.get(name)).map(|(_, last)| *last).max();
+            seen.requests > last.unwrap_or_default().max(deleted_at) + QUIET
+        });
+        println!("{}: {names:?} are left {:?} after their deletion", self.name, started.elapsed());
+        for name in names {
+            self.backends.stop(name);
+            self.remove(name);
+        }
+    }
+
+    fn seen(&self) -> Seen {
+        self.load.as_ref().unwrap().seen()
+    }
+
+    fn wait_until_answering(&mut self, name: &str) {
+        let before = self.seen().answers.get(name).map_or(0, |(count, _)| *count);
+        self.wait(&format!("an answer of {name}"), |scene| {
+            scene.seen().answers.get(name).is_some_and(|(count, _)| *count > before)
+        });
+    }
+
+    /// Waits until each Pod of the Service answers.
+    fn wait_for_all(&mut self) {
+        for name in self.of_web() {
+            self.wait_until_answering(&name);
+        }
+    }
+
+    /// Lets further requests pass.
+    fn pass(&mut self, requests: usize) {
+        let until = self.seen().requests + requests;
+        self.wait("further requests", |scene| scene.seen().requests >= until);
+    }
+
+    fn wait(&mut self, what: &str, is_over: impl Fn(&Self) -> bool) {
+        let until = Instant::now() + LIMIT;
+        while !is_over(self) {
+            let ended = self.process.try_wait().unwrap();
+            if ended.is_some() || Instant::now() > until {
+                let log = fs::read_to_string(&self.log).unwrap_or_default();
+                let lost = self.load.as_ref().map(|load| load.seen().lost);
+                panic!("{}: no {what}; ended: {ended:?}; lost: {lost:#?}\n{}", self.name, last_lines(&log));
+            }
+            self.clients.block_on(async { tokio::time::sleep(Duration::from_millis(5)).await });
+        }
+    }
+}
+
+fn last_lines(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(30)..].join("\n")
+}
+
+/// Starts a load balancer with the files that the document shows.
+fn launch(balancer: &Balancer, folder: &Path, log: &Path) -> Child {
+    let document = fs::read_to_string(DOCUMENT).unwrap();
+    for file in balancer.files {
+        fs::write(folder.join(file), block(&document, file)).unwrap();
+    }
+    let programs = env::var_os(PROGRAMS).unwrap_or_else(|| panic!("set {PROGRAMS}, as `cargo xtask test` does"));
+    let programs = PathBuf::from(programs);
+    let output = fs::File::create(log).unwrap();
+    let mut command = Command::new(programs.join(balancer.program));
+    command.args(balancer.arguments).current_dir(folder).env("HOME", folder).process_group(0);
+    command.env("LD_LIBRARY_PATH", programs.join("lib"));
+    command.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
+    command.spawn().unwrap_or_else(|error| panic!("start {}: {error}", balancer.program))
+}
+
+/// A new folder with a random name: processes of other namespaces may have the same number.
+pub(crate) fn new_folder(purpose: &str) -> PathBuf {
+    let random = RandomState::new().build_hasher().finish();
+    let folder = env::temp_dir().join(format!("npl-feed-{purpose}-{random:016x}"));
+    fs::create_dir(&folder).unwrap();
+    folder
+}
+
+/// The code block with this name.
+fn block<'a>(document: &'a str, name: &str) -> &'a str {
+    let marker = format!(" {name}\n");
+    let blocks = document.split("```").skip(1).step_by(2);
+    let found = blocks.filter_map(|block| block.split_once(&marker).filter(|(language, _)| !language.contains('\n')));
+    found.map(|(_, text)| text).next().unwrap_or_else(|| panic!("{DOCUMENT} has no block {name}"))
+}
+
+/// The address of a Pod's node port.
+fn address(number: u16) -> SocketAddr {
+    let node = NODES[usize::from(number) % NODES.len()];
+    SocketAddr::new(node.parse().unwrap(), 61_000 + number)
+}
+
+fn pod(name: &str, app: &str, number: u16) -> Pod {
+    let at = address(number);
+    let annotation =
+        format!(r#"[{{"podPort":8080,"nodeIP":"{}","nodePort":{},"protocol":"tcp"}}]"#, at.ip(), at.port());
+    let object = model::Pod {
+        key: ObjectKey::new("default", name),
+        uid: PodUid(name.into()),
+        resource_version: 1,
+        labels: BTreeMap::from([("app".to_owned(), app.to_owned())]),
+        is_finished: false,
+        is_terminating: false,
+        host_network: false,
+        ips: Vec::new(),
+        ports: Vec::new(),
+        annotation: Some(annotation),
+        annotation_manager: None,
+        gate: Gate::Absent,
+    };
+    let node = format!("node-{}", usize::from(number) % NODES.len());
+    Pod { object, node: Some(node.into()), is_ready: true, created: 0 }
+}
+
+fn service(name: &str) -> Service {
+    let object = model::Service {
+        key: ObjectKey::new("default", name),
+        uid: ServiceUid(name.into()),
+        is_enabled: true,
+        service_type: ServiceType::ClusterIp,
+        selector: BTreeMap::from([("app".to_owned(), name.to_owned())]),
+        ports: Vec::new(),
+        node_ports: BTreeSet::new(),
+        families: vec![Family::V4],
+        allow_list: AllowList::ABSENT,
+    };
+    let target = ServicePort { protocol: Protocol::Tcp, target: TargetPort::Number(PodPort(8080)) };
+    Service { object, ports: vec![NamedPort { name: Some("http".into()), number: 80, target }] }
+}
+
+fn node(index: usize, ip: &str) -> Node {
+    let object = model::Node {
+        name: format!("node-{index}"),
+        internal_ips: vec![ip.parse().unwrap()],
+        external_ips: Vec::new(),
+    };
+    Node { object, zone: "".into() }
+}
