@@ -92,7 +92,7 @@ impl Parts {
 
     /// Passes the paths of the parts to a program of npl-testkit.
     pub(crate) fn pass_to(&self, command: &mut Command) {
-        let Kubernetes { control_plane, nodes, flannel } = &self.kubernetes;
+        let Kubernetes { control_plane, nodes, flannel, calico } = &self.kubernetes;
         command.env("NPL_AGENT", &self.agent).env("NPL_CONTROL_PLANE_DIR", control_plane);
         pass_objects_to(command);
         if let Some(nodes) = nodes {
@@ -100,6 +100,9 @@ impl Parts {
         }
         if let Some(flannel) = flannel {
             command.env("NPL_FLANNEL_DIR", flannel);
+        }
+        if let Some(calico) = calico {
+            command.env("NPL_CALICO_DIR", calico);
         }
     }
 
@@ -110,7 +113,7 @@ impl Parts {
 
     /// The files of [`Self::pass_to`] that a real cluster with a bridge network on another machine needs.
     pub(crate) fn of_nodes(&self) -> impl Iterator<Item = PathBuf> {
-        let Kubernetes { control_plane, nodes, flannel: _ } = &self.kubernetes;
+        let Kubernetes { control_plane, nodes, flannel: _, calico: _ } = &self.kubernetes;
         [control_plane].into_iter().chain(nodes).cloned().chain(image::archives())
     }
 }
