@@ -15,7 +15,7 @@ use crate::{build, process};
 #[command(disable_help_flag = true)]
 pub(crate) struct Options {
     /// `up [--nodes 2] [--kube-proxy none|iptables|nftables]
-    /// [--cni bridge|flannel-vxlan|flannel-host-gw]`, `down`, `status`, `kubectl …`, `exec NODE …`.
+    /// [--cni bridge|flannel-vxlan|flannel-host-gw|calico-vxlan|calico-vxlan-nftables]`, `down [--all]`, `status`, `kubectl …`, `exec NODE …`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -28,8 +28,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let program = if built.exists() { built } else { compile()? };
         return process::become_program_quietly(Command::new(program).args(&options.arguments));
     }
-    let is_flannel = options.arguments.iter().any(|word| word.contains("flannel"));
-    let extent = if is_flannel { Extent::Flannel } else { Extent::Nodes };
+    let extent = Extent::of_networks(&options.arguments);
     let parts = Parts::make_for(&FIRST_PROCESS, extent)?;
     let mut command = Command::new(built);
     parts.pass_to(&mut command);

@@ -92,7 +92,7 @@ impl Parts {
 
     /// Passes the paths of the parts to a program of npl-testkit.
     pub(crate) fn pass_to(&self, command: &mut Command) {
-        let Kubernetes { control_plane, nodes, flannel, helm, prometheus } = &self.kubernetes;
+        let Kubernetes { control_plane, nodes, flannel, calico } = &self.kubernetes;
         command.env("NPL_AGENT", &self.agent).env("NPL_CONTROL_PLANE_DIR", control_plane);
         pass_objects_to(command);
         if let Some(nodes) = nodes {
@@ -107,6 +107,9 @@ impl Parts {
         if let Some(prometheus) = prometheus {
             command.env("NPL_PROMETHEUS_DIR", prometheus);
         }
+        if let Some(calico) = calico {
+            command.env("NPL_CALICO_DIR", calico);
+        }
     }
 
     /// The files of [`Self::pass_to`] that an agent and an API server on another machine need.
@@ -116,7 +119,7 @@ impl Parts {
 
     /// The files of [`Self::pass_to`] that a real cluster with a bridge network on another machine needs.
     pub(crate) fn of_nodes(&self) -> impl Iterator<Item = PathBuf> {
-        let Kubernetes { control_plane, nodes, flannel: _, helm: _, prometheus: _ } = &self.kubernetes;
+        let Kubernetes { control_plane, nodes, flannel: _, calico: _ } = &self.kubernetes;
         [control_plane].into_iter().chain(nodes).cloned().chain(image::archives())
     }
 }

@@ -63,6 +63,15 @@ impl Options {
         names.iter().filter_map(|name| name.0).collect()
     }
 
+    /// The parts of Kubernetes that the tests need.
+    fn extent(&self) -> Extent {
+        // Without a choice, the tests use a bridge and flannel.
+        if self.network.is_empty() {
+            return Extent::Flannel;
+        }
+        Extent::of_networks(&self.network)
+    }
+
     /// Whether tests run on this machine's kernel.
     fn is_on_host(&self) -> bool {
         self.filter().is_none() || self.emulated_kernels().is_empty()
@@ -138,8 +147,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn run_all(options: &Options, tally: &mut Tally) {
-    let preparation = tally.prepare("requirements", || Preparation::begin(Extent::Everything));
-    if options.filter().is_none() {
+    let preparation = tally.prepare("requirements", || Preparation::begin(options.extent()));
+    if options.filter.is_none() {
         for Check { name, run } in check::STATIC {
             tally.check(name, run);
         }

@@ -24,7 +24,8 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     // A program behind this one, such as Cilium's, may masquerade the packet. It keeps the source port if it can, and
     // uses the Node's primary address.
     let is_of_node = F::node_address_index(config, headers.source).is_some();
-    let Some(node) = (if is_of_node { Some(headers.source) } else { F::primary(config) }) else { return };
+    let node = if is_of_node { Some(headers.source) } else { F::primary(config) };
+    let Some(node) = node else { return };
     let tuple = &FlowTuple::<F> { client: headers.destination, client_port, pod: node, pod_port };
     let protocol = headers.protocol;
     let is_syn_ack = tcp_flags & tcp_flag::SYN != 0 && tcp_flags & tcp_flag::ACK != 0;

@@ -23,6 +23,10 @@ pub enum Cni {
     FlannelVxlan,
     /// flannel with host-gw: routes between the Nodes without encapsulation.
     FlannelHostGw,
+    /// Calico with VXLAN and the iptables dataplane.
+    CalicoVxlan,
+    /// Calico with VXLAN and the nftables dataplane.
+    CalicoVxlanNftables,
 }
 
 impl fmt::Display for Cni {
@@ -31,6 +35,8 @@ impl fmt::Display for Cni {
             Self::Bridge => "bridge",
             Self::FlannelVxlan => "flannel-vxlan",
             Self::FlannelHostGw => "flannel-host-gw",
+            Self::CalicoVxlan => "calico-vxlan",
+            Self::CalicoVxlanNftables => "calico-vxlan-nftables",
         })
     }
 }
@@ -40,7 +46,23 @@ impl Cni {
     pub const fn masquerades(self) -> bool {
         match self {
             Self::Bridge => false,
-            Self::FlannelVxlan | Self::FlannelHostGw => true,
+            Self::FlannelVxlan | Self::FlannelHostGw | Self::CalicoVxlan | Self::CalicoVxlanNftables => true,
+        }
+    }
+
+    /// Whether the network enforces NetworkPolicy.
+    pub const fn has_policy_engine(self) -> bool {
+        match self {
+            Self::Bridge | Self::FlannelVxlan | Self::FlannelHostGw => false,
+            Self::CalicoVxlan | Self::CalicoVxlanNftables => true,
+        }
+    }
+
+    /// Whether a bridge on each Node connects Pods, whose address the Node uses towards them.
+    pub const fn has_bridge(self) -> bool {
+        match self {
+            Self::Bridge | Self::FlannelVxlan | Self::FlannelHostGw => true,
+            Self::CalicoVxlan | Self::CalicoVxlanNftables => false,
         }
     }
 }
@@ -54,10 +76,15 @@ pub(super) fn create_folder(directory: &Path) -> Result<()> {
 
 /// Configures a bridge for the Node's Pods, with this MTU or the default one.
 pub(super) fn configure(directory: &Path, node: NodeNumber, mtu: Option<u32>) -> Result<()> {
+    write(directory, &bridge(node, mtu))
+}
+
+/// Writes the CNI configuration.
+pub(super) fn write(directory: &Path, settings: &Value) -> Result<()> {
     // containerd reads the file as soon as it appears, so create it atomically.
     let (unfinished, file) =
         (directory.join(FOLDER).join(".unfinished"), directory.join(FOLDER).join("10-npl.conflist"));
-    fs::write(&unfinished, bridge(node, mtu).to_string()).with_context(|| format!("write {}", unfinished.display()))?;
+    fs::write(&unfinished, settings.to_string()).with_context(|| format!("write {}", unfinished.display()))?;
     fs::rename(&unfinished, &file).with_context(|| format!("create {}", file.display()))
 }
 

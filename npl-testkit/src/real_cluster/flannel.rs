@@ -50,7 +50,7 @@ impl Flannel {
     /// Returns `None` for networks without flannel. Finds the binary before anything is started.
     pub(super) fn find(cni: Cni) -> Result<Option<Self>> {
         let backend = match cni {
-            Cni::Bridge => return Ok(None),
+            Cni::Bridge | Cni::CalicoVxlan | Cni::CalicoVxlanNftables => return Ok(None),
             Cni::FlannelVxlan => "vxlan",
             Cni::FlannelHostGw => "host-gw",
         };

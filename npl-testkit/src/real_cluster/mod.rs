@@ -7,6 +7,7 @@
 //! changed.
 
 mod binaries;
+mod calico;
 mod cni;
 mod containerd;
 mod controllers;
@@ -28,6 +29,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 
 use self::binaries::{Images, Programs};
+use self::calico::Calico;
 pub use self::cni::Cni;
 use self::controllers::Controllers;
 use self::flannel::Flannel;
@@ -97,11 +99,12 @@ impl RealCluster {
         let Options { nodes, kube_proxy, cni, init_program } = options;
         ensure!((1..=MAX_NODES).contains(nodes), "a cluster has 1 to {MAX_NODES} Nodes, not {nodes}");
         let (programs, images, flannel) = (Programs::find()?, Images::find()?, Flannel::find(*cni)?);
+        let calico = Calico::find(*cni)?;
         let network = Network::build(&run, *nodes)?;
         if *cni == Cni::Bridge {
             network.route_pods().context("add the routes to Pods")?;
         }
-        let parts = Parts { init_program: init_program.clone(), programs, images, flannel };
+        let parts = Parts { init_program: init_program.clone(), programs, images, flannel, calico };
         let (plane, mut booted) = boot_all(&run, &network, &parts)?;
         let controllers = Controllers::start(&plane, &network.lan, &parts.programs)?;
         booted.iter_mut().try_for_each(|node| node.join(&plane, *kube_proxy))?;
@@ -109,6 +112,10 @@ impl RealCluster {
         if let Some(flannel) = &parts.flannel {
             booted.iter_mut().try_for_each(|node| node.start_flannel(flannel, &plane, cluster.client()))?;
             booted.iter().try_for_each(Node::connect_pods)?;
+        }
+        if let Some(calico) = &parts.calico {
+            calico.define(&cluster)?;
+            booted.iter_mut().try_for_each(|node| node.start_calico(calico, &plane, cluster.client()))?;
         }
         let Network { lan, client, nodes: _ } = network;
         let this = Self { nodes: booted, _controllers: controllers, cluster, plane, cni: *cni, lan, client, run };
@@ -213,7 +220,7 @@ fn boot_all(run: &Run, network: &Network, parts: &Parts) -> Result<(ControlPlane
     let kubelets = network.nodes.iter().map(|(number, _)| Account::new(&kubelet::user(*number), &[kubelet::GROUP]));
     let accounts: Vec<Account> = kubelets
         .chain(controllers::accounts())
-        .chain([Account::new(kube_proxy::USER, &[]), flannel::account()])
+        .chain([Account::new(kube_proxy::USER, &[]), flannel::account(), calico::account()])
         .collect();
     thread::scope(|scope| {
         let mut boots = Vec::new();

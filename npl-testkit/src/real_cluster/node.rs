@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::binaries::{Images, Programs};
+use super::calico::{self, Calico};
 use super::flannel::{self, Flannel};
 use super::init::{self, InitArguments};
 use super::kube_proxy::{self, KubeProxy};
@@ -28,6 +29,7 @@ pub struct Node {
     directory: PathBuf,
     cgroup: String,
     flannel: Option<Process>,
+    calico: Option<calico::Daemons>,
     kube_proxy: Option<Process>,
     kubelet: Option<Process>,
     containerd: Process,
@@ -41,6 +43,7 @@ pub(super) struct Parts {
     pub(super) programs: Programs,
     pub(super) images: Images,
     pub(super) flannel: Option<Flannel>,
+    pub(super) calico: Option<Calico>,
 }
 
 impl Node {
@@ -50,10 +53,14 @@ impl Node {
         let directory = run.file(&name);
         init::prepare_folders(&directory)?;
         cni::create_folder(&directory)?;
-        if parts.flannel.is_none() {
+        if parts.flannel.is_none() && parts.calico.is_none() {
             cni::configure(&directory, number, None)?;
         }
-        containerd::configure(&directory, &parts.programs.cni)?;
+        let plugins = match &parts.calico {
+            Some(calico) => calico.add_plugins(&directory, &parts.programs.cni)?,
+            None => parts.programs.cni.clone(),
+        };
+        containerd::configure(&directory, &plugins)?;
         let cgroup = run.cgroup(&name)?;
         let arguments = InitArguments {
             name: name.clone(),
@@ -66,8 +73,8 @@ impl Node {
         let containerd = containerd::start(init.space(), &name, &directory)?;
         containerd::import(&directory, &parts.images)?;
         let (netns, cgroup) = (netns.clone(), arguments.cgroup);
-        let (flannel, kube_proxy, kubelet) = (None, None, None);
-        Ok(Self { number, netns, directory, cgroup, flannel, kube_proxy, kubelet, containerd, init })
+        let (flannel, calico, kube_proxy, kubelet) = (None, None, None, None);
+        Ok(Self { number, netns, directory, cgroup, flannel, calico, kube_proxy, kubelet, containerd, init })
     }
 
     /// Starts the components that connect to the API server.
@@ -82,6 +89,13 @@ impl Node {
     pub(super) fn start_flannel(&mut self, flannel: &Flannel, plane: &ControlPlane, client: &ApiClient) -> Result<()> {
         let daemon = flannel.start(self.init.space(), self.number, &self.directory, plane, client)?;
         self.flannel = Some(daemon);
+        Ok(())
+    }
+
+    /// Starts Calico on a Node that has joined the cluster.
+    pub(super) fn start_calico(&mut self, calico: &Calico, plane: &ControlPlane, client: &ApiClient) -> Result<()> {
+        let daemons = calico.start(self.init.space(), self.number, &self.directory, plane, client)?;
+        self.calico = Some(daemons);
         Ok(())
     }
 

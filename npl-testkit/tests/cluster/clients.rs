@@ -24,6 +24,7 @@ enum Place {
     Node {
         number: NodeNumber,
         space: Space,
+        cni: Cni,
     },
     /// In a Pod on a Node. Other machines observe the Node's address if the CNI masquerades.
     Pod {
@@ -47,12 +48,25 @@ impl Client {
         serde_json::from_str(&space.output(command)?).context("parse the response")
     }
 
+    /// The source addresses that the kernel chooses towards a Pod: without a bridge, one of several of the Node.
+    fn sources_towards(&self, pod: &Pod) -> Vec<IpAddr> {
+        let source = |address: &IpAddr| {
+            let route = self.netns.ip(&format!("route get {address}")).unwrap();
+            let mut words = route.split_whitespace().skip_while(|word| *word != "src");
+            words.nth(1).unwrap().parse().unwrap()
+        };
+        pod.ips.iter().map(source).collect()
+    }
+
     /// The client address that the Pod must observe: the source address when the packet reaches the Pod's Node. A Node
     /// has several addresses and reaches its own Pods from the address of their bridge.
     pub(crate) fn address_towards(&self, pod: &Pod, server: IpAddr) -> IpAddr {
         let addresses = match &self.place {
             Place::Outside => client_addresses().to_vec(),
-            Place::Node { number, .. } if number.name() == pod.node => number.bridge_addresses().to_vec(),
+            Place::Node { number, cni, .. } if number.name() == pod.node && cni.has_bridge() => {
+                number.bridge_addresses().to_vec()
+            }
+            Place::Node { number, .. } if number.name() == pod.node => self.sources_towards(pod),
             Place::Node { number, .. } => number.addresses().to_vec(),
             Place::Pod { number, cni, .. } if cni.masquerades() && number.name() != pod.node => {
                 number.addresses().to_vec()
@@ -71,7 +85,7 @@ pub(crate) fn outside(world: &World) -> Client {
 /// A Node as a client.
 pub(crate) fn node(world: &World, name: &str) -> Client {
     let node = world.cluster.node(name).unwrap();
-    let place = Place::Node { number: node.number(), space: node.space().clone() };
+    let place = Place::Node { number: node.number(), space: node.space().clone(), cni: world.cluster.cni() };
     Client { name: node.name(), netns: node.netns().clone(), place }
 }
 

@@ -16,6 +16,7 @@ mod load;
 mod machine;
 mod moves;
 mod network;
+mod network_policy;
 mod offload;
 mod policy;
 mod publication;
@@ -122,6 +123,18 @@ const OFFLOAD_TESTS: &[ClusterTest] = &[
     ),
 ];
 
+/// Tests for networks with a policy engine.
+const POLICY_TESTS: &[ClusterTest] = &[ClusterTest::new(
+    "a_network_policy_admits_the_named_clients_alone",
+    network_policy::a_network_policy_admits_the_named_clients_alone,
+)];
+
+/// The same after [`OFFLOAD_TESTS`].
+const OFFLOAD_POLICY_TESTS: &[ClusterTest] = &[ClusterTest::new(
+    "a_network_policy_admits_the_named_clients_alone_while_agents_offload",
+    network_policy::a_network_policy_admits_the_named_clients_alone,
+)];
+
 /// The last tests, because they uninstall the agent.
 const UNINSTALL: &[ClusterTest] = &[
     ClusterTest::new(
@@ -145,6 +158,14 @@ fn main() -> ExitCode {
                 ),
             ];
         }
-        networks.iter().map(|network| Suite::new(*network, &[TESTS, OFFLOAD_TESTS, UNINSTALL])).collect()
+        let suite = |network: &Network| {
+            if network.cni.has_policy_engine() {
+                // The publication of two hundred Pods leaves them running, so policies come first.
+                let tests = [POLICY_TESTS, TESTS, OFFLOAD_TESTS, OFFLOAD_POLICY_TESTS, UNINSTALL];
+                return Suite::new(*network, &tests);
+            }
+            Suite::new(*network, &[TESTS, OFFLOAD_TESTS, UNINSTALL])
+        };
+        networks.iter().map(suite).collect()
     })
 }

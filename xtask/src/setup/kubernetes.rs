@@ -34,6 +34,8 @@ const CONTROL_PLANE: Part = Part {
     versioned: "k8s.io/kubernetes",
     linker_flags: LINKER_FLAGS,
     packages: &["go.etcd.io/etcd/server/v3", "k8s.io/kubernetes/cmd/kube-apiserver"],
+    files: &[],
+    variables: &[],
 };
 
 /// The part for real Nodes.
@@ -50,6 +52,8 @@ const NODES: Part = Part {
         "k8s.io/kubernetes/cmd/kube-scheduler",
         "k8s.io/kubernetes/cmd/kube-proxy",
     ],
+    files: &[],
+    variables: &[],
 };
 
 /// The part for Nodes whose Pod network is flannel.
@@ -61,6 +65,25 @@ const FLANNEL: Part = Part {
     versioned: "github.com/flannel-io/flannel",
     linker_flags: "-s -w -X github.com/flannel-io/flannel/pkg/version.Version=VERSION",
     packages: &["github.com/flannel-io/flannel"],
+    files: &[],
+    variables: &[],
+};
+
+/// The part for Nodes whose Pod network and policy engine is Calico.
+const CALICO: Part = Part {
+    name: "calico",
+    words: "Calico's daemon and CNI plug-in",
+    time: "4 minutes",
+    module: "calico",
+    versioned: "github.com/projectcalico/calico",
+    linker_flags: "-s -w",
+    packages: &[
+        "github.com/projectcalico/calico/node/cmd/calico-node",
+        "github.com/projectcalico/calico/cni-plugin/cmd/calico",
+    ],
+    files: &["manifests/crds.yaml"],
+    // Felix' eBPF dataplane needs C; with stubs in its place the rest works.
+    variables: &[("CGO_ENABLED", "0")],
 };
 
 /// The part that renders and installs the chart. Without these flags, Helm renders for Kubernetes 1.20.
@@ -88,6 +111,10 @@ struct Part {
     versioned: &'static str,
     linker_flags: &'static str,
     packages: &'static [&'static str],
+    /// Files of the versioned module that are copied beside the programs.
+    files: &'static [&'static str],
+    /// Variables of the compiler.
+    variables: &'static [(&'static str, &'static str)],
 }
 
 /// The parts of Kubernetes that a command needs.
@@ -101,6 +128,24 @@ pub(crate) enum Extent {
     Flannel,
     /// The same, Helm and Prometheus.
     Everything,
+    /// An API server, and Nodes with Calico.
+    Calico,
+    /// An API server, and Nodes with every network.
+    Every,
+}
+
+impl Extent {
+    /// The parts for Nodes with this network, `every`, or a list of networks of the tests.
+    pub(crate) fn of_networks(networks: &[String]) -> Self {
+        let names = |text: &str| networks.iter().any(|network| network.contains(text));
+        match (names("flannel"), names("calico")) {
+            _ if names("every") => Self::Every,
+            (true, true) => Self::Every,
+            (false, true) => Self::Calico,
+            (true, false) => Self::Flannel,
+            (false, false) => Self::Nodes,
+        }
+    }
 }
 
 /// The directories with Kubernetes' programs.
@@ -116,6 +161,8 @@ pub(crate) struct Kubernetes {
     pub(crate) helm: Option<PathBuf>,
     /// `prometheus` and `promtool`, if the command needs them.
     pub(crate) prometheus: Option<PathBuf>,
+    /// `calico-node`, `calico` and `crds.yaml`, if the command needs them.
+    pub(crate) calico: Option<PathBuf>,
 }
 
 /// The time limit of a part, which takes four minutes on two cores.
@@ -138,11 +185,11 @@ impl Background {
         let flag = Arc::clone(&cancelled);
         let make = move || {
             let control_plane = obtain_control_plane(&flag)?;
-            let from = |least: Extent, part| (extent >= least).then(|| obtain(part, &flag)).transpose();
-            let (nodes, flannel) = (from(Extent::Nodes, &NODES)?, from(Extent::Flannel, &FLANNEL)?);
-            let helm = from(Extent::Everything, &HELM)?;
-            let prometheus = (extent >= Extent::Everything).then(prometheus::obtain).transpose()?;
-            Ok(Kubernetes { control_plane, nodes, flannel, helm, prometheus })
+            let make = |is_needed: bool, part| is_needed.then(|| obtain(part, &flag)).transpose();
+            let nodes = make(extent >= Extent::Nodes, &NODES)?;
+            let flannel = make(matches!(extent, Extent::Flannel | Extent::Every), &FLANNEL)?;
+            let calico = make(matches!(extent, Extent::Calico | Extent::Every), &CALICO)?;
+            Ok(Kubernetes { control_plane, nodes, flannel, calico })
         };
         Self { thread: Some(thread::spawn(make)), cancelled }
     }
@@ -196,6 +243,9 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
         [&requirements, &sums, part.linker_flags.as_bytes(), COMPILER_FLAGS.as_bytes(), packages.as_bytes()];
     cache::obtain(part.name, &made_from, |folder| {
         build(part, &module, &version, folder, cancelled)?;
+        for file in part.files {
+            copy_of_module(part, &module, file, folder)?;
+        }
         // Go names a program after its directory.
         let server = folder.join("server");
         if server.exists() {
@@ -217,11 +267,18 @@ fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &A
     let started = Instant::now();
     let Part { name, words, time, packages, linker_flags, .. } = part;
     process::say(&format!("{name}: compiling {words}, {version}, once; {time} on two cores"));
-    let needed = process::ask(Command::new(&go).current_dir(module).args(["list", "-deps"]).args(*packages))
-        .with_context(|| format!("download the Go modules of {words}"))?;
+    let needed = process::ask(
+        Command::new(&go)
+            .current_dir(module)
+            .args(["list", "-deps"])
+            .args(*packages)
+            .envs(part.variables.iter().copied()),
+    )
+    .with_context(|| format!("download the Go modules of {words}"))?;
     let mut compile = Command::new(&go);
     compile
         .current_dir(module)
+        .envs(part.variables.iter().copied())
         // The compiler is a Go program: fewer garbage collections save time but need more memory.
         .env("GOGC", "800")
         .args(["build", "-v", "-trimpath", "-gcflags", COMPILER_FLAGS, "-ldflags"])
@@ -231,6 +288,16 @@ fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &A
         .args(*packages);
     process::show(&compile);
     watch(part, compile, needed.lines().count(), started, cancelled)
+}
+
+/// Copies a file of the versioned module, which Go's module cache has, to a folder.
+fn copy_of_module(part: &Part, module: &Path, file: &str, folder: &Path) -> Result<()> {
+    let mut list = Command::new("go");
+    list.current_dir(module).args(["list", "-m", "-f", "{{.Dir}}", part.versioned]);
+    let from = Path::new(process::ask(&mut list)?.trim()).join(file);
+    let to = folder.join(from.file_name().context("name a file of the module")?);
+    let bytes = fs::read(&from).with_context(|| format!("read {}", from.display()))?;
+    fs::write(&to, bytes).with_context(|| format!("write {}", to.display()))
 }
 
 /// Reports the progress of `go build -v`, which prints a line for each compiled package.
@@ -274,7 +341,21 @@ fn version_of(module: &str, requirements: &str) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{LINKER_FLAGS, at_version, version_of};
+    use super::{Extent, LINKER_FLAGS, at_version, version_of};
+
+    #[test]
+    fn only_the_networks_of_the_command_are_built() {
+        for (networks, extent) in [
+            (&["bridge/iptables"][..], Extent::Nodes),
+            (&["flannel-vxlan/nftables", "bridge/none"], Extent::Flannel),
+            (&["calico-vxlan/iptables"], Extent::Calico),
+            (&["calico-vxlan/iptables", "flannel-vxlan/none"], Extent::Every),
+            (&["every"], Extent::Every),
+        ] {
+            let networks: Vec<String> = networks.iter().map(|network| (*network).to_owned()).collect();
+            assert_eq!(Extent::of_networks(&networks), extent, "{networks:?}");
+        }
+    }
 
     #[test]
     fn the_api_server_reports_the_version_that_the_module_requires() {

@@ -70,8 +70,9 @@ const TEST_NETWORK: [Program; 8] = [
     Program { name: "openssl", package: "openssl" },
 ];
 
-/// CNI plug-ins are not in the search path; `bridge` represents their package.
-const CONTAINERS: [Program; 4] = [
+/// CNI plug-ins are not in the search path; `bridge` represents their package. Calico and kube-router run `ipset`.
+const CONTAINERS: [Program; 5] = [
+    Program { name: "ipset", package: "ipset" },
     Program { name: "containerd", package: "containerd" },
     Program { name: "ctr", package: "containerd" },
     Program { name: "runc", package: "runc" },
@@ -112,9 +113,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let image = kernel.obtain()?;
         process::detail(&format!("kernel {kernel}: {}", image.package()?));
     }
-    let Kubernetes { control_plane, nodes, flannel, helm, prometheus } = kubernetes.finish()?;
-    for folder in [control_plane].iter().chain(&nodes).chain(&flannel).chain(&helm).chain(&prometheus) {
-        process::detail(&format!("programs of tests: {}", folder.display()));
+    let Kubernetes { control_plane, nodes, flannel, calico } = kubernetes.finish()?;
+    for folder in [control_plane].iter().chain(&nodes).chain(&flannel).chain(&calico) {
+        process::detail(&format!("Kubernetes: {}", folder.display()));
     }
     process::say(&format!("all requirements are installed ({})", process::elapsed(started.elapsed())));
     Ok(())

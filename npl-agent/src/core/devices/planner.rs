@@ -240,8 +240,10 @@ impl DevicePlanner {
         network: &NodeNetwork<'_>,
         uplinks: &BTreeSet<u32>,
     ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
-        if self.policy.forwarding == Forwarding::Offload && network.conntrack.is_strict {
-            return BTreeMap::new();
+        match self.policy.forwarding {
+            Forwarding::Stack => return BTreeMap::new(),
+            Forwarding::Offload if network.conntrack.is_strict => return BTreeMap::new(),
+            Forwarding::Offload | Forwarding::Redirect => {}
         }
         let routed_by_mark = network.routing.families_routed_by_mark(uplinks);
         next_hops(network.devices, uplinks, network.routes, network.attachments, &routed_by_mark)
@@ -357,6 +359,33 @@ mod tests {
         assert_eq!(decision(&mut planner, 1400), Ok(XdpReason::SafeDriver));
         planner.record_xdp(&card(1400), Err(XdpReason::Occupied));
         assert_eq!(decision(&mut planner, 1400), Ok(XdpReason::SafeDriver), "another program may go at any time");
+    }
+
+    /// Before Linux 6.6, attachments are read in every mode.
+    #[test]
+    fn no_pod_is_redirected_in_stack_mode_whatever_is_attached_to_its_device() {
+        let pod = IpAddr::from([10, 244, 1, 5]);
+        let decide = |forwarding| {
+            let devices = [bridge(&[NODE_IP]), Device::new(7, "cni0", DeviceKind::Bridge)];
+            let attachments = [2, 7].map(|ifindex| (ifindex, DeviceAttachments::default())).into();
+            let network = NodeNetwork {
+                devices: &devices,
+                routing: &Routing::default(),
+                routes: &BTreeMap::from([(pod, Route { ifindex: 7, has_gateway: false, mtu: None })]),
+                attachments: &attachments,
+                node_ips: &[NODE_IP],
+                mapped_pods: &BTreeSet::from([pod]),
+                held_addresses: &BTreeSet::new(),
+                attached_uplinks: &BTreeSet::new(),
+                conntrack: ConntrackSettings::default(),
+                has_xdp_frags: true,
+                are_filters: true,
+                rule_names: None,
+            };
+            let mut planner = DevicePlanner::new(DevicePolicy { forwarding, ..policy() });
+            planner.decide(&network, Moment(0)).plan.next_hops.len()
+        };
+        assert_eq!([Forwarding::Stack, Forwarding::Redirect].map(decide), [0, 1]);
     }
 
     #[test]

@@ -112,7 +112,7 @@ pub const NETWORKS: [Network; 24] = [
     cni(
         "Calico",
         &[Trace::Device("cali"), Trace::Device("vxlan.calico")],
-        Tested::ByHand,
+        Tested::InTests,
         "works without settings; felix deletes and restores all IPv6 routes at its start and every 90 s, and loses IPv6 \
          packets with NPL as without: `routeRefreshInterval: 0` leaves only the starts",
     ),

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Calico as the Pod network and policy engine: felix and its helpers as processes of each Node, without Typha, BIRD and
+//! operator.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::cni::{self, Cni};
+use super::init::{SETTINGS, TEMPORARY};
+use super::network::{NodeNumber, POD_RANGES};
+use super::space::Space;
+use crate::api_client::ApiClient;
+use crate::cluster::Cluster;
+use crate::control_plane::{Account, ControlPlane, write_secret};
+use crate::poll;
+use crate::process::Process;
+use crate::tools;
+
+/// The environment variable with the directory of Calico's programs.
+const VARIABLE: &str = "NPL_CALICO_DIR";
+
+/// The API server user of Calico.
+const USER: &str = "npl:calico";
+
+/// Its programs and its custom resource definitions.
+const FILES: [&str; 3] = ["calico-node", "calico", "crds.yaml"];
+
+/// The directory of the CNI plug-ins, relative to the Node's directory.
+const PLUGINS: &str = "run/npl/cni-plugins";
+
+/// The API server serves new definitions within a second, and a kubelet registers its Node within two.
+const LIMIT: Duration = Duration::from_mins(1);
+
+/// Felix ends itself when its settings change, as they do after its first start, and is started again.
+const FELIX: &str = "until /run/npl/calico-node -felix; do :; done";
+
+/// The API server account of Calico.
+pub(super) fn account() -> Account {
+    Account::new(USER, &["system:masters"])
+}
+
+/// Calico, if the cluster uses it.
+#[derive(Clone, Debug)]
+pub(super) struct Calico {
+    folder: PathBuf,
+    /// Felix's `nftablesMode`.
+    nftables: &'static str,
+}
+
+/// Calico's processes on a Node.
+#[derive(Debug)]
+pub(super) struct Daemons {
+    _felix: Process,
+    _tunnel_addresses: Process,
+}
+
+impl Calico {
+    /// Returns `None` for other networks. Finds the programs before anything is started.
+    pub(super) fn find(cni: Cni) -> Result<Option<Self>> {
+        let nftables = match cni {
+            Cni::Bridge | Cni::FlannelVxlan | Cni::FlannelHostGw => return Ok(None),
+            Cni::CalicoVxlan => "Disabled",
+            Cni::CalicoVxlanNftables => "Enabled",
+        };
+        let folder = env::var_os(VARIABLE).map(PathBuf::from);
+        let folder = folder.with_context(|| {
+            format!("Calico not found: run `cargo xtask cluster up`, or set {VARIABLE} to its directory")
+        })?;
+        for file in FILES {
+            ensure!(folder.join(file).exists(), "{VARIABLE} is {}, which does not contain {file}", folder.display());
+        }
+        Ok(Some(Self { folder, nftables }))
+    }
+
+    /// Adds Calico's CNI plug-ins to those of the machine, in a directory of the Node. Returns its path inside the Node.
+    pub(super) fn add_plugins(&self, directory: &Path, machines: &Path) -> Result<PathBuf> {
+        let folder = directory.join(PLUGINS);
+        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+        let link = |to: &Path, name: OsString| {
+            symlink(to, folder.join(&name)).with_context(|| format!("link {}", folder.join(&name).display()))
+        };
+        for entry in fs::read_dir(machines).with_context(|| format!("list {}", machines.display()))? {
+            let entry = entry.with_context(|| format!("list {}", machines.display()))?;
+            link(&entry.path(), entry.file_name())?;
+        }
+        tools::copy_program(&self.folder.join("calico"), &folder.join("calico"))?;
+        // One program, which its name turns into either plug-in.
+        link(Path::new("calico"), "calico-ipam".into())?;
+        Ok(Path::new("/").join(PLUGINS))
+    }
+
+    /// Creates Calico's custom resource definitions and waits until the API server serves them.
+    pub(super) fn define(&self, cluster: &Cluster) -> Result<()> {
+        let file = self.folder.join("crds.yaml").display().to_string();
+        cluster.kubectl(&["create", "--filename", &file])?;
+        cluster.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "--filename", &file]).map(drop)
+    }
+
+    /// Registers a Node whose kubelet runs with Calico, starts its daemons and configures the CNI plug-ins.
+    pub(super) fn start(
+        &self,
+        space: &Space,
+        node: NodeNumber,
+        directory: &Path,
+        plane: &ControlPlane,
+        client: &ApiClient,
+    ) -> Result<Daemons> {
+        let path = format!("/api/v1/nodes/{}", node.name());
+        poll::until(&format!("the registration of {}", node.name()), LIMIT, || client.find(&path).ok().flatten())?;
+        write_secret(&directory.join("run/npl/calico.kubeconfig"), &plane.kubeconfig(USER)?)?;
+        tools::copy_program(&self.folder.join("calico-node"), &directory.join("run/npl/calico-node"))?;
+        space.output(self.command(node, &["-startup"])).context("register the Node with Calico")?;
+        let log = |name: &str| directory.join("log").join(name);
+        let mut felix = Command::new("sh");
+        felix.args(["-c", FELIX]);
+        self.set_variables(&mut felix, node);
+        let felix = space.spawn(&format!("felix of {}", node.name()), felix, &log("felix.log"))?;
+        let tunnel_addresses = self.command(node, &["-allocate-tunnel-addrs"]);
+        let name = format!("Calico's tunnel addresses of {}", node.name());
+        let tunnel_addresses = space.spawn(&name, tunnel_addresses, &log("calico-tunnel.log"))?;
+        cni::write(directory, &settings(node))?;
+        Ok(Daemons { _felix: felix, _tunnel_addresses: tunnel_addresses })
+    }
+
+    fn command(&self, node: NodeNumber, arguments: &[&str]) -> Command {
+        let mut command = Command::new(Path::new(SETTINGS).join("calico-node"));
+        command.args(arguments);
+        self.set_variables(&mut command, node);
+        command
+    }
+
+    fn set_variables(&self, command: &mut Command, node: NodeNumber) {
+        let [v4, v6] = POD_RANGES;
+        let variables = [
+            ("NODENAME", node.name()),
+            ("FELIX_FELIXHOSTNAME", node.name()),
+            ("IP", node.v4().to_string()),
+            ("IP6", node.v6().to_string()),
+            ("CALICO_IPV4POOL_CIDR", v4.to_owned()),
+            ("CALICO_IPV6POOL_CIDR", v6.to_owned()),
+            ("FELIX_NFTABLESMODE", self.nftables.to_owned()),
+        ];
+        command.envs(variables).envs(VARIABLES).current_dir(TEMPORARY);
+    }
+}
+
+/// The settings that all Nodes share.
+const VARIABLES: [(&str, &str); 22] = [
+    ("TMPDIR", TEMPORARY),
+    ("KUBECONFIG", "/run/npl/calico.kubeconfig"),
+    ("DATASTORE_TYPE", "kubernetes"),
+    ("FELIX_DATASTORETYPE", "kubernetes"),
+    ("FELIX_TYPHAK8SSERVICENAME", "none"),
+    ("WAIT_FOR_DATASTORE", "true"),
+    ("CALICO_NETWORKING_BACKEND", "vxlan"),
+    ("CLUSTER_TYPE", "k8s"),
+    ("CALICO_IPV4POOL_IPIP", "Never"),
+    ("CALICO_IPV4POOL_VXLAN", "Always"),
+    ("CALICO_IPV6POOL_VXLAN", "Always"),
+    ("CALICO_IPV4POOL_NAT_OUTGOING", "true"),
+    ("CALICO_IPV6POOL_NAT_OUTGOING", "true"),
+    ("FELIX_IPV6SUPPORT", "true"),
+    ("FELIX_DEFAULTENDPOINTTOHOSTACTION", "ACCEPT"),
+    ("FELIX_USAGEREPORTINGENABLED", "false"),
+    ("FELIX_LOGSEVERITYSCREEN", "info"),
+    // Felix refreshes routes by deleting and adding all IPv6 routes, which loses packets.
+    ("FELIX_ROUTEREFRESHINTERVAL", "0"),
+    // Without cgo these parts are stubs that panic, or files that do not exist.
+    ("FELIX_BPFENABLED", "false"),
+    ("FELIX_XDPENABLED", "false"),
+    // Felix reads this one with its exact spelling.
+    ("FELIX_DebugSkipCTLBCleanup", "true"),
+    ("FELIX_HEALTHENABLED", "false"),
+];
+
+/// The CNI settings of Calico's manifest.
+fn settings(node: NodeNumber) -> Value {
+    json!({
+        "cniVersion": "1.0.0",
+        "name": "k8s-pod-network",
+        "plugins": [
+            {
+                "type": "calico",
+                "datastore_type": "kubernetes",
+                "nodename": node.name(),
+                "nodename_file_optional": true,
+                "mtu": 0,
+                "log_level": "info",
+                "log_file_path": "/var/log/calico-cni.log",
+                "ipam": {"type": "calico-ipam", "assign_ipv4": "true", "assign_ipv6": "true"},
+                "policy": {"type": "k8s"},
+                "kubernetes": {"kubeconfig": "/run/npl/calico.kubeconfig"},
+            },
+            {"type": "portmap", "snat": true, "capabilities": {"portMappings": true}},
+        ],
+    })
+}
