@@ -5,6 +5,7 @@ mod annotations;
 mod mapping;
 mod objects;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
@@ -185,12 +186,19 @@ impl Cluster {
         self.client.merge_patch(&path, &json!({"status": status})).map(drop)
     }
 
-    fn kubectl_command(&self, arguments: &[&str]) -> Result<Command> {
+    /// A command that runs `program` as an administrator, where the API server is reached.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
         let mut command = match &self.netns {
-            Some(netns) => netns.command("kubectl")?,
-            None => Command::new("kubectl"),
+            Some(netns) => netns.command(program)?,
+            None => Command::new(program),
         };
-        command.args(arguments).env("KUBECONFIG", &self.kubeconfig).env("KUBECACHEDIR", &self.kubectl_cache);
+        command.env("KUBECONFIG", &self.kubeconfig).env("KUBECACHEDIR", &self.kubectl_cache);
+        Ok(command)
+    }
+
+    fn kubectl_command(&self, arguments: &[&str]) -> Result<Command> {
+        let mut command = self.command("kubectl")?;
+        command.args(arguments);
         Ok(command)
     }
 }

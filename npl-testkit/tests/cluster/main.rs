@@ -7,6 +7,7 @@
 #![expect(clippy::print_stdout, reason = "the harness prints results")]
 
 mod agent;
+mod chart;
 mod clients;
 mod commands;
 mod filters;
@@ -135,6 +136,16 @@ const OFFLOAD_POLICY_TESTS: &[ClusterTest] = &[ClusterTest::new(
     network_policy::a_network_policy_admits_the_named_clients_alone,
 )];
 
+/// An installation by Helm, which takes over the one by the manifest.
+const CHART: &[ClusterTest] = &[
+    ClusterTest::new(
+        "a_release_is_installed_upgraded_and_rolled_back_under_load",
+        chart::a_release_is_installed_upgraded_and_rolled_back_under_load,
+    ),
+    ClusterTest::new("helm_uninstall_retires_every_node", chart::helm_uninstall_retires_every_node),
+    ClusterTest::new("the_install_commands_of_the_readme_work", chart::the_install_commands_of_the_readme_work),
+];
+
 /// The last tests, because they uninstall the agent.
 const UNINSTALL: &[ClusterTest] = &[
     ClusterTest::new(
@@ -154,18 +165,10 @@ fn main() -> ExitCode {
                 Suite::new(Network::new(Cni::Bridge, KubeProxy::Iptables), &[TESTS]),
                 Suite::new(
                     Network::new(Cni::FlannelVxlan, KubeProxy::Nftables),
-                    &[NETWORK_TESTS, OFFLOAD_TESTS, UNINSTALL],
+                    &[NETWORK_TESTS, OFFLOAD_TESTS, CHART, UNINSTALL],
                 ),
             ];
         }
-        let suite = |network: &Network| {
-            if network.cni.has_policy_engine() {
-                // The publication of two hundred Pods leaves them running, so policies come first.
-                let tests = [POLICY_TESTS, TESTS, OFFLOAD_TESTS, OFFLOAD_POLICY_TESTS, UNINSTALL];
-                return Suite::new(*network, &tests);
-            }
-            Suite::new(*network, &[TESTS, OFFLOAD_TESTS, UNINSTALL])
-        };
-        networks.iter().map(suite).collect()
+        networks.iter().map(|network| Suite::new(*network, &[TESTS, OFFLOAD_TESTS, CHART, UNINSTALL])).collect()
     })
 }

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Uninstallation as README.md describes it, which must leave no kernel state of NPL.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 
+use npl_testkit::cluster::Entry;
 use npl_testkit::echo::Protocol;
 use npl_testkit::tools;
 use npl_testkit::traffic;
 
 use crate::clients;
 use crate::traffic::PORTS;
-use crate::world::{AGENT_NAMESPACE, NAMESPACE, World};
+use crate::world::{AGENT_NAMESPACE, NAMESPACE, Pod, World};
 
 /// Commands that show kernel state of NPL on a Node, and a word in their output if state exists: pins, on which the
 /// links of device programs depend, and socket programs.
@@ -31,11 +33,16 @@ pub(crate) fn uninstalling_removes_everything_and_does_not_affect_workloads(worl
     let retire = ["set", "env", "daemonset/npl-agent", "NPL_RETIRE=true", "NPL_DRAIN=2s"];
     world.kubectl(&[&retire[..], &["--namespace", AGENT_NAMESPACE]].concat());
     world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
-    let after = traces(world);
-    assert!(after.iter().all(|(is_there, _)| !is_there), "{after:?}");
     let manifest = tools::repository_file("deploy/npl.yaml");
     world.kubectl(&["delete", "--filename", manifest.to_str().unwrap(), "--timeout=60s"]);
+    assert_removed(world, &shop, entries);
+}
 
+/// Asserts that no kernel state, no annotation and no working node port is left, and that the Pods of the shop are the
+/// same as before and serve.
+pub(crate) fn assert_removed(world: &World, shop: &BTreeMap<String, Pod>, entries: Vec<Entry>) {
+    let after = traces(world);
+    assert!(after.iter().all(|(is_there, _)| !is_there), "{after:?}");
     let mut left = world.pods(NAMESPACE, "app=web");
     assert!(left.iter().all(|pod| pod.annotation.is_none()), "{left:?}");
     for pod in &mut left {

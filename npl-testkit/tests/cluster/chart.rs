@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The life of an installation by Helm, with the commands of README.md and docs/install.md.
+
+use std::fs;
+
+use npl_testkit::poll;
+use npl_testkit::{helm, tools};
+
+use crate::load::{self, Under};
+use crate::traffic::PORTS;
+use crate::uninstall;
+use crate::world::{AGENT_NAMESPACE, LIMIT, NAMESPACE, World};
+
+/// The release takes over the agents of the manifest, is changed and rolled back, and no request is lost.
+pub(crate) fn a_release_is_installed_upgraded_and_rolled_back_under_load(world: &mut World) {
+    Under::default().load(world, |world| {
+        run(world, "helm upgrade --install npl deploy/chart/npl --namespace npl-system --take-ownership", &[]);
+        let changed = ["--set", "metrics.enabled=true,config.drain=10s"];
+        run(world, "helm upgrade npl deploy/chart/npl --namespace npl-system --reset-then-reuse-values", &changed);
+        assert_eq!(drain(world), "10s");
+        load::renew(world, "deployment/elastic");
+        run(world, "helm rollback npl --namespace npl-system", &[]);
+        assert_eq!(drain(world), "");
+        load::renew(world, "deployment/elastic");
+    });
+}
+
+/// The hook withdraws the annotations before the agents end.
+pub(crate) fn helm_uninstall_retires_every_node(world: &mut World) {
+    let shop = world.wait_for_shop(4);
+    let entries: Vec<_> = shop.keys().flat_map(|pod| world.entries(pod, PORTS)).collect();
+    // The drain is shortened from the default of 30 s.
+    let short = ["--set", "config.drain=2s"];
+    run(world, "helm upgrade npl deploy/chart/npl --namespace npl-system --reset-then-reuse-values", &short);
+    run(world, "helm uninstall npl --namespace npl-system", &[]);
+    uninstall::assert_removed(world, &shop, entries);
+    let kinds = "daemonsets,jobs,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,flowschemas,\
+                 prioritylevelconfigurations,validatingadmissionpolicies,resourcequotas";
+    let label = ["--all-namespaces", "--selector", "app.kubernetes.io/name=npl", "--output", "name"];
+    let gone = || world.kubectl(&[&["get", kinds][..], &label].concat()).is_empty().then_some(());
+    poll::until("the objects of the release to be deleted", LIMIT, gone).unwrap();
+}
+
+/// A stranger with a cluster and README.md.
+pub(crate) fn the_install_commands_of_the_readme_work(world: &mut World) {
+    let text = fs::read_to_string(tools::repository_file("README.md")).unwrap();
+    let section = text.split_once("\n## Install\n").unwrap().1.split_once("\n## ").unwrap().0;
+    let block = section.split_once("```sh\n").unwrap().1.split_once("```").unwrap().0;
+    let commands: Vec<&str> = block
+        .lines()
+        .map(|line| line.split('#').next().unwrap_or_default().trim())
+        .filter(|line| !line.is_empty())
+        .collect();
+    // The image is on every Node of the test's cluster.
+    assert_eq!(commands.first(), Some(&"cargo xtask image"), "{commands:?}");
+    assert!(commands.len() > 2, "{commands:?}");
+    for command in &commands[1..] {
+        execute(world, command, &[]);
+    }
+    world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
+    for pod in world.wait_for_shop(4).into_keys() {
+        world.entries(&pod, PORTS);
+    }
+    assert!(world.kubectl(&["get", "service", "web", "--output", "yaml"]).contains("nodeportlocal.antrea.io/enabled"));
+    // Its image is in a registry that the Nodes do not reach.
+    world.kubectl(&["delete", "deployment/web", "service/web", "--timeout=60s"]);
+    assert_eq!(world.pods(NAMESPACE, "app=web").len(), 4);
+}
+
+/// Runs a command of docs/install.md, with further arguments.
+fn run(world: &World, command: &str, further: &[&str]) {
+    let text = fs::read_to_string(tools::repository_file("docs/install.md")).unwrap();
+    assert!(text.contains(command), "docs/install.md does not have `{command}`");
+    let timeout = format!("{}s", (LIMIT * poll::patience()).as_secs());
+    execute(world, command, &[&["--wait", "--timeout", &timeout], further].concat());
+}
+
+fn execute(world: &World, command: &str, further: &[&str]) {
+    let mut words = command.split_whitespace();
+    let program = words.next().unwrap();
+    let found = helm::command().unwrap();
+    let program = if program == "helm" { found.get_program() } else { program.as_ref() };
+    let mut command = world.cluster.cluster().command(program).unwrap();
+    command.args(words).args(further).current_dir(tools::repository_file("."));
+    // Helm's caches belong to the run.
+    let run = world.cluster.run();
+    command.env("HELM_CACHE_HOME", run.file("helm-cache")).env("HELM_CONFIG_HOME", run.file("helm-config"));
+    tools::output(&mut command).unwrap();
+}
+
+/// `--drain` as the DaemonSet sets it; empty if it does not.
+fn drain(world: &World) -> String {
+    let path = "jsonpath={.spec.template.spec.containers[0].env[?(@.name==\"NPL_DRAIN\")].value}";
+    world.kubectl(&["get", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, "--output", path])
+}
