@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The commands besides `run`: load the kernel programs, show and check the state of the Node, and clean up.
 
+pub mod bundle;
 pub mod cleanup;
 pub mod doctor;
 mod facts;
 pub mod flows;
+pub mod generate;
 pub mod kubectl;
 pub mod load;
 pub mod mappings;
 pub mod status;
 mod style;
+pub mod top;
 pub mod why;
 
 use std::{
