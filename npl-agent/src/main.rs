@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use npl_agent::{
     agent::run,
     cli,
@@ -109,6 +109,12 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Why(args) => runtime.block_on(cli::why::show(&args)),
         Command::Flows(args) => runtime.block_on(cli::flows::show(&args)).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => runtime.block_on(cli::doctor::show(&args)),
+        Command::Top(args) => runtime.block_on(cli::top::show(&args)).map(|()| ExitCode::SUCCESS),
+        Command::Bundle(args) => runtime.block_on(cli::bundle::show(&args)).map(|()| ExitCode::SUCCESS),
+        Command::Completion { shell } => {
+            cli::generate::completion(&mut Cli::command(), shell).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Man { directory } => cli::generate::man_pages(Cli::command(), &directory).map(|()| ExitCode::SUCCESS),
         Command::Load(args) => cli::load::load(&args).map(|()| ExitCode::SUCCESS),
         Command::Retire(args) => runtime.block_on(cli::retire::retire(args)).map(|()| ExitCode::SUCCESS),
         Command::Cleanup(args) => runtime.block_on(cli::cleanup::remove_and_stay(&args)).map(|()| ExitCode::SUCCESS),

@@ -15,7 +15,7 @@ use crate::{
 /// One row of the output: the result of one check.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct FindingRow {
+pub(super) struct FindingRow {
     /// The name of the check. It is stable across versions, because scripts rely on it.
     key: &'static str,
     /// `ok`, `warning`, `failed` or `unknown`.
@@ -38,14 +38,18 @@ impl From<&Finding> for FindingRow {
 ///
 /// If standard output cannot be written.
 pub async fn show(args: &ViewArgs) -> anyhow::Result<ExitCode> {
-    let findings = examine(&facts::gather(args).await);
-    let rows: Vec<FindingRow> = findings.iter().map(FindingRow::from).collect();
+    let rows = findings(args).await;
     match args.output {
         OutputFormat::Json => print_json(&rows)?,
         OutputFormat::Table | OutputFormat::Wide => print(&as_text(&rows))?,
     }
-    let has_failed = findings.iter().any(|finding| finding.state == State::Failed);
+    let has_failed = rows.iter().any(|row| row.state == State::Failed.as_str());
     Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// All findings.
+pub(super) async fn findings(args: &ViewArgs) -> Vec<FindingRow> {
+    examine(&facts::gather(args).await).iter().map(FindingRow::from).collect()
 }
 
 /// A table of all findings, followed by their advice.

@@ -2,16 +2,19 @@
 //! The commands besides `run`: load the kernel programs, show and check the state of the Node, clean up, and retire
 //! every Node.
 
+pub mod bundle;
 pub mod cleanup;
 pub mod doctor;
 mod facts;
 pub mod flows;
+pub mod generate;
 pub mod kubectl;
 pub mod load;
 pub mod mappings;
 pub mod retire;
 pub mod status;
 mod style;
+pub mod top;
 pub mod why;
 
 use std::{

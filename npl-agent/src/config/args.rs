@@ -8,6 +8,8 @@ use clap::{
     builder::{PathBufValueParser, TypedValueParser as _},
 };
 
+use clap_complete::Shell;
+
 use super::value;
 use crate::{
     core::{
@@ -50,6 +52,15 @@ const FLOWS_EXAMPLES: &str = "Examples:
   npl-agent flows --client 198.51.100.0/24         those of these clients
   npl-agent flows --output json | jq -r .client    one JSON object per line";
 
+const TOP_EXAMPLES: &str = "Examples:
+  npl-agent top
+  kubectl --namespace npl-system exec -it daemonset/npl-agent -- /npl-agent top";
+
+const BUNDLE_EXAMPLES: &str = "Examples:
+  npl-agent bundle > npl-bundle.tar.gz             an archive of this Node
+  npl-agent bundle --flows --file npl.tar.gz       with the clients of all flows
+  npl-agent bundle --output json | jq .[\"status.json\"].signs";
+
 const MAPPINGS_EXAMPLES: &str = "Examples:
   npl-agent mappings                              all mappings of this Node
   npl-agent mappings -n shop --service web        those that the Service shop/web requests
@@ -78,9 +89,17 @@ pub enum Command {
     /// first. Flows whose handshake is not complete are not listed.
     #[command(after_help = FLOWS_EXAMPLES)]
     Flows(FlowsArgs),
+    /// Follow the busiest mappings of this Node on a terminal of 80 columns and 24 lines: packets, new flows, packets that
+    /// were not translated, problems.
+    #[command(after_help = TOP_EXAMPLES)]
+    Top(TopArgs),
     /// Check this Node's kernel, capabilities and settings, and print each finding with its remedy. Changes no state,
     /// and works with and without a running agent. Exits with 1 if a finding keeps node ports from working.
     Doctor(ViewArgs),
+    /// Write a support archive of this Node: versions, status, mappings, findings of the doctor, state of the agent. Works
+    /// without a running agent. Contains no Secret, no environment, no log, and no annotation or label of an object.
+    #[command(after_help = BUNDLE_EXAMPLES)]
+    Bundle(BundleArgs),
     /// Load the kernel programs before an agent that runs with fewer capabilities. With `CAP_PERFMON`, the kernel
     /// omits its Spectre mitigations from them, which makes them faster; without `CAP_PERFMON`, load does nothing.
     Load(LoadArgs),
@@ -90,6 +109,20 @@ pub enum Command {
     /// Retire every Node of the cluster before uninstalling: set `NPL_RETIRE` on the agents' DaemonSet, and wait until
     /// each Node has withdrawn its annotations and removed its kernel state. The chart's hook runs it.
     Retire(RetireArgs),
+    /// Print the completion for a shell.
+    #[command(hide = true)]
+    Completion {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Write the man pages of all commands into a folder.
+    #[command(hide = true)]
+    Man {
+        /// The folder, which is created.
+        #[arg(value_name = "DIRECTORY")]
+        directory: PathBuf,
+    },
 }
 
 /// Flags of `run`.
@@ -363,6 +396,34 @@ pub struct FlowsArgs {
     /// Show the flows of this protocol: tcp, udp or sctp.
     #[arg(long, value_name = "PROTOCOL")]
     pub protocol: Option<Protocol>,
+}
+
+/// Flags of `top`.
+#[derive(Debug, Clone, Args)]
+pub struct TopArgs {
+    /// Where to read.
+    #[command(flatten)]
+    pub node: NodeViewArgs,
+
+    /// Draw again at this interval: numbers with the units ms, s, m and h, at least 1s.
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = value::interval)]
+    pub interval: Duration,
+}
+
+/// Flags of `bundle`.
+#[derive(Debug, Clone, Args)]
+pub struct BundleArgs {
+    /// Where to read; with `--output json`, the documents are printed as one object instead of an archive.
+    #[command(flatten)]
+    pub node: NodeViewArgs,
+
+    /// Write the archive to this new file; `-` or unset: to standard output.
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+
+    /// Include all flows, which name the addresses of clients.
+    #[arg(long)]
+    pub flows: bool,
 }
 
 /// Flags of `mappings`.

@@ -5,6 +5,8 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 
+use clap_complete::Shell;
+
 use super::{args::OutputFormat, value};
 use crate::core::why::Question;
 
@@ -63,6 +65,20 @@ pub enum KubectlCommand {
     /// Run a command of the agent on a Node: status, mappings, why, flows, doctor.
     #[command(after_help = "Examples:\n  kubectl npl on node-1 flows --pod web-0\n  kubectl npl on node-1 doctor")]
     On(OnArgs),
+    /// Print the completion for a shell.
+    #[command(hide = true)]
+    Completion {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Write the man pages of all commands into a folder.
+    #[command(hide = true)]
+    Man {
+        /// The folder, which is created.
+        #[arg(value_name = "DIRECTORY")]
+        directory: PathBuf,
+    },
 }
 
 /// Flags of `kubectl npl mappings`.

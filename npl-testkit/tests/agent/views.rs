@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The operator's views: probes, metrics, inspection commands and cleanup.
 
+use std::process::Command;
+
 use npl_testkit::agent::Agent;
 use npl_testkit::cluster::{Port, ServiceObject};
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::residue::Residue;
-use npl_testkit::traffic;
+use npl_testkit::{tools, traffic};
 use serde_json::{Value, json};
 
 use crate::world::{LIMIT, NAMESPACE, World, manifest};
@@ -117,6 +119,36 @@ fn why_and_flows_answer_for_a_pod_by_its_name() {
     world.agent().kill().unwrap();
     assert_eq!(run(&["why", "pod/shop/web-0"]).0, 2, "only an agent knows");
     assert!(flows(&[]).iter().any(|flow| flow["node"] == json!(node) && flow["pod"].is_null()));
+}
+
+#[test]
+fn the_support_archive_has_only_its_documents_with_and_without_an_agent() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let canary = "4d2c-canary";
+    let foreign = json!({"metadata": {"annotations": {"example.com/password": canary}, "labels": {"canary": canary}}});
+    world.cluster.client().merge_patch(&format!("/api/v1/namespaces/{NAMESPACE}/pods/web-0"), &foreign).unwrap();
+    let options = world.agent_options(&[]);
+    let documents = || options.command_json("bundle").unwrap();
+    let with_agent = documents();
+    assert_eq!(with_agent["agent.json"]["nodePorts"][0]["pod"], "web-0", "{with_agent}");
+    assert_eq!((&with_agent["errors.json"], &with_agent["flows.json"]), (&json!({}), &Value::Null));
+    for text in [canary, options.kubeconfig.to_str().unwrap(), "token"] {
+        assert!(!with_agent.to_string().contains(text), "{text} is in the archive");
+    }
+    world.agent().kill().unwrap();
+    let archive = world.run.file("bundle.tar.gz");
+    options.command(&["bundle", "--file", archive.to_str().unwrap()]).unwrap();
+    let names = tools::output(Command::new("tar").arg("-tzf").arg(&archive)).unwrap();
+    let expected =
+        ["README.txt", "doctor.json", "errors.json", "mappings.json", "pins.json", "status.json", "version.json"];
+    assert_eq!(names.lines().collect::<Vec<_>>(), expected.map(|name| format!("npl-bundle/{name}")));
+    let without = documents();
+    assert_eq!(without["status.json"]["mappings"], 2, "{without}");
+    assert!(without["errors.json"]["agent.json"].as_str().unwrap().contains("no agent listens"), "{without}");
 }
 
 #[test]

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `npl-agent flows`: the live flows through node ports, with the Pod's name and all ends.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::{duration, note, print, table};
 use crate::{
-    config::args::{FlowsArgs, OutputFormat},
+    config::args::{FlowsArgs, OutputFormat, ViewArgs},
     core::{
         model::{Frontend, Protocol, sources::SourceRange},
         view::{AgentView, NodePortView},
@@ -92,6 +93,14 @@ pub async fn show(args: &FlowsArgs) -> anyhow::Result<()> {
         OutputFormat::Table | OutputFormat::Wide if rows.is_empty() => print("No flows.\n"),
         OutputFormat::Table | OutputFormat::Wide => print(&as_table(&rows)),
     }
+}
+
+/// All flows in JSON, for the support archive.
+pub(super) async fn document(view: &ViewArgs, runtime_dir: &Path) -> anyhow::Result<Value> {
+    preflight::check_bpffs(&view.bpffs)?;
+    let agent = local::ask(runtime_dir).await.ok();
+    let records = Tables::open(&Pins::new(&view.bpffs))?.flows()?;
+    Ok(serde_json::to_value(rows(&records, agent.as_ref(), &Filter::default(), kernel_clock()))?)
 }
 
 /// The flows with names, the most recent first.

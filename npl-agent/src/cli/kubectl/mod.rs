@@ -18,9 +18,13 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use clap::CommandFactory as _;
 use serde_json::Value;
 
-use crate::config::kubectl_args::{Connection, KubectlCli, KubectlCommand};
+use crate::{
+    cli::generate,
+    config::kubectl_args::{Connection, KubectlCli, KubectlCommand},
+};
 
 /// The file name under which the binary is the plug-in.
 pub const PLUGIN: &str = "kubectl-npl";
@@ -43,6 +47,12 @@ pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
         KubectlCommand::Check(args) => check::show(kubectl, args),
         KubectlCommand::Why(args) => why::show(kubectl, args),
         KubectlCommand::On(args) => nodes::run_on(kubectl, args),
+        KubectlCommand::Completion { shell } => {
+            generate::completion(&mut KubectlCli::command(), *shell).map(|()| ExitCode::SUCCESS)
+        }
+        KubectlCommand::Man { directory } => {
+            generate::man_pages(KubectlCli::command(), directory).map(|()| ExitCode::SUCCESS)
+        }
     }
 }
 

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `npl-agent mappings`: the node ports of this Node with their Pods, Services, states and traffic.
 
-mod rows;
+pub(in crate::cli) mod rows;
 
-use std::{collections::BTreeMap, io::IsTerminal as _, time::Duration};
+use std::{collections::BTreeMap, io::IsTerminal as _, path::Path, time::Duration};
 
 use npl_common::stats::MappingStats;
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use self::rows::{MappingRow, Rates, rows};
 use super::{note, print, print_json, table};
 use crate::{
-    config::args::{MappingsArgs, OutputFormat},
+    config::args::{MappingsArgs, OutputFormat, ViewArgs},
     core::{model::Frontend, view::AgentView},
     datapath::inspect::Inspection,
     local,
@@ -47,6 +48,14 @@ pub async fn show(args: &MappingsArgs) -> anyhow::Result<()> {
         former = Some((read_at, stats));
         sleep(interval).await;
     }
+}
+
+/// All node ports in JSON, for the support archive.
+pub(super) async fn document(view: &ViewArgs, runtime_dir: &Path) -> anyhow::Result<Value> {
+    let agent = local::ask(runtime_dir).await.ok();
+    let all = rows::Filter { all: true, ..rows::Filter::default() };
+    let rows = rows(&Inspection::read(&view.bpffs)?.mappings, agent.as_ref(), &all, None);
+    Ok(serde_json::to_value(rows)?)
 }
 
 fn filter(args: &MappingsArgs) -> rows::Filter<'_> {

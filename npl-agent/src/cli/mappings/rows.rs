@@ -16,69 +16,72 @@ use crate::{
 
 /// One node port of the output. Ports are in host byte order; counters start when the mapping is created. Names and
 /// states are absent without a running agent, and counters are 0 without a mapping in the kernel.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct MappingRow {
-    pub(super) node_port: u16,
-    pub(super) protocol: &'static str,
-    pub(super) family: &'static str,
-    pub(super) namespace: Option<String>,
-    pub(super) pod: Option<String>,
-    pub(super) services: Vec<String>,
-    pub(super) state: Option<PortState>,
+pub(in crate::cli) struct MappingRow {
+    pub(in crate::cli) node_port: u16,
+    pub(in crate::cli) protocol: &'static str,
+    pub(in crate::cli) family: &'static str,
+    pub(in crate::cli) namespace: Option<String>,
+    pub(in crate::cli) pod: Option<String>,
+    pub(in crate::cli) services: Vec<String>,
+    pub(in crate::cli) state: Option<PortState>,
     /// Whether the kernel has a mapping of the node port.
-    pub(super) in_kernel: bool,
-    pub(super) pod_ip: Option<String>,
-    pub(super) pod_port: Option<u16>,
+    pub(in crate::cli) in_kernel: bool,
+    pub(in crate::cli) pod_ip: Option<String>,
+    pub(in crate::cli) pod_port: Option<u16>,
     /// Time since the agent allocated the node port.
-    pub(super) age_millis: Option<u64>,
+    pub(in crate::cli) age_millis: Option<u64>,
     /// The agent's uptime, if an earlier agent allocated the node port, which is then older than this.
     #[serde(skip)]
-    pub(super) older_than_millis: Option<u64>,
-    pub(super) ends_in_millis: Option<u64>,
+    pub(in crate::cli) older_than_millis: Option<u64>,
+    pub(in crate::cli) ends_in_millis: Option<u64>,
     /// Whether only the allowed sources may use the mapping.
-    pub(super) restricted: bool,
+    pub(in crate::cli) restricted: bool,
     /// Source ranges in CIDR notation; empty if the mapping is not restricted, or if no source is allowed.
-    pub(super) allowed_sources: Vec<String>,
-    pub(super) request_packets: u64,
-    pub(super) request_bytes: u64,
-    pub(super) reply_packets: u64,
-    pub(super) reply_bytes: u64,
-    pub(super) new_flows: u64,
-    pub(super) established_flows: u64,
+    pub(in crate::cli) allowed_sources: Vec<String>,
+    pub(in crate::cli) request_packets: u64,
+    pub(in crate::cli) request_bytes: u64,
+    pub(in crate::cli) reply_packets: u64,
+    pub(in crate::cli) reply_bytes: u64,
+    pub(in crate::cli) new_flows: u64,
+    pub(in crate::cli) established_flows: u64,
     /// Absent in the first reading.
-    pub(super) request_packets_per_second: Option<f64>,
-    pub(super) reply_packets_per_second: Option<f64>,
+    pub(in crate::cli) request_packets_per_second: Option<f64>,
+    pub(in crate::cli) reply_packets_per_second: Option<f64>,
+    pub(in crate::cli) new_flows_per_second: Option<f64>,
 }
 
 /// Packets per second of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Rates {
+pub(in crate::cli) struct Rates {
     requests: f64,
     replies: f64,
+    new_flows: f64,
 }
 
 impl Rates {
     /// The rates between two readings of the counters.
-    pub(super) fn between(former: &MappingStats, current: &MappingStats, elapsed: Duration) -> Self {
+    pub(in crate::cli) fn between(former: &MappingStats, current: &MappingStats, elapsed: Duration) -> Self {
         let rate = |former: u64, current: u64| crate::cli::rate(current.saturating_sub(former), elapsed);
         Self {
             requests: rate(former.request_packets, current.request_packets),
             replies: rate(former.reply_packets, current.reply_packets),
+            new_flows: rate(former.new_flows, current.new_flows),
         }
     }
 }
 
 /// The rows to show. An absent condition holds for every row.
 #[derive(Debug, Default)]
-pub(super) struct Filter<'a> {
-    pub(super) namespace: Option<&'a str>,
-    pub(super) pod: Option<&'a str>,
-    pub(super) service: Option<&'a str>,
-    pub(super) node_port: Option<u16>,
-    pub(super) states: &'a [PortState],
+pub(in crate::cli) struct Filter<'a> {
+    pub(in crate::cli) namespace: Option<&'a str>,
+    pub(in crate::cli) pod: Option<&'a str>,
+    pub(in crate::cli) service: Option<&'a str>,
+    pub(in crate::cli) node_port: Option<u16>,
+    pub(in crate::cli) states: &'a [PortState],
     /// Whether to show node ports that neither have nor should have a mapping.
-    pub(super) all: bool,
+    pub(in crate::cli) all: bool,
 }
 
 impl Filter<'_> {
@@ -99,7 +102,7 @@ impl Filter<'_> {
 }
 
 /// The union of the kernel's mappings and the agent's node ports, in the order of the node port.
-pub(super) fn rows(
+pub(in crate::cli) fn rows(
     records: &[MappingRecord],
     agent: Option<&AgentView>,
     filter: &Filter<'_>,
@@ -121,6 +124,7 @@ pub(super) fn rows(
         let rate = rates.and_then(|rates| rates.get(&row.frontend));
         row.row.request_packets_per_second = rate.map(|rate| rate.requests);
         row.row.reply_packets_per_second = rate.map(|rate| rate.replies);
+        row.row.new_flows_per_second = rate.map(|rate| rate.new_flows);
     }
     rows.sort_by_key(|row| (row.frontend.node_port, row.frontend.protocol, row.frontend.family));
     rows.into_iter().map(|row| row.row).filter(|row| filter.admits(row)).collect()
@@ -167,12 +171,13 @@ fn row(
         established_flows: stats.established_flows,
         request_packets_per_second: None,
         reply_packets_per_second: None,
+        new_flows_per_second: None,
     };
     Keyed { frontend, row }
 }
 
 /// The Pod's address and port.
-pub(super) fn target(row: &MappingRow) -> String {
+pub(in crate::cli) fn target(row: &MappingRow) -> String {
     match (&row.pod_ip, row.pod_port) {
         (Some(ip), Some(port)) if ip.contains(':') => format!("[{ip}]:{port}"),
         (Some(ip), Some(port)) => format!("{ip}:{port}"),
@@ -182,7 +187,7 @@ pub(super) fn target(row: &MappingRow) -> String {
 }
 
 /// The allowed sources of a mapping. Long lists are cut after the first range, so that the table stays readable.
-pub(super) fn sources(row: &MappingRow) -> String {
+pub(in crate::cli) fn sources(row: &MappingRow) -> String {
     if !row.restricted {
         return "any".to_owned();
     }
@@ -194,7 +199,7 @@ pub(super) fn sources(row: &MappingRow) -> String {
 }
 
 /// The age of a node port; `>` in front of the agent's uptime, if an earlier agent allocated it.
-pub(super) fn age(row: &MappingRow) -> String {
+pub(in crate::cli) fn age(row: &MappingRow) -> String {
     match (row.age_millis, row.older_than_millis) {
         (Some(age), _) => duration(age),
         (None, Some(uptime)) => format!(">{}", duration(uptime)),
@@ -203,7 +208,7 @@ pub(super) fn age(row: &MappingRow) -> String {
 }
 
 /// A duration in its two largest units, as `kubectl` shows ages.
-pub(super) fn duration(millis: u64) -> String {
+pub(in crate::cli) fn duration(millis: u64) -> String {
     crate::cli::duration(millis)
 }
 

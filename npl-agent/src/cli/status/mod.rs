@@ -6,8 +6,9 @@ mod render;
 mod sample;
 mod view;
 
-use std::{process::ExitCode, time::Duration};
+use std::{path::Path, process::ExitCode, time::Duration};
 
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use self::{
@@ -17,7 +18,7 @@ use self::{
 };
 use super::{print, print_json, report_error};
 use crate::{
-    config::args::{OutputFormat, StatusArgs},
+    config::args::{OutputFormat, StatusArgs, ViewArgs},
     core::verdict::Verdict,
     datapath::inspect::Inspection,
     local, netlink, nft_guard,
@@ -36,7 +37,7 @@ pub async fn show(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let deadline = Instant::now() + args.wait.unwrap_or_default();
     let (status, is_wide) = loop {
         let is_last = Instant::now() >= deadline;
-        match read(args).await {
+        match read(&args.node.view, &args.node.runtime_dir, args.interval).await {
             Ok(status) if is_last || status.verdict == Verdict::Healthy => {
                 break (status, args.node.view.output == OutputFormat::Wide);
             }
@@ -54,14 +55,18 @@ pub async fn show(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(status.verdict.exit_code()))
 }
 
-async fn read(args: &StatusArgs) -> anyhow::Result<Status> {
-    let bpffs = &args.node.view.bpffs;
+/// The output in JSON, for the support archive.
+pub(super) async fn document(view: &ViewArgs, runtime_dir: &Path, interval: Duration) -> anyhow::Result<Value> {
+    Ok(serde_json::to_value(read(view, runtime_dir, interval).await?)?)
+}
+
+async fn read(view: &ViewArgs, runtime_dir: &Path, interval: Duration) -> anyhow::Result<Status> {
+    let bpffs = &view.bpffs;
     let is_agent_running = lock::is_taken(bpffs);
-    let before = local::ask(&args.node.runtime_dir).await;
+    let before = local::ask(runtime_dir).await;
     let is_installed = Inspection::read(bpffs)?.is_installed;
-    let sample =
-        if is_installed && !args.interval.is_zero() { Some(Sample::take(bpffs, args.interval).await?) } else { None };
-    let mut agent = local::ask(&args.node.runtime_dir).await.map_err(|error| ErrorChain(&error).to_string());
+    let sample = if is_installed && !interval.is_zero() { Some(Sample::take(bpffs, interval).await?) } else { None };
+    let mut agent = local::ask(runtime_dir).await.map_err(|error| ErrorChain(&error).to_string());
     if let (Ok(before), Ok(agent)) = (before, &mut agent) {
         // Pods that come and go are published within milliseconds. Only those that wait longer are a sign.
         agent.unpublished_pods = agent.unpublished_pods.min(before.unpublished_pods);

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `npl-agent bundle`: a support archive of this Node, from an allow-list of documents. Nothing else is read: no Secret, no
+//! environment, no file of the Node, no annotation or label of an object.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, IsTerminal as _, Write as _},
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use flate2::{Compression, write::GzEncoder};
+use npl_common::names::{ABI_VERSION, PINNED_MAPS};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{doctor, flows, mappings, note, print_json, status};
+use crate::{
+    config::args::{BundleArgs, OutputFormat},
+    datapath::{Pins, kernel_clock, preflight},
+    local,
+};
+
+/// The folder in the archive.
+const FOLDER: &str = "npl-bundle";
+const README: &str = "npl-agent bundle: the state of NPL on one Node.
+
+version.json    versions of agent, maps and kernel
+status.json     the output of `npl-agent status`
+mappings.json   the output of `npl-agent mappings --all`
+doctor.json     the output of `npl-agent doctor`
+flows.json      the output of `npl-agent flows`, with client addresses; only with --flows
+agent.json      the state of the running agent: names of Pods, Services and devices
+pins.json       which maps are pinned
+errors.json     the documents that could not be read, and why
+
+Not in this archive: Secrets, tokens, environment variables, kubeconfigs, logs, annotations and labels.
+";
+
+/// The documents, by file name.
+pub(super) type Documents = BTreeMap<&'static str, Value>;
+
+/// Writes the archive to a file or to standard output, or the documents as one JSON object.
+///
+/// # Errors
+///
+/// If the output cannot be written. A document that cannot be read is named in `errors.json`.
+pub async fn show(args: &BundleArgs) -> anyhow::Result<()> {
+    let documents = gather(args).await;
+    if args.node.view.output == OutputFormat::Json {
+        return print_json(&documents);
+    }
+    let archive = archive(&documents).context("write the archive")?;
+    match args.file.as_deref() {
+        Some(path) if path != Path::new("-") => {
+            let written = File::create_new(path).and_then(|mut file| file.write_all(&archive));
+            written.with_context(|| format!("write {}: choose the path of a new file", path.display()))?;
+            note(&format!("wrote {} bytes to {}", archive.len(), path.display()));
+        }
+        None if io::stdout().is_terminal() => {
+            bail!("the archive is not for a terminal: redirect the output, or give --file npl-bundle.tar.gz")
+        }
+        Some(_) | None => io::stdout().lock().write_all(&archive).context("write to standard output")?,
+    }
+    Ok(())
+}
+
+/// Reads every document of the allow-list.
+async fn gather(args: &BundleArgs) -> Documents {
+    let (view, runtime_dir) = (&args.node.view, &args.node.runtime_dir);
+    let mut errors = BTreeMap::new();
+    let mut documents = Documents::new();
+    let mut add = |name: &'static str, document: anyhow::Result<Value>| match document {
+        Ok(document) => drop(documents.insert(name, document)),
+        Err(error) => drop(errors.insert(name, format!("{error:#}"))),
+    };
+    let kernel = preflight::kernel_facts();
+    let version = json!({
+        "agent": env!("CARGO_PKG_VERSION"),
+        "abi": ABI_VERSION,
+        "kernel": kernel.release,
+        "hasTcx": kernel.has_tcx,
+        "architecture": std::env::consts::ARCH,
+        "uptimeSeconds": kernel_clock().as_secs(),
+    });
+    add("version.json", Ok(version));
+    add("status.json", status::document(view, runtime_dir, Duration::from_secs(1)).await);
+    add("mappings.json", mappings::document(view, runtime_dir).await);
+    add("doctor.json", document(doctor::findings(view).await));
+    add("agent.json", local::ask(runtime_dir).await.map_err(Into::into).and_then(document));
+    let pins = Pins::new(&view.bpffs);
+    let is_pinned: BTreeMap<&str, bool> = PINNED_MAPS.iter().map(|name| (*name, pins.map(name).exists())).collect();
+    add("pins.json", document(is_pinned));
+    if args.flows {
+        add("flows.json", flows::document(view, runtime_dir).await);
+    }
+    documents.insert("errors.json", json!(errors));
+    documents
+}
+
+pub(super) fn document(value: impl Serialize) -> anyhow::Result<Value> {
+    Ok(serde_json::to_value(value)?)
+}
+
+/// A compressed tar archive of the documents.
+pub(super) fn archive(documents: &Documents) -> io::Result<Vec<u8>> {
+    let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
+    append(&mut archive, "README.txt", README.as_bytes())?;
+    for (name, document) in documents {
+        append(&mut archive, name, serde_json::to_string_pretty(document)?.as_bytes())?;
+    }
+    archive.into_inner()?.finish()
+}
+
+fn append<W: io::Write>(archive: &mut tar::Builder<W>, name: &str, content: &[u8]) -> io::Result<()> {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(content.len() as u64);
+    header.set_mode(0o600);
+    archive.append_data(&mut header, format!("{FOLDER}/{name}"), content)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use flate2::read::GzDecoder;
+    use serde_json::json;
+
+    use super::{Documents, README, archive};
+
+    #[test]
+    fn the_archive_contains_each_document_and_says_what_it_is() {
+        let documents = Documents::from([("status.json", json!({"verdict": "healthy"})), ("errors.json", json!({}))]);
+        let bytes = archive(&documents).unwrap();
+        let mut files = std::collections::BTreeMap::new();
+        for entry in tar::Archive::new(GzDecoder::new(bytes.as_slice())).entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let (name, mut text) = (entry.path().unwrap().display().to_string(), String::new());
+            entry.read_to_string(&mut text).unwrap();
+            files.insert(name, text);
+        }
+        let names: Vec<&str> = files.keys().map(String::as_str).collect();
+        assert_eq!(names, ["npl-bundle/README.txt", "npl-bundle/errors.json", "npl-bundle/status.json"]);
+        assert!(files["npl-bundle/status.json"].contains("healthy"));
+        for name in documents.keys() {
+            assert!(README.contains(name), "the README does not explain {name}");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The hidden commands `completion` and `man`: the shell completion and the man pages, rendered from the command line.
+
+use std::{fs, io, path::Path};
+
+use anyhow::Context as _;
+use clap::Command;
+use clap_complete::Shell;
+
+/// Prints the completion of a program for a shell.
+///
+/// # Errors
+///
+/// If standard output cannot be written.
+pub fn completion(command: &mut Command, shell: Shell) -> anyhow::Result<()> {
+    super::print(&completion_text(command, shell)?)
+}
+
+fn completion_text(command: &mut Command, shell: Shell) -> anyhow::Result<String> {
+    let name = command.get_name().to_owned();
+    let mut text = Vec::new();
+    clap_complete::generate(shell, command, name, &mut text);
+    String::from_utf8(text).context("the completion is not UTF-8")
+}
+
+/// Writes the man pages of a program and its commands into a folder, which is created.
+///
+/// # Errors
+///
+/// If the folder or a page cannot be written.
+pub fn man_pages(command: Command, folder: &Path) -> anyhow::Result<()> {
+    let write = || -> io::Result<()> {
+        fs::create_dir_all(folder)?;
+        clap_mangen::generate_to(command, folder)
+    };
+    write().with_context(|| format!("write man pages into {}", folder.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory as _, ValueEnum as _};
+    use clap_complete::Shell;
+
+    use super::{completion_text, man_pages};
+    use crate::config::{args::Cli, kubectl_args::KubectlCli};
+
+    #[test]
+    fn every_shell_completes_every_command() {
+        for shell in Shell::value_variants() {
+            let text = completion_text(&mut Cli::command(), *shell).unwrap();
+            for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+                assert!(text.contains(command.get_name()), "{shell} does not complete {}", command.get_name());
+            }
+        }
+    }
+
+    #[test]
+    fn every_command_that_is_shown_has_a_man_page() {
+        let folder = std::env::temp_dir().join(format!("npl-man-{}", std::process::id()));
+        for command in [Cli::command(), KubectlCli::command()] {
+            man_pages(command.clone(), &folder).unwrap();
+            for subcommand in command.get_subcommands().filter(|it| !it.is_hide_set()) {
+                let page = folder.join(format!("{}-{}.1", command.get_name(), subcommand.get_name()));
+                let text = std::fs::read_to_string(&page).unwrap_or_else(|error| panic!("{}: {error}", page.display()));
+                assert!(text.contains(".SH SYNOPSIS"), "{text}");
+            }
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
