@@ -92,7 +92,7 @@ impl Parts {
 
     /// Passes the paths of the parts to a program of npl-testkit.
     pub(crate) fn pass_to(&self, command: &mut Command) {
-        let Kubernetes { control_plane, nodes, flannel, calico } = &self.kubernetes;
+        let Kubernetes { control_plane, nodes, flannel, helm, prometheus, calico } = &self.kubernetes;
         command.env("NPL_AGENT", &self.agent).env("NPL_CONTROL_PLANE_DIR", control_plane);
         pass_objects_to(command);
         if let Some(nodes) = nodes {
@@ -119,7 +119,7 @@ impl Parts {
 
     /// The files of [`Self::pass_to`] that a real cluster with a bridge network on another machine needs.
     pub(crate) fn of_nodes(&self) -> impl Iterator<Item = PathBuf> {
-        let Kubernetes { control_plane, nodes, flannel: _, calico: _ } = &self.kubernetes;
+        let Kubernetes { control_plane, nodes, .. } = &self.kubernetes;
         [control_plane].into_iter().chain(nodes).cloned().chain(image::archives())
     }
 }

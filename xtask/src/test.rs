@@ -67,7 +67,7 @@ impl Options {
     fn extent(&self) -> Extent {
         // Without a choice, the tests use a bridge and flannel.
         if self.network.is_empty() {
-            return Extent::Flannel;
+            return Extent::Everything;
         }
         Extent::of_networks(&self.network)
     }

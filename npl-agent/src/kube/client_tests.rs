@@ -165,7 +165,7 @@ async fn a_connection_that_died_silently_fails_soon() {
     let second = Duration::from_secs(1);
     let liveness = Liveness { idle: second, interval: second, unacknowledged: second };
     let client = build(Config::new(url.parse().unwrap()), liveness).unwrap();
-    let mut events = Source::<PodObject>::new(client, None).watch("10", 240).await.unwrap();
+    let mut events = Source::<PodObject>::new(client, Selection::default()).watch("10", 240).await.unwrap();
     let socket = server.await.unwrap();
     swallow_packets(&socket);
     let end = timeout(Duration::from_secs(20), events.next()).await.expect("the watch still waits");

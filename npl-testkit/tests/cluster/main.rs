@@ -169,6 +169,14 @@ fn main() -> ExitCode {
                 ),
             ];
         }
-        networks.iter().map(|network| Suite::new(*network, &[TESTS, OFFLOAD_TESTS, CHART, UNINSTALL])).collect()
+        let suite = |network: &Network| {
+            if network.cni.has_policy_engine() {
+                // The publication of two hundred Pods leaves them running, so policies come first.
+                let tests = [POLICY_TESTS, TESTS, OFFLOAD_TESTS, OFFLOAD_POLICY_TESTS, CHART, UNINSTALL];
+                return Suite::new(*network, &tests);
+            }
+            Suite::new(*network, &[TESTS, OFFLOAD_TESTS, CHART, UNINSTALL])
+        };
+        networks.iter().map(suite).collect()
     })
 }

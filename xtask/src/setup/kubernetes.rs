@@ -124,13 +124,13 @@ pub(crate) enum Extent {
     ControlPlane,
     /// An API server and Nodes.
     Nodes,
-    /// An API server, and Nodes with flannel.
+    /// An API server, Nodes with flannel, and Helm.
     Flannel,
-    /// The same, Helm and Prometheus.
+    /// The same and Prometheus: the programs of a whole test run.
     Everything,
-    /// An API server, and Nodes with Calico.
+    /// An API server, Nodes with Calico, and Helm.
     Calico,
-    /// An API server, and Nodes with every network.
+    /// Nodes with every network, and all other programs.
     Every,
 }
 
@@ -187,9 +187,13 @@ impl Background {
             let control_plane = obtain_control_plane(&flag)?;
             let make = |is_needed: bool, part| is_needed.then(|| obtain(part, &flag)).transpose();
             let nodes = make(extent >= Extent::Nodes, &NODES)?;
-            let flannel = make(matches!(extent, Extent::Flannel | Extent::Every), &FLANNEL)?;
+            let has_flannel = matches!(extent, Extent::Flannel | Extent::Everything | Extent::Every);
+            let flannel = make(has_flannel, &FLANNEL)?;
+            let helm = make(extent >= Extent::Flannel, &HELM)?;
+            let has_prometheus = matches!(extent, Extent::Everything | Extent::Every);
+            let prometheus = has_prometheus.then(prometheus::obtain).transpose()?;
             let calico = make(matches!(extent, Extent::Calico | Extent::Every), &CALICO)?;
-            Ok(Kubernetes { control_plane, nodes, flannel, calico })
+            Ok(Kubernetes { control_plane, nodes, flannel, helm, prometheus, calico })
         };
         Self { thread: Some(thread::spawn(make)), cancelled }
     }

@@ -113,9 +113,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let image = kernel.obtain()?;
         process::detail(&format!("kernel {kernel}: {}", image.package()?));
     }
-    let Kubernetes { control_plane, nodes, flannel, calico } = kubernetes.finish()?;
-    for folder in [control_plane].iter().chain(&nodes).chain(&flannel).chain(&calico) {
-        process::detail(&format!("Kubernetes: {}", folder.display()));
+    let Kubernetes { control_plane, nodes, flannel, helm, prometheus, calico } = kubernetes.finish()?;
+    for folder in [control_plane].iter().chain(&nodes).chain(&flannel).chain(&helm).chain(&prometheus).chain(&calico) {
+        process::detail(&format!("programs of tests: {}", folder.display()));
     }
     process::say(&format!("all requirements are installed ({})", process::elapsed(started.elapsed())));
     Ok(())
