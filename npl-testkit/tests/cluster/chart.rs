@@ -41,7 +41,7 @@ pub(crate) fn helm_uninstall_retires_every_node(world: &mut World) {
     poll::until("the objects of the release to be deleted", LIMIT, gone).unwrap();
 }
 
-/// A stranger with a cluster and README.md.
+/// The commands of the section "Install" alone give a working installation.
 pub(crate) fn the_install_commands_of_the_readme_work(world: &mut World) {
     let text = fs::read_to_string(tools::repository_file("README.md")).unwrap();
     let section = text.split_once("\n## Install\n").unwrap().1.split_once("\n## ").unwrap().0;
