@@ -45,7 +45,7 @@ fn only_allowed_sources_reach_a_restricted_service() {
     world.create_pod("web-0");
     world.assert_served("web-0");
     wait_for_sources(&world, &json!([client]));
-    let table = world.agent_options(&[]).command(&["mappings"]).unwrap();
+    let table = world.agent_options(&[]).command(&["mappings", "--output", "wide"]).unwrap();
     assert!(table.contains("SOURCES") && table.contains(&client), "{table}");
     let status = world.agent_options(&[]).command(&["status"]).unwrap();
     assert!(status.contains("2 (2 for allowed sources only)"), "{status}");

@@ -53,7 +53,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen, order: Order) {
 }
 
 fn heading(screen: &Screen) -> Text<'_> {
-    let sum = |rate: fn(&MappingRow) -> Option<f64>| screen.rows.iter().filter_map(rate).sum::<f64>();
+    // The sum of no number is -0.
+    let sum =
+        |rate: fn(&MappingRow) -> Option<f64>| screen.rows.iter().filter_map(rate).fold(0.0, |sum, one| sum + one);
     let totals = format!(
         "{} node ports   {:.0} requests/s   {:.0} replies/s   {:.0} new flows/s",
         screen.rows.len(),
@@ -162,5 +164,7 @@ mod tests {
             ]
         );
         assert!(lines(&screen, Order::NewFlows)[3].starts_with("61000/tcp"));
+        let idle = Screen { rows: Vec::new(), ..screen };
+        assert!(lines(&idle, Order::Packets)[1].starts_with("0 node ports   0 requests/s"));
     }
 }
