@@ -11,7 +11,7 @@ use super::*;
 use crate::kube::{
     mock::{MockServer, api_server, refusal},
     objects::PodObject,
-    source::Source,
+    source::{Selection, Source},
 };
 
 const URL: &str = "https://192.0.2.1:6443/";

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The result: the members of each Service port, with a version that is the digest of the content.
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use npl_agent::core::model::{ObjectKey, Protocol, ServiceKey};
 use ring::digest;
@@ -115,7 +120,8 @@ impl Group {
             format!("{}\n{}\n{}\n{}\n", key.service, key.number, key.protocol, name.as_deref().unwrap_or(""));
         for Member { address, port, pod, node, zone, condition, weight } in &members {
             // Names of Kubernetes contain no line feed.
-            content.push_str(&format!("{address} {port} {pod}\n{node}\n{zone}\n{} {weight}\n", condition.as_str()));
+            let condition = condition.as_str();
+            let _infallible = write!(content, "{address} {port} {pod}\n{node}\n{zone}\n{condition} {weight}\n");
         }
         Self { key, name, members, version: Version::of(content.as_bytes()) }
     }

