@@ -73,6 +73,7 @@ impl Listener {
     }
 
     /// Serves until the future is dropped.
+    #[expect(clippy::infinite_loop, reason = "tasks of other types end in the same set")]
     pub async fn serve(self, router: Router) {
         let free = Arc::new(Semaphore::new(MOST_CONNECTIONS));
         loop {

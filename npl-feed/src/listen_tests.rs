@@ -25,7 +25,7 @@ use crate::{
     xds,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 const NAME: &str = "web.default:http";
 
 async fn listening(router: Router, allowed: &[&str]) -> (SocketAddr, Arc<Status>, JoinHandle<()>) {

@@ -137,7 +137,7 @@ impl Status {
         }
     }
 
-    /// The metrics in the OpenMetrics text format.
+    /// The metrics in the `OpenMetrics` text format.
     ///
     /// # Errors
     ///

@@ -32,6 +32,7 @@ use crate::{
         model::{
             Family,
             port_range::{LentPorts, port_range_warnings},
+            settings::Settings,
         },
         state::State,
     },
@@ -90,12 +91,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     preflight::check(&bpffs)?;
     let _lock = lock::take(&bpffs)?;
     limits::raise_open_files(&settings);
-    for warning in port_range_warnings(settings.port_range, lent_ports().as_ref()) {
-        warn!("{warning}");
-    }
-    if let Some(warning) = settings.quarantine_warning() {
-        warn!("{warning}");
-    }
+    warn_of(&settings);
     let servers = Servers::bind(listen, metrics_listen).await?;
     let health = Health::new();
     let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
@@ -153,6 +149,16 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         ended = work => ended,
         ended = servers => ended.context("serve probes and metrics")?.context("serve probes and metrics"),
         ended = local_socket => match ended.context("serve the local socket")? {},
+    }
+}
+
+/// Logs a warning for each setting that conflicts with the Node or with load balancers.
+fn warn_of(settings: &Settings) {
+    for warning in port_range_warnings(settings.port_range, lent_ports().as_ref()) {
+        warn!("{warning}");
+    }
+    if let Some(warning) = settings.quarantine_warning() {
+        warn!("{warning}");
     }
 }
 

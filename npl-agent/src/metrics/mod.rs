@@ -340,6 +340,11 @@ impl Families {
         );
         registry.register("ready", "Whether /readyz succeeds: 1 or 0", ready);
         Self::register_state(registry, mappings, ports, devices, problems);
+        Self::register_neighbours(registry, redirect_refused, programs_ahead);
+    }
+
+    /// Registers the gauges about other software on the Node.
+    fn register_neighbours(registry: &mut Registry, redirect_refused: Gauge, programs_ahead: Gauge) {
         registry.register(
             "redirect_refused",
             "Whether --forwarding redirect is refused because redirected packets would bypass NetworkPolicy: 1 or 0",

@@ -31,8 +31,7 @@ impl Version {
 
     /// 63 bits, never 0, as the index of Consul's blocking queries.
     pub const fn index(self) -> u64 {
-        let [a, b, c, d, e, f, g, h, ..] = self.0.to_be_bytes();
-        (u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 1) | 1
+        ((self.0 >> u64::BITS) as u64 >> 1) | 1
     }
 }
 

@@ -116,10 +116,10 @@ impl State {
                     self.set_node(&name, None);
                 }
                 for node in nodes {
-                    self.put_node(node);
+                    self.put_node(&node);
                 }
             }
-            Change::Node(node) => self.put_node(node),
+            Change::Node(node) => self.put_node(&node),
             Change::NodeGone(name) => self.set_node(&name, None),
         }
     }
@@ -301,24 +301,24 @@ impl State {
         }
     }
 
-    fn put_node(&mut self, node: Node) {
+    fn put_node(&mut self, node: &Node) {
         let name: Arc<str> = node.object.name.as_str().into();
         self.set_node(&name, Some(node));
     }
 
-    fn set_node(&mut self, name: &Arc<str>, node: Option<Node>) {
-        if self.nodes.get(name) == node.as_ref() {
+    fn set_node(&mut self, name: &Arc<str>, node: Option<&Node>) {
+        if self.nodes.get(name) == node {
             return;
         }
-        match node.clone() {
-            Some(node) => self.nodes.insert(Arc::clone(name), node),
+        match node {
+            Some(node) => self.nodes.insert(Arc::clone(name), node.clone()),
             None => self.nodes.remove(name),
         };
         let of_node = self.pods.iter().filter(|(_, served)| served.pod.node.as_ref() == Some(name));
         let of_node: Vec<PodKey> = of_node.map(|(key, _)| key.clone()).collect();
         for key in of_node {
             if let Some(former) = self.detach_pod(&key) {
-                let served = Served::new(former.pod, node.as_ref(), self.range);
+                let served = Served::new(former.pod, node, self.range);
                 let withdrawn = if node.is_some() { former.withdrawn } else { Vec::new() };
                 self.attach_pod(Served { withdrawn, ..served });
             }

@@ -77,7 +77,7 @@ pub async fn serve(
     published: Published,
     status: Arc<Status>,
 ) -> Result<(), NetError> {
-    let handler = Handler { zone: Zone::new(zone), published, status };
+    let handler = Handler { zone: Zone::new(&zone), published, status };
     let mut server = Server::with_access(handler, [], allowed.iter().copied());
     server.register_socket(sockets.udp);
     server.register_listener(sockets.tcp, IDLE_CONNECTION, WAITING_ANSWERS);
@@ -164,6 +164,7 @@ fn fit(answer: &mut Answer, limit: usize) -> bool {
     false
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "the metric names only codes that this server returns")]
 fn code_name(code: ResponseCode) -> &'static str {
     match code {
         ResponseCode::NoError => "noerror",

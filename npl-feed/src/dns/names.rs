@@ -71,7 +71,7 @@ fn protocol_of(label: &str) -> Option<Protocol> {
     label.strip_prefix('_').and_then(|name| name.parse().ok())
 }
 
-/// The name of a member. Each has a name of its own: HAProxy 2.8 does not resolve a third server with one name. IPv6 is
+/// The name of a member. Each has a name of its own: `HAProxy` 2.8 does not resolve a third server with one name. IPv6 is
 /// written without `::`, since a label may not begin or end with a hyphen.
 pub(super) fn of_member(ip: IpAddr, port: u16, zone: &Name) -> Result<Name, ProtoError> {
     let label = match ip {

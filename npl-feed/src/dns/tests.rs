@@ -24,7 +24,7 @@ use crate::core::{
 const HTTP: &str = "_http._tcp.web.default.npl.internal.";
 
 fn zone() -> Zone {
-    Zone::new(name("npl.internal."))
+    Zone::new(&name("npl.internal."))
 }
 
 fn name(text: &str) -> Name {

@@ -48,7 +48,7 @@ pub struct Zone {
 
 impl Zone {
     /// The name is in lower case and absolute.
-    pub fn new(name: Name) -> Self {
+    pub fn new(name: &Name) -> Self {
         let mut name = name.to_lowercase();
         name.set_fqdn(true);
         Self { name }
@@ -103,6 +103,7 @@ impl Zone {
         named.unzip()
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the zone has two types of records at its apex")]
     fn apex(&self, snapshot: &Snapshot, name: &Name, kind: RecordType) -> Section {
         match kind {
             RecordType::SOA => self.soa(snapshot, name.clone()),
@@ -160,6 +161,7 @@ fn address(name: Name, ip: IpAddr) -> Record {
 
 /// An upper bound of the encoded size of a record, in bytes. The owner of an SRV record is the question's name, and a
 /// pointer to it.
+#[expect(clippy::wildcard_enum_match_arm, reason = "an upper bound for the types that the zone does not have")]
 pub(super) fn size(record: &Record) -> usize {
     const FIXED: usize = 10;
     const POINTER: usize = 2;

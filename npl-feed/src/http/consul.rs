@@ -52,7 +52,7 @@ struct Weights {
 struct Check<'a> {
     node: &'a str,
     #[serde(rename = "CheckID")]
-    check_id: &'static str,
+    id: &'static str,
     name: &'static str,
     status: &'static str,
     #[serde(rename = "ServiceID")]
@@ -64,6 +64,7 @@ const DATACENTER: &str = "npl";
 
 /// The names of all Services and Service ports, each without tags.
 pub(super) fn services(snapshot: &Snapshot) -> (Version, Bytes) {
+    #[expect(clippy::zero_sized_map_values, reason = "Consul's answer is an object with a list of tags for each name")]
     let mut names: BTreeMap<String, [&str; 0]> = BTreeMap::new();
     for group in snapshot.groups() {
         let service = format!("{}.{}", group.key.service.name, group.key.service.namespace);
@@ -103,7 +104,7 @@ fn entry<'a>(name: &'a str, group: &'a Group, member: &'a Member) -> Entry<'a> {
         node: NodeBody { node: &member.node, address: member.address, datacenter: DATACENTER, meta: BTreeMap::new() },
         checks: [Check {
             node: &member.node,
-            check_id: "npl",
+            id: "npl",
             name: "Pod is ready",
             status,
             service_id: id.clone(),

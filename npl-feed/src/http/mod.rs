@@ -74,7 +74,7 @@ async fn count(State(context): State<Context>, request: Request, next: Next) -> 
 }
 
 async fn all_members(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
-    let render = |snapshot: &Snapshot| context.cache.get("members", snapshot, members::all).map(Rendered::json);
+    let render = |snapshot: &Snapshot| Some(Rendered::json(context.cache.get("members", snapshot, members::all)));
     poll.answer(&context.published, &headers, "the snapshot", render).await
 }
 
@@ -118,12 +118,13 @@ async fn consul_health(
 
 async fn traefik(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
     let render =
-        |snapshot: &Snapshot| context.cache.get("traefik", snapshot, traefik::configuration).map(Rendered::json);
+        |snapshot: &Snapshot| Some(Rendered::json(context.cache.get("traefik", snapshot, traefik::configuration)));
     poll.answer(&context.published, &headers, "the snapshot", render).await
 }
 
 async fn http_sd(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
-    let render = |snapshot: &Snapshot| context.cache.get("http_sd", snapshot, prometheus::targets).map(Rendered::json);
+    let render =
+        |snapshot: &Snapshot| Some(Rendered::json(context.cache.get("http_sd", snapshot, prometheus::targets)));
     poll.answer(&context.published, &headers, "the snapshot", render).await
 }
 

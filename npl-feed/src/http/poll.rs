@@ -153,13 +153,13 @@ impl Cache {
         view: &'static str,
         snapshot: &Snapshot,
         render: impl Fn(&Snapshot) -> Vec<u8>,
-    ) -> Option<(Version, Bytes)> {
+    ) -> (Version, Bytes) {
         let mut bodies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = bodies.get(view).filter(|(version, _)| *version == snapshot.version()) {
-            return Some(known.clone());
+            return known.clone();
         }
         let rendered = (snapshot.version(), Bytes::from(render(snapshot)));
         bodies.insert(view, rendered.clone());
-        Some(rendered)
+        rendered
     }
 }

@@ -15,6 +15,7 @@ struct Target<'a> {
 }
 
 #[derive(Serialize)]
+#[expect(clippy::struct_field_names, reason = "Prometheus keeps labels with this prefix for relabeling only")]
 struct Labels<'a> {
     __meta_npl_namespace: &'a str,
     __meta_npl_service: &'a str,

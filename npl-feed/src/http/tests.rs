@@ -58,7 +58,7 @@ impl Scene {
     }
 
     async fn send(&self, request: Request) -> Response {
-        timeout(Duration::from_secs(60), self.router.clone().oneshot(request)).await.unwrap().unwrap()
+        timeout(Duration::from_mins(1), self.router.clone().oneshot(request)).await.unwrap().unwrap()
     }
 
     async fn get(&self, path: &str) -> Response {
@@ -169,7 +169,7 @@ async fn a_long_poll_waits_for_the_next_version() {
     tokio::task::yield_now().await;
     assert!(!waiting.is_finished());
     scene.ready_b();
-    let response = timeout(Duration::from_secs(60), waiting).await.unwrap().unwrap().unwrap();
+    let response = timeout(Duration::from_mins(1), waiting).await.unwrap().unwrap().unwrap();
     assert_ne!(header_of(&response, "etag").replace('"', ""), version);
 }
 
@@ -246,7 +246,7 @@ async fn readiness_tells_of_an_outage_and_stays() {
     };
     let scene = Scene::new(None);
     assert_eq!(text(scene.get("/readyz").await).await, "ok\n");
-    scene.status.record_failure(WatchedResource::Pods, FailureKind::Unreachable);
+    scene.status.record_failure(WatchedResource::Pods, FailureKind::Unreachable, "connection refused");
     let response = scene.get("/readyz").await;
     assert_eq!(response.status(), StatusCode::OK);
     assert!(text(response).await.contains("the watch of pods (unreachable) is interrupted"));

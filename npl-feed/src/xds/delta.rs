@@ -84,8 +84,11 @@ impl Session for Delta {
 
     fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, DeltaDiscoveryResponse)> {
         let subscribed: Vec<Kind> = self.subscriptions.keys().copied().collect();
-        let responses = subscribed.into_iter().map(|kind| (kind, self.respond(kind, snapshot, false)));
-        responses.filter_map(|(kind, response)| Some((kind.as_str(), response?))).collect()
+        let mut responses = Vec::new();
+        for kind in subscribed {
+            responses.extend(self.respond(kind, snapshot, false).map(|response| (kind.as_str(), response)));
+        }
+        responses
     }
 }
 

@@ -146,7 +146,7 @@ fn an_ack_and_a_nack_are_not_answered_and_a_stale_nonce_is_ignored() {
     let mut session = StateOfTheWorld::default();
     let request = ask(Kind::Endpoints, &[NAME]);
     let (_, response) = session.on_request(&request, &snapshot).response.unwrap();
-    let ack = DiscoveryRequest { response_nonce: response.nonce.clone(), ..request.clone() };
+    let ack = DiscoveryRequest { response_nonce: response.nonce, ..request.clone() };
     let handled = session.on_request(&ack, &snapshot);
     assert_eq!((handled.event, handled.response.is_some()), ("ack", false));
     let nack = DiscoveryRequest { error_detail: Some(RpcStatus::default()), ..ack.clone() };

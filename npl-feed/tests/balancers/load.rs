@@ -57,6 +57,7 @@ impl Drop for Load {
     }
 }
 
+#[expect(clippy::infinite_loop, reason = "the task is aborted")]
 async fn client(balancer: SocketAddr, seen: Arc<Mutex<Seen>>) {
     let mut pace = interval(PACE);
     pace.set_missed_tick_behavior(MissedTickBehavior::Delay);

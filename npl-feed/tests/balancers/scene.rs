@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// The time limit of each wait.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 /// Requests in a row that a Pod must not get until its load balancer counts as having left it.
 const QUIET: usize = 150;
 /// The port of each load balancer, in the documents.
@@ -145,7 +145,9 @@ impl Scene {
         let old = self.of_web();
         for half in old.chunks(old.len().div_ceil(2)) {
             let new: Vec<String> = half.iter().map(|_| self.add()).collect();
-            new.iter().for_each(|name| self.wait_until_answering(name));
+            for name in &new {
+                self.wait_until_answering(name);
+            }
             self.drain_and_end(half);
         }
         self.wait_for_all();

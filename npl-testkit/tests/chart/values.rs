@@ -395,7 +395,7 @@ fn every_object_has_the_labels_of_kubernetes_and_a_namespaced_one_the_releases_n
     assert!(!text.contains("npl-system"), "a name of the default namespace is fixed");
 }
 
-/// OpenShift's default constraints refuse a fixed user.
+/// `OpenShift`'s default constraints reject a fixed user.
 #[test]
 fn the_hook_runs_as_a_user_of_the_namespaces_range_on_openshift() {
     let context = |objects: &[Value]| {

@@ -97,6 +97,8 @@ const HELM: Part = Part {
          -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=36 \
          -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=36",
     packages: &["helm.sh/helm/v3/cmd/helm"],
+    files: &[],
+    variables: &[],
 };
 
 /// Programs that are compiled together into one directory of the cache.

@@ -85,7 +85,7 @@ fn of_two_pods_with_one_node_port_the_agents_own_annotation_wins_and_then_the_ol
     foreign.object.annotation_manager = Some("kubectl-edit".into());
     let mut agents = pod("b", "n1", &same);
     agents.created = 100;
-    let mut state = cluster(vec![foreign.clone(), agents.clone()]);
+    let mut state = cluster(vec![foreign.clone(), agents]);
     assert_eq!(web(&mut state), ["b 192.0.2.1:61000 ready"]);
     assert_eq!(state.take_refusals().len(), 1);
     assert_eq!(state.left_out_by_reason(), BTreeMap::from([(LeftOut::Contested, 1)]));
