@@ -28,7 +28,7 @@ use super::{
     error::DatapathError,
     own_programs::OwnPrograms,
     pins::{Pins, pin_error, unpin},
-    preflight,
+    predecessor, preflight,
     programs::Programs,
     sys,
 };
@@ -222,7 +222,8 @@ impl Hooks {
         let program = self.programs.load_classifier(name)?;
         match sys::open_pin(&pin) {
             Ok(link) => {
-                if replace(&link, program, device.ifindex, direction).map_err(&refused)? {
+                let is_behind = predecessor::is_ahead_of(&self.pins, &link, (device.ifindex, direction))?;
+                if !is_behind && replace(&link, program, device.ifindex, direction).map_err(&refused)? {
                     return Ok(());
                 }
                 unpin(&pin)?;
@@ -292,12 +293,12 @@ impl Hooks {
 
 /// Whether the program of a hook runs after those of other software. Programs that translate run first, so that other
 /// software sees translated packets; the program that observes which packets the stack forwards runs last.
-const fn is_last(direction: Direction) -> bool {
+pub(super) const fn is_last(direction: Direction) -> bool {
     matches!(direction, Direction::ToPods)
 }
 
 /// The TCX hook of a direction.
-const fn hook(direction: Direction) -> bpf_attach_type {
+pub(super) const fn hook(direction: Direction) -> bpf_attach_type {
     match direction {
         Direction::Ingress => bpf_attach_type::BPF_TCX_INGRESS,
         Direction::Egress | Direction::ToPods => bpf_attach_type::BPF_TCX_EGRESS,

@@ -10,20 +10,29 @@
 //!
 //! [`Datapath::retire_predecessors`]: super::load::Datapath::retire_predecessors
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    os::fd::{AsFd as _, OwnedFd},
+    path::PathBuf,
+};
 
-use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError};
+use aya::maps::{Array, HashMap, IterableMap as _, LpmTrie, Map, MapData, MapError};
 use aya_obj::generated::BPF_NOEXIST;
-use npl_common::{flow::FlowState, former_names, names::ABI_VERSION};
+use npl_common::{
+    flow::FlowState,
+    former_names, host_connection,
+    names::{ABI_VERSION, MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6},
+};
 use tracing::{info, warn};
 
 use super::{
-    attach::detach_filter,
+    attach::{detach_filter, hook, is_last},
     error::DatapathError,
     family::Maps,
     layout::Layout,
-    pins::{Pins, pin_error, remove_folder, unpin},
-    tables::Tables,
+    pins::{Direction, Pins, pin_error, remove_folder, unpin},
+    sys,
+    tables::{Tables, open},
 };
 
 /// An earlier agent's pinned maps.
@@ -94,6 +103,9 @@ impl Tables {
     /// Copies the entries of all predecessors that this agent's maps do not have yet. Mappings are copied only into
     /// empty maps: an agent that was killed meanwhile has newer ones.
     pub(super) fn copy_from_predecessors(&mut self, pins: &Pins, entries: Entries) -> Result<(), DatapathError> {
+        if !pins.other_versions()?.is_empty() {
+            forget_host_connections(pins)?;
+        }
         for predecessor in Predecessor::all(pins)? {
             let mut copied = [0; 2];
             for family in crate::core::model::Family::ALL {
@@ -147,6 +159,18 @@ fn copy<K: aya::Pod, V: aya::Pod>(
     Ok(copied)
 }
 
+/// Clears the host connections. While another version's programs ran ahead of this version's at egress, this version
+/// recorded the replies that the other one had translated as packets of the Node itself.
+fn forget_host_connections(pins: &Pins) -> Result<(), DatapathError> {
+    let empty: Vec<(u32, u64)> = (0..host_connection::SLOTS).map(|slot| (slot, 0)).collect();
+    for name in [MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6] {
+        let map: Array<MapData, u64> = open(pins, name)?;
+        let cleared = sys::update_all(map.map().fd().as_fd(), &empty);
+        cleared.map_err(MapError::from).map_err(DatapathError::map("write", name))?;
+    }
+    Ok(())
+}
+
 fn is_present_or_full(error: &MapError) -> bool {
     let MapError::SyscallError(error) = error else { return false };
     matches!(error.io_error.raw_os_error(), Some(libc::EEXIST | libc::E2BIG | libc::ENOMEM))
@@ -181,6 +205,28 @@ pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, Datap
     }
     remove_folder(&pins.replaced_maps())?;
     Ok(others.iter().map(Pins::abi).collect())
+}
+
+/// Whether a program of another version runs ahead of this agent's on a hook, as after a rollback: then the hook's link
+/// has to be created anew. At egress, this agent's program would take the replies that the other version has translated
+/// for packets of the Node itself, and record host connections.
+pub(super) fn is_ahead_of(
+    pins: &Pins,
+    own: &OwnedFd,
+    (ifindex, direction): (u32, Direction),
+) -> Result<bool, DatapathError> {
+    let others = pins.other_versions()?;
+    if others.is_empty() || is_last(direction) {
+        return Ok(false);
+    }
+    let program = |link: &OwnedFd| sys::link_facts(link.as_fd()).map(|facts| facts.program).ok();
+    let of_others = others.iter().filter_map(|other| sys::open_pin(&other.link(ifindex, direction)).ok());
+    let of_others: Vec<u32> = of_others.filter_map(|link| program(&link)).collect();
+    // Without a list of the programs, the order stays as it is.
+    let order = sys::programs_on(ifindex, hook(direction)).unwrap_or_default();
+    let own = program(own);
+    let before_own = order.iter().take_while(|id| Some(**id) != own);
+    Ok(before_own.into_iter().any(|id| of_others.contains(id)))
 }
 
 /// Removes the links of another version. On kernels without TCX, this agent's filters have replaced those of the other
