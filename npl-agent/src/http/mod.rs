@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The HTTP servers: `/metrics` for Prometheus, and `/livez`, `/readyz` and `/startupz` for the kubelet. A second server
-//! has `/metrics` alone, so that probes are not reached from other machines.
+//! The HTTP servers: `/metrics` for Prometheus, and `/livez`, `/readyz` and `/startupz` for the kubelet. A second
+//! server has `/metrics` alone, so that probes are not reached from other machines.
 
 mod health;
 

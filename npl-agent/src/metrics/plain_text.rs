@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The plain text format of Prometheus, for scrapers that do not ask for `OpenMetrics`. It names a counter with its ending,
-//! and knows neither units nor the type info.
+//! The plain text format of Prometheus, for scrapers that do not ask for `OpenMetrics`. It names a counter with its
+//! ending, and knows neither units nor the type info.
 
 use std::fmt::Write as _;
 
