@@ -166,7 +166,8 @@ pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 #[btf_map(name = "npl_uplink")]
 pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
 
-/// Devices that run the XDP program, by ifindex. Written by the agent. Looked up only where [`npl_common::config::FLAG_XDP`] is set.
+/// Devices that run the XDP program, by ifindex. Written by the agent. Looked up only where
+/// [`npl_common::config::FLAG_XDP`] is set.
 #[btf_map(name = "npl_xdp_dev")]
 pub static XDP_DEVICE: HashMap<u32, u32, { MAX_XDP_DEVICES as usize }> = HashMap::new();
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask chart`: renders the manifests of `deploy/` and the page of the chart's values from the Helm chart, their
-//! only source.
+//! `cargo xtask chart`: renders the manifests of `deploy/` and the page of the chart's values from the Helm chart,
+//! their only source.
 
 pub(crate) mod values;
 

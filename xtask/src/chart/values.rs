@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the chart's values with their comments and renders docs/reference/values.md. `values.yaml` has a form that takes
-//! no parser of YAML: blocks indented by two spaces, each comment above its key.
+//! Reads the chart's values with their comments and renders docs/reference/values.md. `values.yaml` has a form that
+//! takes no parser of YAML: blocks indented by two spaces, each comment above its key.
 
 use std::fmt::Write as _;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The software bill of materials of the agent in the format `CycloneDX` 1.5, from what cargo knows of the dependencies.
-//! It has no time and no random number, so that the same lock file gives the same bytes.
+//! The software bill of materials of the agent in the format `CycloneDX` 1.5, from what cargo knows of the
+//! dependencies. It has no time and no random number, so that the same lock file gives the same bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
