@@ -51,7 +51,8 @@ pub enum HttpError {
     },
 }
 
-/// The listening sockets. Both are bound before the agent starts, so that an unusable address ends it at once.
+/// The listening sockets. Both are bound before the agent starts, so that the agent exits immediately if an address is
+/// unusable.
 #[derive(Debug)]
 pub struct Servers {
     /// For probes and metrics.

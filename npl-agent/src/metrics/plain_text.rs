@@ -13,7 +13,7 @@ pub(super) fn from_openmetrics(text: &str) -> String {
     let mut help = None;
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
-            // The type follows, and decides the name.
+            // The line with the metric's type follows, and the type decides the name.
             help = rest.split_once(' ').map(|(_, shown)| shown);
         } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
             let (ending, kind) = match kind {
