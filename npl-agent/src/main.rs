@@ -22,7 +22,7 @@ use tracing::warn;
 
 /// clap's exit code for usage errors.
 const USAGE: u8 = 2;
-/// The plug-in could not read the cluster, so that it knows nothing.
+/// The exit code of the plug-in if it could not read the cluster.
 const CANNOT_TELL: u8 = 2;
 
 fn main() -> ExitCode {
@@ -119,7 +119,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Retire(args) => runtime.block_on(cli::retire::retire(args)).map(|()| ExitCode::SUCCESS),
         Command::Cleanup(args) => runtime.block_on(cli::cleanup::remove_and_stay(&args)).map(|()| ExitCode::SUCCESS),
     };
-    // A blocking thread may still be in a system call, and the process exits without its result.
+    // A blocking thread may still be in a system call. The process exits without waiting for its result.
     runtime.shutdown_background();
     outcome
 }

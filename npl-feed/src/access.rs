@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who may read: bearer token, TLS with client certificates, and the allow list.
+//! Access control of the interfaces: bearer token, TLS with client certificates, and the allow list of client
+//! addresses.
 
 use std::{
     fs, io,
@@ -27,43 +28,43 @@ use tracing::warn;
 
 use crate::core::snapshot::Version;
 
-/// Why a file of a token, certificate or key cannot be used.
+/// Why the feed cannot use the file of a token, certificate or key.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
-    /// A file cannot be read.
+    /// The feed cannot read a file.
     #[error("read {}: {reason}; give --{option} a readable file", path.display())]
     Unreadable {
-        /// The option that names the file.
+        /// The command-line option that names the file.
         option: &'static str,
         /// The file.
         path: PathBuf,
-        /// The error of the system or of the PEM reader.
+        /// The error of the operating system or of the PEM parser.
         reason: String,
     },
-    /// The file of the token is empty.
+    /// The token file is empty.
     #[error("the file {} of --token-file is empty: write a token into it", .0.display())]
     EmptyToken(PathBuf),
-    /// Certificate and key are not usable for a server.
+    /// rustls rejects the certificate and the key for a server.
     #[error("use the certificate of --tls-cert with the key of --tls-key: {0}; give a matching pair")]
     Certificate(#[source] rustls::Error),
-    /// The certificates of `--tls-client-ca` are not usable.
+    /// rustls rejects the CA certificates of `--tls-client-ca`.
     #[error("use the certificates of --tls-client-ca: {0}; give CA certificates in PEM format")]
     ClientCa(String),
 }
 
-/// A bearer token, as its digest, so that comparing it takes the same time for every other token.
+/// The digest of a bearer token. Comparing digests takes a time that reveals nothing about the token.
 #[derive(Debug, Clone)]
 pub struct Token(Arc<Mutex<Followed>>);
 
 #[derive(Debug)]
 struct Followed {
     digest: Version,
-    /// The file to read again, and when; `None` for a fixed token.
+    /// The token file and the time of its next reading; `None` for a fixed token.
     file: Option<(PathBuf, Duration, Instant)>,
 }
 
 impl Token {
-    /// The token of a file, without white space around it. The file is read again after each interval.
+    /// Reads the token from a file, without surrounding white space, and reads the file again after each interval.
     ///
     /// # Errors
     ///
@@ -93,7 +94,7 @@ impl Token {
         followed.digest
     }
 
-    /// Passes requests with the token on.
+    /// Passes requests with the valid token to the next handler, and refuses other requests.
     pub async fn check(State(token): State<Self>, request: Request, next: Next) -> Response {
         let sent = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let sent = sent.and_then(|value| value.strip_prefix("Bearer ")).map(|sent| Version::of(sent.trim().as_bytes()));
@@ -116,23 +117,24 @@ fn digest_of(path: &Path) -> Result<Version, AccessError> {
     if token.is_empty() { Err(AccessError::EmptyToken(path.to_owned())) } else { Ok(Version::of(token.as_bytes())) }
 }
 
-/// The files of TLS.
+/// The certificate and key files of TLS.
 #[derive(Debug, Clone)]
 pub struct TlsFiles {
-    /// The certificate chain of the server, in PEM format.
+    /// The file of the server's certificate chain, in PEM format.
     pub cert: PathBuf,
-    /// Its key, in PEM format.
+    /// The file of the server's private key, in PEM format.
     pub key: PathBuf,
-    /// CA certificates that sign clients' certificates, in PEM format; `None` accepts clients without certificate.
+    /// The file of the CA certificates that sign client certificates, in PEM format; with `None`, clients need no
+    /// certificate.
     pub client_ca: Option<PathBuf>,
 }
 
 impl TlsFiles {
-    /// Reads the files.
+    /// Reads the certificate and key files.
     ///
     /// # Errors
     ///
-    /// If a file cannot be read, or certificate and key do not match.
+    /// If a file cannot be read, or the certificate and the key do not match.
     pub fn load(&self) -> Result<Arc<ServerConfig>, AccessError> {
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -172,7 +174,7 @@ fn unreadable(option: &'static str, path: &Path, err: &dyn std::fmt::Display) ->
     AccessError::Unreadable { option, path: path.to_owned(), reason: err.to_string() }
 }
 
-/// Whether the list admits an address. An empty list admits all.
+/// Whether the allow list contains a client's address. An empty list admits all clients.
 pub fn admits(allowed: &[IpNet], address: IpAddr) -> bool {
     let address = address.to_canonical();
     allowed.is_empty() || allowed.iter().any(|range| range.contains(&address))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The main loop: applies the changes of the cluster and publishes a snapshot when its content has changed.
+//! The main loop: applies changes of the cluster, and publishes a snapshot if its content has changed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ pub type Published = watch::Receiver<Option<Arc<Snapshot>>>;
 /// The sender of snapshots.
 pub type Publisher = watch::Sender<Option<Arc<Snapshot>>>;
 
-/// Follows the changes until their sender is dropped.
+/// Applies changes until their sender is dropped.
 pub async fn run(
     mut changes: Receiver<Change>,
     range: PortRange,
@@ -46,7 +46,7 @@ pub async fn run(
         };
         let now = millis(started.elapsed());
         state.expire(now);
-        // Changes that wait already are one snapshot.
+        // All queued changes are applied before one snapshot is computed.
         let mut next = first;
         while let Some(change) = next {
             state.apply(change, now);
@@ -73,7 +73,7 @@ fn publish(state: &mut State, status: &Status, publisher: &Publisher) {
     status.record_snapshot(snapshot.groups().count(), snapshot.groups().map(|group| group.members.len()).sum());
     publisher.send_replace(Some(Arc::new(snapshot)));
     if is_first {
-        // The lists of a large cluster leave free pages behind.
+        // Decoding the lists of a large cluster leaves free memory, which is returned to the kernel.
         memory::give_back();
     }
 }

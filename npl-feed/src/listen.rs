@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Accepts connections of the HTTP and xDS interfaces: allow list, limit of connections, TLS, HTTP/1.1 and HTTP/2.
+//! Accepts connections to the HTTP and xDS interfaces. Applies the allow list and the connection limit, and speaks TLS,
+//! HTTP/1.1 and HTTP/2.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -21,17 +22,17 @@ use tracing::{debug, warn};
 
 use crate::{access, status::Status};
 
-/// The most connections of one interface. Further ones are closed at once.
+/// The maximum number of connections to one interface. Further connections are closed immediately.
 pub const MOST_CONNECTIONS: usize = 1024;
-/// Time for the TLS handshake and for the head of a request.
+/// Timeout of the TLS handshake, and of receiving the header of a request.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Time after which a silent HTTP/2 connection is probed, so that the streams of a vanished client end.
+/// Interval of HTTP/2 keepalive pings, by which the streams of an unreachable client are closed.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// Requests of one HTTP/2 connection at a time.
+/// Maximum number of concurrent streams of one HTTP/2 connection.
 const STREAMS: u32 = 64;
-/// Bytes of one HTTP/2 stream that wait for the client.
+/// Maximum number of bytes that are buffered for the client of one HTTP/2 stream.
 const SEND_BUFFER: usize = 64 * 1024;
-/// Pause after a failed accept, as when the process has no file descriptor left.
+/// Pause after a failed `accept`, for example because the process has no free file descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The current TLS configuration; `None` without TLS.
@@ -48,11 +49,11 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Binds an address. `interface` is the value of the metric label.
+    /// Binds the socket to an address. `interface` is the value of the metric label.
     ///
     /// # Errors
     ///
-    /// If the address is in use or not on this machine.
+    /// If the address is in use or not configured on this machine.
     pub async fn bind(
         address: SocketAddr,
         interface: &'static str,
@@ -63,16 +64,16 @@ impl Listener {
         Ok(Self { socket: TcpListener::bind(address).await?, interface, allowed, tls, status })
     }
 
-    /// The address that is bound.
+    /// The address to which the socket is bound.
     ///
     /// # Errors
     ///
-    /// If the kernel does not report it.
+    /// If the kernel does not report the address.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// Serves until the future is dropped.
+    /// Serves connections until the future is dropped.
     #[expect(clippy::infinite_loop, reason = "tasks of other types end in the same set")]
     pub async fn serve(self, router: Router) {
         let free = Arc::new(Semaphore::new(MOST_CONNECTIONS));

@@ -36,7 +36,7 @@ async fn listening(router: Router, allowed: &[&str]) -> (SocketAddr, Arc<Status>
     (listener.address().unwrap(), status, tokio::spawn(listener.serve(router)))
 }
 
-/// The answer to a request, empty if the connection is closed without one.
+/// The answer to a request; empty if the server closes the connection without an answer.
 async fn get_root(address: SocketAddr) -> String {
     let exchange = async {
         let mut stream = TcpStream::connect(address).await?;
@@ -127,7 +127,7 @@ async fn a_delta_stream_has_the_clusters_and_a_token_is_asked_for() {
     publish(&publisher, 1);
     let wildcard = || {
         let request = DeltaDiscoveryRequest { type_url: Cluster::type_url(), ..Default::default() };
-        // The stream of requests stays open.
+        // The client does not close its stream of requests.
         futures::stream::iter([request]).chain(futures::stream::pending())
     };
     let refused = client.delta_aggregated_resources(wildcard()).await.unwrap_err();
@@ -151,7 +151,7 @@ async fn bytes_that_are_no_request_do_not_end_the_server() {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(bytes).await.unwrap();
         let mut answer = Vec::new();
-        // The server closes the connection, or the test does.
+        // The server may have closed the connection already.
         drop(timeout(Duration::from_secs(1), stream.read_to_end(&mut answer)).await);
     }
     assert!(get_root(address).await.ends_with("here"));

@@ -16,10 +16,11 @@ use npl_agent::{
 };
 use npl_feed::{config::Config, run};
 
-/// clap's exit code for usage errors.
+/// The exit code for usage errors, which is that of clap.
 const USAGE: u8 = 2;
 
-/// hickory logs each query at `info`; kube logs every failed request, which the watches log once.
+/// Default log filter. hickory would log each query at `info`; kube would log every failed request, which the watches
+/// already log once.
 const FILTER: &str = "warn,npl_feed=info,npl_agent=info,kube_client=off,hickory_server=error";
 
 fn report(error: &anyhow::Error) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Start and end of the process.
+//! Starts all parts of the feed, and stops at a signal.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -27,16 +27,16 @@ use crate::{
     xds,
 };
 
-/// Changes that wait for the main loop.
+/// The maximum number of changes that are queued for the main loop.
 const WAITING_CHANGES: usize = 64;
-/// Time after which the files of token and TLS are read again.
+/// Interval at which the token file and the TLS files are read again.
 const RELOAD: Duration = Duration::from_secs(30);
 
-/// Serves until SIGTERM or SIGINT.
+/// Runs the feed until SIGTERM or SIGINT.
 ///
 /// # Errors
 ///
-/// If an address cannot be bound, a file cannot be used, or the kubeconfig is unusable.
+/// If the feed cannot bind an address, cannot use a token or TLS file, or cannot use the kubeconfig.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let status = Arc::new(Status::default());
     let (publisher, published) = watch::channel(None);
@@ -59,11 +59,11 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Binds all addresses, and starts to serve.
+/// Binds all addresses, and starts all interfaces.
 ///
 /// # Errors
 ///
-/// If an address cannot be bound, or a file of token or TLS cannot be used.
+/// If the feed cannot bind an address, or cannot use a token or TLS file.
 pub async fn serve(
     config: &Config,
     published: &Published,
@@ -112,7 +112,7 @@ fn guarded(router: Router, token: Option<Token>) -> Router {
     }
 }
 
-/// Reads the files of TLS now and regularly, since certificates are renewed.
+/// Reads the TLS files now and at each interval, because certificates are renewed.
 fn follow_tls(files: TlsFiles, tasks: &mut JoinSet<()>) -> Result<watch::Receiver<Arc<ServerConfig>>, AccessError> {
     let (sender, receiver) = watch::channel(files.load()?);
     tasks.spawn(async move {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the feed reports about itself: metrics, and the state of its watches for `/readyz`.
+//! The feed's own metrics, and the state of its watches for `/readyz`.
 
 use std::{
     collections::BTreeMap,
@@ -51,7 +51,7 @@ struct InterfaceLabels {
     interface: &'static str,
 }
 
-/// Counters and gauges, and the state of the watches.
+/// Counters, gauges and the state of the watches.
 pub struct Status {
     registry: Registry,
     /// The resources whose last list or watch failed.
@@ -148,7 +148,7 @@ impl Status {
         Ok(text)
     }
 
-    /// Records the entries that are left out now.
+    /// Records the number of entries that are currently left out.
     pub fn set_left_out(&self, sums: &BTreeMap<LeftOut, usize>) {
         for reason in LeftOut::ALL {
             let count = sums.get(&reason).copied().unwrap_or_default();
@@ -156,7 +156,7 @@ impl Status {
         }
     }
 
-    /// Counts a snapshot.
+    /// Counts a published snapshot.
     pub fn record_snapshot(&self, groups: usize, members: usize) {
         self.snapshots.inc();
         self.groups.set(gauge(groups));
@@ -168,27 +168,27 @@ impl Status {
         self.dns.get_or_create(&AnswerLabels { answer }).inc();
     }
 
-    /// Counts an HTTP answer by the class of its status code.
+    /// Counts an HTTP answer by its status code class, such as `2xx`.
     pub fn count_http(&self, answer: &'static str) {
         self.http.get_or_create(&AnswerLabels { answer }).inc();
     }
 
-    /// Counts a message of xDS. `kind` is the short name of the resource type.
+    /// Counts an xDS message. `kind` is the short name of the resource type.
     pub fn count_xds(&self, kind: &'static str, event: &'static str) {
         self.xds.get_or_create(&XdsLabels { r#type: kind, event }).inc();
     }
 
-    /// Counts the open xDS streams.
+    /// Adjusts the number of open xDS streams.
     pub fn add_xds_stream(&self, difference: i64) {
         self.xds_streams.inc_by(difference);
     }
 
-    /// Counts a connection that was refused.
+    /// Counts a refused connection.
     pub fn count_refused(&self, interface: &'static str) {
         self.refused.get_or_create(&InterfaceLabels { interface }).inc();
     }
 
-    /// One line about the watches that fail; `None` if all follow the cluster.
+    /// One line that names the failing watches; `None` if no watch fails.
     pub fn outage(&self) -> Option<String> {
         let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
         let names: Vec<String> =

@@ -43,7 +43,7 @@ pub struct Options {
     pub bpffs: PathBuf,
     /// The file that receives the agent's output.
     pub log: PathBuf,
-    /// The folder of the agent's local socket.
+    /// The directory of the agent's local socket.
     pub runtime_dir: PathBuf,
     /// Additional flags of `npl-agent run`.
     pub flags: Vec<String>,
@@ -165,7 +165,8 @@ impl Options {
     /// if the command printed nothing else.
     pub fn exit_code_and_output(&self, arguments: &[&str]) -> Result<(i32, String)> {
         let mut command = self.netns.command(&self.binary)?;
-        // Rates would take a second each.
+        // With an interval of 0 s, `status` reads the counters once. A second reading for the rates would take another
+        // second.
         command.env("NPL_RUNTIME_DIR", &self.runtime_dir).env("NPL_INTERVAL", "0s");
         command.args(arguments).arg("--bpffs").arg(&self.bpffs).stdin(Stdio::null());
         let output = command.output().context("run npl-agent")?;

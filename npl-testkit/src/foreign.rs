@@ -76,8 +76,8 @@ impl Foreign {
         Self::attach_as(is_link, run, name, device, verdict, place, hooks)
     }
 
-    /// As [`Self::attach`], by a filter also where the kernel has TCX. `Place::Ahead` is the head of priority 1, as with
-    /// Cilium's filters.
+    /// As [`Self::attach`], by a filter also where the kernel has TCX. `Place::Ahead` is the head of priority 1, as
+    /// with Cilium's filters.
     pub fn attach_filter(
         run: &Run,
         name: &str,

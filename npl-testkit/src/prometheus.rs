@@ -43,8 +43,8 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts Prometheus in a network namespace; it scrapes `target` every second as the job `npl-agent`, with the header
-    /// `Accept` of its own.
+    /// Starts Prometheus in a network namespace; it scrapes `target` every second as the job `npl-agent`, with the
+    /// header `Accept` of its own.
     ///
     /// # Errors
     /// If it does not become ready.

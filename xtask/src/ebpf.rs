@@ -143,8 +143,8 @@ fn llvm_in(folder: &Path, major: u32) -> Option<PathBuf> {
     found.into_iter().next()
 }
 
-/// A folder with a link to this compiler's libLLVM alone: bpf-linker loads the first libLLVM of any version that it finds
-/// in a folder of the search path, such as the one of an installed clang.
+/// A folder with a link to this compiler's libLLVM alone: bpf-linker loads the first libLLVM of any version that it
+/// finds in a folder of the search path, such as the one of an installed clang.
 fn folder_of_llvm(libraries: &[PathBuf], major: u32, target_dir: &Path) -> Result<PathBuf> {
     let found = libraries.iter().find_map(|folder| llvm_in(folder, major));
     let library = found.with_context(|| format!("find libLLVM.so.{major} of the compiler"))?;

@@ -77,7 +77,7 @@ impl Introspection {
     }
 }
 
-/// The devices that carry the programs or should, with the reason.
+/// The devices to which the programs are or should be attached, with the reason.
 pub(super) fn device_views(report: &DeviceReport) -> Vec<DeviceView> {
     let uplinks = report.decisions.uplinks.iter().filter_map(|(name, decision)| {
         let (is_attached, reason) = match decision {

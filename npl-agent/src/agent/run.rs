@@ -162,7 +162,8 @@ fn warn_of(settings: &Settings) {
     }
 }
 
-/// Starts to serve the local socket, and returns the requests of commands.
+/// Starts to serve the local socket. Returns the receiver of the commands' requests, and the task that serves the
+/// socket.
 fn open_local_socket(
     runtime_dir: PathBuf,
     contacts: WatchContacts,
@@ -173,7 +174,8 @@ fn open_local_socket(
     (introspection, tokio::spawn(serve_local_socket(runtime_dir, sender)))
 }
 
-/// Serves the local socket. Without it the agent works, and commands show the kernel's view only.
+/// Serves the local socket. If the socket fails, the agent continues to serve Pods, and commands show only the kernel's
+/// state.
 async fn serve_local_socket(runtime_dir: PathBuf, requests: mpsc::Sender<local::Request>) -> Infallible {
     let err = match local::bind(&runtime_dir) {
         Ok(listener) => match local::serve(listener, requests).await {

@@ -12,7 +12,7 @@ use crate::{
     process::lock::{self, LockError},
 };
 
-/// As [`remove`], and then waits for SIGTERM or SIGINT if `--stay` is given.
+/// Runs [`remove`], and then, with `--stay`, waits for SIGTERM or SIGINT.
 ///
 /// # Errors
 ///

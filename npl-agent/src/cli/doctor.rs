@@ -47,7 +47,7 @@ pub async fn show(args: &ViewArgs) -> anyhow::Result<ExitCode> {
     Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// All findings.
+/// The findings of all checks.
 pub(super) async fn findings(args: &ViewArgs) -> Vec<FindingRow> {
     examine(&facts::gather(args).await).iter().map(FindingRow::from).collect()
 }

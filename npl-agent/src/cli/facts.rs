@@ -74,17 +74,17 @@ pub(super) async fn gather(args: &ViewArgs) -> Facts {
     }
 }
 
-/// The programs of other software on devices with NPL's.
+/// The programs of other software on devices with NPL's programs.
 #[derive(Debug, Default)]
 pub(super) struct ProgramOrder {
-    /// Those ahead of NPL's.
+    /// The programs that run ahead of NPL's.
     pub(super) ahead: ProgramsAhead,
-    /// Whether there are some at egress.
+    /// Whether other software has programs at egress.
     has_others_at_egress: bool,
 }
 
 impl ProgramOrder {
-    /// Reads the order on the attached devices.
+    /// Reads the order of programs on the devices with NPL's programs.
     pub(super) async fn read(
         bpffs: &Path,
         attached: &BTreeSet<u32>,
@@ -135,7 +135,7 @@ fn datapath(inspection: &Inspection) -> Datapath {
     }
 }
 
-/// The mode in which packets are redirected now.
+/// The forwarding mode in which packets are currently redirected.
 fn forwarding(inspection: &Inspection) -> Option<Forwarding> {
     let is_offloading = inspection.links.values().flatten().any(|direction| *direction == Direction::ToPods);
     let mode = if is_offloading { Forwarding::Offload } else { Forwarding::Redirect };

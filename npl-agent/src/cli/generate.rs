@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The hidden commands `completion` and `man`: the shell completion and the man pages, rendered from the command line.
+//! The hidden commands `completion` and `man`, which generate the shell completion and the man pages from the
+//! definition of the command line.
 
 use std::{fs, io, path::Path};
 
@@ -7,7 +8,7 @@ use anyhow::Context as _;
 use clap::Command;
 use clap_complete::Shell;
 
-/// Prints the completion of a program for a shell.
+/// Prints a shell's completion script for a program.
 ///
 /// # Errors
 ///
@@ -23,11 +24,11 @@ fn completion_text(command: &mut Command, shell: Shell) -> anyhow::Result<String
     String::from_utf8(text).context("the completion is not UTF-8")
 }
 
-/// Writes the man pages of a program and its commands into a folder, which is created.
+/// Creates a directory, and writes the man pages of a program and of its commands into it.
 ///
 /// # Errors
 ///
-/// If the folder or a page cannot be written.
+/// If the directory or a page cannot be written.
 pub fn man_pages(command: Command, folder: &Path) -> anyhow::Result<()> {
     let write = || -> io::Result<()> {
         fs::create_dir_all(folder)?;

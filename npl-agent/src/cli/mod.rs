@@ -34,7 +34,7 @@ pub fn report_error(error: &anyhow::Error) {
 
 /// Prints a remark about the output to standard error, so that the output itself stays readable for programs.
 fn note(text: &str) {
-    // As in [`report_error`].
+    // A failed write to standard error cannot be reported anywhere else.
     drop(writeln!(io::stderr(), "npl-agent: {text}"));
 }
 

@@ -7,11 +7,11 @@ use crate::{
     kube::retire::{Target, retire_all},
 };
 
-/// Retires every Node and prints the progress.
+/// Requests the retirement of every Node, waits for it, and prints the progress.
 ///
 /// # Errors
 ///
-/// If the API server refuses, or not every Node is retired in time.
+/// If the API server refuses a request, or a Node is not retired within the time limit.
 pub async fn retire(args: RetireArgs) -> anyhow::Result<()> {
     let RetireArgs { kubeconfig, namespace, daemon_set, timeout } = args;
     let target = Target { kubeconfig, namespace, daemon_set, timeout };

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Colors, which appear on a terminal only: [`super::print`] removes them elsewhere, and where `NO_COLOR` is set.
+//! Colors of the output. [`super::print`] removes them if the output is not a terminal, or if `NO_COLOR` is set.
 
 use anstyle::{AnsiColor, Style};
 
-/// A healthy state.
+/// The color of a healthy state.
 pub(super) const GOOD: Style = AnsiColor::Green.on_default().bold();
-/// A fault.
+/// The color of a fault.
 pub(super) const BAD: Style = AnsiColor::Red.on_default().bold();
-/// A state that is not known, or worth a look.
+/// The color of an unknown state, or of a state that may need attention.
 pub(super) const DOUBTFUL: Style = AnsiColor::Yellow.on_default().bold();
 
-/// A text in a color.
+/// Colors a text.
 pub(super) fn painted(style: Style, text: &str) -> String {
     format!("{style}{text}{style:#}")
 }

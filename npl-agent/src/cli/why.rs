@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent why`: the chain from the Service to the last packet, with the first link that does not hold.
+//! `npl-agent why`: prints the chain of conditions from the Service to the last packet, and marks the first link that
+//! does not hold.
 
 use std::{fmt::Write as _, process::ExitCode, time::Duration};
 
@@ -17,10 +18,11 @@ use crate::{
     local,
 };
 
-/// No agent answers, so the chain is not known.
+/// The exit code if no agent answers, so that the chain is unknown.
 const CANNOT_TELL: u8 = 2;
 
-/// Prints the chains of an object. The exit code is 0 if every link holds, 1 if one does not, and 2 without an agent.
+/// Prints the chains of a Pod or a Service. The exit code is 0 if every link holds, 1 if a link does not hold, and 2 if
+/// no agent answers.
 ///
 /// # Errors
 ///
@@ -44,7 +46,7 @@ pub async fn show(args: &WhyArgs) -> anyhow::Result<ExitCode> {
     Ok(if explanation.is_served() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Appends what the kernel's counters say about each node port.
+/// Appends links with the kernel's counters to the chain of each node port.
 fn add_counters(args: &WhyArgs, explanation: &mut Explanation) -> anyhow::Result<()> {
     let bpffs = &args.node.view.bpffs;
     let inspection = Inspection::read(bpffs)?;
@@ -61,13 +63,14 @@ fn add_counters(args: &WhyArgs, explanation: &mut Explanation) -> anyhow::Result
     Ok(())
 }
 
-/// Time since the last packet of an established flow of a node port, milliseconds.
+/// The time since the last packet of any established flow of a node port, in milliseconds.
 fn last_packet(flows: &[FlowRecord], frontend: Frontend, now: Duration) -> Option<u64> {
     let newest = flows.iter().filter(|flow| flow.frontend() == frontend).map(|flow| flow.last_seen).max()?;
     u64::try_from(now.saturating_sub(newest).as_millis()).ok()
 }
 
-/// Each chain as lines: mark, link, finding; and the page of the first link that does not hold.
+/// Formats each chain as lines with mark, link and finding, followed by the document section of the first link that
+/// does not hold.
 pub(in crate::cli) fn as_text(explanation: &Explanation) -> String {
     let chains: Vec<String> = explanation.chains.iter().map(chain_text).collect();
     chains.join("\n")

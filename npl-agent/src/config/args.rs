@@ -80,24 +80,25 @@ pub enum Command {
     /// running agent; without an agent, the kernel's view is shown.
     #[command(after_help = MAPPINGS_EXAMPLES)]
     Mappings(MappingsArgs),
-    /// Explain why a Pod or a Service is served or not: the chain from the Service to the last packet. The first link that
-    /// does not hold is marked, with the section of the documents about it. Exits with 0 if every link holds, 1 if one
-    /// does not, 2 without a running agent.
+    /// Explain why a Pod or a Service is served or not: the chain from the Service to the last packet. The first link
+    /// that does not hold is marked, with the section of the documents about it. Exits with 0 if every link holds, 1 if
+    /// one does not, 2 without a running agent.
     #[command(after_help = WHY_EXAMPLES)]
     Why(WhyArgs),
-    /// Show the established flows through node ports with client, node address, Pod address and Pod name, the most recent
-    /// first. Flows whose handshake is not complete are not listed.
+    /// Show the established flows through node ports with client, node address, Pod address and Pod name, the most
+    /// recent first. Flows whose handshake is not complete are not listed.
     #[command(after_help = FLOWS_EXAMPLES)]
     Flows(FlowsArgs),
-    /// Follow the busiest mappings of this Node on a terminal of 80 columns and 24 lines: packets, new flows, packets that
-    /// were not translated, problems.
+    /// Follow the busiest mappings of this Node on a terminal of 80 columns and 24 lines: packets, new flows, packets
+    /// that were not translated, problems.
     #[command(after_help = TOP_EXAMPLES)]
     Top(TopArgs),
     /// Check this Node's kernel, capabilities and settings, and print each finding with its remedy. Changes no state,
     /// and works with and without a running agent. Exits with 1 if a finding keeps node ports from working.
     Doctor(ViewArgs),
-    /// Write a support archive of this Node: versions, status, mappings, findings of the doctor, state of the agent. Works
-    /// without a running agent. Contains no Secret, no environment, no log, and no annotation or label of an object.
+    /// Write a support archive of this Node: versions, status, mappings, findings of the doctor, state of the agent.
+    /// Works without a running agent. Contains no Secret, no environment, no log, and no annotation or label of an
+    /// object.
     #[command(after_help = BUNDLE_EXAMPLES)]
     Bundle(BundleArgs),
     /// Load the kernel programs before an agent that runs with fewer capabilities. With `CAP_PERFMON`, the kernel
@@ -161,9 +162,9 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_FORWARDING", value_name = "stack|redirect|offload", default_value = "stack")]
     pub forwarding: Forwarding,
 
-    /// Redirect packets with --forwarding redirect also beside a policy engine that filters in netfilter, such as Calico or
-    /// kube-router: NetworkPolicy does not apply to redirected packets. Without this flag, packets take the kernel stack
-    /// there.
+    /// Redirect packets with --forwarding redirect also beside a policy engine that filters in netfilter, such as
+    /// Calico or kube-router: NetworkPolicy does not apply to redirected packets. Without this flag, packets take the
+    /// kernel stack there.
     #[arg(long, env = "NPL_IGNORE_NETWORK_POLICY")]
     pub ignore_network_policy: bool,
 
@@ -174,8 +175,8 @@ pub struct RunArgs {
     pub attach: Attach,
 
     /// Publish the Node's `InternalIP` or `ExternalIP`, with the other of the two as the fallback; or publish these
-    /// addresses, at most one of each IP family, or the Node's first address in one of these ranges. A published address
-    /// stays as long as the Node lists it, in any order.
+    /// addresses, at most one of each IP family, or the Node's first address in one of these ranges. A published
+    /// address stays as long as the Node lists it, in any order.
     #[arg(
         long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]|CIDR[,CIDR]", default_value = "internal",
         value_parser = value::node_ip
@@ -194,8 +195,8 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_ANNOTATION_FORMAT", value_name = "VERSION", default_value = "v1.7")]
     pub annotation_format: AnnotationFormat,
 
-    /// Publish the protocols of one Pod port with a node port each, as Antrea does; or with "merged" as one entry with one
-    /// node port for all of them, for load balancers that ignore the protocol of an entry, such as AKO and F5 CIS.
+    /// Publish the protocols of one Pod port with a node port each, as Antrea does; or with "merged" as one entry with
+    /// one node port for all of them, for load balancers that ignore the protocol of an entry, such as AKO and F5 CIS.
     #[arg(long, env = "NPL_PROTOCOL_PAIRING", value_name = "separate|merged", default_value = "separate")]
     pub protocol_pairing: ProtocolPairing,
 
@@ -241,7 +242,8 @@ pub struct RunArgs {
     pub retire: bool,
 
     /// Listen in this folder on the Unix socket `agent.sock`, by which root reads the agent's state with the other
-    /// commands. The agent creates the folder with mode 0700; without it, the agent works and the commands show no names.
+    /// commands. The agent creates the folder with mode 0700; without it, the agent works and the commands show no
+    /// names.
     #[arg(
         long, env = "NPL_RUNTIME_DIR", value_name = "DIRECTORY", default_value = DEFAULT_RUNTIME_DIR,
         value_parser = PathBufValueParser::new().try_map(value::directory)
@@ -255,8 +257,8 @@ pub struct RunArgs {
     )]
     pub listen: SocketAddr,
 
-    /// Also serve /metrics, and nothing else, on this address and port, for a Prometheus outside of the Node. Clients are
-    /// not authenticated: restrict the port by a host firewall. Brackets admit addresses of both families, such as
+    /// Also serve /metrics, and nothing else, on this address and port, for a Prometheus outside of the Node. Clients
+    /// are not authenticated: restrict the port by a host firewall. Brackets admit addresses of both families, such as
     /// [192.0.2.10]:9912. Unset: with the probes only.
     #[arg(
         long, env = "NPL_METRICS_LISTEN", value_name = "ADDRESS:PORT", value_parser = value::metrics_listen

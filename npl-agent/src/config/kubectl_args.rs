@@ -51,8 +51,8 @@ pub enum KubectlCommand {
     /// Show the published node ports of all Pods, from their annotations.
     #[command(after_help = "Examples:\n  kubectl npl mappings\n  kubectl npl mappings -n shop --node node-1")]
     Mappings(ClusterMappingsArgs),
-    /// Show the verdict of every Node, which its agent gives. Exits with 0 if all are healthy, 1 if one is at risk, 2 if one
-    /// cannot be told.
+    /// Show the verdict of every Node, which its agent gives. Exits with 0 if all are healthy, 1 if one is at risk, 2
+    /// if one cannot be told.
     #[command(after_help = "Examples:\n  kubectl npl status\n  kubectl npl status --node node-1 -o json")]
     Status(ClusterStatusArgs),
     /// Compare the annotations of all Pods with the Services and with the addresses of the Nodes. Exits with 1 on any

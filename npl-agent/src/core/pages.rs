@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sections of the documents that messages refer to. A test checks that each exists.
+//! The sections of the documents to which messages refer. A test checks that each section exists.
 
 macro_rules! pages {
     ($( $(#[doc = $doc:literal])+ $name:ident = $page:literal; )+) => {
         $( $(#[doc = $doc])+ pub const $name: &str = $page; )+
 
-        /// Every section.
+        /// All sections.
         pub const ALL: &[&str] = &[ $( $name, )+ ];
     };
 }
 
 pages! {
-    /// A Pod without an annotation.
+    /// The section about a Pod without an annotation.
     NO_ANNOTATION = "docs/troubleshoot.md#a-pod-has-no-annotation";
-    /// A published Pod that clients do not reach.
+    /// The section about a published Pod that clients cannot reach.
     NO_CONNECTION = "docs/troubleshoot.md#published-but-clients-do-not-connect";
-    /// An annotation that does not match the kernel's mappings.
+    /// The section about an annotation that does not match the kernel's mappings.
     DIFFERENCE = "docs/troubleshoot.md#the-annotation-and-the-mappings-differ";
-    /// An agent that does not start or is not ready.
+    /// The section about an agent that does not start or is not ready.
     NOT_READY = "docs/troubleshoot.md#the-agent-is-not-ready";
-    /// The reasons of packets that were not translated.
+    /// The section about the reasons why packets were not translated.
     REASONS = "docs/troubleshoot.md#drop-reasons";
-    /// The Events about Pods and Services.
+    /// The section about the Events on Pods and Services.
     EVENTS = "docs/troubleshoot.md#events";
-    /// The checks of the doctor.
+    /// The section about the doctor's checks.
     DOCTOR = "docs/troubleshoot.md#doctor-checks";
-    /// A program of other software ahead of NPL's.
+    /// The section about programs of other software that run ahead of NPL's.
     PROGRAM_AHEAD = "docs/troubleshoot.md#a-program-runs-ahead-of-npls";
-    /// Metrics, and the API server's failures behind them.
+    /// The section about metrics, and the API server's failures that they show.
     SIGNALS = "docs/troubleshoot.md#metrics-that-signal-trouble";
-    /// The limits of maps and of the port range.
+    /// The section about the sizes of maps and of the port range.
     SIZES = "docs/operate.md#sizes";
-    /// The local socket of the agent.
+    /// The section about the agent's local socket.
     LOCAL_SOCKET = "docs/operate.md#the-local-socket";
-    /// The life of a node port.
+    /// The section about the states of a node port.
     STATES = "docs/operate.md#states-of-a-node-port";
 }
 
@@ -44,7 +44,7 @@ mod tests {
     const TROUBLESHOOT: &str = include_str!("../../../docs/troubleshoot.md");
     const OPERATE: &str = include_str!("../../../docs/operate.md");
 
-    /// The anchor of a heading, as code hosts make it.
+    /// The anchor that GitHub generates for a heading.
     fn anchor(heading: &str) -> String {
         let kept = heading
             .to_lowercase()

@@ -69,8 +69,8 @@ impl Datapath {
         Ok(Self { hooks, tables, next_hops, xdp_devices, writer: MappingWriter::default(), has_predecessors: true })
     }
 
-    /// Detaches the programs of agents of other ABI versions and removes their pins. Returns those versions. Later calls
-    /// do nothing.
+    /// Detaches the programs of agents of other ABI versions and removes their pins. Returns those versions. Later
+    /// calls do nothing.
     ///
     /// Only for an agent that has written all mappings and attached its programs to all devices.
     ///

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Takes over from earlier agents whose maps this agent cannot use: those of another ABI version, and maps of this
-//! version that had another number of elements.
+//! Takes over from earlier agents whose maps this agent cannot use: maps of another ABI version, and maps of this
+//! version with another maximum number of elements.
 //!
 //! The agent first copies mappings and conntrack entries into its own maps, then attaches its programs. On kernels with
-//! TCX they run ahead of the earlier programs, which keep translating the packets of flows that only they know; on
-//! older kernels they replace the earlier filters. An XDP program of an earlier agent stays until the end. When this
-//! agent has written all mappings and attached its programs to all devices, it copies the remaining conntrack entries,
-//! detaches the earlier programs and removes the earlier pins ([`Datapath::retire_predecessors`]).
+//! TCX, this agent's programs run ahead of the earlier programs, which keep translating packets of flows that only they
+//! have entries for. On older kernels, this agent's filters replace the earlier filters. An XDP program of an earlier
+//! agent stays attached until the retirement. When this agent has written all mappings and attached its programs to all
+//! devices, it copies the remaining conntrack entries, detaches the earlier programs and removes the earlier pins
+//! ([`Datapath::retire_predecessors`]).
 //!
 //! [`Datapath::retire_predecessors`]: super::load::Datapath::retire_predecessors
 
@@ -35,15 +36,15 @@ use super::{
     tables::{Tables, open},
 };
 
-/// An earlier agent's pinned maps.
+/// A predecessor: an earlier agent's pinned maps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Predecessor {
     abi: u32,
-    /// The folder of the maps.
+    /// The bpffs directory of the maps.
     maps: PathBuf,
 }
 
-/// The entries that are copied.
+/// Which entries are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entries {
     /// Mappings, their allow-lists, conntrack entries and socket reverse NAT.
@@ -53,7 +54,7 @@ pub(super) enum Entries {
 }
 
 impl Predecessor {
-    /// All predecessors with pins on this Node. Other ABI versions come in descending order.
+    /// All predecessors with pins on this Node. Those of other ABI versions are in descending order of the version.
     pub(super) fn all(pins: &Pins) -> Result<Vec<Self>, DatapathError> {
         let same = Self { abi: ABI_VERSION, maps: pins.replaced_maps() };
         let mut found = Vec::new();
@@ -84,7 +85,7 @@ impl Predecessor {
         opened.inspect_err(|error| warn!(map = name, %error, "cannot copy the entries of an earlier agent's map")).ok()
     }
 
-    /// A conntrack entry's state, as this agent's programs read it.
+    /// Converts the state of a conntrack entry to the layout of this agent's programs.
     const fn state(&self, state: FlowState) -> FlowState {
         match self.abi {
             // ABI 1 has an interface index in these bytes.
@@ -100,8 +101,8 @@ fn name_in_abi_1(name: &str) -> Option<&'static str> {
 }
 
 impl Tables {
-    /// Copies the entries of all predecessors that this agent's maps do not have yet. Mappings are copied only into
-    /// empty maps: an agent that was killed meanwhile has newer ones.
+    /// Copies entries of all predecessors that this agent's maps do not have yet. Mappings are copied only into empty
+    /// maps: if a killed agent of this version has left mappings, they are newer than those of predecessors.
     pub(super) fn copy_from_predecessors(&mut self, pins: &Pins, entries: Entries) -> Result<(), DatapathError> {
         if !pins.other_versions()?.is_empty() {
             forget_host_connections(pins)?;
@@ -120,7 +121,8 @@ impl Tables {
 }
 
 impl<L: Layout> Maps<L> {
-    /// Copies entries that this agent's maps do not have. Returns the numbers of mappings and of conntrack entries.
+    /// Copies a predecessor's entries that this agent's maps do not have. Returns the numbers of copied mappings and
+    /// conntrack entries.
     pub(super) fn copy_entries(&mut self, from: &Predecessor, entries: Entries) -> Result<[usize; 2], DatapathError> {
         let mut mappings = 0;
         if entries == Entries::All && self.mapping.keys().next().is_none() {
@@ -139,8 +141,8 @@ impl<L: Layout> Maps<L> {
     }
 }
 
-/// Copies the elements of `from` whose keys `to` does not have. Returns their number. An element that does not fit into
-/// a full map is left out.
+/// Copies the elements of `from` whose keys `to` does not have. Returns the number of copied elements. An element that
+/// does not fit into a full map is left out.
 fn copy<K: aya::Pod, V: aya::Pod>(
     from: Option<&HashMap<MapData, K, V>>,
     to: &mut HashMap<MapData, K, V>,
@@ -148,7 +150,7 @@ fn copy<K: aya::Pod, V: aya::Pod>(
     adapt: impl Fn(V) -> V,
 ) -> Result<usize, DatapathError> {
     let mut copied = 0;
-    // The earlier programs may remove elements meanwhile.
+    // The predecessor's programs may remove elements during the copy.
     for (key, value) in from.into_iter().flat_map(HashMap::iter).filter_map(Result::ok) {
         match to.insert(key, adapt(value), BPF_NOEXIST.into()) {
             Ok(()) => copied += 1,
@@ -181,7 +183,7 @@ pub(super) fn keep_for_copying(pins: &Pins, name: &str) -> Result<(), DatapathEr
     let folder = pins.replaced_maps();
     fs::create_dir_all(&folder).map_err(|source| pin_error("create", &folder, source))?;
     let (from, to) = (pins.map(name), folder.join(name));
-    // Left by an agent that was killed before it had copied the elements; its map is older than this one.
+    // An agent that was killed before it had copied the elements left a map there. That map is older than this one.
     unpin(&to)?;
     fs::rename(&from, &to).map_err(|source| pin_error("move", &from, source))
 }
@@ -189,8 +191,8 @@ pub(super) fn keep_for_copying(pins: &Pins, name: &str) -> Result<(), DatapathEr
 /// Detaches the programs of predecessors and removes their pins, after the last copy of their conntrack entries.
 /// Returns the ABI versions that were removed.
 ///
-/// The XDP programs end first: from then on only this agent's programs receive requests, so that the copy misses no
-/// flow.
+/// The XDP programs are detached first. After that, this agent's programs receive all requests ahead of the
+/// predecessors', so the copy misses no flow.
 pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, DatapathError> {
     let others = pins.other_versions()?;
     for other in &others {
@@ -229,8 +231,8 @@ pub(super) fn is_ahead_of(
     Ok(before_own.into_iter().any(|id| of_others.contains(id)))
 }
 
-/// Removes the links of another version. On kernels without TCX, this agent's filters have replaced those of the other
-/// version on its own devices, and the filters of other devices are removed.
+/// Removes the links of another ABI version. On kernels without TCX, this agent's filters have replaced those of the
+/// other version on this agent's devices; filters on other devices are removed.
 fn detach(pins: &Pins, other: &Pins) -> Result<(), DatapathError> {
     let own = pins.links()?;
     for (ifindex, direction) in other.links()? {
@@ -244,7 +246,8 @@ fn detach(pins: &Pins, other: &Pins) -> Result<(), DatapathError> {
         unpin(&pin)?;
     }
     for ifindex in other.clsact_marks()? {
-        // The qdisc has this agent's filters now, and `cleanup` has to find its mark.
+        // The qdisc now has this agent's filters. So this agent marks the qdisc as created by NPL too, and `cleanup`
+        // can remove it.
         let mark = pins.clsact_mark(ifindex);
         fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))?;
     }

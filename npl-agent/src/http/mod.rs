@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The HTTP servers: `/metrics` for Prometheus, and `/livez`, `/readyz` and `/startupz` for the kubelet. A second server
-//! has `/metrics` alone, so that probes are not reached from other machines.
+//! The HTTP servers: `/metrics` for Prometheus, and `/livez`, `/readyz` and `/startupz` for the kubelet. A second
+//! server has `/metrics` alone, so that probes are not reached from other machines.
 
 mod health;
 
@@ -51,7 +51,8 @@ pub enum HttpError {
     },
 }
 
-/// The listening sockets. Both are bound before the agent starts, so that an unusable address ends it at once.
+/// The listening sockets. Both are bound before the agent starts, so that the agent exits immediately if an address is
+/// unusable.
 #[derive(Debug)]
 pub struct Servers {
     /// For probes and metrics.

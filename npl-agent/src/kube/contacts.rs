@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When each watch last heard from the API server, and whether it fails now, for the commands of the agent.
+//! Records when each watch last received an answer of the API server and whether the watch is failing, for the agent's
+//! commands.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +15,7 @@ use crate::{
     metrics::WatchedResource,
 };
 
-/// The contacts of all watches. Clones are handles to the same ones.
+/// The contacts of all watches. Clones share the same contacts.
 #[derive(Debug, Clone, Default)]
 pub struct WatchContacts(Arc<Mutex<BTreeMap<&'static str, Contact>>>);
 

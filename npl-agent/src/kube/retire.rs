@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Retires every Node before an uninstallation: sets `NPL_RETIRE` on the agents' DaemonSet and waits until each Node runs a
-//! ready agent of the changed template, which is ready only when its Node is retired.
+//! Retires every Node before an uninstallation: sets `NPL_RETIRE` on the agents' DaemonSet and waits until each Node
+//! runs a ready agent of the changed template, which is ready only when its Node is retired.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -17,57 +17,57 @@ use super::{
     failure::{FailureKind, root_cause},
 };
 
-/// The time between two looks at the DaemonSet, and before a failed request is repeated.
+/// The interval at which the DaemonSet is read, and after which a failed request is repeated.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The agents to retire.
+/// The DaemonSet of the agents to retire.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// A kubeconfig file; the service account of this Pod if `None`.
+    /// A kubeconfig file; with `None`, the service account of this Pod is used.
     pub kubeconfig: Option<PathBuf>,
-    /// The namespace of the DaemonSet; that of the kubeconfig or of this Pod if `None`.
+    /// The namespace of the DaemonSet; with `None`, the namespace of the kubeconfig or of this Pod is used.
     pub namespace: Option<String>,
     /// The name of the DaemonSet.
     pub daemon_set: String,
-    /// How long to wait.
+    /// The maximum time to wait for the retirement.
     pub timeout: Duration,
 }
 
-/// Why not every Node is retired.
+/// Why the retirement of all Nodes failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RetireError {
-    /// There is no client for the API server.
+    /// The client for the API server cannot be created.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The API server refuses a request.
+    /// The API server refused a request.
     #[error("{action} DaemonSet {name}: {reason}; grant get and patch on this DaemonSet")]
     Refused {
         /// The refused action.
         action: &'static str,
         /// The DaemonSet.
         name: String,
-        /// The API server's words.
+        /// The API server's message.
         reason: String,
     },
-    /// The time is over.
+    /// The time limit has passed before every Node was retired.
     #[error(
         "{progress} after {timeout:?}: the log of the agent on a Node that is missing says why; repeat the command, or \
          uninstall without it and remove the rest with deploy/cleanup.yaml"
     )]
     TimedOut {
-        /// The last state.
+        /// The last progress.
         progress: Progress,
-        /// The limit.
+        /// The time limit.
         timeout: Duration,
     },
 }
 
-/// How many Nodes are retired.
+/// The progress: how many Nodes are retired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// Nodes that should run an agent.
+    /// The number of Nodes that should run an agent.
     pub nodes: i32,
-    /// Nodes that are retired at least: an agent of the changed template is ready there.
+    /// The minimum number of retired Nodes: those with a ready agent of the changed template.
     pub retired: i32,
     /// Whether the numbers are of the changed template.
     pub is_current: bool,
@@ -99,12 +99,12 @@ impl std::fmt::Display for Progress {
     }
 }
 
-/// Sets `NPL_RETIRE` on the agents, reports each progress, and returns when every Node is retired. Without the DaemonSet
-/// there is nothing to do.
+/// Sets `NPL_RETIRE` on the agents, reports each progress, and returns when every Node is retired. Without the
+/// DaemonSet there is nothing to do.
 ///
 /// # Errors
 ///
-/// If the API server refuses, or the time is over.
+/// If the API server refuses a request, or the time limit has passed.
 pub async fn retire_all(target: &Target, mut report: impl FnMut(Progress)) -> Result<(), RetireError> {
     let (client, _url) = client::open(target.kubeconfig.as_deref(), "npl-agent").await?;
     let daemon_sets = match &target.namespace {
@@ -145,7 +145,7 @@ async fn retire(
             Err(err) if matches!(FailureKind::of(&err), FailureKind::Forbidden | FailureKind::Rejected) => {
                 return Err(RetireError::Refused { action, name: name.to_owned(), reason: root_cause(&err) });
             }
-            // The API server may be restarting: the next round repeats the request.
+            // The API server may be restarting, so the next iteration repeats the request.
             Err(_) => {}
         }
         sleep(EVERY).await;
@@ -153,7 +153,8 @@ async fn retire(
     Err(RetireError::TimedOut { progress: last, timeout: target.timeout })
 }
 
-/// The change of the DaemonSet. All Nodes at once, since nothing takes over for a Node that is being retired.
+/// The patch of the DaemonSet. All Nodes are retired at the same time, because no other Node serves the Pods of a Node
+/// that is being retired.
 fn retiring() -> Value {
     let env = json!([{ "name": "NPL_RETIRE", "value": "true" }]);
     json!({ "spec": {

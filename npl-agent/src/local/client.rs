@@ -16,13 +16,13 @@ use crate::core::{
     why::{Explanation, Question},
 };
 
-/// How long a command waits for the agent, which itself gives up after two seconds.
+/// How long a command waits for the agent, whose own timeout is two seconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why the agent did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// There is no socket, or nobody listens on it.
+    /// The socket does not exist, or no process listens on it.
     #[error("no agent listens on {socket}: {source}")]
     Absent {
         /// The path of the socket.
@@ -53,7 +53,7 @@ pub async fn ask(folder: &Path) -> Result<AgentView, AskError> {
     get(folder, "/v1/state").await
 }
 
-/// Why a Pod or a Service is served or not.
+/// The agent's answer why a Pod or a Service is served or not.
 ///
 /// # Errors
 ///

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The local socket of the running agent: a Unix socket, by which only root of the same Node reads the agent's state.
+//! The local socket of the running agent: a Unix socket from which only root on the same Node can read the agent's
+//! state.
 //!
 //! The socket answers GET requests and changes nothing. Requests are HTTP, so that `curl --unix-socket` works too.
 
@@ -22,19 +23,19 @@ use crate::core::{
     why::{Explanation, Question},
 };
 
-/// The name of the socket in the runtime folder.
+/// The file name of the socket in the runtime directory.
 pub const SOCKET: &str = "agent.sock";
 
 /// A request that the main loop answers.
 #[derive(Debug)]
 pub enum Request {
-    /// The state of the agent.
+    /// The request for the state of the agent.
     State(oneshot::Sender<AgentView>),
-    /// Why a Pod or a Service is served or not.
+    /// The request why a Pod or a Service is served or not.
     Why(Question, oneshot::Sender<Explanation>),
 }
 
-/// Why the local socket cannot be opened. The agent serves its Pods without it.
+/// Why the agent cannot create the local socket. Pods are served without the socket.
 #[derive(Debug, thiserror::Error)]
 #[error("open the local socket {}", socket.display())]
 pub struct SocketError {

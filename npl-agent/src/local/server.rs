@@ -26,19 +26,19 @@ use tokio::{
 use super::{Request, SocketError, socket};
 use crate::core::why::Question;
 
-/// Only root may enter the folder.
+/// The mode of the runtime directory: only root may enter it.
 const FOLDER_MODE: u32 = 0o700;
-/// Only root may connect.
+/// The mode of the socket: only root may connect to it.
 const SOCKET_MODE: u32 = 0o600;
-/// How long a request waits for the main loop.
+/// How long a request waits for the answer of the main loop.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Creates the runtime folder, removes the socket that an earlier agent left, and listens. The caller holds the lock of
-/// the Node, so no other agent uses the socket.
+/// Creates the runtime directory, removes the socket of an earlier agent, and listens on a new socket. The caller holds
+/// the lock of the Node, so no other agent uses the socket.
 ///
 /// # Errors
 ///
-/// If the folder cannot be written, or the path is too long for a socket.
+/// If the directory cannot be created or written, or the path is too long for a socket.
 pub fn bind(folder: &Path) -> Result<UnixListener, SocketError> {
     let socket = socket(folder);
     listen(folder, &socket).map_err(|source| SocketError { socket, source })
@@ -46,7 +46,7 @@ pub fn bind(folder: &Path) -> Result<UnixListener, SocketError> {
 
 fn listen(folder: &Path, socket: &Path) -> io::Result<UnixListener> {
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
-    // The folder may exist with another mode, as a volume does.
+    // The directory may already exist with another mode, for example as a volume.
     fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE))?;
     match fs::remove_file(socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use super::{AskError, Request, SOCKET, ask, bind, serve};
 use crate::core::view::AgentView;
 
-/// A folder that is removed with its content.
+/// A temporary directory that is removed with its content on drop.
 struct Folder(PathBuf);
 
 impl Folder {

@@ -166,7 +166,8 @@ impl Metrics {
         self.0.families.patch_seconds.0.observe(elapsed.as_secs_f64());
     }
 
-    /// Records the time from a change that alters a Pod's annotation to the API server's confirmation of the annotation.
+    /// Records the time from a change that alters a Pod's annotation to the API server's confirmation of the
+    /// annotation.
     pub fn observe_publication(&self, elapsed: Duration) {
         self.0.families.publication_seconds.0.observe(elapsed.as_secs_f64());
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The plain text format of Prometheus, for scrapers that do not ask for `OpenMetrics`. It names a counter with its ending,
-//! and knows neither units nor the type info.
+//! The plain text format of Prometheus, for scrapers that do not ask for `OpenMetrics`. It names a counter with its
+//! ending, and knows neither units nor the type info.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ pub(super) fn from_openmetrics(text: &str) -> String {
     let mut help = None;
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
-            // The type follows, and decides the name.
+            // The line with the metric's type follows, and the type decides the name.
             help = rest.split_once(' ').map(|(_, shown)| shown);
         } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
             let (ending, kind) = match kind {

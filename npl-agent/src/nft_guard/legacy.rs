@@ -14,16 +14,16 @@ use std::{
 const GET_INFO: libc::c_int = 64;
 /// `IPT_SO_GET_ENTRIES` and `IP6T_SO_GET_ENTRIES`.
 const GET_ENTRIES: libc::c_int = 65;
-/// Bytes of a table's name.
+/// The size of a table's name, in bytes.
 const NAME: usize = 32;
-/// Bytes of `struct ipt_getinfo`, whose last field is the size of the rules.
+/// The size of `struct ipt_getinfo`, in bytes. Its last field is the size of the rules.
 const INFO: usize = 84;
-/// Offset of the rules in `struct ipt_get_entries`, which holds their size before them.
+/// The offset of the rules in `struct ipt_get_entries`. The field before the rules is their size.
 const RULES: usize = 40;
-/// Rules that are read again when they have changed meanwhile.
+/// The maximum number of attempts to read rules that change during the reading.
 const ATTEMPTS: usize = 5;
 
-/// The protocol whose rules are read.
+/// The IP family whose rules are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Family {
     V4,
@@ -34,7 +34,7 @@ impl Family {
     pub(super) const ALL: [Self; 2] = [Self::V4, Self::V6];
 }
 
-/// The rules of a table as the kernel lays them out; empty if there is no such table.
+/// The rules of a table, in the kernel's layout; empty if the table does not exist.
 pub(super) fn read(family: Family, table: &str) -> io::Result<Vec<u8>> {
     if table.len() >= NAME {
         return Ok(Vec::new());
@@ -58,8 +58,8 @@ pub(super) fn read(family: Family, table: &str) -> io::Result<Vec<u8>> {
     Ok(Vec::new())
 }
 
-/// Whether the rules have a chain, or a jump to one, whose name begins with this text. The kernel stores such a name at
-/// the begin of a field, behind a byte below the space.
+/// Whether the rules contain a chain whose name begins with this text, or a jump to such a chain. The kernel stores the
+/// name at the beginning of a field, so the byte before the name is smaller than a space character.
 pub(super) fn names(rules: &[u8], prefix: &str) -> bool {
     let prefix = prefix.as_bytes();
     let mut ends = rules.windows(prefix.len() + 1);

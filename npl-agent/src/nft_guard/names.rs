@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the names of netfilter's tables and chains, which show what CNI and policy engine the Node has.
+//! Reads the names of netfilter's tables and chains, by which the Node's CNI and policy engine are recognized.
 
 use std::{io, ops::ControlFlow};
 
@@ -22,7 +22,7 @@ pub(super) fn read() -> io::Result<RuleNames> {
         }))?;
     }
     for (path, family) in LEGACY_TABLES.into_iter().zip(legacy::Family::ALL) {
-        // Asking for another table would make the kernel load it.
+        // A request for any other table would make the kernel load the table's module.
         let tables = std::fs::read_to_string(path).unwrap_or_default();
         for table in tables.lines() {
             let rules = legacy::read(family, table)?;

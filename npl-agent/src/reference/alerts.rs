@@ -3,25 +3,25 @@
 
 use std::fmt::Write as _;
 
-/// The file of the chart that has the rules. The template replaces [`RUNBOOK`].
+/// The chart's file with the rules. The chart's template replaces [`RUNBOOK`] in the file.
 pub(super) const FILE: &str = "deploy/chart/npl/files/alerts.yaml";
 
-/// The page with a section for each alert.
+/// The document with a section for each alert.
 #[cfg(test)]
 pub(super) const PAGE: &str = "docs/alerts.md";
 
-/// The text that stands for the address of the page.
+/// The placeholder for the document's URL.
 const RUNBOOK: &str = "RUNBOOK_URL";
 
-/// An alert of Prometheus.
+/// A Prometheus alert.
 pub(super) struct Alert {
-    /// The name, and the title of the section of the page.
+    /// The alert's name, which is also the heading of its section in the document.
     pub(super) name: &'static str,
-    /// The rule in Prometheus' language.
+    /// The expression in `PromQL`.
     pub(super) expression: &'static str,
-    /// How long the expression must hold.
+    /// The field `for`: how long the expression must hold before the alert fires.
     wait: &'static str,
-    /// `critical`: traffic is lost. `warning`: traffic is at risk, or changes are not followed.
+    /// `critical` if traffic is lost; `warning` if traffic is at risk or the agent does not process changes.
     severity: &'static str,
     /// One sentence about the effect; `$labels` are those of the expression.
     summary: &'static str,
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(sections, ALERTS.map(|alert| alert.name));
     }
 
-    /// A quotation mark would end the text in YAML.
+    /// A quotation mark would end the quoted string in YAML.
     #[test]
     fn no_text_has_the_quotation_mark_of_the_file() {
         assert!(ALERTS.iter().all(|alert| !alert.expression.contains('\'') && !alert.summary.contains('\'')));

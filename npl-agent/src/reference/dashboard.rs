@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-/// The file of the chart that has the dashboard.
+/// The chart's file with the dashboard.
 pub(super) const FILE: &str = "deploy/chart/npl/files/dashboard.json";
 
 /// The width of Grafana's grid, and the size of a panel.
@@ -15,13 +15,13 @@ const HEIGHT: usize = 7;
 struct Panel {
     title: &'static str,
     about: &'static str,
-    /// Grafana's name of the unit.
+    /// The unit's name in Grafana.
     unit: &'static str,
-    /// Expressions in Prometheus' language, each with the legend of its series.
+    /// The `PromQL` expressions, each with the legend of its series.
     queries: &'static [(&'static str, &'static str)],
 }
 
-/// The rows: title and panels.
+/// The rows of the dashboard, each with its title and panels.
 const ROWS: [(&str, &[Panel]); 4] = [
     (
         "Health",
@@ -198,7 +198,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
     ),
 ];
 
-/// The dashboard as Grafana imports it.
+/// The dashboard in Grafana's JSON format.
 pub(super) fn dashboard() -> String {
     let mut panels = Vec::new();
     let mut top = 0;

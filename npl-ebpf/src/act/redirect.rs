@@ -159,8 +159,8 @@ pub fn is_marked(ctx: &TcContext, config: &Config) -> bool {
 /// Index of the last word of `skb->cb` that programs may use. The stack does not overwrite this word.
 const MARK: usize = 4;
 
-/// Redirects a rewritten packet to its next hop. If the rewrite failed or the next hop is the stack, returns the verdict
-/// of the rewrite.
+/// Redirects a rewritten packet to its next hop. If the rewrite failed or the next hop is the stack, returns the
+/// verdict of the rewrite.
 #[inline(always)]
 pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, next_hop: NextHop<F>) -> Verdict {
     if rewritten.is_err() || next_hop.is_stack() {

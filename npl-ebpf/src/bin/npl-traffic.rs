@@ -29,15 +29,15 @@ use npl_common::{
     traffic::{FRAME_BYTES, Target, Traffic, fate, random_client},
 };
 
-/// Written by the bench; the generator increments its counters.
+/// The parameters of the traffic. The bench writes this map; the generator increments its counters.
 #[btf_map(name = "npl_traffic")]
 pub static TRAFFIC: Array<Traffic, 1> = Array::new();
 
-/// Written by the bench.
+/// The expected destination. The bench writes this map.
 #[btf_map(name = "npl_target")]
 pub static TARGET: Array<Target, 1> = Array::new();
 
-/// Written by the counter.
+/// The number of arrived packets, which the counting program increments.
 #[btf_map(name = "npl_arrived")]
 pub static ARRIVED: PerCpuArray<u64, 1> = PerCpuArray::new();
 

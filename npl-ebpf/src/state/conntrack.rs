@@ -229,7 +229,8 @@ impl<'k, F: Family> Flow<'k, F> {
         self.track_by_table(request, entry, is_host_connection)
     }
 
-    /// Applies a client's packet to a half-open entry: the flow's own slot, or an entry that the packet's sequence numbers match.
+    /// Applies a client's packet to a half-open entry: the flow's own slot, or an entry that the packet's sequence
+    /// numbers match.
     #[inline(always)]
     fn track_half_open(&self, request: &Request<F>, slot: Cell<u64>, phase: Phase) -> Transition {
         let event = Event::from_client(self.protocol, request.segment.flags, true);
@@ -370,7 +371,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Established
     }
 
-    /// Applies a Pod's packet to a half-open entry: the flow's own slot, or an entry that the packet's sequence numbers match.
+    /// Applies a Pod's packet to a half-open entry: the flow's own slot, or an entry that the packet's sequence numbers
+    /// match.
     #[inline(always)]
     pub fn track_half_open_reply(
         &self,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The manifest grants no more than reading, and agrees with the command line.
+//! Tests that the manifest grants only read access to the API server, and that its arguments match the command line.
 
 use std::fs;
 

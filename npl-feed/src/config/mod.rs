@@ -58,8 +58,8 @@ pub struct Config {
     #[arg(long, env = "NPL_FEED_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
     pub drain: Duration,
 
-    /// Answer only clients with addresses in these ranges, separated by commas, for example `192.0.2.0/24,2001:db8::/32`.
-    /// Unset: all clients.
+    /// Answer only clients with addresses in these ranges, separated by commas, for example
+    /// `192.0.2.0/24,2001:db8::/32`. Unset: all clients.
     #[arg(long, env = "NPL_FEED_ALLOW", value_name = "RANGES", value_delimiter = ',', value_parser = range)]
     pub allow: Vec<IpNet>,
 

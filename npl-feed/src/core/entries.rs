@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which entries of a Pod's annotation are served.
+//! Decides which entries of a Pod's annotation the feed serves.
 //!
-//! A Pod's user may write the annotation where no admission policy confines writers, so an entry is served only if it
-//! names an address of the Pod's Node and a port that can lead to the Pod.
+//! Without an admission policy, users of a Pod can write its annotation. So the feed serves an entry only if the entry
+//! names an address of the Pod's Node and a node port that can lead to the Pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,20 +18,20 @@ use npl_agent::core::{
 
 use super::model::{Node, Pod};
 
-/// Why an entry of an annotation is left out.
+/// Why the feed leaves out an entry of an annotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LeftOut {
-    /// The entry, or the whole annotation, is not of the documented form.
+    /// The entry, or the whole annotation, does not have the documented format.
     Malformed,
-    /// The Pod is on no Node, or on one that the API server does not list.
+    /// The Pod is not scheduled, or its Node is not in the API server's list.
     UnknownNode,
-    /// The address is none of the Pod's Node.
+    /// The address does not belong to the Pod's Node.
     ForeignAddress,
-    /// The node port is outside of `--port-range` and is no host port of the Pod.
+    /// The node port is outside `--port-range` and is not a host port of the Pod.
     PortOutOfRange,
     /// The Pod is on the host network, and the node port is not the Pod's port.
     OtherPodPort,
-    /// A Pod with the better claim has the same address, port and protocol.
+    /// Another Pod with a better claim publishes the same address, node port and protocol.
     Contested,
 }
 
@@ -46,7 +46,7 @@ impl LeftOut {
         Self::Contested,
     ];
 
-    /// The value of the metric label, and the name in log lines.
+    /// The reason as metric label value and in log lines.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Malformed => "malformed",
@@ -65,7 +65,7 @@ impl fmt::Display for LeftOut {
     }
 }
 
-/// What a client connects to: two Pods cannot both answer there.
+/// The node address, node port and protocol to which a client connects. At most one Pod can answer there.
 pub type Target = (IpAddr, NodePort, Protocol);
 
 /// The target of an entry.
@@ -73,7 +73,7 @@ pub const fn target(entry: &Entry) -> Target {
     (entry.node_ip, entry.node_port, entry.protocol)
 }
 
-/// The entries that can lead to the Pod, without duplicates, and the number of the others by reason.
+/// The entries that can lead to the Pod, without duplicates, and the number of left-out entries by reason.
 pub fn of_pod(pod: &Pod, node: Option<&Node>, range: PortRange) -> (Vec<Entry>, BTreeMap<LeftOut, usize>) {
     let mut left_out = BTreeMap::new();
     let Some(text) = pod.object.annotation.as_deref().filter(|_| !pod.object.is_finished) else {
@@ -110,7 +110,7 @@ fn refusal(pod: &Pod, node: Option<&Node>, range: PortRange, entry: &Entry) -> O
     (!is_host_port && !range.contains(entry.node_port)).then_some(LeftOut::PortOutOfRange)
 }
 
-/// A Pod's claim to a target. The lowest claim wins: an annotation that the agent wrote last, then the older Pod.
+/// A Pod's claim to a target. The lowest claim wins: first the annotation that an agent wrote last, then the older Pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
     is_foreign: bool,
@@ -161,7 +161,7 @@ impl Claims {
     }
 }
 
-/// An entry that the agent has withdrawn and whose mapping still translates, for `--drain`.
+/// An entry that the agent has withdrawn, while its mapping still translates for `--drain`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Withdrawn {
     /// The former entry.
@@ -170,18 +170,18 @@ pub struct Withdrawn {
     pub until: u64,
 }
 
-/// A Pod with the entries that are served.
+/// A Pod with the entries that the feed serves.
 #[derive(Debug, Clone)]
 pub struct Served {
     /// The Pod.
     pub pod: Pod,
-    /// The name and zone of its Node; empty if the Node is not known.
+    /// The name and zone of the Pod's Node; empty if the Node is unknown.
     pub place: (Arc<str>, Arc<str>),
     /// The entries that can lead to the Pod.
     pub entries: Vec<Entry>,
-    /// The former entries that drain.
+    /// The withdrawn entries that are draining.
     pub withdrawn: Vec<Withdrawn>,
-    /// The number of other entries by reason, without contested ones.
+    /// The number of left-out entries by reason, without those that lost to another Pod's claim.
     pub left_out: BTreeMap<LeftOut, usize>,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The members of Service ports.
+//! Computes the members of Service ports.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,8 +15,8 @@ use super::{
     snapshot::{Condition, Group, Member, PortKey, Snapshot, WEIGHT},
 };
 
-/// The members of all Service ports, from all objects of a cluster. Draining members are those of Pods that are being
-/// deleted; withdrawn annotations are known only to [`super::state::State`], which has seen them.
+/// The members of all Service ports, computed from all objects of a cluster. Only members of Pods that are being
+/// deleted are draining here: [`super::state::State`] alone has seen the annotations that were withdrawn since.
 pub fn members(pods: &[Pod], services: &[Service], nodes: &[Node], range: PortRange) -> Snapshot {
     let nodes: BTreeMap<&str, &Node> = nodes.iter().map(|node| (node.object.name.as_str(), node)).collect();
     let served = pods.iter().map(|pod| {
@@ -42,7 +42,7 @@ pub fn members(pods: &[Pod], services: &[Service], nodes: &[Node], range: PortRa
     Snapshot::new(groups.map(|group| (group.key.clone(), Arc::new(group))).collect())
 }
 
-/// The groups of a Service. `selected` are the Pods that it selects.
+/// The member groups of a Service, one for each port. `selected` has the Pods that the Service selects.
 pub fn groups(service: &Service, selected: &[&Served], claims: &Claims) -> Vec<Group> {
     service.ports.iter().map(|port| group(service, port, selected, claims)).collect()
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The objects of the cluster, with the fields that the feed reads beyond those of the agent.
+//! The Kubernetes objects, with the fields that the feed reads in addition to those of the agent.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use npl_agent::core::model::{self, PodKey, PodUid, ServiceKey, ServicePort};
 /// A Pod of any Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
-    /// The fields that the agent reads, among them the annotation.
+    /// The Pod's fields that the agent also reads, such as the annotation.
     pub object: model::Pod,
     /// `spec.nodeName`; `None` before the Pod is scheduled.
     pub node: Option<Arc<str>>,
@@ -21,48 +21,48 @@ pub struct Pod {
 /// A Service with the names and numbers of its ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// The fields that the agent reads.
+    /// The Service's fields that the agent also reads.
     pub object: model::Service,
-    /// The valid ports, in the order of the object.
+    /// The valid ports, in the order of `spec.ports`.
     pub ports: Vec<NamedPort>,
 }
 
 /// A port of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedPort {
-    /// `name`; `None` if the Service's only port has none.
+    /// The port's `name`; `None` if the Service has a single port without a name.
     pub name: Option<Arc<str>>,
-    /// `port`, never 0.
+    /// The port's `port`, never 0.
     pub number: u16,
-    /// Protocol and target port.
+    /// The protocol and the target port.
     pub target: ServicePort,
 }
 
 /// A Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Name and addresses.
+    /// The Node's name and addresses.
     pub object: model::Node,
-    /// Label `topology.kubernetes.io/zone`; empty if absent.
+    /// The value of the label `topology.kubernetes.io/zone`; empty if absent.
     pub zone: Arc<str>,
 }
 
-/// A change of the cluster.
+/// A change of a watched object, or a new list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// All Pods that have the annotation; other known Pods are gone.
+    /// The complete list of Pods with the annotation. Known Pods that are not in it were removed.
     Pods(Vec<Pod>),
     /// A new or changed Pod.
     Pod(Box<Pod>),
     /// A Pod was removed.
     PodGone(PodKey, PodUid),
-    /// All active Services; others are gone.
+    /// The complete list of active Services. Known Services that are not in it were removed.
     Services(Vec<Service>),
     /// A new or changed Service.
     Service(Box<Service>),
     /// A Service was removed.
     ServiceGone(ServiceKey),
-    /// All Nodes.
+    /// The complete list of Nodes. Known Nodes that are not in it were removed.
     Nodes(Vec<Node>),
     /// A new or changed Node.
     Node(Node),

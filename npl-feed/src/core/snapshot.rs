@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The result: the members of each Service port, with a version that is the digest of the content.
+//! The snapshot that the interfaces serve: the members of each Service port, with the digest of the content as version.
 
 use std::{
     collections::BTreeMap,
@@ -11,25 +11,26 @@ use std::{
 use npl_agent::core::model::{ObjectKey, Protocol, ServiceKey};
 use ring::digest;
 
-/// The first 16 bytes of the SHA-256 of a content. Displayed as 32 hexadecimal digits.
+/// The version of a snapshot or group: the first 16 bytes of the SHA-256 of its content, displayed as 32 hexadecimal
+/// digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Version(u128);
 
 impl Version {
-    /// The version of a content.
+    /// Computes the version of serialized content.
     pub fn of(content: &[u8]) -> Self {
         let digest = digest::digest(&digest::SHA256, content);
         let bytes = digest.as_ref().first_chunk::<16>().copied().unwrap_or_default();
         Self(u128::from_be_bytes(bytes))
     }
 
-    /// The first 32 bits, as the serial of a SOA record.
+    /// The first 32 bits of the digest, as the serial of a SOA record.
     pub const fn serial(self) -> u32 {
         let [a, b, c, d, ..] = self.0.to_be_bytes();
         u32::from_be_bytes([a, b, c, d])
     }
 
-    /// 63 bits, never 0, as the index of Consul's blocking queries.
+    /// 63 bits of the digest, never 0, as the index of Consul's blocking queries.
     pub const fn index(self) -> u64 {
         ((self.0 >> u64::BITS) as u64 >> 1) | 1
     }
@@ -41,31 +42,31 @@ impl fmt::Display for Version {
     }
 }
 
-/// A Service port.
+/// Identifies a Service port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortKey {
-    /// The Service.
+    /// The namespace and name of the Service.
     pub service: ServiceKey,
-    /// The port of the Service.
+    /// The number of the Service port.
     pub number: u16,
-    /// The protocol.
+    /// The protocol of the Service port.
     pub protocol: Protocol,
 }
 
-/// Whether a member takes requests.
+/// Whether load balancers may send requests to a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Condition {
     /// The Pod is ready.
     Ready,
     /// The Pod is not ready.
     NotReady,
-    /// The Pod is being deleted or its annotation was withdrawn: requests in progress are answered, new ones should go
-    /// elsewhere.
+    /// The Pod is being deleted, or its annotation was withdrawn. The member answers requests in progress; load
+    /// balancers should send new requests to other members.
     Draining,
 }
 
 impl Condition {
-    /// The value in answers.
+    /// The condition's name in answers of the interfaces.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ready => "ready",
@@ -75,7 +76,7 @@ impl Condition {
     }
 }
 
-/// One port of one Pod, as clients outside of the cluster reach it.
+/// One port of one Pod, with the address and port by which clients outside the cluster reach it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
     /// The address of the Node.
@@ -90,7 +91,7 @@ pub struct Member {
     pub zone: Arc<str>,
     /// Whether the member takes requests.
     pub condition: Condition,
-    /// The share of requests, relative to other members.
+    /// The weight for load balancing, relative to other members.
     pub weight: u16,
 }
 
@@ -106,7 +107,7 @@ pub struct Group {
     pub name: Option<Arc<str>>,
     /// The members, sorted by address and port.
     pub members: Vec<Member>,
-    /// The digest of all of these.
+    /// The digest of the group's fields.
     pub version: Version,
 }
 
@@ -118,19 +119,19 @@ impl Group {
         let mut content =
             format!("{}\n{}\n{}\n{}\n", key.service, key.number, key.protocol, name.as_deref().unwrap_or(""));
         for Member { address, port, pod, node, zone, condition, weight } in &members {
-            // Names of Kubernetes contain no line feed.
+            // Kubernetes names contain no line feed, so line feeds separate the fields unambiguously.
             let condition = condition.as_str();
             let _infallible = write!(content, "{address} {port} {pod}\n{node}\n{zone}\n{condition} {weight}\n");
         }
         Self { key, name, members, version: Version::of(content.as_bytes()) }
     }
 
-    /// The name of the port, or its number if it has no name.
+    /// The name of the Service port, or the port's number if it has no name.
     pub fn port_text(&self) -> String {
         self.name.as_deref().map_or_else(|| self.key.number.to_string(), str::to_owned)
     }
 
-    /// The members that take new requests.
+    /// The ready members, to which load balancers may send new requests.
     pub fn ready(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.condition == Condition::Ready)
     }
@@ -144,30 +145,31 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Computes the version.
+    /// Creates the snapshot and computes its version.
     pub fn new(groups: BTreeMap<PortKey, Arc<Group>>) -> Self {
         let versions: String = groups.values().map(|group| group.version.to_string()).collect();
         Self { groups, version: Version::of(versions.as_bytes()) }
     }
 
-    /// The digest of the content.
+    /// The digest of all groups.
     pub const fn version(&self) -> Version {
         self.version
     }
 
-    /// All Service ports, sorted by key.
+    /// The groups of all Service ports, sorted by key.
     pub fn groups(&self) -> impl Iterator<Item = &Arc<Group>> {
         self.groups.values()
     }
 
-    /// The ports of one Service, sorted by number and protocol.
+    /// The groups of one Service, sorted by port number and protocol.
     pub fn service(&self, namespace: &str, name: &str) -> impl Iterator<Item = &Arc<Group>> {
         let service = ObjectKey::new(namespace, name);
         let first = PortKey { service: service.clone(), number: 0, protocol: Protocol::Tcp };
         self.groups.range(first..).take_while(move |(key, _)| key.service == service).map(|(_, group)| group)
     }
 
-    /// The port of a Service by its name, or by its number; TCP comes before UDP and SCTP.
+    /// The group of the Service port with this name, or else with this number. If several protocols have the number,
+    /// TCP takes precedence over UDP and SCTP.
     pub fn port(&self, namespace: &str, service: &str, port: &str) -> Option<&Arc<Group>> {
         let mut by_number = None;
         for group in self.service(namespace, service) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Follows the cluster: after a change, only the Services that the change affects are computed again.
+//! The state of the cluster and its member groups. After a change, only the groups of affected Services are recomputed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,24 +16,24 @@ use super::{
     snapshot::{Group, PortKey, Snapshot},
 };
 
-/// The most former entries of one Pod that are kept, so that an annotation that changes all the time uses bounded
-/// memory.
+/// The maximum number of withdrawn entries that are kept for one Pod. The limit bounds the memory for an annotation
+/// that changes continuously.
 const MOST_WITHDRAWN: usize = 64;
 
-/// The entries of a Pod that are left out, which changed.
+/// A change in the left-out entries of a Pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The Pod.
     pub pod: PodKey,
-    /// The number of entries by reason; empty if all are served now.
+    /// The number of left-out entries by reason; empty if the feed now serves all entries.
     pub left_out: BTreeMap<LeftOut, usize>,
 }
 
-/// The known objects, and the groups computed from them.
+/// The known Kubernetes objects, and the groups computed from them.
 #[derive(Debug)]
 pub struct State {
     range: PortRange,
-    /// Time for which the member of a withdrawn entry drains, in milliseconds.
+    /// How long the member of a withdrawn entry drains, in milliseconds.
     drain: u64,
     pods: BTreeMap<PodKey, Served>,
     services: BTreeMap<ServiceKey, Service>,
@@ -42,16 +42,16 @@ pub struct State {
     /// The Pods with withdrawn entries.
     draining: BTreeSet<PodKey>,
     groups: BTreeMap<PortKey, Arc<Group>>,
-    /// Services to compute again.
+    /// The Services whose groups must be recomputed.
     dirty: BTreeSet<ServiceKey>,
-    /// Pods whose left-out entries may have changed.
+    /// The Pods whose left-out entries may have changed.
     refused: BTreeSet<PodKey>,
     reported: BTreeMap<PodKey, BTreeMap<LeftOut, usize>>,
     listed: (bool, bool, bool),
 }
 
 impl State {
-    /// An empty state. `drain` is in milliseconds.
+    /// Creates an empty state. `drain` is in milliseconds.
     pub fn new(range: PortRange, drain: u64) -> Self {
         Self {
             range,
@@ -130,14 +130,14 @@ impl State {
         draining.flat_map(|served| &served.withdrawn).map(|withdrawn| withdrawn.until).min()
     }
 
-    /// Ends the drains that are over.
+    /// Removes the withdrawn entries whose drain is over.
     pub fn expire(&mut self, now: u64) {
         for key in self.draining.clone() {
             self.keep_withdrawn(&key, |withdrawn| withdrawn.until > now);
         }
     }
 
-    /// The snapshot after all changes so far; `None` if nothing changed since the last call.
+    /// The snapshot after all applied changes; `None` if its content is the same as at the last call.
     pub fn refresh(&mut self) -> Option<Snapshot> {
         let mut has_changed = false;
         for key in mem::take(&mut self.dirty) {
@@ -146,7 +146,7 @@ impl State {
         has_changed.then(|| Snapshot::new(self.groups.clone()))
     }
 
-    /// The snapshot of the groups as last computed.
+    /// The snapshot of the groups as they were last computed.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::new(self.groups.clone())
     }
@@ -221,7 +221,7 @@ impl State {
         for entry in &served.entries {
             self.claims.add(target(entry), Claim::of(&served.pod));
         }
-        // A Pod that drains at a target gives way to the one that claims it.
+        // A Pod that is draining at a target loses the target to a Pod that claims it.
         let claimed: BTreeSet<Target> = served.entries.iter().map(target).collect();
         for other in self.draining.clone() {
             self.keep_withdrawn(&other, |withdrawn| !claimed.contains(&target(&withdrawn.entry)));
@@ -233,8 +233,8 @@ impl State {
         self.touch_pod(&key);
     }
 
-    /// Removes a Pod from all indexes, and marks the Services that it affects. Of its entries, those remain that it
-    /// held.
+    /// Removes a Pod from all indexes, and marks the affected Services. The returned Pod keeps only the entries that it
+    /// served.
     fn detach_pod(&mut self, key: &PodKey) -> Option<Served> {
         self.touch_pod(key);
         self.draining.remove(key);
@@ -248,7 +248,7 @@ impl State {
         Some(served)
     }
 
-    /// Ends the drain of some entries of a Pod.
+    /// Removes some withdrawn entries of a Pod before their drain is over.
     fn keep_withdrawn(&mut self, key: &PodKey, keep: impl Fn(&Withdrawn) -> bool) {
         let Some(served) = self.pods.get_mut(key) else { return };
         let before = served.withdrawn.len();
@@ -267,7 +267,7 @@ impl State {
         }
     }
 
-    /// Marks the Services that select a Pod, or a Pod that claims one of its targets.
+    /// Marks the Services that select this Pod or another Pod with a claim to one of this Pod's targets.
     fn touch_pod(&mut self, key: &PodKey) {
         self.refused.insert(key.clone());
         let Some(served) = self.pods.get(key) else { return };
@@ -325,7 +325,7 @@ impl State {
         }
     }
 
-    /// Computes the groups of a Service again. Returns whether they changed.
+    /// Recomputes the groups of a Service. Returns whether they changed.
     fn compute(&mut self, key: &ServiceKey) -> bool {
         let first = PortKey { service: key.clone(), number: 0, protocol: npl_agent::core::model::Protocol::Tcp };
         let known = self.groups.range(first..).take_while(|(known, _)| known.service == *key);
@@ -351,7 +351,7 @@ impl State {
     }
 }
 
-/// Whether two states of a Pod differ only in fields that do not matter here.
+/// Whether two states of a Pod are equal in all fields that the groups depend on.
 fn is_same(known: &Pod, pod: &Pod) -> bool {
     let mut known = known.clone();
     known.object.resource_version = pod.object.resource_version;
@@ -359,7 +359,7 @@ fn is_same(known: &Pod, pod: &Pod) -> bool {
     known == *pod
 }
 
-/// The objects of a namespace; keys are ordered by namespace first.
+/// The objects of a namespace. They are adjacent, because keys are ordered by namespace first.
 fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) -> impl Iterator<Item = &'a T> {
     let first = ObjectKey::new(namespace, "");
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)

@@ -27,13 +27,14 @@ pub use self::zone::Zone;
 use self::zone::{Answer, Section};
 use crate::{follow::Published, status::Status};
 
-/// The largest UDP answer, if the client accepts as much. Larger ones are cut off, and the client asks by TCP.
+/// The maximum size of a UDP answer, if the client accepts that size. A larger answer is truncated, and the client
+/// repeats the query by TCP.
 const LARGEST_DATAGRAM: u16 = 8192;
-/// The size that every client accepts.
+/// The size of a UDP answer that every client accepts.
 const SMALLEST_DATAGRAM: u16 = 512;
 /// Time without a query after which a TCP connection is closed.
 const IDLE_CONNECTION: Duration = Duration::from_secs(10);
-/// Answers that wait for the client on one TCP connection.
+/// The maximum number of answers that are queued for the client on one TCP connection.
 const WAITING_ANSWERS: usize = 4;
 
 /// The sockets of the DNS server.
@@ -44,11 +45,11 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Binds UDP and TCP to an address. Port 0 takes a port that is free for both.
+    /// Binds a UDP and a TCP socket to an address. Port 0 selects a port that is free for both.
     ///
     /// # Errors
     ///
-    /// If an address is in use or not on this machine.
+    /// If the address is in use or not configured on this machine.
     pub async fn bind(address: SocketAddr) -> io::Result<Self> {
         let udp = UdpSocket::bind(address).await?;
         let tcp = TcpListener::bind(udp.local_addr()?).await?;
@@ -59,13 +60,13 @@ impl Sockets {
     ///
     /// # Errors
     ///
-    /// If the kernel does not report it.
+    /// If the kernel does not report the address.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.udp.local_addr()
     }
 }
 
-/// Serves until the future is dropped.
+/// Answers queries until the future is dropped.
 ///
 /// # Errors
 ///
@@ -146,9 +147,9 @@ impl RequestHandler for Handler {
     }
 }
 
-/// Makes an answer fit. Addresses in the additional section are left out silently, since the client can ask for them;
-/// an answer without all its members would look like members that are gone, so it is left out as a whole. Returns
-/// whether the client has to ask again by TCP.
+/// Shortens an answer to the client's size. Addresses in the additional section are left out without the bit TC,
+/// because the client can query them. If the SRV records do not fit, the answer has none of them, because a client
+/// would take missing records for removed members. Returns whether the client has to repeat the query by TCP.
 fn fit(answer: &mut Answer, limit: usize) -> bool {
     const HEADER_QUESTION_AND_OPT: usize = 12 + 255 + 4 + 11;
     let size = |section: &Section| section.iter().map(zone::size).sum::<usize>();

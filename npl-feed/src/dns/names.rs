@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The names below the zone.
+//! Parses and formats the DNS names below the zone.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,7 +9,7 @@ use npl_agent::core::model::Protocol;
 /// The label above addresses of Nodes: `192-0-2-10.ip.ZONE`, and of members: `61000.192-0-2-10.ip.ZONE`.
 const ADDRESSES: &str = "ip";
 
-/// What a name below the zone stands for.
+/// The meaning of a name below the zone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
     /// The zone itself.
@@ -22,15 +22,15 @@ pub(super) enum Place {
     Service { namespace: String, service: String },
     /// `NAMESPACE`, without records.
     Namespace(String),
-    /// An address of a Node, or the address of the member with this node port.
+    /// The name of a Node's address, or of the member at this address and node port.
     Address { ip: IpAddr, port: Option<u16> },
     /// `ip`, without records.
     Addresses,
-    /// No such name.
+    /// The name does not exist.
     Nothing,
 }
 
-/// Reads a name below the zone; `None` if it is not below.
+/// Parses a name below the zone; `None` if the name is not below the zone.
 pub(super) fn read(name: &Name, zone: &Name) -> Option<Place> {
     if !zone.zone_of(name) {
         return None;
@@ -71,8 +71,8 @@ fn protocol_of(label: &str) -> Option<Protocol> {
     label.strip_prefix('_').and_then(|name| name.parse().ok())
 }
 
-/// The name of a member. Each has a name of its own: `HAProxy` 2.8 does not resolve a third server with one name. IPv6 is
-/// written without `::`, since a label may not begin or end with a hyphen.
+/// The name of a member. Each member has its own name, because `HAProxy` 2.8 does not resolve a third server with the
+/// same name. IPv6 addresses are written without `::`, because a label must not begin or end with a hyphen.
 pub(super) fn of_member(ip: IpAddr, port: u16, zone: &Name) -> Result<Name, ProtoError> {
     let label = match ip {
         IpAddr::V4(ip) => ip.to_string().replace('.', "-"),

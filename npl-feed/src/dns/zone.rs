@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The answer to a query: pure, from a snapshot.
+//! Computes the answer to a query from a snapshot, without I/O.
 
 use std::net::IpAddr;
 
@@ -15,22 +15,22 @@ use npl_agent::core::model::{Family, Protocol};
 use super::names::{self, Place};
 use crate::core::snapshot::{Group, Member, Snapshot};
 
-/// Seconds for which a resolver may use a record: members change at any time.
+/// TTL of all records in seconds. It is short because members change at any time.
 const TTL: u32 = 1;
-/// Seconds after which another server of the zone would ask for it again; there is none.
+/// Refresh, retry and expiry intervals of the SOA record, in seconds. The zone has no secondary server that uses them.
 const REFRESH: i32 = 60;
 
-/// Records of one section.
+/// The records of one section.
 pub(super) type Section = Vec<Record>;
 
-/// An answer.
+/// The answer to a query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) code: ResponseCode,
     pub(super) answers: Section,
     /// The SOA record of a negative answer.
     pub(super) authority: Section,
-    /// The addresses of SRV targets.
+    /// The address records of SRV targets.
     pub(super) additional: Section,
 }
 
@@ -40,14 +40,14 @@ impl Answer {
     }
 }
 
-/// A zone, by its name.
+/// The feed's zone.
 #[derive(Debug, Clone)]
 pub struct Zone {
     name: Name,
 }
 
 impl Zone {
-    /// The name is in lower case and absolute.
+    /// The zone's name, absolute and in lower case.
     pub fn new(name: &Name) -> Self {
         let mut name = name.to_lowercase();
         name.set_fqdn(true);
@@ -119,7 +119,8 @@ impl Zone {
         Name::from_labels(["ns"]).and_then(|server| server.append_domain(&self.name)).ok()
     }
 
-    /// The SOA record. Its serial is derived from the content; no other server copies the zone.
+    /// The SOA record. Its serial is derived from the snapshot's digest and does not increase steadily, because no
+    /// secondary server copies the zone.
     fn soa(&self, snapshot: &Snapshot, owner: Name) -> Section {
         let Some(server) = self.server() else { return Vec::new() };
         let Ok(contact) = Name::from_labels(["hostmaster"]).and_then(|name| name.append_domain(&self.name)) else {
@@ -159,8 +160,8 @@ fn address(name: Name, ip: IpAddr) -> Record {
     Record::from_rdata(name, TTL, data)
 }
 
-/// An upper bound of the encoded size of a record, in bytes. The owner of an SRV record is the question's name, and a
-/// pointer to it.
+/// An upper bound of the encoded size of a record, in bytes. The owner of an SRV record is encoded as a compression
+/// pointer to the question's name.
 #[expect(clippy::wildcard_enum_match_arm, reason = "an upper bound for the types that the zone does not have")]
 pub(super) fn size(record: &Record) -> usize {
     const FIXED: usize = 10;

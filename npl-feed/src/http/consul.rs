@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The form of Consul's health and catalog interfaces, for programs that discover members there. A Service is named
-//! `SERVICE.NAMESPACE`, and one of its ports `PORT.SERVICE.NAMESPACE`.
+//! Members in the format of Consul's health and catalog interfaces, for programs that discover members from Consul. The
+//! Consul service of a Kubernetes Service is named `SERVICE.NAMESPACE`, and that of one of its ports
+//! `PORT.SERVICE.NAMESPACE`.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -62,7 +63,7 @@ struct Check<'a> {
 
 const DATACENTER: &str = "npl";
 
-/// The names of all Services and Service ports, each without tags.
+/// The names of all Services and Service ports, each with an empty list of tags.
 pub(super) fn services(snapshot: &Snapshot) -> (Version, Bytes) {
     #[expect(clippy::zero_sized_map_values, reason = "Consul's answer is an object with a list of tags for each name")]
     let mut names: BTreeMap<String, [&str; 0]> = BTreeMap::new();
@@ -75,7 +76,7 @@ pub(super) fn services(snapshot: &Snapshot) -> (Version, Bytes) {
     (Version::of(&body), body.into())
 }
 
-/// The members of a Service; empty if it does not exist, as with Consul.
+/// The members of a Service; empty if the Service does not exist, as Consul answers.
 pub(super) fn health(snapshot: &Snapshot, name: &str, only_passing: bool) -> (Version, Bytes) {
     let groups = find(snapshot, name);
     let entries = groups.iter().flat_map(|group| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Members as JSON.
+//! Serves members as JSON.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -84,19 +84,19 @@ pub(super) fn of_service(snapshot: &Snapshot, namespace: &str, service: &str) ->
     Some((version, encode(&AllBody { version: version.to_string(), ports }).into()))
 }
 
-/// The members of one port.
+/// The members of one Service port.
 pub(super) fn of_port(snapshot: &Snapshot, namespace: &str, service: &str, port: &str) -> Option<(Version, Bytes)> {
     let group = snapshot.port(namespace, service, port)?;
     Some((group.version, encode(&GroupBody::from(&**group)).into()))
 }
 
-/// The version of several groups together.
+/// The common version of several groups.
 pub(super) fn version_of<'a, I: Iterator<Item = &'a Arc<Group>>>(groups: I) -> Version {
     let versions: String = groups.map(|group| group.version.to_string()).collect();
     Version::of(versions.as_bytes())
 }
 
-/// Texts and numbers always serialize.
+/// Serializes to JSON. Structures of strings and numbers never fail to serialize.
 pub(super) fn encode(body: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(body).unwrap_or_default()
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The HTTP interface: members as JSON, and the same in the forms of Consul, Traefik and Prometheus.
+//! The HTTP interface: members as JSON, and in the formats of Consul, Traefik and Prometheus.
 
 mod consul;
 mod members;
@@ -25,13 +25,13 @@ use axum::{
 use self::poll::{Cache, Poll, Rendered};
 use crate::{access::Token, core::snapshot::Snapshot, follow::Published, status::Status};
 
-/// The description of the interface, which the tests compare with the answers.
+/// The `OpenAPI` description of the interface. Tests compare the description with the answers.
 pub const OPENAPI: &str = include_str!("openapi.json");
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const METRICS: HeaderValue = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
-/// What the handlers share.
+/// The state that all handlers share.
 #[derive(Debug, Clone)]
 struct Context {
     published: Published,
@@ -39,7 +39,7 @@ struct Context {
     cache: Arc<Cache>,
 }
 
-/// The routes. A token is asked for everywhere except at the probes.
+/// The routes. All except the probes require the token, if one is configured.
 pub fn router(published: Published, status: Arc<Status>, token: Option<Token>) -> Router {
     let context = Context { published, status, cache: Arc::default() };
     let mut data = Router::new()
@@ -135,8 +135,8 @@ async fn metrics(State(context): State<Context>) -> Response {
     }
 }
 
-/// Ready once there is a snapshot. While the API server is away the feed stays ready, since the last known members are
-/// better than none; the detail says so.
+/// The feed is ready once it has a snapshot. It stays ready while the API server is unreachable, because the last known
+/// members are better than none; the answer's text names the interrupted watches.
 async fn readyz(State(context): State<Context>) -> Response {
     let outage = context.status.outage();
     if context.published.borrow().is_none() {
@@ -146,7 +146,7 @@ async fn readyz(State(context): State<Context>) -> Response {
     outage.map_or_else(|| "ok\n".into_response(), |detail| format!("ok, but {detail}\n").into_response())
 }
 
-/// An answer that says what is wrong.
+/// An error answer with its message.
 fn problem(code: StatusCode, text: &str) -> Response {
     let body = serde_json::json!({ "error": text }).to_string();
     let mut response = (code, [(header::CONTENT_TYPE, JSON)], body).into_response();
@@ -156,7 +156,7 @@ fn problem(code: StatusCode, text: &str) -> Response {
     response
 }
 
-/// The header with the index of Consul's blocking queries.
+/// The name of the header with the index of Consul's blocking queries.
 const CONSUL_INDEX: HeaderName = HeaderName::from_static("x-consul-index");
 
 fn with_body(rendered: Rendered, etag: HeaderValue) -> Response {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Conditional requests and long polls.
+//! Answers conditional requests and long polls.
 
 use std::{
     collections::BTreeMap,
@@ -21,11 +21,11 @@ use crate::{
     follow::Published,
 };
 
-/// The time that a long poll waits unless it asks for another one, as with Consul.
+/// The default waiting time of a long poll, which is that of Consul.
 const WAIT: Duration = Duration::from_mins(5);
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
 
-/// A body, and the version of its content.
+/// The body of an answer, and the version of its content.
 #[derive(Debug, Clone)]
 pub(super) struct Rendered {
     pub(super) version: Version,
@@ -46,7 +46,7 @@ impl Rendered {
         format!("\"{}\"", self.version)
     }
 
-    /// Whether the client has this version, by the text of an index or of an `ETag`.
+    /// Whether the client's index or `ETag` is this version.
     fn is_known(&self, index: Option<&str>, etags: Option<&str>) -> bool {
         let has_index = index.is_some_and(|index| {
             let index = index.trim_matches('"');
@@ -58,14 +58,14 @@ impl Rendered {
     }
 }
 
-/// The query of a request.
+/// The query parameters of a request.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Poll {
-    /// The version that the client has: an `ETag` without quotes, or the index of Consul.
+    /// The version that the client already has: an `ETag` without quotes, or Consul's index.
     index: Option<String>,
-    /// How long to wait for another version, such as `30s`.
+    /// How long the request waits for another version, such as `30s`.
     wait: Option<String>,
-    /// Consul: only healthy members. The value does not matter.
+    /// Consul's parameter for only healthy members. Its value does not matter.
     passing: Option<String>,
 }
 
@@ -84,7 +84,8 @@ impl Poll {
         }
     }
 
-    /// Answers with the first version that the client does not have, or with the last one when the wait is over.
+    /// Answers with the first version that differs from the client's, or with the current version when the waiting time
+    /// is over.
     pub(super) async fn answer(
         &self,
         published: &Published,
@@ -112,7 +113,7 @@ impl Poll {
                 return respond(rendered, etags);
             }
             drop(rendered);
-            // The end of the wait and the end of the feed are both seen in the next round.
+            // The next iteration checks whether the waiting time is over or the feed has stopped.
             if let Ok(Err(_closed)) = timeout_at(until, published.changed()).await {
                 return problem(StatusCode::SERVICE_UNAVAILABLE, "the feed is ending");
             }
@@ -130,7 +131,7 @@ fn respond(rendered: Rendered, etags: Option<&str>) -> Response {
     with_body(rendered, etag)
 }
 
-/// Reads a duration as Consul's clients write it: `30s`, `5m`, `500ms`, or seconds.
+/// Parses a duration in the format of Consul's clients: `30s`, `5m`, `500ms`, or a number of seconds.
 fn seconds(text: &str) -> Option<Duration> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at_checked(digits)?;
@@ -143,7 +144,7 @@ fn seconds(text: &str) -> Option<Duration> {
     }
 }
 
-/// The last body of each view of the whole snapshot: many clients that read it at once share one body.
+/// The last encoded body of each view of the whole snapshot. Clients that read the same version share one body.
 #[derive(Debug, Default)]
 pub(super) struct Cache(Mutex<BTreeMap<&'static str, (Version, Bytes)>>);
 

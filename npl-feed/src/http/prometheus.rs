@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The form of Prometheus' HTTP service discovery, for scrapes and probes of each member.
+//! Members in the format of Prometheus' HTTP service discovery, so that Prometheus can scrape or probe each member.
 
 use std::net::SocketAddr;
 
@@ -27,7 +27,7 @@ struct Labels<'a> {
     __meta_npl_condition: &'static str,
 }
 
-/// A target for each member.
+/// One target for each member.
 pub(super) fn targets(snapshot: &Snapshot) -> Vec<u8> {
     let targets = snapshot.groups().flat_map(|group| {
         group.members.iter().map(|member| Target {

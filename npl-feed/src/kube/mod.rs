@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Watches all Pods that have the annotation, all Services and all Nodes, with the agent's own watch loop.
+//! Watches all Pods that have the annotation, all Services and all Nodes, with the watch loop of the agent's library.
 
 mod objects;
 
@@ -19,7 +19,7 @@ use tokio::{sync::mpsc::Sender, task::JoinSet};
 use self::objects::{FeedNode, FeedPod, FeedService};
 use crate::{config::Config, core::model::Change, status::Status};
 
-/// Starts the three watches. They run until the receiver of `changes` is dropped and retry failures for ever.
+/// Starts the three watches. They retry after every failure, and run until the receiver of `changes` is dropped.
 ///
 /// # Errors
 ///

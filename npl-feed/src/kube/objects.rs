@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The watched objects. The agent's library decodes and converts them; the fields that only the feed reads are added.
+//! The watched objects. The agent's library decodes and converts them; this module adds the fields that only the feed
+//! reads.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -23,7 +24,8 @@ use crate::core::model::{Change, NamedPort, Node, Pod, Service};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// Pods without the annotation are skipped, so this reads one page at a time of a large cluster.
+/// Maximum number of Pods per page of a list. Pods without the annotation are dropped after each page, which bounds the
+/// memory in a large cluster.
 const PODS_PER_PAGE: u32 = 500;
 const SERVICES_PER_PAGE: u32 = 500;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The delta variant: requests add and remove names, responses have what changed.
+//! The delta variant of xDS: requests subscribe to and unsubscribe from names, and responses have only changed
+//! resources.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +12,7 @@ use super::{
 };
 use crate::core::snapshot::{Snapshot, Version};
 
-/// The state of one stream.
+/// The state of one delta stream.
 #[derive(Debug, Default)]
 pub(super) struct Delta {
     subscriptions: BTreeMap<Kind, Subscription>,
@@ -22,9 +23,9 @@ pub(super) struct Delta {
 struct Subscription {
     is_wildcard: bool,
     names: BTreeSet<String>,
-    /// The versions that the client has, as texts: after a reconnect it reports them itself.
+    /// The versions that the client has. They are strings because a client reports its own versions after a reconnect.
     known: BTreeMap<String, String>,
-    /// Subscribed names that did not exist, and were reported as removed.
+    /// Subscribed names that do not exist, and that were already reported as removed.
     absent: BTreeSet<String>,
 }
 
@@ -49,7 +50,7 @@ impl Subscription {
             } else if self.names.len() < MOST_NAMES {
                 self.names.insert(name.clone());
                 if !is_new {
-                    // A name that is subscribed again is answered again.
+                    // A repeated subscription to a name is answered again, as the protocol requires.
                     self.known.remove(name);
                 }
                 self.absent.remove(name);
@@ -93,8 +94,8 @@ impl Session for Delta {
 }
 
 impl Delta {
-    /// What changed for the client; an empty response too if `is_due`, so that a wildcard subscription knows that it
-    /// has everything.
+    /// The response with the resources that changed for the client. If `is_due`, a response without changes is sent
+    /// too, so that a client with a wildcard subscription knows that it has all resources.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<DeltaDiscoveryResponse> {
         let subscription = self.subscriptions.get_mut(&kind)?;
         let wanted = subscription.wanted(kind, snapshot);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The xDS v3 server: aggregated discovery (ADS), state of the world and delta.
 //!
-//! Each stream is one task with a session, which is a pure state machine. A response waits until the client reads; the
-//! snapshots that come meanwhile are skipped, so a slow client holds one response in memory.
+//! Each stream is one task with a session, which is a state machine without I/O. While a client does not read its
+//! response, newer snapshots are skipped, so a slow client keeps only one response in memory.
 
 mod delta;
 mod names;
@@ -27,10 +27,10 @@ use tonic::{Request, Response, Streaming};
 use self::{delta::Delta, session::Session, sotw::StateOfTheWorld};
 use crate::{core::snapshot::Snapshot, follow::Published, status::Status};
 
-/// The largest request: a list of some ten thousand names.
+/// The maximum size of a request, which is enough for a list of some ten thousand names.
 const LARGEST_REQUEST: usize = 1024 * 1024;
 
-/// The answers of one stream.
+/// The responses of one stream.
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> + Send>>;
 
 /// The aggregated discovery service.
@@ -75,7 +75,7 @@ impl Discovery {
     }
 }
 
-/// Counts an open stream.
+/// Counts a stream as open until it is dropped.
 struct OpenStream(Arc<Status>);
 
 impl OpenStream {
@@ -99,12 +99,12 @@ async fn serve<S: Session>(
 ) {
     let _open = OpenStream::new(&status);
     let mut session = S::default();
-    // A client that is answered before the first snapshot would lose all its members.
+    // A response before the first snapshot would remove all members from the client.
     let Ok(first) = published.wait_for(Option::is_some).await.map(|snapshot| snapshot.clone()) else { return };
     let mut snapshot: Arc<Snapshot> = first.unwrap_or_default();
     loop {
         let responses = tokio::select! {
-            // Until the client reads, nothing is computed for it.
+            // No response is computed until the client has room for it.
             biased;
             () = sender.closed() => return,
             request = requests.message() => match request {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names of resources: `SERVICE.NAMESPACE:PORT`, with the name or the number of the port, as in the target
-//! `xds:///web.default:http` of a gRPC client. The port may be left out if the Service has one.
+//! The names of xDS resources: `SERVICE.NAMESPACE:PORT`, where PORT is a port's name or number, as in the target
+//! `xds:///web.default:http` of a gRPC client. The port may be left out if the Service has only one.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ pub(super) fn of(group: &Group) -> String {
     format!("{}.{}:{}", group.key.service.name, group.key.service.namespace, group.port_text())
 }
 
-/// The Service port of a name.
+/// The group of the Service port to which a resource name refers.
 pub(super) fn find<'a>(snapshot: &'a Snapshot, name: &str) -> Option<&'a Arc<Group>> {
     let (host, port) = match name.split_once(':') {
         Some((host, port)) => (host, Some(port)),

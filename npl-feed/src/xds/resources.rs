@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The resources of a snapshot.
+//! Builds the xDS resources of a snapshot.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -46,10 +46,10 @@ use prost::Name as _;
 use super::names;
 use crate::core::snapshot::{Condition, Group, Member, Snapshot, Version};
 
-/// A type of resources.
+/// A resource type of xDS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// `Cluster`. First in order: a client asks for the endpoints of clusters that it knows.
+    /// `Cluster`. It comes first, because a client requests endpoints only of clusters that it has received.
     Cluster,
     /// `ClusterLoadAssignment`.
     Endpoints,
@@ -75,7 +75,7 @@ impl Kind {
         }
     }
 
-    /// The short name, for metrics.
+    /// The short name of the type, for metrics.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Cluster => "cds",
@@ -85,16 +85,17 @@ impl Kind {
         }
     }
 
-    /// Whether a response of the state of the world must have all resources: a client removes those that it lacks.
+    /// Whether a state-of-the-world response must contain all resources of the type, because the client removes
+    /// resources that the response lacks.
     pub(super) const fn is_complete(self) -> bool {
         matches!(self, Self::Cluster | Self::Listener)
     }
 }
 
-/// The resource of a name, with its version; `None` if it does not exist.
+/// The resource with a name, and its version; `None` if the resource does not exist.
 ///
-/// Endpoints of a Service port that does not exist are an empty assignment: a client would otherwise wait for the name,
-/// or keep the last members of a Service that was removed.
+/// The endpoints of a Service port that does not exist are an empty assignment. Otherwise, a client would wait for the
+/// name, or keep the last members of a removed Service.
 pub(super) fn resource(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<(Version, Any)> {
     let group = names::find(snapshot, name);
     if kind == Kind::Endpoints {
@@ -105,7 +106,7 @@ pub(super) fn resource(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<(V
     if group.key.protocol != Protocol::Tcp {
         return None;
     }
-    // These depend on nothing but the name.
+    // Clusters, listeners and routes depend only on the name.
     let version = Version::of(name.as_bytes());
     match kind {
         Kind::Cluster => Some((version, cluster(name))),
@@ -124,8 +125,8 @@ pub(super) fn version(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<Ver
     group.filter(|group| group.key.protocol == Protocol::Tcp).map(|_| Version::of(name.as_bytes()))
 }
 
-/// The names of all resources, for a wildcard subscription. Listeners and routes are only for those who name them: a
-/// proxy that subscribes to all listeners would open none of ours, and refuse them.
+/// The names of all resources of a type, for a wildcard subscription. Listeners and routes are served only by name: a
+/// proxy that subscribes to all listeners would reject these, because they are for gRPC clients and have no address.
 pub(super) fn all_names(kind: Kind, snapshot: &Snapshot) -> Vec<String> {
     match kind {
         Kind::Cluster | Kind::Endpoints => {
@@ -151,7 +152,7 @@ fn cluster(name: &str) -> Any {
         eds_cluster_config: Some(EdsClusterConfig { eds_config: Some(ads()), service_name: String::new() }),
         connect_timeout: Some(Duration { seconds: 1, nanos: 0 }),
         lb_policy: LbPolicy::RoundRobin.into(),
-        // A member that is left out must not be used, also while most members drain.
+        // Panic mode is off: Envoy must not use draining members, even while most members are draining.
         common_lb_config: Some(CommonLbConfig {
             healthy_panic_threshold: Some(Percent { value: 0.0 }),
             ..CommonLbConfig::default()
@@ -199,7 +200,8 @@ fn endpoints(name: &str, group: Option<&Arc<Group>>) -> Any {
     }
     let endpoints = by_zone.into_iter().map(|(zone, lb_endpoints)| LocalityLbEndpoints {
         locality: Some(Locality { zone: zone.to_owned(), ..Locality::default() }),
-        // gRPC ignores a locality without weight. The number of members gives each the same share.
+        // gRPC ignores a locality without a weight. The number of its members as weight gives each member the same
+        // share of requests.
         load_balancing_weight: Some(UInt32Value { value: u32::try_from(lb_endpoints.len()).unwrap_or(u32::MAX) }),
         lb_endpoints,
         ..LocalityLbEndpoints::default()
@@ -232,7 +234,7 @@ fn endpoint(member: &Member, protocol: Protocol) -> LbEndpoint {
     }
 }
 
-/// The names of Pod and Node, for access logs.
+/// Endpoint metadata with the names of Pod and Node, for access logs.
 fn metadata(member: &Member) -> Metadata {
     let text = |text: &str| Value { kind: Some(ValueKind::StringValue(text.to_owned())) };
     let fields = [("pod", &member.pod), ("node", &member.node)];

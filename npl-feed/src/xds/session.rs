@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What both variants of the protocol have in common.
+//! The code that both variants of the protocol share.
 
 use crate::core::snapshot::Snapshot;
 
-/// The result of a request: what it was, and an answer with the short name of its type.
+/// The result of a request: its classification, and the response, if one is due.
 #[derive(Debug)]
 pub(super) struct Handled<R> {
     /// The short name of the resource type.
@@ -13,20 +13,20 @@ pub(super) struct Handled<R> {
     pub(super) response: Option<(&'static str, R)>,
 }
 
-/// The state of one stream.
+/// The state machine of one stream.
 pub(super) trait Session: Default + Send + 'static {
     type Request: Default + Send + 'static;
     type Response: Send + 'static;
 
     fn on_request(&mut self, request: &Self::Request, snapshot: &Snapshot) -> Handled<Self::Response>;
-    /// The responses after a change, in the order in which a client needs them.
+    /// The responses after a new snapshot, in the order in which a client needs them.
     fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, Self::Response)>;
 }
 
-/// The most names to which one stream can subscribe per type. Further names are ignored.
+/// The maximum number of names per type to which one stream can subscribe. Further names are ignored.
 pub(super) const MOST_NAMES: usize = 20_000;
 
-/// The event of a request that answers a response.
+/// The event, `ack` or `nack`, of a request that acknowledges or rejects a response.
 pub(super) const fn answer(has_error: bool) -> &'static str {
     if has_error { "nack" } else { "ack" }
 }

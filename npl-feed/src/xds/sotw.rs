@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state of the world variant: a request names all resources, a response has all of them, or, for endpoints and
-//! routes, those that changed.
+//! The state-of-the-world variant of xDS. A request names all subscribed resources. A response has all of them; for
+//! endpoints and routes, only the changed ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::core::snapshot::{Snapshot, Version};
 
-/// The state of one stream.
+/// The state of one state-of-the-world stream.
 #[derive(Debug, Default)]
 pub(super) struct StateOfTheWorld {
     subscriptions: BTreeMap<Kind, Subscription>,
@@ -22,17 +22,18 @@ pub(super) struct StateOfTheWorld {
 #[derive(Debug, Default)]
 struct Subscription {
     is_wildcard: bool,
-    /// Whether a request has named resources: an empty list then unsubscribes from all.
+    /// Whether an earlier request named resources. An empty list then unsubscribes from all resources; otherwise it is
+    /// a wildcard.
     has_named: bool,
     names: BTreeSet<String>,
-    /// The versions that the client was sent.
+    /// The versions that were sent to the client.
     sent: BTreeMap<String, Version>,
-    /// The nonce of the last response; empty before it.
+    /// The nonce of the last response; empty before the first response.
     nonce: String,
 }
 
 impl Subscription {
-    /// Adopts the names of a request.
+    /// Replaces the subscribed names by those of a request.
     fn subscribe(&mut self, kind: Kind, names: &[String]) {
         let is_all = |name: &String| name == "*";
         self.has_named |= !names.is_empty();
@@ -67,7 +68,7 @@ impl Session for StateOfTheWorld {
         }
         subscription.subscribe(kind, &request.resource_names);
         let event = if is_answer { answer(request.error_detail.is_some()) } else { "subscribe" };
-        // A client that asks without a nonce, as after a reconnect, is answered in any case.
+        // A request without a nonce, such as the first one after a reconnect, always gets a response.
         let response = self.respond(kind, snapshot, !is_answer);
         Handled { kind: kind.as_str(), event, response: response.map(|response| (kind.as_str(), response)) }
     }
@@ -83,7 +84,7 @@ impl Session for StateOfTheWorld {
 }
 
 impl StateOfTheWorld {
-    /// The response, if the client lacks something or `is_due`.
+    /// The response, if a resource changed for the client or `is_due`.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<DiscoveryResponse> {
         let subscription = self.subscriptions.get_mut(&kind)?;
         let wanted = subscription.wanted(kind, snapshot);

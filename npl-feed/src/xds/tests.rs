@@ -218,8 +218,8 @@ fn url() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Any sequence of malformed requests is answered without a panic, with at most one response each, and leaves a
-    /// session that pushes the current members of the names that it has.
+    /// Malformed requests in any sequence cause no panic and at most one response each. Afterwards, the session still
+    /// pushes the current members of its subscribed names.
     #[test]
     fn malformed_requests_are_survived(
         requests in prop::collection::vec(
@@ -255,7 +255,8 @@ proptest! {
         prop_assert!(sotw.on_snapshot(&after).iter().any(|(kind, it)| *kind == "eds" && !it.resources.is_empty()));
     }
 
-    /// Bytes that are no message are refused by the decoder, and those that are one by the session.
+    /// Random bytes cause no panic: the decoder rejects bytes that are not a message, and the session handles bytes
+    /// that are one.
     #[test]
     fn random_bytes_are_no_trouble(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let snapshot = two_services().snapshot();

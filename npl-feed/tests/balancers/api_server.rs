@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The program `npl-feed` with the rights of its manifest at a real API server.
+//! Tests the program `npl-feed` with the RBAC rights of its manifest and a real API server.
 
 use std::{
     env, fs,
@@ -17,7 +17,7 @@ use crate::{network, scene};
 const LIMIT: Duration = Duration::from_secs(90);
 const FEED: &str = "127.0.0.1:8080";
 const API_SERVER: &str = "https://127.0.0.1:6443";
-/// The user of the manifest's service account.
+/// The user name of the manifest's service account.
 const USER: &str = "system:serviceaccount:npl-system:npl-feed";
 
 struct ControlPlane {
@@ -32,7 +32,7 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have exited already.
         drop(self.0.kill());
         drop(self.0.wait());
     }
@@ -101,7 +101,7 @@ impl ControlPlane {
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Creates a ready Pod with an annotation on Node `n1`, as kubelet and agent do.
+    /// Creates a ready Pod with an annotation on Node `n1`, in place of the kubelet and the agent.
     fn create_pod(&self, name: &str, node_port: u16) {
         let pod = json!({ "apiVersion": "v1", "kind": "Pod",
             "metadata": { "name": name, "namespace": "default", "labels": { "app": "web" },
@@ -153,7 +153,7 @@ fn until<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// The status and body of an answer of the feed.
+/// The status code and body of the feed's answer.
 fn get(path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(FEED).ok()?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: feed\r\n\r\n").ok()?;

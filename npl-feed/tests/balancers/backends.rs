@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Servers that answer with the name of their Pod.
+//! HTTP servers that stand in for Pods and answer with the name of their Pod.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use axum::{Router, routing::get};
 use tokio::{net::TcpListener, runtime::Handle, sync::oneshot, task::JoinHandle};
 
-/// The running servers by the name of the Pod.
+/// The running servers by the name of their Pod.
 pub(crate) struct Backends {
     runtime: Handle,
     running: BTreeMap<String, (oneshot::Sender<()>, JoinHandle<()>)>,
@@ -17,7 +17,7 @@ impl Backends {
         Self { runtime: runtime.clone(), running: BTreeMap::new() }
     }
 
-    /// Starts the server of a Pod. It listens when this returns.
+    /// Starts the server of a Pod. The server listens when this function returns.
     pub(crate) fn start(&mut self, pod: &str, address: SocketAddr) {
         let (stop, stopped) = oneshot::channel();
         let name = pod.to_owned();
@@ -25,7 +25,7 @@ impl Backends {
         let task = self.runtime.spawn(async move {
             let router = Router::new().route("/", get(|| async move { name }));
             let ended = async {
-                // A dropped sender ends the server too.
+                // A dropped sender stops the server too.
                 drop(stopped.await);
             };
             axum::serve(listener, router).with_graceful_shutdown(ended).await.unwrap();
@@ -33,8 +33,8 @@ impl Backends {
         self.running.insert(pod.to_owned(), (stop, task));
     }
 
-    /// Ends the server of a Pod: it accepts no connection and answers the requests that it has, as a process does on
-    /// SIGTERM.
+    /// Stops the server of a Pod as a process stops on SIGTERM: the server accepts no further connections, and answers
+    /// the requests in progress.
     pub(crate) fn stop(&mut self, pod: &str) {
         let (stop, task) = self.running.remove(pod).unwrap();
         drop(stop);

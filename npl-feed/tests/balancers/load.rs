@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A steady load on the load balancer, with the answer of each request.
+//! Sends a constant rate of requests to the load balancer, and records the answers.
 
 use std::{
     collections::BTreeMap,
@@ -16,20 +16,20 @@ use tokio::{
     time::{MissedTickBehavior, interval, timeout},
 };
 
-/// Time within which the load balancer has to answer.
+/// The timeout of a request to the load balancer.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Time between two requests of one client.
 const PACE: Duration = Duration::from_millis(10);
 const CLIENTS: usize = 3;
 
-/// What has been answered so far.
+/// The answers so far.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Seen {
     /// The number of requests.
     pub(crate) requests: usize,
-    /// For each Pod, how many requests it has answered, and the number of the last one.
+    /// For each Pod, the number of requests that it has answered, and the sequence number of the last one.
     pub(crate) answers: BTreeMap<String, (usize, usize)>,
-    /// Requests without an answer of a Pod.
+    /// Failed requests: those that no Pod answered.
     pub(crate) lost: Vec<String>,
 }
 
@@ -78,7 +78,7 @@ async fn client(balancer: SocketAddr, seen: Arc<Mutex<Seen>>) {
     }
 }
 
-/// Sends one request on a connection of its own. Returns the name of the Pod.
+/// Sends one request on a new connection. Returns the name of the Pod that answered.
 pub(crate) async fn request(balancer: SocketAddr) -> Result<String, String> {
     let exchange = async {
         let mut stream = TcpStream::connect(balancer).await?;
@@ -93,7 +93,7 @@ pub(crate) async fn request(balancer: SocketAddr) -> Result<String, String> {
     if !head.starts_with("HTTP/1.1 200") {
         return Err(format!("{} {body:?}", head.lines().next().unwrap_or_default()));
     }
-    // A body in chunks has the name on the line after its length.
+    // A chunked body has the name on the line after the chunk's length.
     let is_chunked = head.to_lowercase().contains("transfer-encoding: chunked");
     Ok(body.lines().nth(usize::from(is_chunked)).unwrap_or_default().to_owned())
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real load balancers, with exactly the configuration of docs/load-balancers.md, take their members from the feed
-//! while Pods come, go and fail, and while the feed is away. Every request is answered by a Pod of the Service.
+//! Real load balancers, with exactly the configuration of docs/load-balancers.md, read their members from the feed
+//! while Pods are created, deleted and fail, and while the feed does not run. A Pod of the Service must answer every
+//! request.
 //!
-//! Each test runs in a network namespace of its own. The Pods are servers at the node addresses and node ports: that
-//! the datapath leads there is the subject of other tests.
+//! Each test runs in its own network namespace. Servers at the node addresses and node ports stand in for the Pods;
+//! other tests cover the datapath.
 
 #![expect(
     clippy::expect_used,
@@ -22,7 +23,7 @@ mod tls;
 
 use scene::{Balancer, Scene};
 
-/// The whole life of a Service behind one load balancer.
+/// Runs one load balancer through all events in the life of a Service.
 fn serve_all_requests(test: &str, balancer: &Balancer) {
     network::inside(test, || {
         let mut scene = Scene::start(balancer);

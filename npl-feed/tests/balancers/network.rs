@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A network namespace for each test. The test program runs itself in it.
+//! Creates a network namespace for each test, and runs the test program again inside the namespace.
 
 use std::{env, process::Command};
 
-/// Set in the program inside of the namespace.
+/// The environment variable that is set for the program inside the namespace.
 const INSIDE: &str = "NPL_FEED_TEST_INSIDE";
 
-/// The addresses of the Nodes. The load balancers reach the feed at the first one, as the documents show.
+/// The addresses of the Nodes. The load balancers reach the feed at the first address, which docs/load-balancers.md
+/// uses.
 pub(crate) const NODES: [&str; 3] = ["192.0.2.10", "192.0.2.11", "192.0.2.12"];
 
-/// Runs the work of a test in a network namespace, with a process namespace whose processes end with the test.
+/// Runs a test in a network namespace, and in a PID namespace whose processes are killed at the end of the test.
 pub(crate) fn inside(test: &str, work: impl FnOnce()) {
     if env::var_os(INSIDE).is_some() {
         run("ip", &["link", "set", "lo", "up"]);

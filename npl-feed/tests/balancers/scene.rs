@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Service behind a load balancer, and what happens to it.
+//! A Service behind a load balancer, and the events in its life.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,24 +36,25 @@ use crate::{
     network::NODES,
 };
 
-/// The time limit of each wait.
+/// The timeout of each wait.
 const LIMIT: Duration = Duration::from_mins(1);
-/// Requests in a row that a Pod must not get until its load balancer counts as having left it.
+/// The number of successive requests without a request to a Pod, after which the load balancer counts as not using the
+/// Pod.
 const QUIET: usize = 150;
-/// The port of each load balancer, in the documents.
+/// The port on which each load balancer listens in docs/load-balancers.md.
 const BALANCER: &str = "127.0.0.1:8000";
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/load-balancers.md");
-/// The folder of the load balancers' programs.
+/// The directory of the load balancers' programs.
 const PROGRAMS: &str = "NPL_BALANCERS_DIR";
 
-/// A load balancer: its program, and the files of the document that configure it.
+/// A load balancer: its program, and the code blocks of the document that configure it.
 pub(crate) struct Balancer {
     pub(crate) program: &'static str,
     pub(crate) arguments: &'static [&'static str],
     pub(crate) files: &'static [&'static str],
 }
 
-/// Everything that runs, dropped in field order.
+/// All running parts of a test. They are dropped in field order.
 pub(crate) struct Scene {
     load: Option<Load>,
     process: Child,
@@ -68,7 +69,7 @@ pub(crate) struct Scene {
     folder: PathBuf,
 }
 
-/// A feed that a test tells the cluster's objects.
+/// A feed whose cluster objects come from the test.
 struct Feed {
     runtime: Runtime,
     changes: mpsc::Sender<Change>,
@@ -103,7 +104,7 @@ impl Feed {
 }
 
 impl Scene {
-    /// Two Pods, a Pod of another Service on the same Node, the feed and the load balancer under load.
+    /// Starts two Pods, a Pod of another Service on the same Node, the feed, and the load balancer under load.
     pub(crate) fn start(balancer: &Balancer) -> Self {
         let clients = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let folder = new_folder(balancer.program);
@@ -129,7 +130,7 @@ impl Scene {
         scene
     }
 
-    /// Four Pods more, of which several are on one Node.
+    /// Adds four Pods, several of them on the same Node.
     pub(crate) fn scale_up(&mut self) {
         let started = Instant::now();
         let names: Vec<String> = (0..4).map(|_| self.add()).collect();
@@ -140,7 +141,7 @@ impl Scene {
         self.wait_for_all();
     }
 
-    /// Replaces half of the Pods at a time by new ones: these are ready, then the old ones are deleted, drain and end.
+    /// Replaces half of the Pods at a time: new Pods become ready, then the old Pods are deleted, drain and stop.
     pub(crate) fn roll(&mut self) {
         let old = self.of_web();
         for half in old.chunks(old.len().div_ceil(2)) {
@@ -153,7 +154,7 @@ impl Scene {
         self.wait_for_all();
     }
 
-    /// A Pod ends without draining. The load balancer has to ask another one until the cluster notices.
+    /// Stops a Pod without a drain. The load balancer has to retry at another Pod until the failed Pod is not ready.
     pub(crate) fn lose_a_pod(&mut self) {
         let lost = self.of_web().remove(0);
         self.backends.stop(&lost);
@@ -164,7 +165,7 @@ impl Scene {
         self.wait_for_all();
     }
 
-    /// The feed is killed, and started again while the Service has changed.
+    /// Kills the feed, changes the Service, and starts the feed again.
     pub(crate) fn be_away(&mut self) {
         let feed = self.feed.take().unwrap();
         feed.runtime.shutdown_timeout(LIMIT);
@@ -176,13 +177,13 @@ impl Scene {
         self.wait_for_all();
     }
 
-    /// One Pod remains.
+    /// Scales the Service down to one Pod.
     pub(crate) fn scale_down(&mut self) {
         self.drain_and_end(&self.of_web().split_off(1));
         self.wait_for_all();
     }
 
-    /// Checks that no request was lost, and none was answered by a Pod of another Service.
+    /// Checks that no request failed, and that no Pod of another Service answered one.
     pub(crate) fn finish(mut self) {
         let seen = self.load.as_ref().unwrap().seen();
         self.load = None;
@@ -202,7 +203,7 @@ impl Scene {
     fn add(&mut self) -> String {
         let number = self.started;
         self.started += 1;
-        // Names sort by age.
+        // The order of the names is that of the Pods' age.
         let name = format!("web-{number:03}");
         self.backends.start(&name, address(number));
         self.put(&name, pod(&name, "web", number));
@@ -229,7 +230,7 @@ impl Scene {
         }
     }
 
-    /// Deletes Pods. They end once the load balancer has left them, as a `preStop` sleep makes sure.
+    /// Deletes Pods. As with a `preStop` sleep, they stop only after the load balancer has stopped using them.
     fn drain_and_end(&mut self, names: &[String]) {
         let started = Instant::now();
         for name in names {
@@ -259,14 +260,14 @@ impl Scene {
         });
     }
 
-    /// Waits until each Pod of the Service answers.
+    /// Waits until each Pod of the Service has answered a request.
     fn wait_for_all(&mut self) {
         for name in self.of_web() {
             self.wait_until_answering(&name);
         }
     }
 
-    /// Lets further requests pass.
+    /// Waits for a number of further requests.
     fn pass(&mut self, requests: usize) {
         let until = self.seen().requests + requests;
         self.wait("further requests", |scene| scene.seen().requests >= until);
@@ -291,7 +292,7 @@ fn last_lines(log: &str) -> String {
     lines[lines.len().saturating_sub(30)..].join("\n")
 }
 
-/// Starts a load balancer with the files that the document shows.
+/// Starts a load balancer with the configuration that the document shows.
 fn launch(balancer: &Balancer, folder: &Path, log: &Path) -> Child {
     let document = fs::read_to_string(DOCUMENT).unwrap();
     for file in balancer.files {
@@ -307,7 +308,8 @@ fn launch(balancer: &Balancer, folder: &Path, log: &Path) -> Child {
     command.spawn().unwrap_or_else(|error| panic!("start {}: {error}", balancer.program))
 }
 
-/// A new folder with a random name: processes of other namespaces may have the same number.
+/// Creates a directory with a random name. A PID would not be unique, because processes in other PID namespaces may
+/// have the same one.
 pub(crate) fn new_folder(purpose: &str) -> PathBuf {
     let random = RandomState::new().build_hasher().finish();
     let folder = env::temp_dir().join(format!("npl-feed-{purpose}-{random:016x}"));
@@ -315,7 +317,7 @@ pub(crate) fn new_folder(purpose: &str) -> PathBuf {
     folder
 }
 
-/// The code block with this name.
+/// The document's code block with this name.
 fn block<'a>(document: &'a str, name: &str) -> &'a str {
     let marker = format!(" {name}\n");
     let blocks = document.split("```").skip(1).step_by(2);

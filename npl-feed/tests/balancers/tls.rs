@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TLS with client certificates: the feed answers clients of its CA only, by the interfaces that have TLS.
+//! Tests TLS with client certificates: the interfaces with TLS answer only clients with a certificate of the feed's
+//! client CA.
 
 use std::{
     fs,
@@ -19,7 +20,7 @@ fn openssl(folder: &Path, line: &str) {
     assert!(output.status.success(), "openssl {line}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A CA, and a certificate of it for `NAME`.
+/// Creates a CA, and a certificate for `NAME` that the CA has signed.
 fn certificates(folder: &Path, ca: &str, names: &[&str]) {
     openssl(
         folder,
@@ -84,7 +85,7 @@ fn only_clients_with_a_certificate_of_the_ca_are_answered() {
             );
             let text = String::from_utf8_lossy(&answer.stdout).into_owned();
             assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
-            // The interface of xDS has no such path, and answers by HTTP/2.
+            // The xDS interface does not have this path, and answers by HTTP/2.
             assert!(text.ends_with("-2"), "{text}");
             for refused in ["", "--cert stranger.pem --key stranger.key "] {
                 let answer = curl(&folder, &format!("{refused}{url}"));

@@ -2,9 +2,9 @@
 //! Keeps the generator in the kernel's XDP dispatcher, and measures the cost of one call of the generator.
 //!
 //! The dispatcher is a generated function that calls XDP programs directly instead of through a pointer.
-//! `BPF_PROG_TEST_RUN` enters its program at the start of each call and removes the program at the end. The kernel waits
-//! for an RCU grace period in both steps: some 28 ms per call, in which no packet is sent. A program that is attached to
-//! a device is in the dispatcher already, so that the kernel skips both steps.
+//! `BPF_PROG_TEST_RUN` enters its program at the start of each call and removes the program at the end. The kernel
+//! waits for an RCU grace period in both steps: some 28 ms per call, in which no packet is sent. A program that is
+//! attached to a device is in the dispatcher already, so that the kernel skips both steps.
 
 use std::fs::File;
 use std::time::Duration;

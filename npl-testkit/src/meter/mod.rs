@@ -254,8 +254,8 @@ impl Meter {
         self.entry.netns().run(|| live_frames::run(program, &self.frame, self.ifindex, packets))?
     }
 
-    /// Sends packets from a processor reserved for this work. Returns the number of packets of the sample and the elapsed
-    /// time.
+    /// Sends packets from a processor reserved for this work. Returns the number of packets of the sample and the
+    /// elapsed time.
     fn send_alone(&self, packets: u64, limit: Duration) -> Result<(u64, Duration)> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Calico as the Pod network and policy engine: felix and its helpers as processes of each Node, without Typha, BIRD and
-//! operator.
+//! Calico as the Pod network and policy engine: felix and its helpers as processes of each Node, without Typha, BIRD
+//! and operator.
 
 use std::env;
 use std::ffi::OsString;
@@ -80,7 +80,8 @@ impl Calico {
         Ok(Some(Self { folder, nftables }))
     }
 
-    /// Adds Calico's CNI plug-ins to those of the machine, in a directory of the Node. Returns its path inside the Node.
+    /// Adds Calico's CNI plug-ins to those of the machine, in a directory of the Node. Returns its path inside the
+    /// Node.
     pub(super) fn add_plugins(&self, directory: &Path, machines: &Path) -> Result<PathBuf> {
         let folder = directory.join(PLUGINS);
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each alert of the chart fires on series that it is meant for, and stays quiet on similar ones that are harmless.
+//! Tests that each alert of the chart fires on the time series of its fault, and does not fire on similar harmless
+//! series.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,10 +11,10 @@ use serde_json::{Value, json};
 
 use crate::objects::{find, rendered};
 
-/// Series with their values once a minute, in promtool's notation.
+/// Time series with one value per minute, in promtool's notation.
 type Series = &'static [(&'static str, &'static str)];
 
-/// An alert, series on which it fires, and series on which it does not.
+/// An alert, the series on which it fires, and the series on which it does not fire.
 struct Case {
     alert: &'static str,
     fires: Series,
@@ -24,7 +25,7 @@ const CASES: [Case; 13] = [
     Case {
         alert: "NPLDeviceFailed",
         fires: &[(r#"npl_devices{state="failed"}"#, "1x20")],
-        // A device that is being replaced fails for a moment.
+        // A device that is being replaced fails for up to two minutes.
         quiet: &[(r#"npl_devices{state="failed"}"#, "0 0 0 1 1 0x20"), (r#"npl_devices{state="attached"}"#, "2x20")],
     },
     Case {
@@ -35,7 +36,7 @@ const CASES: [Case; 13] = [
     Case {
         alert: "NPLAgentNotReady",
         fires: &[("npl_ready", "0x20")],
-        // A restart.
+        // The agent restarts.
         quiet: &[("npl_ready", "1x12 0 0 1x6")],
     },
     Case {
@@ -46,7 +47,7 @@ const CASES: [Case; 13] = [
     Case {
         alert: "NPLPortsNotServed",
         fires: &[(r#"npl_problems{reason="PortRangeExhausted"}"#, "3x20")],
-        // A solved problem has no series.
+        // The series of a solved problem disappears.
         quiet: &[(r#"npl_problems{reason="PortRangeExhausted"}"#, "1 1 1 stale")],
     },
     Case {
@@ -71,7 +72,7 @@ const CASES: [Case; 13] = [
             (r#"npl_publication_seconds_bucket{le="26.2144"}"#, "0+9x30"),
             (r#"npl_publication_seconds_bucket{le="+Inf"}"#, "0+9x30"),
         ],
-        // One of fifteen is slow.
+        // One of fifteen publications is slow.
         quiet: &[
             (r#"npl_publication_seconds_bucket{le="1.6384"}"#, "0+14x30"),
             (r#"npl_publication_seconds_bucket{le="6.5536"}"#, "0+14x30"),
@@ -84,7 +85,7 @@ const CASES: [Case; 13] = [
         fires: &[(r#"npl_watch_errors_total{subject="pods",kind="unreachable"}"#, "0+2x20")],
         quiet: &[
             (r#"npl_watch_errors_total{subject="pods",kind="expired"}"#, "0+9x20"),
-            // The restart of an API server.
+            // An API server restarts.
             (r#"npl_watch_errors_total{subject="pods",kind="unreachable"}"#, "0 1 2 3 3x20"),
         ],
     },
@@ -131,10 +132,10 @@ const CASES: [Case; 13] = [
     },
 ];
 
-/// Late enough for the longest wait of an alert.
+/// The evaluation time, which exceeds the longest `for` of an alert.
 const EVALUATED: &str = "20m";
 
-/// A test of promtool: whether the alert fires on the series.
+/// A promtool test that expects the alert to fire, or not to fire, on the series.
 fn test(Case { alert, .. }: &Case, series: Series, fires: bool) -> Value {
     let with_instance = |name: &str| match name.split_once('{') {
         Some((metric, labels)) => format!(r#"{metric}{{instance="node-1:9912",{labels}"#),
@@ -169,7 +170,7 @@ fn each_alert_fires_when_it_should_and_only_then() {
     tools::output(prometheus::promtool().unwrap().args(["test", "rules"]).arg(&file)).unwrap();
 }
 
-/// promtool finds a test whose expectation is wrong.
+/// promtool must fail if the expectation of a test is wrong.
 #[test]
 fn a_wrong_expectation_is_found() {
     let run = Run::start().unwrap();

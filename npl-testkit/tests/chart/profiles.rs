@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real API server accepts each profile, and Helm installs, changes and removes a release there.
+//! Tests that a real API server accepts each profile, and that Helm installs, changes and removes a release there.
 
 use std::fs;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::objects::parse;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The profiles: the arguments of Helm, and whether the kinds of other projects are part of them.
+/// The profiles: the name of each, and its arguments for Helm.
 const PROFILES: [(&str, &[&str]); 6] = [
     ("default", &[]),
     ("openshift", &["--values", "values-openshift.yaml"]),
@@ -30,7 +30,7 @@ const PROFILES: [(&str, &[&str]); 6] = [
     ("cleanup", &["--set", "cleanup.enabled=true"]),
 ];
 
-/// An API server with the kinds that the chart uses.
+/// An API server with the CRDs of all kinds that the chart uses.
 struct World {
     run: Run,
     plane: ControlPlane,
@@ -49,12 +49,12 @@ impl World {
         Self { run, plane, cluster }
     }
 
-    /// Runs Helm in the namespace npl-system.
+    /// Runs Helm in the namespace `npl-system`.
     fn helm(&self, arguments: &[&str]) -> String {
         let mut helm = helm::command().unwrap();
         helm.arg("--kubeconfig").arg(self.plane.admin_kubeconfig());
         helm.args(["--namespace", "npl-system"]).args(arguments);
-        // Helm's caches belong to the test.
+        // Helm's caches are in the directory of the test.
         helm.env("HELM_CACHE_HOME", self.run.file("helm-cache")).env("HELM_CONFIG_HOME", self.run.file("helm-config"));
         tools::output(&mut helm).unwrap()
     }
@@ -63,7 +63,7 @@ impl World {
         self.cluster.client().get("/apis/apps/v1/namespaces/npl-system/daemonsets/npl-agent").ok()
     }
 
-    /// The names of all objects with NPL's label, besides Helm's own records.
+    /// The names of all objects with NPL's label, without Helm's release records.
     fn objects(&self) -> String {
         let kinds = "daemonsets,jobs,serviceaccounts,resourcequotas,roles,rolebindings,clusterroles,clusterrolebindings,\
                      flowschemas,prioritylevelconfigurations,validatingadmissionpolicies,\
@@ -73,7 +73,7 @@ impl World {
     }
 }
 
-/// One API server for all, since its start takes longer than the rest.
+/// All cases share one API server, because its start takes longer than the cases.
 #[test]
 fn an_api_server_accepts_each_profile_and_every_step_of_a_release() {
     let world = World::start();
@@ -123,13 +123,13 @@ fn helm_installs_upgrades_rolls_back_and_uninstalls(world: &World) {
     world.helm(&["rollback", "npl", "1"]);
     assert_eq!(variable("NPL_DRAIN"), None);
     assert!(!world.objects().contains("podmonitor"), "{}", world.objects());
-    // No controller runs here that would run the hook's Job.
+    // No controller runs in this test, so the hook's Job would never finish.
     world.helm(&["uninstall", "npl", "--no-hooks"]);
-    // Helm deletes dependents in the background.
+    // The API server deletes dependent objects in the background, after Helm has returned.
     poll::until("the objects to be deleted", LIMIT, || world.objects().is_empty().then_some(())).unwrap();
 }
 
-/// The switch from the manifest keeps the DaemonSet, and with it the agents.
+/// The change from the manifest to a release keeps the DaemonSet and its running agents.
 fn a_release_takes_over_what_the_manifest_has_installed(world: &World) {
     let manifest = tools::repository_file("deploy/npl.yaml");
     world.cluster.kubectl(&["apply", "--filename", manifest.to_str().unwrap()]).unwrap();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Wrong values, and what Helm's own checks find.
+//! Tests that Helm rejects wrong values and unsupported Kubernetes versions, and that `helm lint` accepts each profile.
 
 use npl_testkit::{helm, tools};
 
-/// Wrong values, and words of the message.
+/// Wrong values, each with a part of the error message.
 const WRONG: [(&str, &str); 9] = [
     ("prot=1", "additional properties 'prot' not allowed"),
     ("config.portrange=1-2", "additional properties 'portrange' not allowed"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each value of the chart changes what its comment says.
+//! Tests that each value of the chart has the effect that its comment describes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use crate::objects::{find, rendered};
 
-/// A value and the field that it sets. A field that is `null` is absent.
+/// A value and the object field that it sets. An expected field of `null` is absent.
 struct Case {
-    /// The value as a path and JSON, and others that it takes.
+    /// The value as a path and JSON, followed by other values that it requires.
     set: &'static [(&'static str, &'static str)],
-    /// Kind and name of the object.
+    /// The kind and name of the object.
     object: (&'static str, &'static str),
     /// The JSON pointer of the field; empty for the object itself.
     field: &'static str,
@@ -45,7 +45,7 @@ macro_rules! pod {
     };
 }
 
-/// Values that set one field.
+/// The values that set one field each.
 const FIELDS: &[Case] = &[
     case(&[("image.repository", "\"r/a\"")], DAEMON_SET, agent!("/image"), "\"r/a:0.1.0\""),
     case(&[("image.tag", "\"v9\"")], DAEMON_SET, agent!("/image"), "\"localhost/npl-agent:v9\""),
@@ -194,7 +194,7 @@ const FIELDS: &[Case] = &[
     ),
 ];
 
-/// Values, the environment variable of the agent that they set, and its value.
+/// Values, the agent's environment variable that they set, and the expected content of the variable.
 type VariableCase = (&'static [(&'static str, &'static str)], &'static str, &'static str);
 
 const VARIABLES: &[VariableCase] = &[
@@ -220,30 +220,30 @@ const VARIABLES: &[VariableCase] = &[
     (&[("metrics.enabled", "true"), ("metrics.port", "9000")], "NPL_METRICS_LISTEN", "[$(HOST_IP)]:9000"),
 ];
 
-/// Values whose effect has a test of its own.
+/// Values whose effect has a separate test.
 const ELSEWHERE: [&str; 4] = [
     "config",
     "image.digest",
     "metrics.prometheusRule.runbookUrl",
-    // The keys of a default; other keys are in `FIELDS`.
+    // This key is in the default of `metrics.dashboard.labels`; `FIELDS` has other keys.
     "metrics.dashboard.labels.grafana_dashboard",
 ];
 
-/// The value of an environment variable of the agent.
+/// The content of an environment variable of the agent.
 fn variable<'a>(objects: &'a [Value], name: &str) -> Option<&'a str> {
     let env = find(objects, DAEMON_SET.0, DAEMON_SET.1)?.pointer(CONTAINER)?["env"].as_array()?;
     env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
 }
 
-/// Values that change what other values set.
+/// Values that change the fields of other values, so that their cases are rendered alone.
 const ALONE: [&str; 2] = ["cleanup.enabled", "loadPrograms.enabled"];
 
 impl Case {
-    /// Whether both cases can be seen in one rendering, each of which takes Helm a while.
+    /// Whether one rendering can test both cases. Fewer renderings make the test faster.
     fn goes_with(&self, other: &Self) -> bool {
         let is_alone = |case: &Self| case.set.iter().any(|(path, _)| ALONE.contains(path));
         let is_below = |a: &str, b: &str| a.starts_with(b) || b.starts_with(a);
-        // What is switched off does not show its other values.
+        // If a part of the chart is disabled, its other values have no effect.
         let scope = |path: &'static str, json: &str| {
             if json == "false" { path.trim_end_matches("enabled") } else { path }
         };
@@ -256,7 +256,7 @@ impl Case {
     }
 }
 
-/// The field of a case; `null` if it is absent.
+/// The content of a case's field; `null` if the field is absent.
 fn field(objects: &[Value], Case { object: (kind, name), field, .. }: &Case) -> Value {
     find(objects, kind, name).and_then(|object| object.pointer(field)).cloned().unwrap_or_default()
 }
@@ -298,7 +298,7 @@ fn each_option_becomes_a_variable_of_the_agent() {
     }
 }
 
-/// The paths of all values, down to empty lists, empty objects and everything else.
+/// Collects the paths of all values. Only non-empty objects are descended into.
 fn leaves(value: &Value, path: &str, found: &mut BTreeSet<String>) {
     match value.as_object() {
         Some(map) if !map.is_empty() => {
@@ -395,7 +395,7 @@ fn every_object_has_the_labels_of_kubernetes_and_a_namespaced_one_the_releases_n
     assert!(!text.contains("npl-system"), "a name of the default namespace is fixed");
 }
 
-/// `OpenShift`'s default constraints reject a fixed user.
+/// `OpenShift`'s default security context constraints reject a fixed user ID.
 #[test]
 fn the_hook_runs_as_a_user_of_the_namespaces_range_on_openshift() {
     let context = |objects: &[Value]| {
@@ -407,7 +407,7 @@ fn the_hook_runs_as_a_user_of_the_namespaces_range_on_openshift() {
     assert_eq!((&usual["runAsNonRoot"], &openshift["runAsNonRoot"]), (&json!(true), &json!(true)));
 }
 
-/// An upgrade cannot change a selector.
+/// The API server rejects an upgrade that changes a selector.
 #[test]
 fn no_value_changes_the_selector() {
     let set = [("commonLabels", r#"{"a":"b"}"#), ("podLabels", r#"{"a":"b"}"#)];
@@ -418,7 +418,7 @@ fn no_value_changes_the_selector() {
     assert_eq!(selector(&rendered(&[])), expected);
 }
 
-/// `deploy/mount-bpffs.yaml` is a patch for users without Helm.
+/// `deploy/mount-bpffs.yaml` is the patch with the effect of `mountBpffs.enabled` for users without Helm.
 #[test]
 fn the_patch_that_mounts_a_bpf_file_system_adds_what_the_value_adds() {
     let text = fs::read_to_string(npl_testkit::tools::repository_file("deploy/mount-bpffs.yaml")).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The life of an installation by Helm, with the commands of README.md and docs/install.md.
+//! Tests an installation by Helm from install to uninstall, with the commands of README.md and docs/install.md.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use crate::traffic::PORTS;
 use crate::uninstall;
 use crate::world::{AGENT_NAMESPACE, LIMIT, NAMESPACE, World};
 
-/// The release takes over the agents of the manifest, is changed and rolled back, and no request is lost.
+/// The release takes over the agents of the manifest, is changed, and is rolled back. No request fails.
 pub(crate) fn a_release_is_installed_upgraded_and_rolled_back_under_load(world: &mut World) {
     Under::default().load(world, |world| {
         run(world, "helm upgrade --install npl deploy/chart/npl --namespace npl-system --take-ownership", &[]);
@@ -25,7 +25,7 @@ pub(crate) fn a_release_is_installed_upgraded_and_rolled_back_under_load(world: 
     });
 }
 
-/// The hook withdraws the annotations before the agents end.
+/// The uninstall hook withdraws the annotations before the agents stop.
 pub(crate) fn helm_uninstall_retires_every_node(world: &mut World) {
     let shop = world.wait_for_shop(4);
     let entries: Vec<_> = shop.keys().flat_map(|pod| world.entries(pod, PORTS)).collect();
@@ -41,7 +41,7 @@ pub(crate) fn helm_uninstall_retires_every_node(world: &mut World) {
     poll::until("the objects of the release to be deleted", LIMIT, gone).unwrap();
 }
 
-/// The commands of the section "Install" alone give a working installation.
+/// The commands of the section "Install" are sufficient for a working installation.
 pub(crate) fn the_install_commands_of_the_readme_work(world: &mut World) {
     let text = fs::read_to_string(tools::repository_file("README.md")).unwrap();
     let section = text.split_once("\n## Install\n").unwrap().1.split_once("\n## ").unwrap().0;
@@ -51,7 +51,7 @@ pub(crate) fn the_install_commands_of_the_readme_work(world: &mut World) {
         .map(|line| line.split('#').next().unwrap_or_default().trim())
         .filter(|line| !line.is_empty())
         .collect();
-    // The image is on every Node of the test's cluster.
+    // The first command is skipped, because the image is already on every Node of the test's cluster.
     assert_eq!(commands.first(), Some(&"cargo xtask image"), "{commands:?}");
     assert!(commands.len() > 2, "{commands:?}");
     for command in &commands[1..] {
@@ -62,12 +62,12 @@ pub(crate) fn the_install_commands_of_the_readme_work(world: &mut World) {
         world.entries(&pod, PORTS);
     }
     assert!(world.kubectl(&["get", "service", "web", "--output", "yaml"]).contains("nodeportlocal.antrea.io/enabled"));
-    // Its image is in a registry that the Nodes do not reach.
+    // The Pods of the example cannot start, because the Nodes cannot reach the registry of its image.
     world.kubectl(&["delete", "deployment/web", "service/web", "--timeout=60s"]);
     assert_eq!(world.pods(NAMESPACE, "app=web").len(), 4);
 }
 
-/// Runs a command of docs/install.md, with further arguments.
+/// Runs a command that docs/install.md contains, with further arguments.
 fn run(world: &World, command: &str, further: &[&str]) {
     let text = fs::read_to_string(tools::repository_file("docs/install.md")).unwrap();
     assert!(text.contains(command), "docs/install.md does not have `{command}`");
@@ -82,13 +82,13 @@ fn execute(world: &World, command: &str, further: &[&str]) {
     let program = if program == "helm" { found.get_program() } else { program.as_ref() };
     let mut command = world.cluster.cluster().command(program).unwrap();
     command.args(words).args(further).current_dir(tools::repository_file("."));
-    // Helm's caches belong to the run.
+    // Helm's caches are in the directory of the test run.
     let run = world.cluster.run();
     command.env("HELM_CACHE_HOME", run.file("helm-cache")).env("HELM_CONFIG_HOME", run.file("helm-config"));
     tools::output(&mut command).unwrap();
 }
 
-/// `--drain` as the DaemonSet sets it; empty if it does not.
+/// The value of `NPL_DRAIN` in the DaemonSet; empty if the variable is unset.
 fn drain(world: &World) -> String {
     let path = "jsonpath={.spec.template.spec.containers[0].env[?(@.name==\"NPL_DRAIN\")].value}";
     world.kubectl(&["get", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, "--output", path])

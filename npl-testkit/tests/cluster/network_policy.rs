@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! NetworkPolicy of a real policy engine: it sees node port traffic with the client's own address.
+//! Tests the NetworkPolicy of a real policy engine, which matches node port traffic by the client's original address.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -18,7 +18,7 @@ fn policies() -> String {
     format!("/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies")
 }
 
-/// A policy for the shop with these ingress rules.
+/// A NetworkPolicy for the Pods of the shop with these ingress rules.
 fn policy(ingress: &Value) -> Value {
     json!({
         "apiVersion": "networking.k8s.io/v1",
@@ -28,8 +28,8 @@ fn policy(ingress: &Value) -> Value {
     })
 }
 
-/// The number of a Pod's entries that answer a client. All are asked at the same time, because a refused one waits for
-/// its timeout.
+/// The number of a Pod's entries through which a client gets an answer. The client connects to all entries in parallel,
+/// because a refused connection waits for its timeout.
 fn answering(world: &World, client: &Client, pod: &Pod) -> usize {
     let (entries, answering) = (world.entries(&pod.name, PORTS), AtomicUsize::new(0));
     thread::scope(|scope| {

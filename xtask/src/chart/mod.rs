@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask chart`: renders the manifests of `deploy/` and the page of the chart's values from the Helm chart, their
-//! only source.
+//! `cargo xtask chart`: renders the manifests of `deploy/` and the page of the chart's values from the Helm chart,
+//! their only source.
 
 pub(crate) mod values;
 
@@ -11,10 +11,10 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{paths, process, setup};
 
-/// The chart's folder.
+/// The directory of the chart.
 const CHART: &str = "deploy/chart/npl";
 
-/// Arguments of `cargo xtask chart`.
+/// The arguments of `cargo xtask chart`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Change no file, and fail if a manifest differs from the chart.
@@ -25,9 +25,9 @@ pub(crate) struct Options {
 /// A manifest for users without Helm.
 struct Manifest {
     path: &'static str,
-    /// Lines that follow the license.
+    /// The lines after the license line.
     about: &'static [&'static str],
-    /// Arguments of `helm template`.
+    /// The arguments of `helm template` for this manifest.
     arguments: &'static [&'static str],
 }
 
@@ -55,7 +55,7 @@ const MANIFESTS: [Manifest; 3] = [
     },
 ];
 
-/// Renders the manifests.
+/// Renders all manifests and the page of the values.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let helm = setup::helm()?;
     process::say("chart: rendering the manifests of deploy/");
@@ -65,7 +65,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut outdated = Vec::new();
     for manifest in &MANIFESTS {
         let mut command = Command::new(&helm);
-        // The hook that retires Nodes is Helm's; users of a manifest set NPL_RETIRE.
+        // The manifest omits the hook that retires Nodes, because only Helm runs hooks. Users of the manifest set
+        // `NPL_RETIRE`.
         command.args(["template", "npl", CHART, "--namespace", "npl-system", "--no-hooks"]).args(manifest.arguments);
         let rendered = manifest.rendered(&process::ask(command.current_dir(paths::root()))?);
         let path = paths::root().join(manifest.path);
@@ -85,7 +86,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// Writes the page of the values.
+/// Writes the page of the chart's values.
 pub(crate) fn write_values_page() -> Result<()> {
     let yaml = fs::read_to_string(paths::root().join(CHART).join("values.yaml")).context("read the chart's values")?;
     fs::write(paths::root().join(values::PAGE), values::page(&yaml)).context("write the page of the chart's values")
@@ -97,7 +98,8 @@ pub(crate) fn check() -> Result<()> {
 }
 
 impl Manifest {
-    /// The file's text from Helm's output, without what describes an installation by Helm.
+    /// Converts Helm's output to the text of the manifest, without the labels and comments that describe an
+    /// installation by Helm.
     fn rendered(&self, output: &str) -> String {
         let mut lines = vec!["# SPDX-License-Identifier: Apache-2.0".to_owned()];
         lines.extend(self.about.iter().map(|line| format!("# {line}")));

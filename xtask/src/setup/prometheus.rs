@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Debian's Prometheus, unpacked into the cache: an installed package would start a server on this machine.
+//! Unpacks Debian's Prometheus into the cache, because an installed package would start a server on this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,11 @@ use crate::{cache, process};
 
 const PACKAGE: &str = "prometheus";
 
-/// The programs of the tests.
+/// The programs that the tests run.
 const PROGRAMS: [&str; 2] = ["prometheus", "promtool"];
 
-/// Returns a folder with `prometheus` and `promtool`: the machine's own or the cached one, which is filled if it is
-/// missing.
+/// Returns a directory with `prometheus` and `promtool`: that of the machine's own installation, or the cache
+/// directory. Downloads the programs if they are in neither directory.
 pub(super) fn obtain() -> Result<PathBuf> {
     let installed = PROGRAMS.map(|program| process::find(program).and_then(|path| Some(path.parent()?.to_owned())));
     if let [Some(server), Some(tool)] = installed

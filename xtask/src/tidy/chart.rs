@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The chart has the version of the workspace, describes each value in its schema, and documents it.
+//! Checks that the chart has the version of the workspace, and that each value has a schema and a comment.
 //! `cargo xtask chart --check` compares the rendered manifests; it needs Helm.
 
 use serde_json::Value;
@@ -14,7 +14,7 @@ const SCHEMA: &str = "deploy/chart/npl/values.schema.json";
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let (Some(chart), Some(yaml), Some(schema)) = (tree.text(CHART), tree.text(VALUES), tree.text(SCHEMA)) else {
-        // Trees of tests have no chart.
+        // The source trees of the unit tests have no chart.
         return Vec::new();
     };
     let mut findings = Vec::new();

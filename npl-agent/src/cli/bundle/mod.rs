@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent bundle`: a support archive of this Node, from an allow-list of documents. Nothing else is read: no Secret, no
-//! environment, no file of the Node, no annotation or label of an object.
+//! `npl-agent bundle`: writes a support archive of this Node, from an allow-list of documents. The command reads no
+//! Secret, no environment variable, no file of the Node, and no annotation or label of an object.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use crate::{
     local,
 };
 
-/// The folder in the archive.
+/// The directory of the documents in the archive.
 const FOLDER: &str = "npl-bundle";
 const README: &str = "npl-agent bundle: the state of NPL on one Node.
 
@@ -39,7 +39,7 @@ errors.json     the documents that could not be read, and why
 Not in this archive: Secrets, tokens, environment variables, kubeconfigs, logs, annotations and labels.
 ";
 
-/// The documents, by file name.
+/// The documents of the archive, by file name.
 pub(super) type Documents = BTreeMap<&'static str, Value>;
 
 /// Writes the archive to a file or to standard output, or the documents as one JSON object.
@@ -104,7 +104,7 @@ pub(super) fn document(value: impl Serialize) -> anyhow::Result<Value> {
     Ok(serde_json::to_value(value)?)
 }
 
-/// A compressed tar archive of the documents.
+/// Packs the documents into a compressed tar archive.
 pub(super) fn archive(documents: &Documents) -> io::Result<Vec<u8>> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
     append(&mut archive, "README.txt", README.as_bytes())?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent flows`: the live flows through node ports, with the Pod's name and all ends.
+//! `npl-agent flows`: lists the tracked flows through node ports, with the Pod's name and the addresses of client, Node
+//! and Pod.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -22,22 +23,23 @@ use crate::{
 #[serde(rename_all = "camelCase")]
 struct FlowRow {
     protocol: &'static str,
-    /// Client address and port.
+    /// The client's address and port.
     client: String,
     /// The node address and node port that the client uses.
     node: String,
-    /// Pod address and port.
+    /// The Pod's address and port.
     pod_address: String,
-    /// Absent without a running agent.
+    /// The Pod's namespace; absent without a running agent, as is the Pod's name.
     namespace: Option<String>,
     pod: Option<String>,
     /// `established`, `closing`, `closed` or `reset`.
     state: &'static str,
-    /// Time since the entry was refreshed: up to 256 jiffies (0.25 to 2.6 s) longer than since the last packet.
+    /// Time since the conntrack entry was refreshed. It is up to 256 jiffies (0.25 to 2.6 s) longer than the time since
+    /// the last packet.
     idle_millis: u64,
 }
 
-/// The flows to show. An absent condition holds for every flow.
+/// Selects the flows to show. An absent condition holds for every flow.
 #[derive(Debug, Default)]
 struct Filter<'a> {
     namespace: Option<&'a str>,
@@ -60,7 +62,7 @@ impl Filter<'_> {
     }
 }
 
-/// Prints the established flows.
+/// Prints the tracked flows.
 ///
 /// # Errors
 ///
@@ -85,7 +87,7 @@ pub async fn show(args: &FlowsArgs) -> anyhow::Result<()> {
     };
     let rows = rows(&records, agent.as_ref(), &filter, now);
     match args.node.view.output {
-        // One line for each flow, so that `grep` and `jq` can follow many.
+        // Each flow is one line, so that `grep` and `jq` can process long output line by line.
         OutputFormat::Json => {
             let lines = rows.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
             print(&lines.iter().map(|line| line.clone() + "\n").collect::<String>())
@@ -103,7 +105,7 @@ pub(super) async fn document(view: &ViewArgs, runtime_dir: &Path) -> anyhow::Res
     Ok(serde_json::to_value(rows(&records, agent.as_ref(), &Filter::default(), kernel_clock()))?)
 }
 
-/// The flows with names, the most recent first.
+/// The flows with the names of their Pods, the most recently used flow first.
 fn rows(records: &[FlowRecord], agent: Option<&AgentView>, filter: &Filter<'_>, now: Duration) -> Vec<FlowRow> {
     let views = agent.map(|agent| agent.node_ports.as_slice()).unwrap_or_default();
     let views: BTreeMap<Frontend, &NodePortView> = views.iter().map(|view| (view.frontend, view)).collect();

@@ -10,12 +10,12 @@ use crate::{
     core::check::check,
 };
 
-/// Prints every inconsistency that lasts. The exit code is 1 if there is one.
+/// Prints every inconsistency that lasts for the settling time. The exit code is 1 if there is one.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let namespace = args.namespace.as_deref();
     let mut found = check(&cluster::read(kubectl, namespace)?);
     if !found.is_empty() && !args.settle.is_zero() {
-        // Pods that come and go are published within milliseconds.
+        // A new or deleted Pod is inconsistent only for milliseconds, until its agent has updated the annotation.
         thread::sleep(args.settle);
         found = &found & &check(&cluster::read(kubectl, namespace)?);
     }

@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// All Pods, Services and Nodes; of one namespace, if given.
+/// All Nodes, and the Pods and Services of all namespaces or of one.
 pub(super) fn read(kubectl: Kubectl<'_>, namespace: Option<&str>) -> anyhow::Result<Cluster> {
     let scope = namespace.map_or_else(|| vec!["--all-namespaces"], |namespace| vec!["--namespace", namespace]);
     let list = |kind: &str| kubectl.list(&[&[kind], scope.as_slice()].concat());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl mappings`: the published node ports of the cluster, from the annotations.
+//! `kubectl npl mappings`: lists the published node ports of the cluster, which it reads from the annotations.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use crate::{
     core::{check::Cluster, ports::select::requests_entry, publish::annotation},
 };
 
-/// One published node port.
+/// A published node port.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {

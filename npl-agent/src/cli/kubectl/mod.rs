@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl`: views of the whole cluster from a workstation. The same binary under the name `kubectl-npl`, which
-//! kubectl finds as a plug-in.
+//! `kubectl npl`: shows the whole cluster from a workstation. The plug-in is the agent's binary under the name
+//! `kubectl-npl`, by which kubectl finds it.
 //!
-//! All access is by `kubectl` itself, so that contexts, credentials and proxies are the ones of the user.
+//! The plug-in runs `kubectl` for every request, so it uses the user's contexts, credentials and proxies.
 
 mod check;
 mod cluster;
@@ -26,7 +26,7 @@ use crate::{
     config::kubectl_args::{Connection, KubectlCli, KubectlCommand},
 };
 
-/// The file name under which the binary is the plug-in.
+/// The file name under which the binary acts as the plug-in.
 pub const PLUGIN: &str = "kubectl-npl";
 
 /// Whether the binary was started as the plug-in.
@@ -56,7 +56,7 @@ pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Runs kubectl with the user's connection.
+/// Runs kubectl with the user's connection options.
 #[derive(Debug, Clone, Copy)]
 struct Kubectl<'a> {
     connection: &'a Connection,
@@ -74,7 +74,8 @@ impl Kubectl<'_> {
         command
     }
 
-    /// The exit code and standard output of kubectl; its standard error is an error if it printed nothing else.
+    /// The exit code and standard output of kubectl. If kubectl fails without standard output, its standard error is
+    /// returned as the error.
     fn output(self, arguments: &[&str]) -> anyhow::Result<(i32, String)> {
         let output = self.command(arguments).output().context("run kubectl: it must be on the PATH")?;
         let code = output.status.code().context("kubectl was killed by a signal")?;
@@ -84,7 +85,7 @@ impl Kubectl<'_> {
         Ok((code, String::from_utf8_lossy(&output.stdout).into_owned()))
     }
 
-    /// The elements of a list in JSON.
+    /// The elements of a Kubernetes list in JSON.
     fn list(self, arguments: &[&str]) -> anyhow::Result<Vec<Value>> {
         let (code, text) = self.output(&[&["get", "--output", "json"], arguments].concat())?;
         if code != 0 {
@@ -98,7 +99,7 @@ impl Kubectl<'_> {
     }
 }
 
-/// A text of an object at a JSON pointer; empty if it is absent.
+/// The string at a JSON pointer of an object; empty if the field is absent.
 fn text_at<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }

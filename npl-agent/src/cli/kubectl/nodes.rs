@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agents' Pods, and commands that run in them.
+//! Finds the agents' Pods, and runs commands in them.
 
 use std::{collections::BTreeMap, process::ExitCode, thread};
 
@@ -11,12 +11,12 @@ use crate::config::kubectl_args::OnArgs;
 
 /// The label of the agents' Pods.
 const SELECTOR: &str = "app.kubernetes.io/name=npl,app.kubernetes.io/component=agent";
-/// The binary in the agents' image.
+/// The path of the binary in the agents' image.
 const PROGRAM: &str = "/npl-agent";
-/// How many commands run at a time.
+/// The maximum number of commands that run at the same time.
 const AT_ONCE: usize = 8;
 
-/// The Pod of an agent.
+/// The Pod of a Node's agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct AgentPod {
     pub(super) name: String,
@@ -31,7 +31,7 @@ pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, Ag
     for pod in pods.iter().filter(|pod| pod.pointer("/metadata/deletionTimestamp").is_none()) {
         let is_running = container_is_running(pod);
         let agent = AgentPod { name: text_at(pod, "/metadata/name").to_owned(), is_running };
-        // While an agent is replaced, the one that runs answers.
+        // While an agent is being replaced, its Node has two Pods, and the running one is used.
         let node = text_at(pod, "/spec/nodeName").to_owned();
         if is_running || !agents.contains_key(&node) {
             agents.insert(node, agent);

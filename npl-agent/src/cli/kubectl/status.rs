@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl status`: the verdict of every Node.
+//! `kubectl npl status`: prints the verdict of every Node.
 
 use std::{collections::BTreeMap, process::ExitCode};
 
@@ -22,18 +22,19 @@ use crate::{
 #[serde(rename_all = "camelCase")]
 struct Row {
     node: String,
-    /// The Pod of the agent; absent without one.
+    /// The agent's Pod; absent if the Node has none.
     agent: Option<String>,
     version: Option<String>,
     verdict: Verdict,
-    /// Mappings in the kernel.
+    /// The number of mappings in the kernel.
     mappings: Option<u64>,
     published: Option<u64>,
-    /// What matters for the verdict, the worst first.
+    /// The signs on which the verdict is based, the worst first.
     signs: Vec<String>,
 }
 
-/// Prints a line for each Node. The exit code is 1 if one is at risk, and 2 if one cannot be told.
+/// Prints a line for each Node. The exit code is 1 if a Node's traffic is at risk, else 2 if a Node's verdict is
+/// unknown.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterStatusArgs) -> anyhow::Result<ExitCode> {
     let agents = agents(kubectl)?;
     let nodes = kubectl.list(&["nodes"])?;
@@ -49,7 +50,7 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterStatusArgs) -> anyhow::Re
     Ok(ExitCode::from(worst(&rows).exit_code()))
 }
 
-/// Of several Nodes, one at risk matters more than one that is not known.
+/// The worst verdict of several Nodes. A Node at risk takes precedence over a Node whose verdict is unknown.
 fn worst(rows: &[Row]) -> Verdict {
     let has = |verdict| rows.iter().any(|row| row.verdict == verdict);
     [Verdict::AtRisk, Verdict::CannotTell].into_iter().find(|verdict| has(*verdict)).unwrap_or(Verdict::Healthy)

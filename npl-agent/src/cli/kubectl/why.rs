@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl why`: finds the Nodes of an object and asks the agents there.
+//! `kubectl npl why`: finds the Nodes of a Pod or a Service, and runs `npl-agent why` there.
 
 use std::{collections::BTreeSet, process::ExitCode};
 
@@ -19,7 +19,8 @@ use crate::{
     },
 };
 
-/// Prints the chains of an object. The exit code is 0 if every link holds, 1 if one does not, 2 if no agent answers.
+/// Prints the chains of a Pod or a Service. The exit code is 0 if every link holds, 1 if a link does not hold, and 2 if
+/// no agent answers.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterWhyArgs) -> anyhow::Result<ExitCode> {
     let namespace = match &args.object {
         Question::Pod(key, _) | Question::Service(key) => &key.namespace,
@@ -51,7 +52,7 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterWhyArgs) -> anyhow::Resul
     Ok(if explanation.is_served() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The question as an argument of `npl-agent why`.
+/// The Pod or Service in the format of `npl-agent why`'s argument.
 fn argument(question: &Question) -> String {
     match question {
         Question::Pod(key, None) => format!("pod/{key}"),
@@ -75,7 +76,7 @@ fn inactive(service: &Service, domain: &str) -> Option<String> {
     Some(format!("the type is {kind}, which NPL ignores: use ClusterIP or LoadBalancer"))
 }
 
-/// The Nodes with the Pods that the question is about.
+/// The Nodes of the Pod, or of the Service's Pods.
 fn nodes_of(cluster: &Cluster, question: &Question) -> anyhow::Result<Vec<String>> {
     let is_asked_for = |key: &ObjectKey| match question {
         Question::Pod(wanted, _) => key == wanted,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent mappings`: the node ports of this Node with their Pods, Services, states and traffic.
+//! `npl-agent mappings`: lists the node ports of this Node with their Pods, Services, states and traffic.
 
 pub(in crate::cli) mod rows;
 
@@ -18,10 +18,10 @@ use crate::{
     local,
 };
 
-/// Moves the cursor home and clears the screen.
+/// The escape sequence that moves the cursor to the top left and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// Prints the mappings, once or again and again.
+/// Prints the mappings once, or repeatedly with `--watch`.
 ///
 /// # Errors
 ///
@@ -86,7 +86,7 @@ fn rates(former: &Stats, current: &Stats, elapsed: Duration) -> BTreeMap<Fronten
 fn print_rows(args: &MappingsArgs, rows: &[MappingRow], agent: Option<&AgentView>) -> anyhow::Result<()> {
     let is_screen = args.watch.is_some() && std::io::stdout().is_terminal();
     let text = match args.node.view.output {
-        // One line for each reading, so that a program can follow them.
+        // Each reading is one line, so that a program can parse the output line by line.
         OutputFormat::Json if args.watch.is_some() => serde_json::to_string(rows)? + "\n",
         OutputFormat::Json => return print_json(&rows),
         OutputFormat::Table | OutputFormat::Wide if rows.is_empty() => "No mappings.\n".to_owned(),
@@ -123,7 +123,7 @@ const DETAILS: [Column; 6] = [
     ("NEW FLOWS", |row| row.new_flows.to_string()),
     ("ENDS IN", |row| row.ends_in_millis.map_or_else(|| NONE.to_owned(), rows::duration)),
 ];
-/// Shown where a value is absent.
+/// The text in place of an absent value.
 const NONE: &str = "-";
 
 fn as_table(rows: &[MappingRow], has_names: bool, has_rates: bool, is_wide: bool) -> String {

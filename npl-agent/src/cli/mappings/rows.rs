@@ -14,8 +14,8 @@ use crate::{
     datapath::tables::MappingRecord,
 };
 
-/// One node port of the output. Ports are in host byte order; counters start when the mapping is created. Names and
-/// states are absent without a running agent, and counters are 0 without a mapping in the kernel.
+/// A row of the output: one node port. Ports are in host byte order. Counters start at 0 when the mapping is created.
+/// Names and states are absent without a running agent, and counters are 0 without a mapping in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::cli) struct MappingRow {
@@ -32,7 +32,7 @@ pub(in crate::cli) struct MappingRow {
     pub(in crate::cli) pod_port: Option<u16>,
     /// Time since the agent allocated the node port.
     pub(in crate::cli) age_millis: Option<u64>,
-    /// The agent's uptime, if an earlier agent allocated the node port, which is then older than this.
+    /// The agent's uptime, if an earlier agent allocated the node port. The node port is older than this uptime.
     #[serde(skip)]
     pub(in crate::cli) older_than_millis: Option<u64>,
     pub(in crate::cli) ends_in_millis: Option<u64>,
@@ -46,13 +46,13 @@ pub(in crate::cli) struct MappingRow {
     pub(in crate::cli) reply_bytes: u64,
     pub(in crate::cli) new_flows: u64,
     pub(in crate::cli) established_flows: u64,
-    /// Absent in the first reading.
+    /// The rates since the previous reading; absent in the first reading.
     pub(in crate::cli) request_packets_per_second: Option<f64>,
     pub(in crate::cli) reply_packets_per_second: Option<f64>,
     pub(in crate::cli) new_flows_per_second: Option<f64>,
 }
 
-/// Packets per second of a mapping.
+/// The packet rates of a mapping, per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::cli) struct Rates {
     requests: f64,
@@ -72,7 +72,7 @@ impl Rates {
     }
 }
 
-/// The rows to show. An absent condition holds for every row.
+/// Selects the rows to show. An absent condition holds for every row.
 #[derive(Debug, Default)]
 pub(in crate::cli) struct Filter<'a> {
     pub(in crate::cli) namespace: Option<&'a str>,
@@ -112,7 +112,8 @@ pub(in crate::cli) fn rows(
     let uptime = agent.map(|agent| agent.uptime_millis);
     let views = agent.map(|agent| agent.node_ports.as_slice()).unwrap_or_default();
     let named = views.iter().map(|view| {
-        // A host port is published by several Pods or beside a mapping of another one, which counts for itself.
+        // A host port never uses the kernel's mapping of the same number, which belongs to another Pod and gets its own
+        // row.
         let record = records.get(&view.frontend).filter(|_| view.state != PortState::HostPort);
         row(view.frontend, record.copied(), Some(view), uptime)
     });
@@ -198,7 +199,8 @@ pub(in crate::cli) fn sources(row: &MappingRow) -> String {
     }
 }
 
-/// The age of a node port; `>` in front of the agent's uptime, if an earlier agent allocated it.
+/// The age of a node port. If an earlier agent allocated the port, the age is shown as `>` and the running agent's
+/// uptime.
 pub(in crate::cli) fn age(row: &MappingRow) -> String {
     match (row.age_millis, row.older_than_millis) {
         (Some(age), _) => duration(age),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent status`: whether this Node serves its node ports, and if not, why. The exit code is the verdict.
+//! `npl-agent status`: prints whether this Node serves its node ports, and the cause if it does not. The exit code is
+//! the verdict.
 
 mod network;
 mod render;
@@ -25,10 +26,11 @@ use crate::{
     process::{error_chain::ErrorChain, lock},
 };
 
-/// How often `--wait` looks again.
+/// The interval at which `--wait` reads the state again.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Prints the state of the Node. The exit code is 0 if it is healthy, 1 if traffic is at risk, 2 if that cannot be told.
+/// Prints the state of the Node. The exit code is 0 if the Node is healthy, 1 if traffic is at risk, and 2 if the state
+/// is unknown.
 ///
 /// # Errors
 ///
@@ -55,7 +57,7 @@ pub async fn show(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(status.verdict.exit_code()))
 }
 
-/// The output in JSON, for the support archive.
+/// The output of `status` in JSON, for the support archive.
 pub(super) async fn document(view: &ViewArgs, runtime_dir: &Path, interval: Duration) -> anyhow::Result<Value> {
     Ok(serde_json::to_value(read(view, runtime_dir, interval).await?)?)
 }
@@ -68,7 +70,7 @@ async fn read(view: &ViewArgs, runtime_dir: &Path, interval: Duration) -> anyhow
     let sample = if is_installed && !interval.is_zero() { Some(Sample::take(bpffs, interval).await?) } else { None };
     let mut agent = local::ask(runtime_dir).await.map_err(|error| ErrorChain(&error).to_string());
     if let (Ok(before), Ok(agent)) = (before, &mut agent) {
-        // Pods that come and go are published within milliseconds. Only those that wait longer are a sign.
+        // A new or changed Pod waits for its annotation only for milliseconds. Only Pods that wait longer are a sign.
         agent.unpublished_pods = agent.unpublished_pods.min(before.unpublished_pods);
     }
     let (inspection, devices) = (Inspection::read(bpffs)?, netlink::interfaces().await?);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Other software in the Node's network: recognized CNI, policy engines and Service proxy, and programs ahead of NPL's.
+//! Finds other software in the Node's network: the CNI, policy engines, the Service proxy, and programs that run ahead
+//! of NPL's.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -15,22 +16,22 @@ use crate::{
     nft_guard,
 };
 
-/// The part of `status` about other software.
+/// The section of the output about other software.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct NetworkView {
-    /// The CNI, the policy engines and the Service proxy that were recognized.
+    /// The recognized CNI, policy engines and Service proxy.
     networks: Vec<RecognizedNetwork>,
     /// Whether `--forwarding redirect` is refused because redirected packets would bypass a policy engine.
     pub(super) redirect_refused: bool,
-    /// Programs of other software that run ahead of NPL's, by device: if one of them ends the chain, clients are not
-    /// served.
+    /// Programs of other software that run ahead of NPL's, by device. If one of them returns a final verdict, NPL's
+    /// programs do not run and clients are not served.
     pub(super) programs_ahead: ProgramsAhead,
     /// Why the programs of other software cannot be listed; absent if they can.
     programs_ahead_refusal: Option<String>,
 }
 
-/// Software that provides a part of the Node's network.
+/// Recognized software that provides a part of the Node's network.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct RecognizedNetwork {
@@ -40,7 +41,8 @@ struct RecognizedNetwork {
 }
 
 impl NetworkView {
-    /// Reads the order of programs on the attached uplinks, and the traces of other software.
+    /// Reads the order of programs on the attached uplinks, and the device and rule names by which other software is
+    /// recognized.
     pub(super) async fn read(bpffs: &Path, inspection: &Inspection, devices: &[Device]) -> Self {
         let uplinks = inspection.links.iter().filter(|(_, directions)| directions.contains(&Direction::Egress));
         let uplinks: BTreeSet<u32> = uplinks.map(|(ifindex, _)| *ifindex).collect();
@@ -75,7 +77,8 @@ impl NetworkView {
     }
 }
 
-/// The software that the Node's devices and rules show. Rules that cannot be read show none: doctor reports the reason.
+/// The software that is recognized by the Node's devices and rules. If the rules cannot be read, only the devices
+/// count, and doctor reports the error.
 fn recognized(devices: &[Device]) -> Vec<RecognizedNetwork> {
     let rules = nft_guard::rule_names().unwrap_or_default();
     let found = networks::recognize(devices, &rules);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The text of `status` for people.
+//! Formats the output of `status` as text.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -19,10 +19,10 @@ use crate::{
     nft_guard,
 };
 
-/// Shown where a value is absent.
+/// The text in place of an absent value.
 const NONE: &str = "-";
 
-/// The screen of `status`: the verdict with its signs, the facts, and tables of ports, devices and reasons.
+/// The text output: the verdict with its signs, the facts, and tables of ports, devices and reasons.
 pub(super) fn as_text(status: &Status, is_wide: bool) -> String {
     if !status.installed && status.agent.is_none() {
         return "NPL is not installed: no agent has run on this Node, or `npl-agent cleanup` has removed its state.\n"
@@ -98,7 +98,7 @@ fn agent(status: &Status) -> String {
     format!("running for {}, {readiness}, version {}", duration(agent.uptime_millis), agent.version)
 }
 
-/// When each watch last heard from the API server.
+/// The time since each watch last received an event or a list from the API server.
 fn api_server(status: &Status) -> String {
     let watches = status.agent.iter().flat_map(|agent| &agent.watches);
     let shown: Vec<String> = watches
@@ -139,7 +139,7 @@ fn ports(status: &Status) -> String {
     table(&["PORTS", "FAMILY", "USED", "DRAINING", "QUARANTINED", "FREE"], status.port_usage.iter().map(row))
 }
 
-/// The maps that have elements; all of them if `is_wide`.
+/// The maps that have elements; all maps if `is_wide`.
 fn tables(status: &Status, is_wide: bool) -> String {
     let shown = status.tables.iter().filter(|table| is_wide || table.used > 0);
     let row = |fill: &TableFill| {
@@ -151,7 +151,7 @@ fn tables(status: &Status, is_wide: bool) -> String {
 
 fn devices(status: &Status) -> String {
     let none = || NONE.to_owned();
-    // A Node has as many Pod devices as Pods. The Forwarding line gives their number.
+    // The table omits the Pods' devices, because a Node has one for each Pod. The line `Forwarding` has their number.
     let devices = status.devices.iter().filter(|device| !device.leads_to_pods).map(|device| {
         let reason = device.reason.clone().unwrap_or_else(none);
         let (ifindex, attached) = (device.ifindex.to_string(), device.attached.join(", "));
@@ -164,7 +164,7 @@ fn devices(status: &Status) -> String {
     table(&["DEVICE", "IFINDEX", "ATTACHED", "REQUESTS", "WHY"], devices.chain(unsupported))
 }
 
-/// The reasons that were counted; all of them if `is_wide`.
+/// The reasons with a nonzero count; all reasons if `is_wide`.
 fn reasons(status: &Status, is_wide: bool) -> String {
     let count = |reason: &Reason| status.reasons.get(reason.name()).copied().unwrap_or_default();
     let per_second = |reason: &Reason| {
@@ -178,7 +178,8 @@ fn reasons(status: &Status, is_wide: bool) -> String {
     table(&["REASON", "PACKETS", "PER SECOND", "MEANING"], shown.map(row))
 }
 
-/// The number of programs of each build. Two builds are present while an agent replaces the programs of another build.
+/// The number of programs of each build. Programs of two builds are present while an agent replaces those of an earlier
+/// build.
 fn programs(builds: &BTreeMap<String, Vec<String>>) -> String {
     let shown: Vec<String> = builds.iter().map(|(build, names)| format!("{} of {build}", names.len())).collect();
     shown.join(", ")
@@ -216,7 +217,7 @@ fn guard_of(status: &Status) -> String {
     format!("nftables table {}: {}", nft_guard::TABLE, effects.join("; "))
 }
 
-/// How clients on the Node itself and in its Pods are served.
+/// How connections of clients on the Node itself and in its Pods are translated.
 fn local_clients(hooks: &[&str]) -> String {
     if hooks.is_empty() { "not served: see --cgroup".to_owned() } else { format!("served by {}", hooks.join(", ")) }
 }

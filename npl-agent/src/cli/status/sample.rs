@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two readings of the counters, and the rates between them.
+//! Reads the counters twice, and computes the rates between the readings.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -13,11 +13,11 @@ use crate::{
     datapath::{DatapathError, Pins, Tables},
 };
 
-/// What was counted within an interval.
+/// The increase of the counters within an interval.
 #[derive(Debug)]
 pub(super) struct Sample {
     elapsed: Duration,
-    /// Packets by reason.
+    /// The number of packets by reason.
     pub(super) reasons: Vec<(Reason, u64)>,
     stats: MappingStats,
 }
@@ -48,7 +48,7 @@ impl Sample {
     }
 }
 
-/// The counters at one time.
+/// One reading of the counters.
 struct Reading {
     reasons: Vec<(Reason, u64)>,
     stats: [MappingStats; 2],

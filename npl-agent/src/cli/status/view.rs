@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The output of `status`: facts of the kernel, the state of the agent, and the verdict.
+//! The data of `status`: facts from the kernel, the state of the agent, and the verdict.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,7 +30,7 @@ use crate::{
     nft_guard::TableState,
 };
 
-/// Shown instead of the name of a device that was removed.
+/// The text in place of the name of a device that was removed.
 const GONE: &str = "(gone)";
 
 /// The output of the command.
@@ -39,9 +39,9 @@ const GONE: &str = "(gone)";
 pub(super) struct Status {
     /// `healthy`, `at-risk` or `cannot-tell`.
     pub(super) verdict: Verdict,
-    /// Everything that matters for the verdict, the worst first.
+    /// All signs on which the verdict is based, the worst first.
     pub(super) signs: Vec<Sign>,
-    /// The state of the running agent; absent without one.
+    /// The state of the running agent; absent if no agent runs.
     pub(super) agent: Option<AgentSummary>,
     /// Whether an agent is running now.
     pub(super) agent_running: bool,
@@ -71,7 +71,7 @@ pub(super) struct Status {
     pub(super) node_ports: Option<NodePortCounts>,
     /// The use of the port range; empty without an agent.
     pub(super) port_usage: Vec<PortUsageView>,
-    /// The fill of the maps.
+    /// The number of elements and the size of each map.
     pub(super) tables: Vec<TableFill>,
     /// Established conntrack entries of NPL.
     pub(super) flows: usize,
@@ -83,7 +83,7 @@ pub(super) struct Status {
     pub(super) guard_refusal: Option<String>,
     /// The names of the pinned programs, by build.
     pub(super) programs: BTreeMap<String, Vec<String>>,
-    /// Packets by reason since the programs were loaded first.
+    /// The number of packets by reason since the programs were first loaded.
     pub(super) reasons: BTreeMap<&'static str, u64>,
     /// Packets per second by reason; absent with `--interval 0s`.
     pub(super) reasons_per_second: Option<BTreeMap<&'static str, f64>>,
@@ -108,9 +108,9 @@ pub(super) struct AgentSummary {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct NodePortCounts {
-    /// Requested by a Service.
+    /// The number of node ports that a Service requests.
     pub(super) wanted: usize,
-    /// With a mapping that translates, the draining ones included.
+    /// The number of node ports with a mapping in the kernel, including draining ones.
     pub(super) mapped: usize,
     pub(super) published: usize,
     pub(super) draining: usize,
@@ -119,7 +119,7 @@ pub(super) struct NodePortCounts {
     pub(super) refused: usize,
 }
 
-/// Traffic of all mappings per second.
+/// The traffic of all mappings, per second.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Traffic {
@@ -136,15 +136,16 @@ pub(super) struct AttachedDevice {
     pub(super) ifindex: u32,
     /// The hooks with a program: `ingress`, `egress`, ….
     pub(super) attached: Vec<&'static str>,
-    /// Whether the device is the next hop of redirected Pods. Other devices are uplinks, which clients use.
+    /// Whether redirected Pods are reached through the device. Other devices are uplinks, through which clients are
+    /// reached.
     pub(super) leads_to_pods: bool,
     /// The program that translates requests from this device: `xdp` or `tc`.
     pub(super) requests: &'static str,
-    /// Why XDP or TC translates them; absent until an agent has recorded it.
+    /// Why XDP or TC translates the requests; absent until an agent has recorded the reason.
     pub(super) reason: Option<String>,
 }
 
-/// A device whose clients are not served.
+/// A device that clients may use, but that the programs do not support.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct UnsupportedDevice {
@@ -153,7 +154,7 @@ pub(super) struct UnsupportedDevice {
     pub(super) reason: &'static str,
 }
 
-/// The readings of which `status` consists.
+/// The facts from which the output of `status` is computed.
 pub(super) struct Readings<'a> {
     pub(super) inspection: &'a Inspection,
     pub(super) network: NetworkView,
@@ -166,7 +167,7 @@ pub(super) struct Readings<'a> {
 }
 
 impl Status {
-    /// The output for these readings.
+    /// The output for these facts.
     pub(super) fn new(readings: Readings<'_>) -> Self {
         let Readings { inspection, network, agent_running, agent, devices, held, sample } = readings;
         let tables = table_fills(inspection);
@@ -271,7 +272,7 @@ fn node_port_counts(agent: &AgentView) -> NodePortCounts {
     }
 }
 
-/// The fill of every map that can be full.
+/// The number of elements and the size of every map that can become full.
 fn table_fills(inspection: &Inspection) -> Vec<TableFill> {
     let fill = |map, used, capacity: u32, evicts| TableFill { map, used, capacity: capacity as usize, evicts };
     let of_family = |family: Family, [mapping, allow, flow, address, next_hop]: [&'static str; 5], flows| {

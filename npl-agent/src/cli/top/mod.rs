@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent top`: the busiest mappings of this Node, refused packets and problems, drawn again every second.
+//! `npl-agent top`: shows the busiest mappings of this Node, refused packets and problems, and redraws every second.
 
 mod screen;
 
@@ -29,11 +29,11 @@ use crate::{
     local,
 };
 
-/// Draws until the operator quits.
+/// Draws the screen every second until the operator quits.
 ///
 /// # Errors
 ///
-/// If the output is no terminal, or the maps cannot be read.
+/// If the output is not a terminal, or the maps cannot be read.
 pub async fn show(args: &TopArgs) -> anyhow::Result<()> {
     if !io::stdout().is_terminal() {
         bail!("top draws on a terminal: give `kubectl exec` the flags -i and -t, or use `npl-agent mappings --watch`");
@@ -67,13 +67,13 @@ async fn follow(args: &TopArgs, mut terminal: DefaultTerminal, former: &mut Read
     }
 }
 
-/// What the operator wants.
+/// The action that a key requests.
 enum Pressed {
     Quit,
     Order(Order),
 }
 
-/// The next key, if one is pressed within `patience`.
+/// The action of the next key; `None` if no key is pressed within `patience`.
 fn pressed(patience: Duration) -> anyhow::Result<Option<Pressed>> {
     if !event::poll(patience).context("read the keyboard")? {
         return Ok(None);
@@ -94,7 +94,7 @@ fn pressed(patience: Duration) -> anyhow::Result<Option<Pressed>> {
     })
 }
 
-/// The kernel's counters and the agent's state at one time.
+/// One reading of the kernel's counters and the agent's state.
 struct Reading {
     at: Instant,
     inspection: Inspection,
@@ -113,7 +113,7 @@ impl Reading {
 }
 
 impl Screen {
-    /// The screen of a reading; rates are against an earlier one.
+    /// The screen for this reading, with rates since an earlier reading.
     fn of(current: &Reading, former: Option<&Reading>) -> Self {
         let elapsed = former.map(|former| current.at.duration_since(former.at)).unwrap_or_default();
         let before = former.map(Reading::stats).unwrap_or_default();

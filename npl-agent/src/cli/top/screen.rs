@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The screen of `top`, which fits 80 columns and 24 lines.
+//! Draws the screen of `top`, which fits a terminal of 80 columns and 24 lines.
 
 use ratatui::{
     Frame,
@@ -11,7 +11,7 @@ use ratatui::{
 
 use crate::cli::mappings::rows::MappingRow;
 
-/// Lines of refused packets, and of problems.
+/// The maximum number of lines about refused packets, and of lines about problems.
 const MOST_LINES: usize = 4;
 
 /// The order of the mappings.
@@ -23,12 +23,12 @@ pub(super) enum Order {
     NewFlows,
 }
 
-/// Everything on the screen.
+/// The data on the screen.
 #[derive(Debug)]
 pub(super) struct Screen {
     pub(super) title: String,
     pub(super) rows: Vec<MappingRow>,
-    /// Reasons of packets that were not translated, with packets per second.
+    /// The reasons why packets were not translated, with packets per second.
     pub(super) refused: Vec<(&'static str, f64)>,
     /// Pods and Services that are not served as requested.
     pub(super) problems: Vec<String>,
@@ -53,7 +53,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen, order: Order) {
 }
 
 fn heading(screen: &Screen) -> Text<'_> {
-    // The sum of no number is -0.
+    // The sum of an empty iterator of floats is -0.0.
     let sum =
         |rate: fn(&MappingRow) -> Option<f64>| screen.rows.iter().filter_map(rate).fold(0.0, |sum, one| sum + one);
     let totals = format!(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compares the annotations of all Pods of the cluster with the Services that request them and with the addresses of the
-//! Nodes, for `kubectl npl check`.
+//! Compares the annotations of all Pods of the cluster with the Services that request them and with the addresses of
+//! the Nodes, for `kubectl npl check`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use super::{
     publish::annotation::{self, PublishedEntry},
 };
 
-/// The objects of the cluster that matter.
+/// The Kubernetes objects that the comparison needs.
 #[derive(Debug, Default)]
 pub struct Cluster {
     /// Every Pod, with the name of its Node; `None` before it is scheduled.
@@ -56,11 +56,11 @@ impl Kind {
     }
 }
 
-/// An annotation that does not match the cluster.
+/// An inconsistency between a Pod's annotation and the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Inconsistency {
-    /// The kind.
+    /// The kind of the inconsistency.
     pub kind: Kind,
     /// The namespace of the Pod.
     pub namespace: String,
@@ -68,16 +68,16 @@ pub struct Inconsistency {
     pub pod: String,
     /// The Node of the Pod.
     pub node: String,
-    /// What is wrong, in one sentence.
+    /// The inconsistency, as one sentence.
     pub text: String,
-    /// The section of the documents.
+    /// The section of the documents about the inconsistency.
     pub page: &'static str,
 }
 
 /// A node address, node port and protocol.
 type Address = (IpAddr, NodePort, Protocol);
 
-/// Every inconsistency, by kind and Pod.
+/// Finds every inconsistency. The result is sorted by kind and Pod.
 pub fn check(cluster: &Cluster) -> BTreeSet<Inconsistency> {
     let mut found = BTreeSet::new();
     let mut named: BTreeMap<Address, Vec<Subject<'_>>> = BTreeMap::new();
@@ -102,7 +102,7 @@ pub fn check(cluster: &Cluster) -> BTreeSet<Inconsistency> {
     found
 }
 
-/// A Pod and its Node.
+/// A Pod and the name of its Node.
 #[derive(Debug, Clone, Copy)]
 struct Subject<'a> {
     pod: &'a Pod,
@@ -162,8 +162,8 @@ fn check_pod(cluster: &Cluster, subject: Subject<'_>, entries: &[PublishedEntry]
     found
 }
 
-/// The ports that should be published: of families that Pod and Node have. SCTP is left out, since agents serve it on
-/// request only.
+/// The Pod ports that the annotation should name, for each family of which both Pod and Node have an address. SCTP
+/// ports are left out, because agents serve SCTP only if `--protocols` names it.
 fn wanted(services: &[&Service], pod: &Pod, addresses: &BTreeSet<IpAddr>) -> BTreeSet<WantedPort> {
     let has_family =
         |family: &Family| pod.ip_of(*family).is_some() && addresses.iter().any(|ip| Family::of(*ip) == *family);

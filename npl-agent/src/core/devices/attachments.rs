@@ -7,7 +7,7 @@ use super::{Device, DeviceKind, DeviceSelection};
 
 /// The handle of NPL's filters, as major and minor number.
 pub const FILTER_HANDLE: (u16, u16) = (0x4e50, 0x4c01);
-/// The handle of the filter that stands in for NPL's while that one is moved ahead of others.
+/// The handle of the temporary filter that translates while NPL's filter is moved ahead of other filters.
 pub const STAND_IN_HANDLE: (u16, u16) = (0x4e50, 0x4c02);
 /// The priority of NPL's filters: before all filters with a priority that the kernel chose.
 pub const FIRST: u16 = 1;

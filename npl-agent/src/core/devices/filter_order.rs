@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The order of NPL's programs among those of other software on an uplink. A program ahead of NPL's that ends the chain,
-//! as Cilium's do, keeps NPL's program from running.
+//! Decides the order of NPL's programs and those of other software on an uplink. If a program ahead of NPL's returns a
+//! final verdict, as Cilium's do, NPL's program does not run.
 //!
-//! Before Linux 6.6 programs are filters, and of one priority the newest runs first: a CNI that attaches after NPL is
-//! ahead of it. NPL then moves its filter. Software that does the same would move its own again, so the number of moves
-//! is limited.
+//! Before Linux 6.6, programs are attached as filters. Of several filters with the same priority, the newest runs
+//! first, so the filters of a CNI that attaches after NPL run ahead of NPL's. NPL then moves its filter ahead of them.
+//! The number of moves is limited, because other software may move its filters in the same way.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,14 +14,15 @@ use super::{
 };
 use crate::core::model::Moment;
 
-/// Moves of one filter within [`WINDOW_MILLIS`].
+/// The maximum number of moves of one filter within [`WINDOW_MILLIS`].
 const MOST_MOVES: usize = 5;
 const WINDOW_MILLIS: u64 = 600_000;
 
-/// The hooks of an uplink that translate.
+/// The hooks of an uplink whose programs translate.
 const HOOKS: [(Direction, Side); 2] = [(Direction::Egress, Side::Egress), (Direction::Ingress, Side::Ingress)];
 
-/// The programs ahead of NPL's on each device, by the device's name: each as direction and name.
+/// The programs of other software ahead of NPL's, by the name of their device. Each program is given as its name and
+/// direction.
 pub type ProgramsAhead = BTreeMap<String, BTreeSet<String>>;
 
 /// The recent moves of each filter.
@@ -31,8 +32,8 @@ pub struct FilterOrder {
 }
 
 impl FilterOrder {
-    /// The filters to move, and the programs that stay ahead of NPL's: of links, which are not moved, and where the
-    /// limit of moves is reached.
+    /// The filters to move, and the programs that stay ahead of NPL's: those attached by TCX links, which NPL does not
+    /// reorder, and those on hooks where the limit of moves is reached.
     pub fn decide(
         &mut self,
         uplinks: &[&Device],
@@ -60,7 +61,7 @@ impl FilterOrder {
         (moves, ahead)
     }
 
-    /// Whether a filter may be moved now, which is recorded as a move.
+    /// Whether a filter may be moved now. If so, the move is recorded.
     fn may_move(&mut self, hook: (u32, Direction), now: Moment) -> bool {
         let recent = self.moves.entry(hook).or_default();
         recent.retain(|moved| now.0.saturating_sub(moved.0) < WINDOW_MILLIS);

@@ -63,7 +63,7 @@ pub struct Facts {
     pub routing: Result<Routing, String>,
     /// The connections that the nftables guard marks.
     pub markings: Result<BTreeSet<Marking>, String>,
-    /// The programs of other software ahead of NPL's.
+    /// The programs of other software that run ahead of NPL's.
     pub programs_ahead: Result<ProgramsAhead, String>,
     /// Whether other software has a program or filter at egress of a device with NPL's programs.
     pub has_others_at_egress: bool,

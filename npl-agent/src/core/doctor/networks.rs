@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Recognizes the CNI, the policy engine and the Service proxy of a Node by their traces: names of devices, and names of
-//! nftables and iptables tables and chains.
+//! Recognizes the CNI, the policy engines and the Service proxy of a Node by the names of devices, nftables tables, and
+//! nftables and iptables chains.
 
 use std::collections::BTreeSet;
 
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
 use crate::core::devices::{Device, redirect::Forwarding};
 
-/// The part of the Node's network that a software provides.
+/// The role of recognized software in the Node's network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// Connects Pods.
+    /// The software connects Pods to the network.
     Cni,
-    /// Enforces NetworkPolicy.
+    /// The software enforces NetworkPolicy.
     PolicyEngine,
-    /// Provides Services.
+    /// The software translates Service addresses.
     ServiceProxy,
 }
 
 impl Role {
-    /// The key of the check, and the name in the documentation.
+    /// The key of the role's doctor check, and the role's name in the documentation.
     pub const fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Cni => ("cni", "CNI"),
@@ -29,32 +29,32 @@ impl Role {
     }
 }
 
-/// A name that a software leaves on a Node.
+/// A name on the Node by which software is recognized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trace {
-    /// A device whose name begins so.
+    /// A device whose name begins with this prefix.
     Device(&'static str),
-    /// An nftables table of this name.
+    /// An nftables table with this name.
     Table(&'static str),
-    /// A chain of nftables or iptables whose name begins so.
+    /// An nftables or iptables chain whose name begins with this prefix.
     Chain(&'static str),
 }
 
-/// How a software was tested with NPL.
+/// How the software was tested with NPL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tested {
-    /// The software itself runs in the tests of the real cluster.
+    /// The software itself runs in the cluster tests.
     InTests,
-    /// The software itself was run with NPL once, by hand.
+    /// The software itself was run with NPL once, in a manual test.
     ByHand,
-    /// Its rules, marks and routes are imitated in the tests.
+    /// The tests imitate the software's rules, marks and routes.
     Imitated,
-    /// Not at all.
+    /// The software was not tested.
     No,
 }
 
 impl Tested {
-    /// The text in the documentation.
+    /// The description of the test in the documentation.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::InTests => "itself, in the tests",
@@ -68,23 +68,23 @@ impl Tested {
 /// Software that NPL recognizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {
-    /// What it provides.
+    /// The role of the software.
     pub role: Role,
-    /// Its name.
+    /// The name of the software.
     pub name: &'static str,
-    /// Any of these traces shows it.
+    /// The traces, any of which identifies the software.
     pub traces: &'static [Trace],
-    /// How it was tested with NPL.
+    /// How the software was tested with NPL.
     pub tested: Tested,
-    /// Its effect on node ports, for operators.
+    /// The software's effect on node ports, for operators.
     pub with_npl: &'static str,
-    /// Whether it is a policy engine that filters in netfilter, which redirected packets bypass.
+    /// Whether the software is a policy engine that filters in netfilter, so that redirected packets bypass its rules.
     pub is_bypassed_by_redirect: bool,
 }
 
-/// What a CNI without particularities means for node ports.
+/// The effect of CNIs that need no settings.
 const NOTHING_TO_SET: &str = "works without settings";
-/// The effect of the engines whose chains accept packets of established connections first.
+/// The effect of policy engines whose chains first accept packets of established connections.
 const KEEPS_OPEN_CONNECTIONS: &str = "applies with `stack` and `offload` to new connections; open ones go on after a \
                                       change, with NPL as without";
 const AS_NETFILTER: &str = "applies with `stack` and `offload`";
@@ -185,17 +185,17 @@ pub const NETWORKS: [Network; 24] = [
 pub struct RuleNames {
     /// The names of nftables tables.
     pub tables: BTreeSet<String>,
-    /// The names of chains of nftables, and those of legacy iptables that [`NETWORKS`] asks for.
+    /// The names of all nftables chains, and of those legacy iptables chains for which [`NETWORKS`] has a trace.
     pub chains: BTreeSet<String>,
 }
 
-/// The names of chains that [`NETWORKS`] asks for.
+/// The chain name prefixes in [`NETWORKS`].
 pub fn chain_prefixes() -> impl Iterator<Item = &'static str> {
     let traces = NETWORKS.iter().flat_map(|network| network.traces);
     traces.filter_map(|trace| if let Trace::Chain(prefix) = trace { Some(*prefix) } else { None })
 }
 
-/// The software that these devices and rules show.
+/// The software that is recognized by these devices and rules.
 pub fn recognize(devices: &[Device], rules: &RuleNames) -> impl Iterator<Item = &'static Network> {
     let is_left = |trace: &Trace| match trace {
         Trace::Device(prefix) => devices.iter().any(|device| device.name.starts_with(prefix)),
@@ -205,13 +205,13 @@ pub fn recognize(devices: &[Device], rules: &RuleNames) -> impl Iterator<Item = 
     NETWORKS.iter().filter(move |network| network.traces.iter().any(is_left))
 }
 
-/// The policy engines that redirected packets bypass.
+/// The recognized policy engines whose rules redirected packets bypass.
 pub fn bypassed_engines(rules: &RuleNames) -> BTreeSet<&'static str> {
     let found = recognize(&[], rules).filter(|network| network.is_bypassed_by_redirect);
     found.map(|network| network.name).collect()
 }
 
-/// The software of one role, with what it means for node ports.
+/// The recognized software of one role, with its effect on node ports.
 fn found(facts: &Facts, role: Role) -> Result<Vec<&'static Network>, String> {
     let devices = facts.devices.as_ref().map_err(Clone::clone)?;
     let rules = facts.rule_names.as_ref().map_err(Clone::clone)?;
@@ -222,7 +222,7 @@ fn shown(networks: &[&Network]) -> String {
     networks.iter().map(|it| format!("{}: {}", it.name, it.with_npl)).collect::<Vec<_>>().join("; ").replace('`', "")
 }
 
-/// Names the CNI or the Service proxy.
+/// The finding that names the CNI or the Service proxy.
 pub(super) fn recognized(facts: &Facts, role: Role) -> Finding {
     let (key, name) = role.names();
     match found(facts, role) {
@@ -232,7 +232,8 @@ pub(super) fn recognized(facts: &Facts, role: Role) -> Finding {
     }
 }
 
-/// Names the policy engine, and warns if redirected packets bypass it or redirect is refused because of it.
+/// The finding that names the policy engines. It is a warning if redirected packets bypass an engine's rules, or if
+/// redirect is refused because of an engine.
 pub(super) fn policy_engine(facts: &Facts) -> Finding {
     let (key, name) = Role::PolicyEngine.names();
     let networks = match found(facts, Role::PolicyEngine) {
@@ -265,10 +266,11 @@ pub(super) fn policy_engine(facts: &Facts) -> Finding {
     Finding::ok(key, shown(&networks))
 }
 
-/// The first port that Cilium may choose as the source port of a masqueraded connection, by default.
+/// The first port that Cilium, by default, may choose as the source port of a masqueraded connection.
 const CILIUM_FIRST_PORT: u16 = 32_768;
 
-/// Whether Cilium may masquerade connections of Pods behind node ports: it then has a program at egress of an uplink.
+/// Whether Cilium may choose node ports as source ports of masqueraded connections. If Cilium masquerades by BPF, it
+/// has a program at egress of an uplink.
 pub(super) fn is_masqueraded_by_cilium(facts: &Facts) -> bool {
     let reaches = facts.datapath.as_ref().ok().and_then(|it| it.port_range.as_ref());
     let reaches = reaches.is_some_and(|range| range.end().0 >= CILIUM_FIRST_PORT);

@@ -320,7 +320,7 @@ impl Service {
         !self.selector.is_empty() && self.selector.iter().all(has)
     }
 
-    /// Whether it selects a Pod, which may be of any namespace.
+    /// Whether the Service selects a Pod; Pods of other namespaces are never selected.
     pub fn has_labels_of(&self, pod: &Pod) -> bool {
         self.key.namespace == pod.key.namespace && self.selects(pod)
     }

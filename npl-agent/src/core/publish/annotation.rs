@@ -124,7 +124,7 @@ pub fn seen_entries(seen: &str) -> BTreeSet<SeenEntry> {
 pub struct PublishedEntry {
     /// The Node's address; `None` if the entry has none.
     pub node_ip: Option<IpAddr>,
-    /// The rest of the entry.
+    /// The entry's other fields.
     pub seen: SeenEntry,
 }
 

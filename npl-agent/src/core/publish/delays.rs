@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measures publication: the time from the change of a Pod, a Service or the Node that alters a Pod's annotation to the API
-//! server's confirmation of the annotation.
+//! Measures publication delays. A delay begins with a change of a Pod, a Service or the Node that alters a Pod's
+//! annotation, and ends when the API server confirms the annotation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::model::PodKey;
 
-/// The Pods whose annotation may lack a change, each with the time of the first such change. `T` is a time of the caller's
-/// clock.
+/// The Pods whose annotation may not contain a change yet, each with the time of the first such change. `T` is a time
+/// of the caller's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishDelays<T> {
     since: BTreeMap<PodKey, T>,
@@ -27,13 +27,13 @@ impl<T: Copy> PublishDelays<T> {
         }
     }
 
-    /// Forgets the Pods whose annotation lacks nothing, or cannot be completed for now.
+    /// Removes the Pods whose annotation contains all changes, or cannot be completed at present.
     pub fn retain(&mut self, is_awaited: impl Fn(&PodKey) -> bool) {
         self.since.retain(|pod, _| is_awaited(pod));
     }
 
-    /// The time of the first change that this confirmation of the Pod's annotation contains; `None` if it is not known,
-    /// as for a repair.
+    /// The time of the first change that the confirmed annotation contains; `None` if the time is unknown, for example
+    /// because the agent repaired the annotation.
     pub fn confirm(&mut self, pod: &PodKey) -> Option<T> {
         self.since.remove(pod)
     }

@@ -28,7 +28,7 @@ macro_rules! event_reasons {
                 match self { $( Self::$name => $cause, )+ }
             }
 
-            /// Whether every requested port is served all the same.
+            /// Whether every requested port is served in spite of the problem.
             pub const fn leaves_all_ports_served(self) -> bool {
                 matches!(self, Self::ProtocolsNotMerged | Self::SourceRangesNotEnforced)
             }

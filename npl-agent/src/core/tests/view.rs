@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state of the agent as commands show it.
+//! Tests the view of the agent's state that commands show.
 
 use super::{
     script::{key, node, pod, service},

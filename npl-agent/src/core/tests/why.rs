@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why a Pod or a Service is served or not: each broken link, marked as the first one.
+//! Tests the chains of Pods and Services: each broken link is reported as the first one.
 
 use npl_common::{reason::Reason, stats::MappingStats};
 
@@ -22,7 +22,7 @@ fn why(world: &World, question: &str) -> Explanation {
     explain(&world.state, &view(), &question.parse().unwrap())
 }
 
-/// The first broken link of the only chain, with what was found.
+/// The first broken link of the only chain, with its finding.
 #[track_caller]
 fn broken(world: &World, question: &str) -> (Link, String) {
     let Explanation { chains } = why(world, question);
@@ -38,7 +38,7 @@ fn assert_broken(world: &World, question: &str, link: Link, words: &str) {
     assert!(found == link && text.contains(words), "{found}: {text}");
 }
 
-/// A Node with an enabled Service and a Pod of it.
+/// A Node with an enabled Service and a Pod that the Service selects.
 fn served() -> World {
     let mut world = World::new(settings("61000-61003"));
     world.put_node(node(&["192.0.2.1"]));
@@ -204,7 +204,7 @@ fn a_host_port_needs_no_kernel_entry() {
     assert_eq!(chains[0].first_broken(), None);
 }
 
-/// The last two links of a chain with this traffic.
+/// The last two links of a chain for this traffic.
 fn with_traffic(request_packets: u64, reply_packets: u64) -> (Holds, String, String) {
     let mut chain: Chain = why(&served(), "pod/a/p").chains.remove(0);
     let stats = MappingStats { request_packets, reply_packets, ..MappingStats::ZERO };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides whether the Node serves its node ports, from what the agent and the kernel tell.
+//! Decides from facts of the agent and of the kernel whether the Node serves its node ports.
 
 use std::fmt;
 
@@ -12,22 +12,23 @@ use super::{
     view::{AgentView, WatchView},
 };
 
-/// A watch that has failed for less than this may only have been interrupted.
+/// A watch that has failed for less than this time may only be interrupted, and is a notice.
 const INTERRUPTION_MILLIS: u64 = 30_000;
-/// A watch is renewed every four minutes, and the API server sends bookmarks in between.
+/// A watch without any event for this time is a sign, because a watch is renewed every four minutes and the API server
+/// sends bookmarks in between.
 const LONGEST_SILENCE_MILLIS: u64 = 360_000;
-/// A table counts as nearly full from this percentage on.
+/// The fill in percent from which a map counts as nearly full.
 const NEARLY_FULL_PERCENT: usize = 90;
 
-/// The answer of `status`.
+/// The verdict of `status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// All node ports are served.
     Healthy,
-    /// Some traffic is lost, or changes are not followed.
+    /// Some traffic is lost, or the agent does not process changes.
     AtRisk,
-    /// The state of the agent or of the kernel is not known.
+    /// The state of the agent or of the kernel is unknown.
     CannotTell,
 }
 
@@ -41,7 +42,7 @@ impl Verdict {
         }
     }
 
-    /// The verdict of these signs.
+    /// The verdict that results from these signs.
     pub fn of(signs: &[Sign]) -> Self {
         let has = |weight| signs.iter().any(|sign| sign.weight == weight);
         if has(Weight::Risk) {
@@ -64,64 +65,64 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// How much a sign matters.
+/// The effect of a sign on the verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Weight {
-    /// Traffic is lost, or will be.
+    /// Traffic is lost now or will be lost.
     Risk,
     /// A fact that the verdict needs is missing.
     Unknown,
-    /// Worth knowing; the verdict does not depend on it.
+    /// The sign informs the operator, and does not affect the verdict.
     Notice,
 }
 
-/// One observation that matters for the verdict.
+/// One observation about the Node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Sign {
-    /// How much it matters.
+    /// The effect of the sign on the verdict.
     pub weight: Weight,
-    /// What is wrong, with its effect.
+    /// The observation and its effect on traffic.
     pub text: String,
     /// The section of the documents with causes and actions.
     pub page: &'static str,
 }
 
-/// The fill of a BPF map.
+/// The number of elements and the size of a BPF map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TableFill {
     /// The name of the map.
     pub map: &'static str,
-    /// Its elements.
+    /// The number of elements in the map.
     pub used: usize,
-    /// The elements that it can hold.
+    /// The maximum number of elements.
     pub capacity: usize,
     /// Whether the kernel evicts the least recently used element when the map is full.
     pub evicts: bool,
 }
 
-/// The facts.
+/// The facts from which the verdict is computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Facts<'a> {
     /// Whether the datapath's maps are pinned.
     pub is_installed: bool,
     /// Whether an agent holds the lock of the Node.
     pub is_agent_running: bool,
-    /// The state that the agent tells, or why it does not.
+    /// The state that the agent reports, or why it did not answer.
     pub agent: Result<&'a AgentView, &'a str>,
-    /// The number of uplinks that carry the programs, by the kernel.
+    /// The number of uplinks with attached programs, as the kernel lists them.
     pub attached_uplinks: usize,
     /// Programs of other software that run ahead of NPL's, by device.
     pub programs_ahead: &'a ProgramsAhead,
-    /// The fill of the maps.
+    /// The number of elements and the size of each map.
     pub tables: &'a [TableFill],
-    /// Packets by reason within the sampling interval; empty without one.
+    /// The number of packets by reason within the sampling interval; empty without an interval.
     pub recent_reasons: &'a [(Reason, u64)],
 }
 
-/// Everything that matters, the worst first.
+/// All signs, the worst first.
 pub fn signs(facts: &Facts<'_>) -> Vec<Sign> {
     let mut signs = of_presence(facts);
     if let Ok(agent) = facts.agent {

@@ -9,7 +9,7 @@ use crate::core::{
     view::{AgentView, DeviceView, PortUsageView, RefusalView, WatchFailure, WatchView},
 };
 
-/// A part of the sign's text, and the change of a healthy agent that causes the sign.
+/// A part of a sign's text, and the change to a healthy agent's state that causes the sign.
 type Change = (&'static str, fn(&mut AgentView));
 
 fn watch(heard: u64, failing_for: Option<u64>) -> WatchView {
@@ -32,7 +32,7 @@ fn healthy() -> AgentView {
     }
 }
 
-/// No program of other software runs ahead of NPL's.
+/// The fact that no program of other software runs ahead of NPL's.
 static NONE_AHEAD: ProgramsAhead = ProgramsAhead::new();
 
 fn facts(agent: &AgentView) -> Facts<'_> {
@@ -58,7 +58,7 @@ fn refusal(reason: &str, is_served: bool) -> RefusalView {
     }
 }
 
-/// The only sign of an agent after a change.
+/// The only sign after a change to a healthy agent's state.
 fn sign(change: impl FnOnce(&mut AgentView)) -> Sign {
     let mut agent = healthy();
     change(&mut agent);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Builds the views of node ports, port usage and refusals from the state of all decisions.
+//! Builds the views of node ports, port usage and problems from the core's state.
 
 use std::borrow::Cow;
 
@@ -15,14 +15,14 @@ use crate::core::{
 };
 
 impl State {
-    /// Every held node port, followed by every published host port.
+    /// All allocated node ports, followed by all published host ports.
     pub fn node_port_views(&self, now: Moment) -> Vec<NodePortView> {
         let held = self.ports.iter().map(|(frontend, claim)| self.held_view(*frontend, claim, now));
         let pods = self.snapshot.pods();
         held.chain(pods.flat_map(|pod| self.host_port_views(pod))).collect()
     }
 
-    /// The use of the port range by every family and protocol.
+    /// The usage of the port range by each family and protocol.
     pub fn port_usage_views(&self) -> Vec<PortUsageView> {
         let of_family = |family| {
             self.port_usages(family).map(move |(protocol, PortUsage { active, draining, quarantined, free })| {
@@ -32,7 +32,7 @@ impl State {
         Family::ALL.into_iter().flat_map(of_family).collect()
     }
 
-    /// Every problem, as its Event reports it.
+    /// All problems, with the reasons and texts of their Events.
     pub fn refusal_views(&self) -> Vec<RefusalView> {
         let view = |problem: Cow<'_, Problem>| {
             let (kind, key) = match &problem.subject {
@@ -57,12 +57,12 @@ impl State {
         self.snapshot.pods().filter(needs_write).count()
     }
 
-    /// `--port-range`.
+    /// The value of `--port-range`.
     pub fn port_range(&self) -> String {
         self.settings.port_range.to_string()
     }
 
-    /// The state of a node port that a claim holds.
+    /// The state of a claim's node port.
     pub(in crate::core) fn port_state(&self, frontend: Frontend, claim: &Claim) -> PortState {
         let is_named = || {
             let view = claim.owner.as_ref().and_then(|owner| self.views.get(&owner.pod));

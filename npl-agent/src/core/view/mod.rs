@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state of the agent in the form that the commands read from its local socket.
+//! The state of the agent in the format in which the commands read it from the local socket.
 //!
-//! Fields are only added, never renamed: a command of one version may read the agent of another one.
+//! Later versions may add fields but never rename them, because a command may read the state of an agent of another
+//! version.
 
 mod build;
 
@@ -25,27 +26,27 @@ pub struct AgentView {
     pub is_ready: bool,
     /// Whether the Node is being retired.
     pub is_retiring: bool,
-    /// The prerequisites of the first pass that are missing.
+    /// The missing prerequisites of the first pass.
     pub waits_for: Vec<String>,
     /// The published addresses of the Node.
     pub node_addresses: Vec<IpAddr>,
-    /// `--port-range`.
+    /// The value of `--port-range`.
     pub port_range: String,
     /// The watches of the API server.
     pub watches: Vec<WatchView>,
-    /// The devices that carry the programs, and those that cannot.
+    /// The devices by which clients may reach the Node, with and without attached programs.
     pub devices: Vec<DeviceView>,
-    /// Whether clients can reach the Node by a device with the programs.
+    /// Whether clients can reach the Node through a device with attached programs.
     pub reaches_clients: bool,
-    /// Every held node port, and every published host port.
+    /// All allocated node ports, and all published host ports.
     pub node_ports: Vec<NodePortView>,
-    /// The use of the port range.
+    /// The usage of the port range.
     pub port_usage: Vec<PortUsageView>,
-    /// Why requested Pod ports are not served as requested.
+    /// The problems because of which Pod ports are not served as requested.
     pub refusals: Vec<RefusalView>,
-    /// Patches of Pods without an answer of the API server.
+    /// The number of Pod patches that the API server has not answered yet.
     pub pending_patches: usize,
-    /// Pods whose annotation or readiness gate is not yet as it should be.
+    /// The number of Pods whose annotation or readiness gate still needs a write.
     pub unpublished_pods: usize,
 }
 
@@ -65,7 +66,7 @@ pub struct WatchView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchFailure {
-    /// For how long the watch has failed.
+    /// How long the watch has been failing.
     pub for_millis: u64,
     /// The last error.
     pub error: String,
@@ -77,9 +78,9 @@ pub struct WatchFailure {
 pub struct DeviceView {
     /// The name of the device.
     pub name: String,
-    /// Whether the device carries the programs.
+    /// Whether the programs are attached to the device.
     pub is_attached: bool,
-    /// Why it carries them, or why it does not.
+    /// Why the programs are or are not attached.
     pub reason: String,
 }
 
@@ -87,7 +88,7 @@ pub struct DeviceView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PortState {
-    /// Held for a Pod port, without a mapping in the kernel.
+    /// The node port is allocated to a Pod port, but the kernel has no mapping yet.
     Reserved,
     /// The mapping translates; the Pod's annotation does not name the node port yet.
     Live,
@@ -95,9 +96,9 @@ pub enum PortState {
     Published,
     /// The annotation no longer names the node port; the mapping translates until the drain ends.
     Draining,
-    /// Without a mapping, and not allocated to another Pod until the quarantine ends.
+    /// The node port has no mapping, and is not allocated to another Pod until the quarantine ends.
     Quarantined,
-    /// A `hostPort` or a port of the host network, published without a mapping.
+    /// The port is a `hostPort` or a port of a Pod on the host network, and is published without a mapping.
     HostPort,
 }
 
@@ -106,7 +107,7 @@ impl PortState {
     pub const ALL: [Self; 6] =
         [Self::Reserved, Self::Live, Self::Published, Self::Draining, Self::Quarantined, Self::HostPort];
 
-    /// The name in tables, filters and JSON.
+    /// The state's name in tables, filters and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Reserved => "reserved",
@@ -127,7 +128,7 @@ impl FromStr for PortState {
     }
 }
 
-/// The text is no state of a node port.
+/// The text is not the name of a node port's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a state of a node port: give reserved, live, published, draining, quarantined or host-port")]
 pub struct UnknownState;
@@ -138,14 +139,14 @@ impl fmt::Display for PortState {
     }
 }
 
-/// A node port that the agent holds or publishes.
+/// A node port that the agent has allocated, or a published host port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodePortView {
-    /// Family, node port and protocol.
+    /// The family, node port and protocol.
     #[serde(flatten)]
     pub frontend: Frontend,
-    /// The state.
+    /// The state of the node port.
     pub state: PortState,
     /// The namespace of the Pod; `None` if the Pod is not known.
     pub namespace: Option<String>,
@@ -159,11 +160,11 @@ pub struct NodePortView {
     pub services: Vec<String>,
     /// Time since the agent allocated the port; `None` if an earlier agent did.
     pub age_millis: Option<u64>,
-    /// Time until the drain or the quarantine ends; `None` without such an end.
+    /// Time until the drain or the quarantine ends; `None` in other states.
     pub ends_in_millis: Option<u64>,
 }
 
-/// The use of the port range by one family and protocol.
+/// The usage of the port range by one family and protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortUsageView {
@@ -171,17 +172,17 @@ pub struct PortUsageView {
     pub family: Family,
     /// The transport protocol.
     pub protocol: Protocol,
-    /// Ports that a Service requests.
+    /// The number of ports that a Service requests.
     pub used: usize,
-    /// Ports that are draining.
+    /// The number of draining ports.
     pub draining: usize,
-    /// Ports in quarantine.
+    /// The number of ports in quarantine.
     pub quarantined: usize,
-    /// Ports that no Pod holds.
+    /// The number of ports that are not allocated.
     pub free: usize,
 }
 
-/// A Pod port that is not served as requested.
+/// A problem of a Pod or Service that is not served as requested.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RefusalView {
@@ -193,8 +194,8 @@ pub struct RefusalView {
     pub name: String,
     /// The reason of the Event.
     pub reason: String,
-    /// Whether every requested port is served all the same.
+    /// Whether every requested port is served in spite of the problem.
     pub is_served: bool,
-    /// What is wrong and what to do, in one sentence.
+    /// The problem and its remedy, in one sentence.
     pub text: String,
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why a Pod or a Service is served or not: the chain of conditions from the Service to the last packet, over the same
-//! state as the plan. The first link that does not hold is the cause of all later ones.
+//! Explains why a Pod or a Service is served or not, by the chain of conditions from the Service to the last packet.
+//! The conditions are evaluated on the state from which operations are planned. The first broken link is the cause of
+//! all later broken links.
 
 mod pod;
 mod service;
@@ -17,17 +18,17 @@ use super::{
     view::AgentView,
 };
 
-/// A question of an operator.
+/// The Pod or Service about which an operator asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Question {
-    /// Why a Pod, or one port of it.
+    /// A Pod, or one port of it.
     Pod(ObjectKey, Option<PodPort>),
-    /// Why a Service: all of its Pods on this Node.
+    /// A Service, with all of its Pods on this Node.
     Service(ObjectKey),
 }
 
 impl Question {
-    /// The question about an object of a kind; `None` if the kind is neither `pod` nor `service`.
+    /// Creates the question about an object; `None` if its kind is neither `pod` nor `service`.
     pub fn new(kind: &str, namespace: &str, name: &str, pod_port: Option<u16>) -> Option<Self> {
         let key = ObjectKey::new(namespace, name);
         match (kind, pod_port) {
@@ -47,7 +48,7 @@ impl Question {
     }
 }
 
-/// The text is no object.
+/// The text does not name a Pod or a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an object: give pod/NAMESPACE/NAME, pod/NAMESPACE/NAME:PORT or service/NAMESPACE/NAME")]
 pub struct UnknownObject;
@@ -67,7 +68,7 @@ impl std::str::FromStr for Question {
             }
             None => (name, None),
         };
-        // Names of Kubernetes; the path of a request needs no escape.
+        // Kubernetes names consist of characters that need no escaping in a request path.
         let is_name =
             |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.');
         let kind = match kind {
@@ -80,25 +81,25 @@ impl std::str::FromStr for Question {
     }
 }
 
-/// A condition of the chain.
+/// A link of the chain: a condition for traffic to reach the Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Link {
     /// The agent has lists of Pods and Services, and an address of the Node.
     Agent,
-    /// The agent knows the Pod, and the Pod serves.
+    /// The agent knows the Pod, and the Pod has not finished.
     Pod,
-    /// A Service is enabled, has a suitable type and a selector.
+    /// A Service is enabled, and has a supported type and a selector.
     Enabled,
     /// An enabled Service selects the Pod.
     Selected,
     /// The Pod has an address that belongs to no other Pod.
     Address,
-    /// The Service's target port is a port of the Pod, of a protocol that the agent serves.
+    /// The Service's target port resolves to a port of the Pod, with a protocol that the agent serves.
     PortResolved,
-    /// The Node and the Pod have an address of a family of the Service.
+    /// The Node and the Pod both have an address of one of the Service's families.
     Family,
-    /// A node port is held for the Pod's port.
+    /// A node port is allocated to the Pod port.
     NodePort,
     /// The kernel has the mapping.
     KernelEntry,
@@ -106,16 +107,16 @@ pub enum Link {
     Annotation,
     /// The Pod's readiness gate is open.
     ReadinessGate,
-    /// A device by which clients reach the Node carries the programs.
+    /// The programs are attached to a device through which clients reach the Node.
     Device,
     /// Packets were translated in both directions.
     LastPacket,
-    /// Packets near the node port that were not translated.
+    /// Packets of the Node that were not translated, by reason.
     LastRefusal,
 }
 
 impl Link {
-    /// The name in tables.
+    /// The name in the table that the command prints.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Agent => "agent",
@@ -150,12 +151,12 @@ pub enum Holds {
     Yes,
     /// The condition does not hold.
     No,
-    /// The condition does not apply, or the fact is for information only.
+    /// The condition does not apply, or the finding is only informational.
     Info,
 }
 
 impl Holds {
-    /// The name in tables.
+    /// The name in the table that the command prints.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Yes => "ok",
@@ -165,17 +166,17 @@ impl Holds {
     }
 }
 
-/// A condition, and what was found.
+/// A condition and its finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkReport {
     /// The condition.
     pub link: Link,
-    /// Whether it holds.
+    /// Whether the condition holds.
     pub holds: Holds,
-    /// What was found, in one sentence.
+    /// The finding, as one sentence.
     pub found: String,
-    /// The section of the documents; `None` if the condition holds.
+    /// The section of the documents about the broken condition; `None` if the condition holds.
     pub page: Option<String>,
 }
 
@@ -193,15 +194,15 @@ impl LinkReport {
     }
 }
 
-/// The chain of one Pod port, or of a Pod or Service without any.
+/// The chain of one Pod port, or of a Pod or Service without a requested port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Chain {
-    /// `pod shop/web-0, port 8080/tcp IPv4`.
+    /// The subject of the chain, such as `pod shop/web-0, port 8080/tcp IPv4`.
     pub subject: String,
-    /// The node port; `None` before there is one.
+    /// The node port; `None` if none is allocated.
     pub frontend: Option<Frontend>,
-    /// The conditions, in their order. Conditions behind a broken one are left out if they depend on it.
+    /// The links, in the order of the conditions. A link is left out if it depends on an earlier broken link.
     pub links: Vec<LinkReport>,
 }
 
@@ -216,7 +217,7 @@ impl Chain {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
-    /// One chain for each port of each Pod.
+    /// The chains: one for each requested port of each Pod.
     pub chains: Vec<Chain>,
 }
 
@@ -227,7 +228,7 @@ impl Explanation {
     }
 }
 
-/// Answers a question from the state of the agent. `view` has the devices.
+/// Answers a question from the state of the agent. The devices come from `view`.
 pub fn explain(state: &State, view: &AgentView, question: &Question) -> Explanation {
     let chains = match question {
         Question::Pod(key, port) => pod::chains(state, view, key, *port, None),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The chains of a Pod: one for each of its ports that a Service requests.
+//! Builds the chains of a Pod: one for each Pod port that a Service requests.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use crate::core::{
     view::AgentView,
 };
 
-/// The chains of a Pod; of one port, or of one Service only, if given.
+/// The chains of a Pod. A given port or Service restricts them to that port or Service.
 pub(super) fn chains(
     state: &State,
     view: &AgentView,
@@ -45,7 +45,7 @@ pub(super) fn chains(
     chains
 }
 
-/// The conditions that do not depend on a port, up to the first one that does not hold.
+/// The links that do not depend on a port, up to the first broken link.
 fn common_links(state: &State, key: &PodKey) -> Vec<LinkReport> {
     let mut links = Vec::new();
     let missing = state.missing_prerequisites();
@@ -88,7 +88,7 @@ fn common_links(state: &State, key: &PodKey) -> Vec<LinkReport> {
     links
 }
 
-/// The first label of the selector that the Pod lacks.
+/// The first label of a Service's selector that the Pod does not have.
 fn difference(service: &Service, pod: &Pod) -> String {
     let name = &service.key.name;
     let mut labels = service.selector.iter();
@@ -119,7 +119,7 @@ fn address(state: &State, pod: &Pod) -> LinkReport {
     LinkReport::ok(Link::Address, ips.join(", "))
 }
 
-/// A Pod with an address, which a Service selects.
+/// A Pod that has an address and that a Service selects.
 struct Scene<'a> {
     state: &'a State,
     view: &'a AgentView,
@@ -151,7 +151,7 @@ impl Scene<'_> {
         Chain { subject, frontend, links }
     }
 
-    /// Appends node port and kernel entry; `None` if the chain ends there.
+    /// Appends the links for the node port and the kernel's mapping; `None` if one of them ends the chain.
     fn mapping_links(&self, links: &mut Vec<LinkReport>, port: WantedPort) -> Option<Frontend> {
         let ports = &self.state.ports;
         let mut held = ports.of_port(&self.pod.uid, port);
@@ -248,7 +248,7 @@ impl Scene<'_> {
         LinkReport::broken(Link::Device, text, pages::DOCTOR)
     }
 
-    /// A chain for each port of a Service that leads to no port of the Pod.
+    /// One chain for each Service port that does not resolve to a port of the Pod.
     fn unresolved(&self, common: &[LinkReport], service: &Service, only_port: Option<PodPort>) -> Vec<Chain> {
         let settings = &self.state.settings;
         let mut chains = Vec::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The chains of a Service: those of its Pods on this Node.
+//! Builds the chains of a Service, which are those of its Pods on this Node.
 
 use super::{Chain, Link, LinkReport, pod};
 use crate::core::{model::ServiceKey, pages, state::State, view::AgentView};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The end of a chain: whether packets were translated, and which were not. The kernel's counters tell, and the command
-//! reads them itself.
+//! The last links of a chain: whether packets were translated, and why others were not. Unlike the other links, these
+//! come from the kernel's counters, which the command itself reads.
 
 use npl_common::{reason::Reason, stats::MappingStats};
 
@@ -10,15 +10,16 @@ use crate::core::pages;
 /// The traffic of a node port.
 #[derive(Debug, Clone, Copy)]
 pub struct Traffic<'a> {
-    /// The counters of the mapping; `None` without one in the kernel.
+    /// The counters of the mapping; `None` if the kernel has no mapping.
     pub stats: Option<MappingStats>,
-    /// Time since the last packet of an established flow; `None` without such a flow.
+    /// Time since the last packet of any established flow; `None` if there is no such flow.
     pub last_packet_millis: Option<u64>,
-    /// Packets by reason, of the whole Node.
+    /// The number of packets of the whole Node, by reason.
     pub reasons: &'a [(Reason, u64)],
 }
 
-/// Appends what the counters say. Without traffic, nothing is broken yet: no client may have tried.
+/// Appends the links about traffic. A node port without traffic is not a broken link, because no client may have sent a
+/// packet yet.
 pub fn add_traffic(chain: &mut Chain, traffic: &Traffic<'_>) {
     let is_broken = chain.first_broken().is_some();
     if chain.frontend.is_none() || chain.links.last().is_some_and(|link| link.link != Link::Device) {

@@ -152,8 +152,8 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
         return store(ctx, headers.l4, &transport, flags);
     }
     // The program writes requests directly, because a helper call costs as much as the rest of the program. Helpers
-    // write replies: for a program with direct writes, the kernel unshares the header of every packet that a socket still
-    // holds, also of unmatched packets.
+    // write replies: for a program with direct writes, the kernel unshares the header of every packet that a socket
+    // still holds, also of unmatched packets.
     let needs_no_sum = flags == 0 || is_complete_checksum;
     if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Adjacent { ip, transport }) {
         return Ok(());

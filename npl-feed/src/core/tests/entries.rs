@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hostile annotations.
+//! Tests with annotations that a malicious user of a Pod could write.
 
 use npl_agent::core::model::{ContainerPort, NodePort};
 
 use super::*;
 use crate::core::{entries::LeftOut, state::Refusal};
 
-/// What is served of the only Pod, and what is left out.
+/// The members of a cluster's only Pod, and the Pod's left-out entries.
 fn served(pod: Pod) -> (Vec<String>, Vec<(LeftOut, usize)>) {
     let mut state = cluster(vec![pod]);
     let members = web(&mut state);

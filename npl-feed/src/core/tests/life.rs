@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How members come and go.
+//! Tests how members appear, drain and disappear.
 
 use super::*;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Properties that hold after any changes, in any order.
+//! Properties that hold after any sequence of changes.
 
 use std::net::IpAddr;
 
@@ -64,7 +64,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// The objects after all changes.
+/// The Kubernetes objects after all changes.
 #[derive(Default)]
 struct Objects {
     pods: BTreeMap<ObjectKey, Pod>,
@@ -94,7 +94,7 @@ impl Objects {
 }
 
 proptest! {
-    /// Without a drain, following changes gives what a computation from all objects gives.
+    /// Without a drain, applying changes one by one gives the same members as a computation from all objects.
     #[test]
     fn following_changes_equals_computing_from_all_objects(changes in prop::collection::vec(change(), 0..60)) {
         let mut state = State::new(range(), 0);
@@ -108,8 +108,8 @@ proptest! {
         }
     }
 
-    /// A member is at an address of its Pod's Node and at a port that the Pod's annotation names, or named within the
-    /// time of the drain; and no two members of different Pods are at one place.
+    /// A member has an address of its Pod's Node, and a node port that the Pod's annotation names or named within the
+    /// drain time. No two members of different Pods have the same address, node port and protocol.
     #[test]
     fn a_member_is_where_its_pod_says(changes in prop::collection::vec(change(), 0..60)) {
         let mut state = State::new(range(), DRAIN);
@@ -141,7 +141,7 @@ proptest! {
         }
     }
 
-    /// Replicas that see the same objects agree on every version.
+    /// Replicas that have the same objects compute the same versions.
     #[test]
     fn the_order_of_objects_does_not_matter(
         pods in prop::collection::vec(a_pod(), 0..5), services in prop::collection::vec(a_service(), 0..3)

@@ -117,7 +117,8 @@ impl Ours {
     }
 }
 
-/// The agent's datapath. With `are_mitigated`, the programs are loaded without `CAP_PERFMON`, with speculation barriers.
+/// The agent's datapath. With `are_mitigated`, the programs are loaded without `CAP_PERFMON`, with speculation
+/// barriers.
 pub(crate) fn open_datapath(bpffs: &Path, are_mitigated: bool) -> Result<Datapath> {
     if !are_mitigated {
         return Ok(Datapath::open(bpffs)?);

@@ -34,7 +34,8 @@ fn with_filters() -> World {
     world
 }
 
-/// Attaches filters that end the chain at the head of NPL's priority, as Cilium's agent does when it starts after NPL's.
+/// Attaches filters that end the chain at the head of NPL's priority, as Cilium's agent does when it starts after
+/// NPL's.
 fn attach_as_cilium(world: &World) -> Foreign {
     let uplink = &world.topology.client().uplink;
     Foreign::attach_filter(&world.run, "cilium", uplink, ENDS_THE_CHAIN, Place::Ahead, &BOTH).unwrap()

@@ -41,8 +41,8 @@ fn host_connection_gets_the_packets_of_its_peer() {
     });
 }
 
-/// A program behind NPL's, such as Cilium's, masquerades a Pod's connection, keeps its port, and uses the Node's primary
-/// address.
+/// A program behind NPL's, such as Cilium's, masquerades a Pod's connection, keeps its port, and uses the Node's
+/// primary address.
 #[test]
 fn connection_that_is_masqueraded_behind_npls_program_is_a_host_connection() {
     with_mappings(|lab| {

@@ -34,7 +34,7 @@ pub struct DevicePlan {
     pub next_hops: BTreeMap<IpAddr, PodNextHop>,
     /// The ifindexes of devices whose driver runs the XDP program. Each is an uplink among [`Self::programs`].
     pub xdp: BTreeSet<u32>,
-    /// Hooks on which filters of other software run ahead of NPL's, whose filter is moved ahead of them.
+    /// The hooks on which NPL's filter is moved ahead of filters of other software.
     pub moves: BTreeSet<(u32, Direction)>,
 }
 
@@ -58,7 +58,7 @@ pub enum DeviceStep {
         /// The program's name.
         program: &'static str,
     },
-    /// Move NPL's filter of a hook ahead of those of other software.
+    /// Move NPL's filter on a hook ahead of the filters of other software.
     MoveToHead {
         /// The device, by its index.
         ifindex: u32,

@@ -117,7 +117,7 @@ fn plan() -> impl Strategy<Value = DevicePlan> {
     })
 }
 
-/// Moves some hooks of the programs.
+/// Adds moves of NPL's filters on some hooks to the plan.
 fn moves(programs: &BTreeMap<u32, ProgramSet>, choice: u8) -> BTreeSet<(u32, Direction)> {
     let hooks = programs.iter().flat_map(|(ifindex, set)| set.directions().iter().map(|side| (*ifindex, *side)));
     hooks.filter(|(ifindex, _)| choice >> ((ifindex + 3) % 8) & 1 == 1).collect()

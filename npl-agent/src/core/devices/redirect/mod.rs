@@ -55,13 +55,13 @@ impl FromStr for Forwarding {
     }
 }
 
-/// Whether packets are redirected beside a policy engine whose rules a redirect bypasses.
+/// Whether packets are redirected on a Node with a policy engine whose rules a redirect bypasses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NetworkPolicy {
-    /// Packets take the host's stack, where the rules apply.
+    /// The host's stack forwards all packets, so the engine's rules apply.
     #[default]
     Applies,
-    /// `--ignore-network-policy`: packets are redirected.
+    /// Packets are redirected, as `--ignore-network-policy` requests.
     Ignored,
 }
 
@@ -165,7 +165,7 @@ pub enum RedirectRefusal {
     HasLimit,
     /// The device has programs or filters of other software, and a redirect would bypass them.
     HasFilters,
-    /// Cilium leads packets of its Pods by programs and devices of its own.
+    /// Cilium forwards packets of its Pods by its own programs and devices.
     ForwardedByCilium,
     /// A policy engine filters packets in netfilter, which a redirect would bypass.
     NetworkPolicy,
@@ -235,7 +235,7 @@ pub fn next_hops(
     routes.iter().filter_map(decide).collect()
 }
 
-/// Whether Cilium has created a device: `cilium_host`, by which it routes all Pods, or one of a Pod.
+/// Whether Cilium has created a device: `cilium_host`, through which routes lead to all Pods, or the device of one Pod.
 fn is_of_cilium(device: &Device) -> bool {
     device.name.starts_with("cilium_") || device.name.starts_with("lxc")
 }

@@ -221,7 +221,8 @@ impl ReplyRoutes {
         }
     }
 
-    /// The problem and the affected Pods, or addresses of the Node. Redirected replies are routed by the Node's address and are not affected.
+    /// The problem and the affected Pods, or addresses of the Node. Redirected replies are routed by the Node's address
+    /// and are not affected.
     pub fn problem(&self, forwarding: Forwarding, are_marked: bool) -> Option<(ReplyRouteProblem, &BTreeSet<IpAddr>)> {
         if forwarding == Forwarding::Redirect {
             None
