@@ -52,6 +52,8 @@ pub(crate) struct Balancer {
     pub(crate) program: &'static str,
     pub(crate) arguments: &'static [&'static str],
     pub(crate) files: &'static [&'static str],
+    /// Whether requests are answered while the feed does not run.
+    pub(crate) serves_without_feed: bool,
 }
 
 /// All running parts of a test. They are dropped in field order.
