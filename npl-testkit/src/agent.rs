@@ -3,7 +3,7 @@
 
 use std::env;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -67,7 +67,7 @@ impl Agent {
 
     /// Starts the agent without waiting until it is ready.
     pub fn launch(options: Options) -> Result<Self> {
-        let listen = free_address(&options.netns)?;
+        let listen = options.netns.free_address()?;
         let process = spawn(&options, listen)?;
         Ok(Self { options, listen, process })
     }
@@ -200,13 +200,6 @@ fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
     command.arg("--bpffs").arg(bpffs).arg("--listen").arg(listen.to_string()).args(flags);
     confine(&mut command);
     Process::spawn("npl-agent", command, log)
-}
-
-/// Returns a free port on the Node's loopback device.
-fn free_address(netns: &Netns) -> Result<SocketAddr> {
-    netns
-        .run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr()))?
-        .with_context(|| format!("find a free port in {}", netns.name()))
 }
 
 /// Gives the process the environment of the DaemonSet's container: `/sys` of its network namespace, user 0 with two

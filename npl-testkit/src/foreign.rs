@@ -49,6 +49,8 @@ struct Pin {
 pub enum Place {
     /// Before all programs on the hook.
     Ahead,
+    /// By a filter also where the kernel has TCX: at the head of priority 1, as Cilium's filters.
+    AheadAsFilter,
     /// After all programs on the hook.
     Behind,
 }
@@ -72,35 +74,9 @@ impl Foreign {
         place: Place,
         hooks: &[TcAttachType],
     ) -> Result<Self> {
-        let is_link = KernelVersion::current().is_ok_and(|found| found >= TCX_SINCE);
-        Self::attach_as(is_link, run, name, device, verdict, place, hooks)
-    }
-
-    /// As [`Self::attach`], by a filter also where the kernel has TCX. `Place::Ahead` is the head of priority 1, as
-    /// with Cilium's filters.
-    pub fn attach_filter(
-        run: &Run,
-        name: &str,
-        device: &Device,
-        verdict: i32,
-        place: Place,
-        hooks: &[TcAttachType],
-    ) -> Result<Self> {
-        Self::attach_as(false, run, name, device, verdict, place, hooks)
-    }
-
-    fn attach_as(
-        is_link: bool,
-        run: &Run,
-        name: &str,
-        device: &Device,
-        verdict: i32,
-        place: Place,
-        hooks: &[TcAttachType],
-    ) -> Result<Self> {
         let bpffs = run.bpffs(name)?;
         let mut program = load(verdict, &bpffs.path().join("program"))?;
-        let attach = || hooks.iter().map(|hook| put(&mut program, device.name(), *hook, place, is_link)).collect();
+        let attach = || hooks.iter().map(|hook| put(&mut program, device.name(), *hook, place)).collect();
         let links: Result<_, ProgramError> = device.netns().run(attach)?;
         Ok(Self { device: device.clone(), links: links.context("attach a third-party program")?, program, bpffs })
     }
@@ -155,19 +131,23 @@ fn put(
     device: &str,
     hook: TcAttachType,
     place: Place,
-    is_link: bool,
 ) -> Result<SchedClassifierLink, ProgramError> {
-    let options = if is_link {
-        TcAttachOptions::TcxOrder(match place {
-            Place::Ahead => LinkOrder::first(),
-            Place::Behind => LinkOrder::last(),
-        })
+    let has_tcx = KernelVersion::current().is_ok_and(|found| found >= TCX_SINCE);
+    let order = match place {
+        Place::Ahead => has_tcx.then(LinkOrder::first),
+        Place::AheadAsFilter => None,
+        Place::Behind => has_tcx.then(LinkOrder::last),
+    };
+    let options = if let Some(order) = order {
+        TcAttachOptions::TcxOrder(order)
     } else {
         // The qdisc may already exist.
         drop(tc::qdisc_add_clsact(device));
         // Among filters with the same priority, the newest runs first.
         TcAttachOptions::Netlink(match place {
-            Place::Ahead => NlOptions { priority: 1, handle: TcHandle::new(1, 1), classid: None },
+            Place::Ahead | Place::AheadAsFilter => {
+                NlOptions { priority: 1, handle: TcHandle::new(1, 1), classid: None }
+            }
             Place::Behind => NlOptions { priority: 10, ..NlOptions::default() },
         })
     };

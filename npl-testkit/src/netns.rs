@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -53,6 +54,12 @@ impl Netns {
             Ok(work())
         };
         process::on_own_thread(inside)
+    }
+
+    /// A free port on the loopback device.
+    pub fn free_address(&self) -> Result<SocketAddr> {
+        let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+        self.run(bind)?.with_context(|| format!("find a free port in {}", self.name()))
     }
 
     /// Runs a future in this namespace, on a new thread with its own runtime.

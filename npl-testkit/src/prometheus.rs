@@ -4,7 +4,7 @@
 use std::env;
 use std::fmt::Write as _;
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -49,9 +49,7 @@ impl Prometheus {
     /// # Errors
     /// If it does not become ready.
     pub fn start(run: &Run, netns: &Netns, target: SocketAddr) -> Result<Self> {
-        let listen = netns
-            .run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr()))?
-            .context("find a free port for Prometheus")?;
+        let listen = netns.free_address()?;
         let configuration = run.file("prometheus.yaml");
         let text = format!(
             "global: {{scrape_interval: 1s}}\nscrape_configs:\n  - job_name: npl-agent\n    static_configs:\n      - targets: \

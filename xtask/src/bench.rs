@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::demo::Parts;
-use crate::setup::Extent;
+use crate::setup::Component;
 use crate::{build, process};
 
 /// Arguments of `cargo xtask bench`.
@@ -20,7 +20,7 @@ pub(crate) struct Options {
 /// Builds the agent and the bench, and runs the bench.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let is_of_cluster = options.arguments.iter().any(|argument| argument.contains("cluster"));
-    let extent = if is_of_cluster { Extent::Nodes } else { Extent::ControlPlane };
+    let extent = is_of_cluster.then_some(Component::Nodes).into_iter().collect();
     let parts = Parts::make_for(&["--features", "npl-testkit/bench", "--bin", "npl-bench"], extent)?;
     let mut bench = Command::new(build::built_folder().join("npl-bench"));
     parts.pass_to(&mut bench);

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::demo::{FIRST_PROCESS, Parts};
-use crate::setup::Extent;
+use crate::setup::Component;
 use crate::{build, process};
 
 /// Arguments of `cargo xtask cluster`.
@@ -29,7 +29,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let program = if built.exists() { built } else { compile()? };
         return process::become_program_quietly(Command::new(program).args(&options.arguments));
     }
-    let extent = Extent::of_networks(&options.arguments);
+    let extent = Component::of_networks(&options.arguments);
     let parts = Parts::make_for(&FIRST_PROCESS, extent)?;
     let mut command = Command::new(built);
     parts.pass_to(&mut command);

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::setup::{self, Extent, Kubernetes, KubernetesBuild, Need};
+use crate::setup::{self, Component, Extent, Kubernetes, KubernetesBuild, Need};
 use crate::{build, build_ebpf, image, paths, process};
 
 /// Arguments of `cargo xtask demo`.
@@ -30,7 +30,7 @@ pub(crate) struct Parts {
 /// The first stage of the build: Kubernetes, which takes longest, is being built.
 #[derive(Debug)]
 pub(crate) struct Preparation {
-    extent: Extent,
+    has_nodes: bool,
     kubernetes: KubernetesBuild,
 }
 
@@ -51,13 +51,13 @@ impl Preparation {
             );
         }
         setup::require_kubectl()?;
-        Ok(Self { extent, kubernetes: KubernetesBuild::start(extent) })
+        Ok(Self { has_nodes: extent.contains(&Component::Nodes), kubernetes: KubernetesBuild::start(extent) })
     }
 
     /// Installs missing packages and builds the agent, with the targets of the further arguments for cargo.
     pub(crate) fn build_agent(self, further: &[&str]) -> Result<AgentBuilt> {
         setup::ensure(&[Need::TestNetwork])?;
-        if self.extent >= Extent::Nodes {
+        if self.has_nodes {
             setup::ensure(&[Need::Containers])?;
         }
         build_ebpf::build()?;
@@ -80,7 +80,7 @@ impl AgentBuilt {
 impl Parts {
     /// Builds all parts, and a program of npl-testkit that the arguments for cargo select.
     pub(crate) fn make_for(program: &[&str], extent: Extent) -> Result<Self> {
-        let has_nodes = extent >= Extent::Nodes;
+        let has_nodes = extent.contains(&Component::Nodes);
         let mut further = [&["--package", "npl-testkit"], program].concat();
         further.extend(has_nodes.then_some(FIRST_PROCESS).into_iter().flatten());
         let agent_built = Preparation::begin(extent)?.build_agent(&further)?;
@@ -92,24 +92,11 @@ impl Parts {
 
     /// Passes the paths of the parts to a program of npl-testkit.
     pub(crate) fn pass_to(&self, command: &mut Command) {
-        let Kubernetes { control_plane, nodes, flannel, helm, prometheus, calico } = &self.kubernetes;
+        let Kubernetes { control_plane, components } = &self.kubernetes;
         command.env("NPL_AGENT", &self.agent).env("NPL_CONTROL_PLANE_DIR", control_plane);
         pass_objects_to(command);
-        if let Some(nodes) = nodes {
-            command.env("NPL_KUBERNETES_DIR", nodes).env("NPL_IMAGES_DIR", paths::target_dir());
-        }
-        if let Some(flannel) = flannel {
-            command.env("NPL_FLANNEL_DIR", flannel);
-        }
-        if let Some(helm) = helm {
-            command.env("NPL_HELM_DIR", helm);
-        }
-        if let Some(prometheus) = prometheus {
-            command.env("NPL_PROMETHEUS_DIR", prometheus);
-        }
-        if let Some(calico) = calico {
-            command.env("NPL_CALICO_DIR", calico);
-        }
+        command.env("NPL_IMAGES_DIR", paths::target_dir());
+        command.envs(components.iter().map(|(component, folder)| (component.variable(), folder)));
     }
 
     /// The files of [`Self::pass_to`] that an agent and an API server on another machine need.
@@ -119,8 +106,8 @@ impl Parts {
 
     /// The files of [`Self::pass_to`] that a real cluster with a bridge network on another machine needs.
     pub(crate) fn of_nodes(&self) -> impl Iterator<Item = PathBuf> {
-        let Kubernetes { control_plane, nodes, .. } = &self.kubernetes;
-        [control_plane].into_iter().chain(nodes).cloned().chain(image::archives())
+        let Kubernetes { control_plane, components } = &self.kubernetes;
+        [control_plane].into_iter().chain(components.get(&Component::Nodes)).cloned().chain(image::archives())
     }
 }
 
@@ -133,7 +120,7 @@ pub(crate) fn pass_objects_to(command: &mut Command) {
 /// Builds the missing programs, and replaces this process by the demo.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let is_real = options.arguments.iter().any(|argument| argument == "--real-cluster");
-    let extent = if is_real { Extent::Nodes } else { Extent::ControlPlane };
+    let extent = is_real.then_some(Component::Nodes).into_iter().collect();
     let parts = Parts::make_for(&["--bin", "npl-demo"], extent)?;
     process::become_program(&mut command(&parts, &options.arguments))
 }

@@ -12,7 +12,7 @@ use crate::check::{self, Check};
 use crate::demo::{self, Parts, Preparation};
 use crate::emulation::{Guest, Threads};
 use crate::leftovers::Leftovers;
-use crate::setup::{BRIEF_KERNELS, DEFAULT_KERNELS, Extent, Kernel, KernelName, parse_kernels};
+use crate::setup::{ALL_TESTS, BRIEF_KERNELS, Component, DEFAULT_KERNELS, Extent, Kernel, KernelName, parse_kernels};
 use crate::tally::{Counts, NotReady, Tally};
 use crate::test_binary::{self, Kind, TestBinary};
 use crate::{build, build_ebpf, chart, paths, process, setup};
@@ -63,13 +63,19 @@ impl Options {
         names.iter().filter_map(|name| name.0).collect()
     }
 
-    /// The parts of Kubernetes that the tests need.
+    /// The components that the tests need.
     fn extent(&self) -> Extent {
+        if self.former_agent.is_some() {
+            return Extent::new();
+        }
         // Without a choice, the tests use a bridge and flannel.
         if self.network.is_empty() {
-            return Extent::Everything;
+            return ALL_TESTS.into();
         }
-        Extent::of_networks(&self.network)
+        // The tests of the chart run on every network.
+        let mut extent = Component::of_networks(&self.network);
+        extent.insert(Component::Helm);
+        extent
     }
 
     /// Whether tests run on this machine's kernel.
@@ -148,7 +154,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn run_all(options: &Options, tally: &mut Tally) {
     let preparation = tally.prepare("requirements", || Preparation::begin(options.extent()));
-    if options.filter.is_none() {
+    if options.filter().is_none() {
         for Check { name, run } in check::STATIC {
             tally.check(name, run);
         }
@@ -166,7 +172,9 @@ fn run_all(options: &Options, tally: &mut Tally) {
         Ok(binaries) => Suite { options, binaries, images, parts, before }.run(tally),
         Err(missing) => {
             tally.not_run("tests of npl-common, npl-agent and npl-testkit, and those under emulated kernels", missing);
-            tally.not_run(DEMO, missing);
+            for step in [MANIFESTS, DEMO] {
+                tally.not_run(step, missing);
+            }
         }
     }
 }
@@ -218,7 +226,11 @@ impl Suite<'_> {
                 tally.check(MANIFESTS, chart::check);
                 tally.check(DEMO, || process::run(&mut demo::command(parts, &[])));
             }
-            Err(missing) => tally.not_run(DEMO, *missing),
+            Err(missing) => {
+                for step in [MANIFESTS, DEMO] {
+                    tally.not_run(step, *missing);
+                }
+            }
         }
         let name = format!("nothing is left behind, also of the {REAL_CLUSTER}");
         match &self.before {
@@ -304,7 +316,9 @@ impl Suite<'_> {
             return;
         }
         let loading = || options.load_kernels.iter().filter_map(|it| it.0);
-        let Some(newest) = kernels.iter().copied().chain(loading()).last() else { return };
+        let Some(newest) = kernels.iter().copied().chain(loading()).max_by_key(|kernel| kernel.age_rank()) else {
+            return;
+        };
         // One test at a time: two emulated processors are just fast enough for one network.
         let arguments: Vec<_> = iter::once("--test-threads=1").chain(options.filter()).collect();
         let mut guests = Vec::new();

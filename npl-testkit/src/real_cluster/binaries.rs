@@ -30,17 +30,8 @@ pub(super) struct Programs {
 impl Programs {
     /// Finds all programs first, so that a missing one is reported before anything is started.
     pub(super) fn find() -> Result<Self> {
-        let folder = env::var_os(PROGRAMS_VARIABLE).map(PathBuf::from).with_context(|| {
-            format!("kubelet not found: run `cargo xtask cluster up`, or set {PROGRAMS_VARIABLE} to its directory")
-        })?;
-        for name in ["kubelet", "kube-proxy", "kube-controller-manager", "kube-scheduler"] {
-            let path = folder.join(name);
-            anyhow::ensure!(
-                path.exists(),
-                "{PROGRAMS_VARIABLE} is {}, which does not contain {name}",
-                folder.display()
-            );
-        }
+        let names = ["kubelet", "kube-proxy", "kube-controller-manager", "kube-scheduler"];
+        let folder = find_directory(PROGRAMS_VARIABLE, "kubelet", &names)?;
         let search = env::var_os("PATH").unwrap_or_default();
         for name in CONTAINER_TOOLS {
             let is_there = env::split_paths(&search).any(|folder| folder.join(name).exists());
@@ -54,6 +45,18 @@ impl Programs {
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
+}
+
+/// The directory of an environment variable, which must contain `files`. `program` names the program in the error.
+pub(super) fn find_directory(variable: &str, program: &str, files: &[&str]) -> Result<PathBuf> {
+    let directory = env::var_os(variable).map(PathBuf::from).with_context(|| {
+        format!("{program} not found: run `cargo xtask cluster up`, or set {variable} to its directory")
+    })?;
+    for file in files {
+        let is_there = directory.join(file).exists();
+        anyhow::ensure!(is_there, "{variable} is {}, which does not contain {file}", directory.display());
+    }
+    Ok(directory)
 }
 
 /// The images that are imported into every Node; there is no registry.

@@ -2,25 +2,23 @@
 //! Calico as the Pod network and policy engine: felix and its helpers as processes of each Node, without Typha, BIRD
 //! and operator.
 
-use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::cni::{self, Cni};
+use super::binaries::find_directory;
+use super::cni::{self, Cni, wait_for_registration};
 use super::init::{SETTINGS, TEMPORARY};
 use super::network::{NodeNumber, POD_RANGES};
 use super::space::Space;
 use crate::api_client::ApiClient;
 use crate::cluster::Cluster;
 use crate::control_plane::{Account, ControlPlane, write_secret};
-use crate::poll;
 use crate::process::Process;
 use crate::tools;
 
@@ -35,9 +33,6 @@ const FILES: [&str; 3] = ["calico-node", "calico", "crds.yaml"];
 
 /// The directory of the CNI plug-ins, relative to the Node's directory.
 const PLUGINS: &str = "run/npl/cni-plugins";
-
-/// The API server serves new definitions within a second, and a kubelet registers its Node within two.
-const LIMIT: Duration = Duration::from_mins(1);
 
 /// Felix ends itself when its settings change, as they do after its first start, and is started again.
 const FELIX: &str = "until /run/npl/calico-node -felix; do :; done";
@@ -70,14 +65,7 @@ impl Calico {
             Cni::CalicoVxlan => "Disabled",
             Cni::CalicoVxlanNftables => "Enabled",
         };
-        let folder = env::var_os(VARIABLE).map(PathBuf::from);
-        let folder = folder.with_context(|| {
-            format!("Calico not found: run `cargo xtask cluster up`, or set {VARIABLE} to its directory")
-        })?;
-        for file in FILES {
-            ensure!(folder.join(file).exists(), "{VARIABLE} is {}, which does not contain {file}", folder.display());
-        }
-        Ok(Some(Self { folder, nftables }))
+        Ok(Some(Self { folder: find_directory(VARIABLE, "Calico", &FILES)?, nftables }))
     }
 
     /// Adds Calico's CNI plug-ins to those of the machine, in a directory of the Node. Returns its path inside the
@@ -114,8 +102,7 @@ impl Calico {
         plane: &ControlPlane,
         client: &ApiClient,
     ) -> Result<Daemons> {
-        let path = format!("/api/v1/nodes/{}", node.name());
-        poll::until(&format!("the registration of {}", node.name()), LIMIT, || client.find(&path).ok().flatten())?;
+        wait_for_registration(client, node)?;
         write_secret(&directory.join("run/npl/calico.kubeconfig"), &plane.kubeconfig(USER)?)?;
         tools::copy_program(&self.folder.join("calico-node"), &directory.join("run/npl/calico-node"))?;
         space.output(self.command(node, &["-startup"])).context("register the Node with Calico")?;

@@ -4,11 +4,14 @@
 use std::fmt;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::network::NodeNumber;
+use crate::api_client::ApiClient;
+use crate::poll;
 
 /// The directory of the CNI configuration, relative to the Node's directory.
 const FOLDER: &str = "run/npl/cni";
@@ -27,6 +30,17 @@ pub enum Cni {
     CalicoVxlan,
     /// Calico with VXLAN and the nftables dataplane.
     CalicoVxlanNftables,
+}
+
+/// A kubelet registers its Node within 2 s on an idle machine.
+const REGISTRATION_LIMIT: Duration = Duration::from_mins(1);
+
+/// Waits until a kubelet has registered its Node. Returns the API path of the Node.
+pub(super) fn wait_for_registration(client: &ApiClient, node: NodeNumber) -> Result<String> {
+    let path = format!("/api/v1/nodes/{}", node.name());
+    let is_registered = || client.find(&path).ok().flatten();
+    poll::until(&format!("the registration of {}", node.name()), REGISTRATION_LIMIT, is_registered)?;
+    Ok(path)
 }
 
 impl fmt::Display for Cni {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! flannel as the Pod network: one daemon per Node, configured like upstream's manifest.
 
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::json;
 
-use super::cni::{self, Cni};
+use super::binaries::find_directory;
+use super::cni::{self, Cni, wait_for_registration};
 use super::init::{SETTINGS, TEMPORARY};
 use super::network::{NodeNumber, POD_RANGES};
 use super::space::Space;
@@ -54,12 +54,7 @@ impl Flannel {
             Cni::FlannelVxlan => "vxlan",
             Cni::FlannelHostGw => "host-gw",
         };
-        let folder = env::var_os(VARIABLE).map(PathBuf::from);
-        let folder = folder.with_context(|| {
-            format!("flannel not found: run `cargo xtask cluster up`, or set {VARIABLE} to its directory")
-        })?;
-        let program = folder.join("flannel");
-        anyhow::ensure!(program.exists(), "{VARIABLE} is {}, which does not contain flannel", folder.display());
+        let program = find_directory(VARIABLE, "flannel", &["flannel"])?.join("flannel");
         Ok(Some(Self { program, backend }))
     }
 
@@ -72,8 +67,7 @@ impl Flannel {
         plane: &ControlPlane,
         client: &ApiClient,
     ) -> Result<Process> {
-        let path = format!("/api/v1/nodes/{}", node.name());
-        poll::until(&format!("the registration of {}", node.name()), LIMIT, || client.find(&path).ok().flatten())?;
+        let path = wait_for_registration(client, node)?;
         let ranges = [node.pods_v4(), node.pods_v6()];
         client.merge_patch(&path, &json!({"spec": {"podCIDR": ranges[0], "podCIDRs": ranges}}))?;
 

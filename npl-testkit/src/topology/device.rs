@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A network device of a topology.
 
+use std::net::Ipv4Addr;
+
 use anyhow::{Context as _, Result};
 
 use crate::netns::Netns;
@@ -71,6 +73,13 @@ impl Device {
         let bytes: Option<Vec<u8>> =
             text.map(|text| text.split(':').filter_map(|byte| u8::from_str_radix(byte, 16).ok()).collect());
         bytes.and_then(|bytes| bytes.try_into().ok()).with_context(|| format!("find the MAC address of {}", self.name))
+    }
+
+    /// Adds a permanent neighbor entry on this device: `ip` has the MAC address of `peer`.
+    pub(super) fn fix_neighbour(&self, ip: Ipv4Addr, peer: &Self) -> Result<()> {
+        let address = peer.link_address()?.map(|byte| format!("{byte:02x}")).join(":");
+        let entry = format!("neigh replace {ip} lladdr {address} dev {} nud permanent", self.name);
+        self.netns.ip(&entry).map(drop)
     }
 
     /// Turns offload features on or off.

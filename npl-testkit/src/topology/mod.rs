@@ -252,10 +252,7 @@ impl Client {
     /// Adds a permanent neighbor entry for the Node's gateway, which the first client is, so that the Node sends no ARP
     /// requests.
     pub fn fix_neighbour(&self) -> Result<()> {
-        let address = self.device.link_address()?.map(|byte| format!("{byte:02x}")).join(":");
-        let device = self.uplink.name();
-        let entry = format!("neigh replace {GATEWAY} lladdr {address} dev {device} nud permanent");
-        self.uplink.netns().ip(&entry).map(drop)
+        self.uplink.fix_neighbour(GATEWAY, &self.device)
     }
 }
 
@@ -270,14 +267,9 @@ impl Pod {
         vec![self.addresses.v4.into(), self.addresses.v6.into()]
     }
 
-    /// Adds permanent neighbor entries for the Pod, so that the Node sends no ARP requests and neighbor solicitations.
+    /// Adds a permanent neighbor entry for the Pod's IPv4 address, so that the Node sends no ARP requests.
     pub fn fix_neighbour(&self) -> Result<()> {
-        let address = self.device.link_address()?.map(|byte| format!("{byte:02x}")).join(":");
-        let (ip, device) = (self.ip(), self.host_device.name());
-        self.host_device
-            .netns()
-            .ip(&format!("neigh replace {ip} lladdr {address} dev {device} nud permanent"))
-            .map(drop)
+        self.host_device.fix_neighbour(self.ip(), &self.device)
     }
 }
 

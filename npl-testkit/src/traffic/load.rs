@@ -14,6 +14,7 @@ use anyhow::{Result, ensure};
 use super::request;
 use crate::echo::Protocol;
 use crate::netns::Netns;
+use crate::poll;
 
 /// The maximum number of concurrent requests: a slow request must not lower the rate.
 const WORKERS: u32 = 4;
@@ -102,6 +103,20 @@ impl Load {
     /// The results so far.
     pub fn report(&self) -> Report {
         self.shared.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for `more` further responses, or for a failure.
+    ///
+    /// # Errors
+    ///
+    /// If neither comes within `limit`.
+    pub fn wait_for_answers(&self, more: u64, limit: Duration) -> Result<()> {
+        let before = self.report().total();
+        let enough = || {
+            let report = self.report();
+            (report.total() >= before + more || !report.failures.is_empty()).then_some(())
+        };
+        poll::until(&format!("{more} responses"), limit, enough).map(drop)
     }
 
     /// Stops the load after the requests in progress.

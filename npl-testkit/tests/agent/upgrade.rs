@@ -58,9 +58,7 @@ fn upgrade(flags: &[&str], rounds: usize) {
         .map(|direction| Transfer::start(&client, server, direction, 256 * MIB, 8 * MIB).unwrap());
     for round in 1..=rounds {
         let answered = |load: &Load| {
-            let before = load.report().total();
-            let more = || (load.report().total() >= before + 100 || !load.report().failures.is_empty()).then_some(());
-            poll::until("a hundred more requests", LIMIT, more).unwrap();
+            load.wait_for_answers(100, LIMIT).unwrap();
             assert_eq!(load.report().failures, [], "round {round}");
         };
         let options = world.agent_options(flags);

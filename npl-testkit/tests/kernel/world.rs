@@ -16,14 +16,14 @@ use npl_agent::devices::apply::{Applied, apply};
 use npl_agent::devices::uplinks::Uplinks;
 use npl_agent::netlink;
 use npl_agent::nft_guard::{Guard, GuardMode};
-use npl_testkit::echo::EchoServer;
+use npl_testkit::echo::{self, EchoServer};
 use npl_testkit::kernel;
 use npl_testkit::mounts::BpfFs;
 use npl_testkit::netns::Netns;
 use npl_testkit::poll;
 use npl_testkit::run::Run;
 use npl_testkit::topology::{self, Options, Pod, Topology};
-use npl_testkit::traffic;
+use npl_testkit::traffic::{self, Request};
 
 use crate::bpffs_pool::{BpffsPool, PooledBpffs};
 use crate::lab::{SEED, mapping, parsed};
@@ -242,6 +242,14 @@ impl World {
     /// The first Pod's IPv4 NAT address.
     pub(crate) fn frontend(&self) -> SocketAddr {
         (self.node_ip(), NODE_PORT).into()
+    }
+
+    /// A TCP and a UDP request of the client to the first Pod.
+    pub(crate) fn load_requests(&self) -> Vec<Request> {
+        let (server, pod, client) = (self.frontend(), &self.pod().name, self.client_ip());
+        [echo::Protocol::Tcp, echo::Protocol::Udp]
+            .map(|protocol| Request { protocol, server, pod: pod.clone(), client })
+            .to_vec()
     }
 
     pub(crate) fn pod(&self) -> &Pod {

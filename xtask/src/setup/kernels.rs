@@ -95,6 +95,11 @@ impl Image {
 }
 
 impl Kernel {
+    /// The position among all kernels, from the oldest to the newest.
+    pub(crate) fn age_rank(self) -> Option<usize> {
+        KERNELS.iter().position(|kernel| *kernel == self)
+    }
+
     /// Returns the unpacked kernel and downloads it if it is missing.
     pub(crate) fn obtain(self) -> Result<Image> {
         ensure(&[Need::Emulation])?;

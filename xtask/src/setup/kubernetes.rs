@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Builds a real Kubernetes from Go modules that pin the versions.
 //!
-//! The cache has a folder for each part, since most commands need the API server only: it is compiled first, the
-//! programs of Nodes after it, then flannel, and Helm last.
+//! The cache has a directory for each part, because most commands need only the API server. The API server is compiled
+//! first, and the components in their order.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -119,52 +120,63 @@ struct Part {
     variables: &'static [(&'static str, &'static str)],
 }
 
-/// The parts of Kubernetes that a command needs.
+/// What a command needs in addition to an API server, in the order in which it is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Extent {
-    /// An API server.
-    ControlPlane,
-    /// An API server and Nodes.
+pub(crate) enum Component {
+    /// `kubelet` and the other programs of Nodes.
     Nodes,
-    /// An API server, Nodes with flannel, and Helm.
+    /// `flannel`.
     Flannel,
-    /// The same and Prometheus: the programs of a whole test run.
-    Everything,
-    /// An API server, Nodes with Calico, and Helm.
+    /// `calico-node`, `calico` and `crds.yaml`.
     Calico,
-    /// Nodes with every network, and all other programs.
-    Every,
+    /// `helm`.
+    Helm,
+    /// `prometheus` and `promtool`.
+    Prometheus,
 }
 
-impl Extent {
-    /// The parts for Nodes with this network, `every`, or a list of networks of the tests.
-    pub(crate) fn of_networks(networks: &[String]) -> Self {
-        let names = |text: &str| networks.iter().any(|network| network.contains(text));
-        match (names("flannel"), names("calico")) {
-            _ if names("every") => Self::Every,
-            (true, true) => Self::Every,
-            (false, true) => Self::Calico,
-            (true, false) => Self::Flannel,
-            (false, false) => Self::Nodes,
+/// The components that a command needs.
+pub(crate) type Extent = BTreeSet<Component>;
+
+impl Component {
+    /// The components for Nodes with this network, with `every` network, or with a list of networks of the tests.
+    pub(crate) fn of_networks(networks: &[String]) -> Extent {
+        let names = |text: &str| networks.iter().any(|network| network.contains(text) || network == "every");
+        let mut extent = Extent::from([Self::Nodes]);
+        extent.extend(names("flannel").then_some(Self::Flannel));
+        extent.extend(names("calico").then_some(Self::Calico));
+        extent
+    }
+
+    /// The variable by which npl-testkit finds the component's directory.
+    pub(crate) const fn variable(self) -> &'static str {
+        match self {
+            Self::Nodes => "NPL_KUBERNETES_DIR",
+            Self::Flannel => "NPL_FLANNEL_DIR",
+            Self::Calico => "NPL_CALICO_DIR",
+            Self::Helm => "NPL_HELM_DIR",
+            Self::Prometheus => "NPL_PROMETHEUS_DIR",
+        }
+    }
+
+    fn obtain(self, cancelled: &AtomicBool) -> Result<PathBuf> {
+        match self {
+            Self::Nodes => obtain(&NODES, cancelled),
+            Self::Flannel => obtain(&FLANNEL, cancelled),
+            Self::Calico => obtain(&CALICO, cancelled),
+            Self::Helm => obtain(&HELM, cancelled),
+            Self::Prometheus => prometheus::obtain(),
         }
     }
 }
 
-/// The directories with Kubernetes' programs.
+/// The directories with the built programs.
 #[derive(Debug, Clone)]
 pub(crate) struct Kubernetes {
     /// `etcd` and `kube-apiserver`.
     pub(crate) control_plane: PathBuf,
-    /// `kubelet` and the other programs of Nodes, if the command needs them.
-    pub(crate) nodes: Option<PathBuf>,
-    /// `flannel`, if the command needs it.
-    pub(crate) flannel: Option<PathBuf>,
-    /// `helm`, if the command needs it.
-    pub(crate) helm: Option<PathBuf>,
-    /// `prometheus` and `promtool`, if the command needs them.
-    pub(crate) prometheus: Option<PathBuf>,
-    /// `calico-node`, `calico` and `crds.yaml`, if the command needs them.
-    pub(crate) calico: Option<PathBuf>,
+    /// The components that the command needs.
+    pub(crate) components: BTreeMap<Component, PathBuf>,
 }
 
 /// The time limit of a part, which takes four minutes on two cores.
@@ -187,15 +199,8 @@ impl Background {
         let flag = Arc::clone(&cancelled);
         let make = move || {
             let control_plane = obtain_control_plane(&flag)?;
-            let make = |is_needed: bool, part| is_needed.then(|| obtain(part, &flag)).transpose();
-            let nodes = make(extent >= Extent::Nodes, &NODES)?;
-            let has_flannel = matches!(extent, Extent::Flannel | Extent::Everything | Extent::Every);
-            let flannel = make(has_flannel, &FLANNEL)?;
-            let helm = make(extent >= Extent::Flannel, &HELM)?;
-            let has_prometheus = matches!(extent, Extent::Everything | Extent::Every);
-            let prometheus = has_prometheus.then(prometheus::obtain).transpose()?;
-            let calico = make(matches!(extent, Extent::Calico | Extent::Every), &CALICO)?;
-            Ok(Kubernetes { control_plane, nodes, flannel, helm, prometheus, calico })
+            let obtained = extent.into_iter().map(|component| Ok((component, component.obtain(&flag)?)));
+            Ok(Kubernetes { control_plane, components: obtained.collect::<Result<_>>()? })
         };
         Self { thread: Some(thread::spawn(make)), cancelled }
     }
@@ -245,8 +250,13 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
     let (requirements, sums) = (read("go.mod")?, read("go.sum")?);
     let version = version_of(part.versioned, &String::from_utf8_lossy(&requirements))?;
     let packages = part.packages.join(" ");
-    let made_from =
-        [&requirements, &sums, part.linker_flags.as_bytes(), COMPILER_FLAGS.as_bytes(), packages.as_bytes()];
+    let mut made_from =
+        vec![&requirements[..], &sums, part.linker_flags.as_bytes(), COMPILER_FLAGS.as_bytes(), packages.as_bytes()];
+    // Parts without either keep the name that they have in existing caches.
+    let further = format!("{:?} {:?}", part.files, part.variables);
+    if !part.files.is_empty() || !part.variables.is_empty() {
+        made_from.push(further.as_bytes());
+    }
     cache::obtain(part.name, &made_from, |folder| {
         build(part, &module, &version, folder, cancelled)?;
         for file in part.files {
@@ -347,19 +357,20 @@ fn version_of(module: &str, requirements: &str) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Extent, LINKER_FLAGS, at_version, version_of};
+    use super::{Component, LINKER_FLAGS, at_version, version_of};
 
     #[test]
     fn only_the_networks_of_the_command_are_built() {
+        use Component::{Calico, Flannel, Nodes};
         for (networks, extent) in [
-            (&["bridge/iptables"][..], Extent::Nodes),
-            (&["flannel-vxlan/nftables", "bridge/none"], Extent::Flannel),
-            (&["calico-vxlan/iptables"], Extent::Calico),
-            (&["calico-vxlan/iptables", "flannel-vxlan/none"], Extent::Every),
-            (&["every"], Extent::Every),
+            (&["bridge/iptables"][..], &[Nodes][..]),
+            (&["flannel-vxlan/nftables", "bridge/none"], &[Nodes, Flannel]),
+            (&["calico-vxlan/iptables"], &[Nodes, Calico]),
+            (&["calico-vxlan/iptables", "flannel-vxlan/none"], &[Nodes, Flannel, Calico]),
+            (&["every"], &[Nodes, Flannel, Calico]),
         ] {
             let networks: Vec<String> = networks.iter().map(|network| (*network).to_owned()).collect();
-            assert_eq!(Extent::of_networks(&networks), extent, "{networks:?}");
+            assert!(Component::of_networks(&networks).iter().eq(extent), "{networks:?}");
         }
     }
 

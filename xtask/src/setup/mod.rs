@@ -20,7 +20,7 @@ pub(crate) use bpf_linker::{LLVM as BPF_LINKER_LLVM, obtain as bpf_linker};
 use crate::{ebpf, process};
 use apt::Program;
 pub(crate) use kernels::{BRIEF_KERNELS, DEFAULT_KERNELS, Image as KernelImage, Kernel, KernelName, parse_kernels};
-pub(crate) use kubernetes::{Background as KubernetesBuild, Extent, Kubernetes, helm};
+pub(crate) use kubernetes::{Background as KubernetesBuild, Component, Extent, Kubernetes, helm};
 
 /// A requirement of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +92,10 @@ const BALANCERS: [Program; 3] = [
     Program { name: "unzip", package: "unzip" },
 ];
 
+/// The components of a whole test run.
+pub(crate) const ALL_TESTS: [Component; 4] =
+    [Component::Nodes, Component::Flannel, Component::Helm, Component::Prometheus];
+
 /// Arguments of `cargo xtask setup`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -104,7 +108,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
     // The longest step runs in parallel with all others.
-    let kubernetes = KubernetesBuild::start(Extent::Everything);
+    let kubernetes = KubernetesBuild::start(ALL_TESTS.into());
     ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation])?;
     require_kubectl()?;
     let _compiler = ebpf::choose()?;
@@ -113,8 +117,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let image = kernel.obtain()?;
         process::detail(&format!("kernel {kernel}: {}", image.package()?));
     }
-    let Kubernetes { control_plane, nodes, flannel, helm, prometheus, calico } = kubernetes.finish()?;
-    for folder in [control_plane].iter().chain(&nodes).chain(&flannel).chain(&helm).chain(&prometheus).chain(&calico) {
+    let Kubernetes { control_plane, components } = kubernetes.finish()?;
+    for folder in [control_plane].iter().chain(components.values()) {
         process::detail(&format!("programs of tests: {}", folder.display()));
     }
     process::say(&format!("all requirements are installed ({})", process::elapsed(started.elapsed())));

@@ -125,14 +125,7 @@ impl Testbed {
     }
 
     fn measure(&mut self, case: Case, effort: Effort) -> Result<f64> {
-        let packets = match case.workload {
-            Workload::Established | Workload::Replies => effort.established,
-            Workload::NewFlows
-            | Workload::SynFlood
-            | Workload::AckFlood
-            | Workload::UdpFlood
-            | Workload::FragmentFlood => effort.new_flows,
-        };
+        let packets = if case.workload.is_one_flow() { effort.established } else { effort.new_flows };
         self.send(case, packets, effort.longest)
     }
 
@@ -199,11 +192,9 @@ fn flows(case: Case, topology: &Topology, pod: &Pod) -> Result<Flows> {
     } else {
         (pod.ip(), pod_port).into()
     };
-    if workload == Workload::Replies {
-        return replies(case, topology, pod, server);
-    }
     let (source, clients) = match workload {
-        Workload::Established | Workload::Replies => (establish(topology, pod, server)?, Clients::One),
+        Workload::Replies => return replies(case, topology, pod, server),
+        Workload::Established => (establish(topology, pod, server)?, Clients::One),
         Workload::NewFlows => (FIRST_CLIENT, Clients::InTurn { ports: PORTS_PER_CLIENT }),
         Workload::SynFlood | Workload::AckFlood | Workload::UdpFlood | Workload::FragmentFlood => {
             (FIRST_RANDOM_CLIENT, Clients::Random)

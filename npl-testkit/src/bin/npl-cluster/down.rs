@@ -36,8 +36,8 @@ pub(crate) fn run(chosen: Option<&str>, is_all: bool) -> Result<()> {
     Ok(())
 }
 
-/// The clusters to remove. Without a selection, more than one running cluster is an error, because the others may
-/// belong to another user.
+/// The clusters to remove. If several clusters run and neither `--cluster` nor `--all` is given, this is an error,
+/// because some of the clusters may belong to another user.
 fn to_end(up: &[String], chosen: Option<&str>, is_all: bool) -> Result<Vec<String>> {
     let ids = || up.join(", ");
     match chosen {

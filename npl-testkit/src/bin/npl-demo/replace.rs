@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use npl_testkit::echo::Protocol;
-use npl_testkit::poll;
 use npl_testkit::traffic::{Load, Report as LoadReport, Request, tcp_request};
 use serde_json::json;
 
@@ -29,14 +28,14 @@ const NEW: &str = "web-3";
 pub(crate) fn run(report: &mut Report, env: &mut Environment, mut routes: Routes) -> Result<Routes> {
     report.step(&format!("Delete {OLD} and create {NEW} during {RATE} requests per second"))?;
     let load = Load::start(env.client(), RATE, requests(env, &routes));
-    wait_for_answers(&load, ANSWERS)?;
+    load.wait_for_answers(ANSWERS, LIMIT)?;
     let abandoned = entry(&routes, OLD, Protocol::Tcp)?.address();
     // A load balancer also stops sending to a Pod whose object is deleted.
     routes.remove(OLD);
     load.replace(requests(env, &routes));
     env.remove_pod(OLD)?;
     report.say(&format!("{OLD} is deleted; requests to the other Pods continue"))?;
-    wait_for_answers(&load, ANSWERS)?;
+    load.wait_for_answers(ANSWERS, LIMIT)?;
     let created = Instant::now();
     env.add_pod(NEW)?;
     let (entries, at) = wait_for_route(env, NEW)?;
@@ -44,7 +43,7 @@ pub(crate) fn run(report: &mut Report, env: &mut Environment, mut routes: Routes
     report.say(&format!("{NEW} was annotated {} ms after the creation of its Pod object", milliseconds(delay)))?;
     routes.insert(NEW.to_owned(), entries);
     load.replace(requests(env, &routes));
-    wait_for_answers(&load, ANSWERS)?;
+    load.wait_for_answers(ANSWERS, LIMIT)?;
     let result = load.stop();
     let from_new: u64 = answers_of(&result, NEW);
     claim_nothing_lost(report, &result)?;
@@ -71,16 +70,6 @@ pub(crate) fn requests(env: &Environment, routes: &Routes) -> Vec<Request> {
     let each = routes.iter().flat_map(|(pod, entries)| entries.iter().map(move |entry| (pod, entry)));
     each.map(|(pod, entry)| Request { protocol: entry.protocol, server: entry.address(), pod: pod.clone(), client })
         .collect()
-}
-
-/// Waits for `more` further responses, or for a failure.
-pub(crate) fn wait_for_answers(load: &Load, more: u64) -> Result<()> {
-    let before = load.report().total();
-    let enough = || {
-        let report = load.report();
-        (report.total() >= before + more || !report.failures.is_empty()).then_some(())
-    };
-    poll::until(&format!("{more} responses"), LIMIT, enough).map(drop)
 }
 
 /// Checks that every request received the expected response.

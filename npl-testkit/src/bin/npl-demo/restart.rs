@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::environment::Environment;
 use crate::publish::{Routes, entry};
-use crate::replace::{claim_nothing_lost, requests, wait_for_answers};
+use crate::replace::{claim_nothing_lost, requests};
 use crate::report::{Report, milliseconds};
 
 /// Requests per second during the transfers.
@@ -54,7 +54,7 @@ pub(crate) fn run(report: &mut Report, env: &mut Environment, routes: &Routes) -
     let (upload, download) = (upload.join(), download.join());
     claim_whole(report, "to web-0", &upload)?;
     claim_whole(report, "from web-2", &download)?;
-    wait_for_answers(&load, u64::from(RATE))?;
+    load.wait_for_answers(u64::from(RATE), LIMIT)?;
     let result = load.stop();
     claim_nothing_lost(report, &result)?;
     let after = Kept::look(env, routes)?;

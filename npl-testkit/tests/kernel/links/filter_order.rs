@@ -12,10 +12,8 @@ use npl_agent::core::model::Moment;
 use npl_agent::devices::uplinks::{DeviceReport, Uplinks};
 use npl_agent::netlink;
 use npl_agent::nft_guard::GuardMode;
-use npl_testkit::echo::Protocol;
 use npl_testkit::foreign::{BOTH, ENDS_THE_CHAIN, Foreign, HANDS_ON, Place};
-use npl_testkit::poll;
-use npl_testkit::traffic::{Load, Request, tcp_ask, tcp_connect};
+use npl_testkit::traffic::{Load, tcp_ask, tcp_connect};
 
 use crate::world::World;
 
@@ -38,7 +36,7 @@ fn with_filters() -> World {
 /// NPL's.
 fn attach_as_cilium(world: &World) -> Foreign {
     let uplink = &world.topology.client().uplink;
-    Foreign::attach_filter(&world.run, "cilium", uplink, ENDS_THE_CHAIN, Place::Ahead, &BOTH).unwrap()
+    Foreign::attach(&world.run, "cilium", uplink, ENDS_THE_CHAIN, Place::AheadAsFilter, &BOTH).unwrap()
 }
 
 /// As the agent follows a device event.
@@ -87,24 +85,13 @@ fn no_request_is_lost_while_npls_filter_is_moved() {
     let mut world = with_filters();
     let mut uplinks = uplinks_of(&world);
     let uplink = world.topology.client().uplink.clone();
-    let request = |protocol| Request {
-        protocol,
-        server: world.frontend(),
-        pod: world.pod().name.clone(),
-        client: world.client_ip(),
-    };
-    let load = Load::start(world.client(), 200, vec![request(Protocol::Tcp), request(Protocol::Udp)]);
+    let load = Load::start(world.client(), 200, world.load_requests());
     for round in 0..4 {
         let name = format!("other-{round}");
-        let _other = Foreign::attach_filter(&world.run, &name, &uplink, HANDS_ON, Place::Ahead, &BOTH).unwrap();
+        let _other = Foreign::attach(&world.run, &name, &uplink, HANDS_ON, Place::AheadAsFilter, &BOTH).unwrap();
         let report = decide(&mut world, &mut uplinks);
         assert_eq!(report.decisions.plan.moves.len(), 2, "both hooks: {report:?}");
-        let (enough, count) = (load.report().total() + 20, || load.report());
-        poll::until("requests after the move", LIMIT, || {
-            let report = count();
-            (report.total() >= enough || !report.failures.is_empty()).then_some(())
-        })
-        .unwrap();
+        load.wait_for_answers(20, LIMIT).unwrap();
     }
     assert_eq!(load.stop().failures, []);
 }

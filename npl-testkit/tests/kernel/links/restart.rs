@@ -10,11 +10,9 @@ use npl_agent::core::devices::Device;
 use npl_agent::core::devices::plan::DevicePlan;
 use npl_agent::core::model::Family;
 use npl_agent::devices::apply::apply;
-use npl_testkit::echo::Protocol;
-use npl_testkit::poll;
 use npl_testkit::tools;
 use npl_testkit::topology::Options;
-use npl_testkit::traffic::{self, Direction, Load, Request, Transfer};
+use npl_testkit::traffic::{self, Direction, Load, Transfer};
 
 use super::programs::rename_build;
 use crate::world::{World, is_emulated, replacements};
@@ -45,23 +43,15 @@ fn traffic_continues_without_an_agent_and_the_next_one_adopts_it() {
 fn no_packet_is_lost_while_programs_are_replaced() {
     let mut world = World::fresh(1);
     world.datapath = None;
-    let request = |protocol| Request {
-        protocol,
-        server: world.frontend(),
-        pod: world.pod().name.clone(),
-        client: world.client_ip(),
-    };
-    let load = Load::start(world.client(), 100, vec![request(Protocol::Tcp), request(Protocol::Udp)]);
+    let load = Load::start(world.client(), 100, world.load_requests());
     let bytes = if is_emulated() { 1 << 20 } else { 8 << 20 };
     let upload = Transfer::start(world.client(), world.frontend(), Direction::Upload, bytes, bytes / 2).unwrap();
-    for replacement in 1..=replacements() {
+    for _ in 0..replacements() {
         rename_build(world.bpffs.path());
         let mut next = world.open();
         world.attach(&mut next);
         drop(next);
-        let answered =
-            || (load.report().total() >= 10 * replacement || !load.report().failures.is_empty()).then_some(());
-        poll::until("ten more requests", LIMIT, answered).unwrap();
+        load.wait_for_answers(10, LIMIT).unwrap();
     }
     assert_eq!(upload.join().unwrap().bytes, bytes);
     assert_eq!(load.stop().failures, []);

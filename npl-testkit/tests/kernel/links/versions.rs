@@ -12,9 +12,7 @@ use npl_agent::datapath::{Datapath, Pins};
 use npl_common::flow::{FlowKeyV4, FlowV4, MAX_FLOWS};
 use npl_common::former_names;
 use npl_common::names::{ABI_VERSION, MAP_FLOW_V4, PIN_ROOT};
-use npl_testkit::echo::Protocol;
-use npl_testkit::poll;
-use npl_testkit::traffic::{Direction, Load, Request, Transfer};
+use npl_testkit::traffic::{Direction, Load, Transfer};
 
 use crate::world::{World, is_emulated};
 
@@ -38,22 +36,14 @@ fn pretend_to_be(bpffs: &Path, abi: u32) {
 
 /// Starts requests of both protocols, and a long upload.
 fn load(world: &World) -> (Load, Transfer) {
-    let request = |protocol| Request {
-        protocol,
-        server: world.frontend(),
-        pod: world.pod().name.clone(),
-        client: world.client_ip(),
-    };
-    let load = Load::start(world.client(), 100, vec![request(Protocol::Tcp), request(Protocol::Udp)]);
+    let load = Load::start(world.client(), 100, world.load_requests());
     let bytes = if is_emulated() { 1 << 20 } else { 8 << 20 };
     let upload = Transfer::start(world.client(), world.frontend(), Direction::Upload, bytes, bytes / 2).unwrap();
     (load, upload)
 }
 
 fn answered(load: &Load) {
-    let before = load.report().total();
-    let more = || (load.report().total() >= before + 20 || !load.report().failures.is_empty()).then_some(());
-    poll::until("twenty more requests", LIMIT, more).unwrap();
+    load.wait_for_answers(20, LIMIT).unwrap();
 }
 
 fn flows(datapath: &Datapath) -> usize {

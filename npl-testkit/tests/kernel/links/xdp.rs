@@ -16,9 +16,8 @@ use npl_agent::datapath::cleanup::remove_everything;
 use npl_agent::datapath::pins::Direction;
 use npl_agent::datapath::{Datapath, DatapathError, Pins, preflight};
 use npl_agent::netlink;
-use npl_testkit::echo::Protocol;
 use npl_testkit::topology::{Offload, Options};
-use npl_testkit::traffic::{self, Direction as TransferDirection, Load, Request, UdpOptions, transfer};
+use npl_testkit::traffic::{self, Direction as TransferDirection, Load, UdpOptions, transfer};
 use npl_testkit::{poll, tools};
 
 use super::other_programs::OtherProgram;
@@ -112,10 +111,8 @@ fn no_packet_is_lost_while_xdp_is_replaced() {
     let mut world = World::with_xdp(Options::default());
     let mut known = world.xdp_program("eth0").unwrap();
     world.datapath = None;
-    let server = world.frontend();
-    let request = |protocol| Request { protocol, server, pod: world.pod().name.clone(), client: world.client_ip() };
-    let load = Load::start(world.client(), 100, vec![request(Protocol::Tcp), request(Protocol::Udp)]);
-    for replacement in 1..=REPLACEMENTS {
+    let load = Load::start(world.client(), 100, world.load_requests());
+    for _ in 0..REPLACEMENTS {
         rename_build(world.bpffs.path());
         let mut next = world.open();
         world.attach(&mut next);
@@ -123,9 +120,7 @@ fn no_packet_is_lost_while_xdp_is_replaced() {
         drop(next);
         let now = world.xdp_program("eth0").unwrap();
         assert_ne!(std::mem::replace(&mut known, now.clone()), now);
-        let answered =
-            || (load.report().total() >= 10 * replacement || !load.report().failures.is_empty()).then_some(());
-        poll::until("ten more requests", LIMIT, answered).unwrap();
+        load.wait_for_answers(10, LIMIT).unwrap();
     }
     assert_eq!(load.stop().failures, []);
 }
