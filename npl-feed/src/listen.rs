@@ -81,7 +81,7 @@ impl Listener {
             let (stream, peer) = match self.socket.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    warn!(interface = self.interface, %error, "a connection could not be accepted; the feed goes on");
+                    warn!(interface = self.interface, %error, "accept() failed for a connection; the feed continues to accept connections");
                     sleep(ACCEPT_PAUSE).await;
                     continue;
                 }

@@ -8,13 +8,18 @@ use anyhow::Context as _;
 use clap::Command;
 use clap_complete::Shell;
 
-/// Prints a shell's completion script for a program.
+use crate::config::args::GenerateCommand;
+
+/// Prints a shell's completion script for `program`, or writes the man pages of `program` and of its commands.
 ///
 /// # Errors
 ///
-/// If standard output cannot be written.
-pub fn completion(command: &mut Command, shell: Shell) -> anyhow::Result<()> {
-    super::print(&completion_text(command, shell)?)
+/// If standard output, the directory or a page cannot be written.
+pub fn run(mut program: Command, command: &GenerateCommand) -> anyhow::Result<()> {
+    match command {
+        GenerateCommand::Completion { shell } => super::print(&completion_text(&mut program, *shell)?),
+        GenerateCommand::Man { directory } => man_pages(program, directory),
+    }
 }
 
 fn completion_text(command: &mut Command, shell: Shell) -> anyhow::Result<String> {
@@ -25,11 +30,7 @@ fn completion_text(command: &mut Command, shell: Shell) -> anyhow::Result<String
 }
 
 /// Creates a directory, and writes the man pages of a program and of its commands into it.
-///
-/// # Errors
-///
-/// If the directory or a page cannot be written.
-pub fn man_pages(command: Command, folder: &Path) -> anyhow::Result<()> {
+fn man_pages(command: Command, folder: &Path) -> anyhow::Result<()> {
     let write = || -> io::Result<()> {
         fs::create_dir_all(folder)?;
         clap_mangen::generate_to(command, folder)

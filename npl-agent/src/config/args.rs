@@ -73,7 +73,7 @@ pub enum Command {
     /// Run the agent on this Node. The kernel programs keep translating after the agent stops.
     Run(Box<RunArgs>),
     /// Show whether this Node serves its node ports, and if not, why: agent, API server, devices, ports, maps, packets
-    /// that were not translated. Exits with 0 if it is healthy, 1 if traffic is at risk, 2 if that cannot be told.
+    /// that were not translated. Exits with 0 if it is healthy, 1 if traffic is at risk, 2 if the state cannot be read.
     #[command(after_help = STATUS_EXAMPLES)]
     Status(StatusArgs),
     /// Show the mappings of this Node with their traffic, Pods, Services and states. Names and states come from the
@@ -110,6 +110,14 @@ pub enum Command {
     /// Retire every Node of the cluster before uninstalling: set `NPL_RETIRE` on the agents' DaemonSet, and wait until
     /// each Node has withdrawn its annotations and removed its kernel state. The chart's hook runs it.
     Retire(RetireArgs),
+    /// The hidden commands.
+    #[command(flatten)]
+    Generate(GenerateCommand),
+}
+
+/// The hidden commands that generate files from the definition of the command line.
+#[derive(Debug, Clone, Subcommand)]
+pub enum GenerateCommand {
     /// Print the completion for a shell.
     #[command(hide = true)]
     Completion {

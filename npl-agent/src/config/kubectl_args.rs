@@ -5,9 +5,10 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 
-use clap_complete::Shell;
-
-use super::{args::OutputFormat, value};
+use super::{
+    args::{GenerateCommand, OutputFormat},
+    value,
+};
 use crate::core::why::Question;
 
 /// Node ports of the whole cluster, from a workstation. Uses `kubectl`, with its contexts and credentials.
@@ -51,8 +52,8 @@ pub enum KubectlCommand {
     /// Show the published node ports of all Pods, from their annotations.
     #[command(after_help = "Examples:\n  kubectl npl mappings\n  kubectl npl mappings -n shop --node node-1")]
     Mappings(ClusterMappingsArgs),
-    /// Show the verdict of every Node, which its agent gives. Exits with 0 if all are healthy, 1 if one is at risk, 2
-    /// if one cannot be told.
+    /// Show the verdict of every Node, as its agent reports it. Exits with 0 if all are healthy, 1 if one is at risk, 2
+    /// if the state of one cannot be read.
     #[command(after_help = "Examples:\n  kubectl npl status\n  kubectl npl status --node node-1 -o json")]
     Status(ClusterStatusArgs),
     /// Compare the annotations of all Pods with the Services and with the addresses of the Nodes. Exits with 1 on any
@@ -65,20 +66,9 @@ pub enum KubectlCommand {
     /// Run a command of the agent on a Node: status, mappings, why, flows, doctor.
     #[command(after_help = "Examples:\n  kubectl npl on node-1 flows --pod web-0\n  kubectl npl on node-1 doctor")]
     On(OnArgs),
-    /// Print the completion for a shell.
-    #[command(hide = true)]
-    Completion {
-        /// The shell.
-        #[arg(value_enum)]
-        shell: Shell,
-    },
-    /// Write the man pages of all commands into a folder.
-    #[command(hide = true)]
-    Man {
-        /// The folder, which is created.
-        #[arg(value_name = "DIRECTORY")]
-        directory: PathBuf,
-    },
+    /// The hidden commands.
+    #[command(flatten)]
+    Generate(GenerateCommand),
 }
 
 /// Flags of `kubectl npl mappings`.

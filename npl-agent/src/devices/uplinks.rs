@@ -242,7 +242,7 @@ impl Uplinks {
 }
 
 /// Whether decisions depend on the qdiscs, filters and programs of other software: if packets may be redirected, which
-/// would bypass them, and if NPL's programs are filters, which others may come ahead of.
+/// would bypass them, and if NPL's programs are filters, because filters of other software may run ahead of them.
 pub fn needs_attachments(datapath: &Datapath, forwarding: Forwarding) -> bool {
     forwarding != Forwarding::Stack || datapath.hooks.are_filters()
 }

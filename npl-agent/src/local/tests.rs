@@ -62,7 +62,10 @@ async fn a_main_loop_that_hangs_is_reported() {
 async fn only_root_may_connect_and_a_left_socket_is_replaced() {
     let folder = Folder::new("mode");
     drop(bind(&folder.0).unwrap());
-    assert!(matches!(ask(&folder.0).await, Err(AskError::Absent { .. })), "nobody listens on the left socket");
+    assert!(
+        matches!(ask(&folder.0).await, Err(AskError::Absent { .. })),
+        "no agent listens on the socket that the former agent left"
+    );
     let _listener = bind(&folder.0).unwrap();
     let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(folder.0.clone()), mode(folder.0.join(SOCKET))), (0o700, 0o600));

@@ -88,7 +88,7 @@ pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
 /// no chunk is cut, or too many chunks precede it.
 ///
 /// A sender limits chunks to the path MTU. IP fragments only a chunk that was built before the sender learned of a
-/// lower MTU, and such a chunk is the last one of its packet.
+/// lower MTU. A chunk that exceeds the lower MTU is the last chunk of its packet.
 #[inline(always)]
 pub fn end_of_cut_chunk(ctx: &TcContext, l4: u32, end: u32) -> u32 {
     let mut offset = l4 as usize + size_of::<SctpHeader>();

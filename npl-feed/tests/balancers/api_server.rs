@@ -219,8 +219,9 @@ fn a_real_api_server_is_followed_with_the_rights_of_the_manifest() {
         expect(&["a:61000 serving"], &plane);
 
         plane.api_server = None;
-        let told = until("report of the outage", || get("/readyz").filter(|(_, text)| text.starts_with("ok, but")));
-        assert_eq!(told.0, 200);
+        let readiness =
+            until("report of the outage", || get("/readyz").filter(|(_, text)| text.starts_with("ok, but")));
+        assert_eq!(readiness.0, 200);
         assert_eq!(members(), ["a:61000 serving"]);
         plane.start_api_server();
         plane.create_pod("c", 61002);

@@ -47,12 +47,7 @@ pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
         KubectlCommand::Check(args) => check::show(kubectl, args),
         KubectlCommand::Why(args) => why::show(kubectl, args),
         KubectlCommand::On(args) => nodes::run_on(kubectl, args),
-        KubectlCommand::Completion { shell } => {
-            generate::completion(&mut KubectlCli::command(), *shell).map(|()| ExitCode::SUCCESS)
-        }
-        KubectlCommand::Man { directory } => {
-            generate::man_pages(KubectlCli::command(), directory).map(|()| ExitCode::SUCCESS)
-        }
+        KubectlCommand::Generate(command) => generate::run(KubectlCli::command(), command).map(|()| ExitCode::SUCCESS),
     }
 }
 
