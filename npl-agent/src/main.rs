@@ -13,6 +13,7 @@ use npl_agent::{
         environment,
         kubectl_args::KubectlCli,
     },
+    core::verdict::Verdict,
     process::{
         memory,
         telemetry::{self, LogFormat},
@@ -22,8 +23,6 @@ use tracing::warn;
 
 /// clap's exit code for usage errors.
 const USAGE: u8 = 2;
-/// The exit code of the plug-in if it could not read the cluster.
-const CANNOT_TELL: u8 = 2;
 
 fn main() -> ExitCode {
     if cli::kubectl::is_plugin(std::env::args_os().next().as_deref()) {
@@ -53,7 +52,7 @@ fn run_plugin() -> ExitCode {
     };
     outcome.unwrap_or_else(|error| {
         cli::report_error(&error);
-        ExitCode::from(CANNOT_TELL)
+        ExitCode::from(Verdict::CannotTell.exit_code())
     })
 }
 

@@ -12,14 +12,13 @@ use crate::{
     config::args::{OutputFormat, WhyArgs},
     core::{
         model::Frontend,
+        pages,
+        verdict::Verdict,
         why::{Chain, Explanation, Holds, LinkReport, Traffic, add_traffic},
     },
-    datapath::{Pins, Tables, inspect::Inspection, kernel_clock, tables::FlowRecord},
+    datapath::{Pins, Tables, kernel_clock, preflight, tables::FlowRecord},
     local,
 };
-
-/// The exit code if no agent answers, so that the chain is unknown.
-const CANNOT_TELL: u8 = 2;
 
 /// Prints the chains of a Pod or a Service. The exit code is 0 if every link holds, 1 if a link does not hold, and 2 if
 /// no agent answers.
@@ -31,11 +30,11 @@ pub async fn show(args: &WhyArgs) -> anyhow::Result<ExitCode> {
     let mut explanation = match local::ask_why(&args.node.runtime_dir, &args.object).await {
         Ok(explanation) => explanation,
         Err(error) => {
-            report_error(&anyhow::Error::new(error).context(
-                "the chain is known to the running agent only; see `npl-agent status` and docs/troubleshoot.md\
-                 #the-agent-is-not-ready",
-            ));
-            return Ok(ExitCode::from(CANNOT_TELL));
+            report_error(&anyhow::Error::new(error).context(format!(
+                "the chain is known to the running agent only; see `npl-agent status` and {}",
+                pages::NOT_READY
+            )));
+            return Ok(ExitCode::from(Verdict::CannotTell.exit_code()));
         }
     };
     add_counters(args, &mut explanation)?;
@@ -49,14 +48,15 @@ pub async fn show(args: &WhyArgs) -> anyhow::Result<ExitCode> {
 /// Appends links with the kernel's counters to the chain of each node port.
 fn add_counters(args: &WhyArgs, explanation: &mut Explanation) -> anyhow::Result<()> {
     let bpffs = &args.node.view.bpffs;
-    let inspection = Inspection::read(bpffs)?;
-    let (flows, now) = (Tables::open(&Pins::new(bpffs))?.flows()?, kernel_clock());
+    preflight::check_bpffs(bpffs)?;
+    let tables = Tables::open(&Pins::new(bpffs))?;
+    let (records, reasons, flows, now) = (tables.records()?, tables.reasons()?, tables.flows()?, kernel_clock());
     for chain in &mut explanation.chains {
-        let record = chain.frontend.and_then(|key| inspection.mappings.iter().find(|record| record.frontend == key));
+        let record = chain.frontend.and_then(|key| records.iter().find(|record| record.frontend == key));
         let traffic = Traffic {
             stats: record.map(|record| record.stats),
             last_packet_millis: chain.frontend.and_then(|frontend| last_packet(&flows, frontend, now)),
-            reasons: &inspection.reasons,
+            reasons: &reasons,
         };
         add_traffic(chain, &traffic);
     }

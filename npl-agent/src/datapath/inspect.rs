@@ -41,8 +41,6 @@ pub struct Inspection {
     pub programs: BTreeMap<String, Vec<String>>,
     /// Mappings with their counters, in the order of the node port.
     pub mappings: Vec<MappingRecord>,
-    /// Number of established conntrack entries of IPv4 and IPv6.
-    pub flows: [usize; 2],
     /// Packets by reason.
     pub reasons: Vec<(Reason, u64)>,
 }
@@ -83,7 +81,6 @@ impl Inspection {
                 socket_hooks,
                 programs,
                 mappings: Vec::new(),
-                flows: [0; 2],
                 reasons: Vec::new(),
             });
         }
@@ -100,7 +97,6 @@ impl Inspection {
             socket_hooks,
             programs,
             mappings: tables.records()?,
-            flows: tables.flow_counts()?,
             reasons: tables.reasons()?,
         })
     }

@@ -24,7 +24,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use npl_common::names::{ABI_VERSION, LINK_DIR, PIN_ROOT, PROGRAM_DIR, SOCKET_PROGRAMS};
+use npl_common::names::{ABI_VERSION, LINK_DIR, PIN_ROOT, PINNED_MAPS, PROGRAM_DIR, SOCKET_PROGRAMS};
 
 use super::error::DatapathError;
 pub use crate::core::devices::Direction;
@@ -102,6 +102,11 @@ impl Pins {
     /// still to be copied.
     pub(super) fn replaced_maps(&self) -> PathBuf {
         self.version.join(REPLACED_DIR)
+    }
+
+    /// Whether all maps are pinned, as after the start of an agent.
+    pub fn has_all_maps(&self) -> bool {
+        PINNED_MAPS.iter().all(|name| self.map(name).exists())
     }
 
     /// The pin of the TC link of a device and direction.

@@ -89,8 +89,8 @@ pub async fn show(args: &FlowsArgs) -> anyhow::Result<()> {
     match args.node.view.output {
         // Each flow is one line, so that `grep` and `jq` can process long output line by line.
         OutputFormat::Json => {
-            let lines = rows.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
-            print(&lines.iter().map(|line| line.clone() + "\n").collect::<String>())
+            let line = |row| serde_json::to_string(row).map(|line| line + "\n");
+            print(&rows.iter().map(line).collect::<Result<String, _>>()?)
         }
         OutputFormat::Table | OutputFormat::Wide if rows.is_empty() => print("No flows.\n"),
         OutputFormat::Table | OutputFormat::Wide => print(&as_table(&rows)),

@@ -13,11 +13,11 @@ use crate::{
 /// Prints every inconsistency that lasts for the settling time. The exit code is 1 if there is one.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let namespace = args.namespace.as_deref();
-    let mut found = check(&cluster::read(kubectl, namespace)?);
+    let mut found = check(&cluster::read_with_nodes(kubectl, namespace)?);
     if !found.is_empty() && !args.settle.is_zero() {
         // A new or deleted Pod is inconsistent only for milliseconds, until its agent has updated the annotation.
         thread::sleep(args.settle);
-        found = &found & &check(&cluster::read(kubectl, namespace)?);
+        found = &found & &check(&cluster::read_with_nodes(kubectl, namespace)?);
     }
     match args.output {
         OutputFormat::Json => print_json(&found)?,

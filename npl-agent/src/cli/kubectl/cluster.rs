@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// All Nodes, and the Pods and Services of all namespaces or of one.
+/// The Pods and Services of all namespaces or of one, without Nodes.
 pub(super) fn read(kubectl: Kubectl<'_>, namespace: Option<&str>) -> anyhow::Result<Cluster> {
     let scope = namespace.map_or_else(|| vec!["--all-namespaces"], |namespace| vec!["--namespace", namespace]);
     let list = |kind: &str| kubectl.list(&[&[kind], scope.as_slice()].concat());
@@ -26,12 +26,17 @@ pub(super) fn read(kubectl: Kubectl<'_>, namespace: Option<&str>) -> anyhow::Res
     });
     let services = list("services")?.into_iter();
     let services = services.filter_map(|it| Some(convert::service(decoded::<ServiceObject>(it)?, &keys)?.object));
+    Ok(Cluster { pods: pods.collect(), services: services.collect(), nodes: BTreeMap::new() })
+}
+
+/// As [`read`], with all Nodes.
+pub(super) fn read_with_nodes(kubectl: Kubectl<'_>, namespace: Option<&str>) -> anyhow::Result<Cluster> {
     let nodes = kubectl.list(&["nodes"])?.into_iter().filter_map(|object| {
         let node = convert::node(decoded::<NodeObject>(object)?)?.object;
         let addresses: BTreeSet<_> = node.internal_ips.into_iter().chain(node.external_ips).collect();
         Some((node.name, addresses))
     });
-    Ok(Cluster { pods: pods.collect(), services: services.collect(), nodes: nodes.collect::<BTreeMap<_, _>>() })
+    Ok(Cluster { nodes: nodes.collect(), ..read(kubectl, namespace)? })
 }
 
 fn decoded<T: DeserializeOwned>(object: Value) -> Option<T> {

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, process::ExitCode};
 
-use serde::Serialize;
+use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
 use super::{
@@ -52,8 +52,7 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterStatusArgs) -> anyhow::Re
 
 /// The worst verdict of several Nodes. A Node at risk takes precedence over a Node whose verdict is unknown.
 fn worst(rows: &[Row]) -> Verdict {
-    let has = |verdict| rows.iter().any(|row| row.verdict == verdict);
-    [Verdict::AtRisk, Verdict::CannotTell].into_iter().find(|verdict| has(*verdict)).unwrap_or(Verdict::Healthy)
+    rows.iter().map(|row| row.verdict).max().unwrap_or(Verdict::Healthy)
 }
 
 fn row(kubectl: Kubectl<'_>, node: &str, agents: &BTreeMap<String, AgentPod>) -> Row {
@@ -79,17 +78,13 @@ fn row(kubectl: Kubectl<'_>, node: &str, agents: &BTreeMap<String, AgentPod>) ->
 
 /// The row of a Node whose agent has answered.
 fn read(node: &str, agent: &AgentPod, status: &Value) -> Row {
-    let verdict = match text_at(status, "/verdict") {
-        "healthy" => Verdict::Healthy,
-        "at-risk" => Verdict::AtRisk,
-        _ => Verdict::CannotTell,
-    };
+    let verdict = status.get("verdict").and_then(|verdict| Verdict::deserialize(verdict).ok());
     let signs = status.get("signs").and_then(Value::as_array).into_iter().flatten();
     Row {
         node: node.to_owned(),
         agent: Some(agent.name.clone()),
         version: status.pointer("/agent/version").and_then(Value::as_str).map(str::to_owned),
-        verdict,
+        verdict: verdict.unwrap_or(Verdict::CannotTell),
         mappings: status.get("mappings").and_then(Value::as_u64),
         published: status.pointer("/nodePorts/published").and_then(Value::as_u64),
         signs: signs.map(|sign| text_at(sign, "/text").to_owned()).collect(),

@@ -21,7 +21,7 @@ use super::{print, print_json, report_error};
 use crate::{
     config::args::{OutputFormat, StatusArgs, ViewArgs},
     core::verdict::Verdict,
-    datapath::inspect::Inspection,
+    datapath::{Pins, Tables, inspect::Inspection, preflight},
     local, netlink, nft_guard,
     process::{error_chain::ErrorChain, lock},
 };
@@ -37,12 +37,10 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// If standard output cannot be written.
 pub async fn show(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let deadline = Instant::now() + args.wait.unwrap_or_default();
-    let (status, is_wide) = loop {
+    let status = loop {
         let is_last = Instant::now() >= deadline;
         match read(&args.node.view, &args.node.runtime_dir, args.interval).await {
-            Ok(status) if is_last || status.verdict == Verdict::Healthy => {
-                break (status, args.node.view.output == OutputFormat::Wide);
-            }
+            Ok(status) if is_last || status.verdict == Verdict::Healthy => break status,
             Err(error) if is_last => {
                 report_error(&error);
                 return Ok(ExitCode::from(Verdict::CannotTell.exit_code()));
@@ -50,9 +48,12 @@ pub async fn show(args: &StatusArgs) -> anyhow::Result<ExitCode> {
             Ok(_) | Err(_) => sleep(PAUSE).await,
         }
     };
-    match args.node.view.output {
+    let output = args.node.view.output;
+    match output {
         OutputFormat::Json => print_json(&status)?,
-        OutputFormat::Table | OutputFormat::Wide => print(&render::as_text(&status, is_wide))?,
+        OutputFormat::Table | OutputFormat::Wide => {
+            print(&render::as_text(&status, output == OutputFormat::Wide))?;
+        }
     }
     Ok(ExitCode::from(status.verdict.exit_code()))
 }
@@ -66,7 +67,9 @@ async fn read(view: &ViewArgs, runtime_dir: &Path, interval: Duration) -> anyhow
     let bpffs = &view.bpffs;
     let is_agent_running = lock::is_taken(bpffs);
     let before = local::ask(runtime_dir).await;
-    let is_installed = Inspection::read(bpffs)?.is_installed;
+    preflight::check_bpffs(bpffs)?;
+    let pins = Pins::new(bpffs);
+    let is_installed = pins.has_all_maps();
     let sample = if is_installed && !interval.is_zero() { Some(Sample::take(bpffs, interval).await?) } else { None };
     let mut agent = local::ask(runtime_dir).await.map_err(|error| ErrorChain(&error).to_string());
     if let (Ok(before), Ok(agent)) = (before, &mut agent) {
@@ -74,9 +77,11 @@ async fn read(view: &ViewArgs, runtime_dir: &Path, interval: Duration) -> anyhow
         agent.unpublished_pods = agent.unpublished_pods.min(before.unpublished_pods);
     }
     let (inspection, devices) = (Inspection::read(bpffs)?, netlink::interfaces().await?);
+    let flows = if inspection.is_installed { Tables::open(&pins)?.flow_counts()? } else { [0; 2] };
     let network = NetworkView::read(bpffs, &inspection, &devices).await;
     Ok(Status::new(Readings {
         inspection: &inspection,
+        flows,
         network,
         agent_running: is_agent_running,
         agent: agent.as_ref().map_err(String::as_str),

@@ -157,6 +157,8 @@ pub(super) struct UnsupportedDevice {
 /// The facts from which the output of `status` is computed.
 pub(super) struct Readings<'a> {
     pub(super) inspection: &'a Inspection,
+    /// The number of established conntrack entries of IPv4 and IPv6.
+    pub(super) flows: [usize; 2],
     pub(super) network: NetworkView,
     /// Whether an agent holds the lock.
     pub(super) agent_running: bool,
@@ -169,8 +171,8 @@ pub(super) struct Readings<'a> {
 impl Status {
     /// The output for these facts.
     pub(super) fn new(readings: Readings<'_>) -> Self {
-        let Readings { inspection, network, agent_running, agent, devices, held, sample } = readings;
-        let tables = table_fills(inspection);
+        let Readings { inspection, flows, network, agent_running, agent, devices, held, sample } = readings;
+        let tables = table_fills(inspection, flows);
         let attached_uplinks = inspection.links.values().filter(|sides| sides.contains(&Direction::Egress)).count();
         let recent_reasons = sample.as_ref().map(|sample| sample.reasons.as_slice()).unwrap_or_default();
         let signs = signs(&Facts {
@@ -227,7 +229,7 @@ impl Status {
             node_ports: agent.map(node_port_counts),
             port_usage: agent.map(|agent| agent.port_usage.clone()).unwrap_or_default(),
             tables,
-            flows: inspection.flows.iter().sum(),
+            flows: flows.iter().sum(),
             guard_refusal,
             guarded_endpoints: held.guarded,
             connection_marks: held.markings.iter().map(marked).collect(),
@@ -273,7 +275,7 @@ fn node_port_counts(agent: &AgentView) -> NodePortCounts {
 }
 
 /// The number of elements and the size of every map that can become full.
-fn table_fills(inspection: &Inspection) -> Vec<TableFill> {
+fn table_fills(inspection: &Inspection, flows: [usize; 2]) -> Vec<TableFill> {
     let fill = |map, used, capacity: u32, evicts| TableFill { map, used, capacity: capacity as usize, evicts };
     let of_family = |family: Family, [mapping, allow, flow, address, next_hop]: [&'static str; 5], flows| {
         let mappings = || inspection.mappings.iter().filter(move |record| record.frontend.family == family);
@@ -286,7 +288,7 @@ fn table_fills(inspection: &Inspection) -> Vec<TableFill> {
             fill(next_hop, inspection.redirected.keys().filter(is_here).count(), MAX_NEXT_HOPS, false),
         ]
     };
-    let [v4, v6] = inspection.flows;
+    let [v4, v6] = flows;
     let names_v4 = [MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_FLOW_V4, MAP_NODE_ADDRESS_V4, MAP_NEXT_HOP_V4];
     let names_v6 = [MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_FLOW_V6, MAP_NODE_ADDRESS_V6, MAP_NEXT_HOP_V6];
     [of_family(Family::V4, names_v4, v4), of_family(Family::V6, names_v6, v6)].concat()

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use npl_common::reason::Reason;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     devices::filter_order::ProgramsAhead,
@@ -21,15 +21,17 @@ const LONGEST_SILENCE_MILLIS: u64 = 360_000;
 const NEARLY_FULL_PERCENT: usize = 90;
 
 /// The verdict of `status`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+///
+/// In ascending order of precedence: the greatest verdict of several Nodes is that of all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// All node ports are served.
     Healthy,
-    /// Some traffic is lost, or the agent does not process changes.
-    AtRisk,
     /// The state of the agent or of the kernel is unknown.
     CannotTell,
+    /// Some traffic is lost, or the agent does not process changes.
+    AtRisk,
 }
 
 impl Verdict {
