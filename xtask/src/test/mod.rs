@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cargo xtask test`: prepares a fresh machine, and runs every check and test, cheap ones first.
 
-use std::iter;
+mod guests;
+
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -10,12 +11,11 @@ use anyhow::Result;
 
 use crate::check::{self, Check};
 use crate::demo::{self, Parts, Preparation};
-use crate::emulation::{Guest, Threads};
 use crate::leftovers::Leftovers;
 use crate::setup::{ALL_TESTS, BRIEF_KERNELS, Component, DEFAULT_KERNELS, Extent, Kernel, KernelName, parse_kernels};
 use crate::tally::{Counts, NotReady, Tally};
 use crate::test_binary::{self, Kind, TestBinary};
-use crate::{build, build_ebpf, chart, paths, process, setup};
+use crate::{build, build_ebpf, chart, process, setup};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -100,49 +100,6 @@ const BINARY_DEADLINE: Duration = Duration::from_mins(20);
 
 /// The time limit of the real cluster's tests with several networks, one after the other.
 const NETWORKS_DEADLINE: Duration = Duration::from_hours(2);
-
-/// The time limit of a guest. Emulation is ten to thirty times slower; guests that run at the same time take about 35
-/// minutes, and 45 minutes on a slow machine.
-const GUEST_DEADLINE: Duration = Duration::from_hours(1);
-
-/// The prefix of the names of the tests that load every kernel program, as the agent does and as `npl-agent load` does.
-const LOADING_TESTS: &str = "every_program_loads";
-
-/// Tests of the agent's own files, which do not depend on the kernel's version. Among the emulated kernels only the
-/// oldest runs them, because each test loads all programs and takes up to a minute there.
-const SKIPPED_ON_NEWER_KERNELS: [&str; 6] =
-    ["--skip", "links::pins", "--skip", "links::map_limits", "--skip", "links::cleanup"];
-
-/// Arguments for the agent's tests on an emulated machine: the tests of a bond, which not every kernel supports, and
-/// the tests that set the machine's clock.
-const OWN_MACHINE_TESTS: [&str; 4] = ["--test-threads=1", "--include-ignored", "bond::", "clock::"];
-
-/// The tests of a real cluster on an emulated machine.
-const EMULATED_CLUSTER_TESTS: [&str; 3] =
-    ["the_agent_is_ready", "every_client_is_answered", "a_node_reaches_its_own_pods"];
-
-/// The factor for all deadlines on an emulated machine.
-const EMULATED_PATIENCE: &str = "15";
-
-/// Directories in which Debian and the upstream release install CNI plug-ins.
-const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
-
-/// Programs of Nodes, in addition to the tools of every guest.
-const NODE_PROGRAMS: [&str; 13] = [
-    "containerd",
-    "containerd-shim-runc-v2",
-    "ctr",
-    "ip6tables",
-    "ip6tables-restore",
-    "ip6tables-save",
-    "iptables-restore",
-    "iptables-save",
-    "kubectl",
-    "mount",
-    "nsenter",
-    "runc",
-    "umount",
-];
 
 /// Runs every step; the last line counts the tests that passed and failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -308,56 +265,6 @@ impl Suite<'_> {
             Kind::RealCluster => self.images.and(ready(&self.parts).map(drop)),
         }
     }
-
-    /// Runs guests in parallel, because each uses one processor; the slowest start first.
-    fn run_emulated(&self, tally: &mut Tally) {
-        let (options, kernels) = (self.options, self.options.emulated_kernels());
-        if kernels.is_empty() {
-            return;
-        }
-        let loading = || options.load_kernels.iter().filter_map(|it| it.0);
-        let Some(newest) = kernels.iter().copied().chain(loading()).max_by_key(|kernel| kernel.age_rank()) else {
-            return;
-        };
-        // One test at a time: two emulated processors are just fast enough for one network.
-        let arguments: Vec<_> = iter::once("--test-threads=1").chain(options.filter()).collect();
-        let mut guests = Vec::new();
-        for binary in self.of_kind(Kind::Kernel) {
-            match self.has_tests(binary) {
-                Ok(false) => {}
-                Ok(true) => guests.extend(kernels.iter().enumerate().map(|(number, kernel)| {
-                    let skipped =
-                        if number == 0 || options.filter().is_some() { &[][..] } else { &SKIPPED_ON_NEWER_KERNELS };
-                    guest_for_packets(*kernel, binary, "", &[&arguments, skipped].concat())
-                })),
-                Err(error) => tally.check(&format!("tests: {}, emulated", binary.name), || Err(error)),
-            }
-        }
-        if options.filter().is_none() {
-            for binary in self.of_kind(Kind::Agent) {
-                match &self.parts {
-                    Ok(parts) => guests.push(guest_with_clock(newest, binary, parts)),
-                    Err(missing) => tally.not_run(&clock_step(newest, binary), *missing),
-                }
-            }
-            let only_loaded = || loading().filter(|it| !kernels.contains(it));
-            for binary in self.of_kind(Kind::Kernel) {
-                guests.extend(only_loaded().map(|it| guest_for_packets(it, binary, ", loading", &[LOADING_TESTS])));
-            }
-        }
-        let step = |(name, guest): (String, Guest)| (name, move |counts: &mut Counts| run_guest(&guest, counts));
-        tally.side_by_side(guests.into_iter().map(step).collect());
-        for binary in self.of_kind(Kind::RealCluster).filter(|_binary| options.emulated_cluster) {
-            let name = nodes_step(newest, binary);
-            match self.images.and(ready(&self.parts)) {
-                Ok(parts) => {
-                    let guest = guest_with_nodes(newest, binary, parts);
-                    tally.tests(&name, |counts| run_guest(&guest, counts));
-                }
-                Err(missing) => tally.not_run(&name, missing),
-            }
-        }
-    }
 }
 
 fn run_tests(command: Command, deadline: Duration, counts: &mut Counts) -> Result<bool> {
@@ -370,55 +277,6 @@ fn run_tests(command: Command, deadline: Duration, counts: &mut Counts) -> Resul
         Ok(())
     })?;
     Ok(status.success())
-}
-
-/// Runs a guest. Its tests are selected by name, so that a guest without tests is a mistake.
-fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
-    let is_success = guest.run(GUEST_DEADLINE, |line| {
-        counts.read(line);
-        println!("    {:>6} | {line}", guest.name);
-    })?;
-    Ok(is_success && counts.passed > 0)
-}
-
-/// The name of a step and its guest.
-fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments: &[&str]) -> (String, Guest) {
-    let mut test = Command::new(&binary.executable);
-    test.args(arguments);
-    (format!("tests: {}{scope} under kernel {kernel}, emulated", binary.name), Guest::for_packets(kernel, test))
-}
-
-fn clock_step(kernel: Kernel, binary: &TestBinary) -> String {
-    format!("tests: {} on a bond, and while its clock is set, under kernel {kernel}, emulated", binary.name)
-}
-
-/// A guest with an API server and an agent, whose clock no other process depends on.
-fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (String, Guest) {
-    let mut test = Command::new(&binary.executable);
-    test.args(OWN_MACHINE_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);
-    parts.pass_to(&mut test);
-    let copies = parts.of_agent().chain([paths::root().join("deploy")]).collect();
-    let (threads, programs) = (Threads::One, &["kubectl"]);
-    let guest = Guest { name: "clock".to_owned(), kernel, threads, memory_megabytes: 4096, test, programs, copies };
-    (clock_step(kernel, binary), guest)
-}
-
-fn nodes_step(kernel: Kernel, binary: &TestBinary) -> String {
-    format!("tests: {} on control groups 2 alone, under kernel {kernel}, emulated", binary.name)
-}
-
-/// A guest in which a real cluster starts. Each of its processors has an emulator thread: with one thread for both, the
-/// cluster never became ready.
-fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest {
-    let mut test = Command::new(&binary.executable);
-    test.args(["--network", "bridge/iptables"]).args(EMULATED_CLUSTER_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);
-    parts.pass_to(&mut test);
-    let of_repository = ["deploy", "npl-testkit/tests/cluster/manifests"].map(|path| paths::root().join(path));
-    let folders = CNI_FOLDERS.map(PathBuf::from).into_iter().filter(|folder| folder.is_dir());
-    let own = [build::built_folder().join("npl-cluster")];
-    let copies = parts.of_nodes().chain(own).chain(of_repository).chain(folders).collect();
-    let (threads, programs) = (Threads::Each, &NODE_PROGRAMS);
-    Guest { name: "nodes".to_owned(), kernel, threads, memory_megabytes: 6144, test, programs, copies }
 }
 
 #[cfg(test)]

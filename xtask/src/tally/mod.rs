@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Steps of a test run and their results. A step runs if its preparation succeeded, and the summary lists the failures.
 
+mod counts;
+
 use std::collections::BTreeMap;
 use std::num::NonZero;
 use std::sync::{Mutex, PoisonError};
@@ -9,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail};
 
+pub(crate) use self::counts::Counts;
 use crate::process;
 
 /// All steps of a run.
@@ -18,26 +21,6 @@ pub(crate) struct Tally {
     /// A text that the name of a step must contain for the step to run.
     chosen: Option<String>,
     steps: Vec<Step>,
-}
-
-/// Tests that passed and failed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
-    pub(crate) passed: u32,
-    pub(crate) failed: u32,
-}
-
-impl Counts {
-    /// Adds the result line of a test binary: `test result: ok. 3 passed; 0 failed; …`.
-    pub(crate) fn read(&mut self, line: &str) {
-        let Some((_, result)) = line.split_once("test result: ") else { return };
-        let number = |name: &str| {
-            let before = result.split_once(name)?.0.trim_end();
-            before.rsplit(' ').next()?.parse::<u32>().ok()
-        };
-        self.passed += number("passed").unwrap_or(0);
-        self.failed += number("failed").unwrap_or(0);
-    }
 }
 
 /// The name of a failed preparation, whose product does not exist.
@@ -77,10 +60,11 @@ impl End {
         Self::Ran { took: started.elapsed(), counts, error: ended.err() }
     }
 
-    fn counts(&self) -> Counts {
+    /// The numbers of tests that passed and failed.
+    fn counts(&self) -> (u32, u32) {
         match self {
-            Self::Ran { counts, .. } => *counts,
-            Self::NotRun(_) => Counts::default(),
+            Self::Ran { counts, .. } => (counts.passed, counts.failed),
+            Self::NotRun(_) => (0, 0),
         }
     }
 }
@@ -100,7 +84,7 @@ impl Tally {
             Ok(made) => (Ok(made), None),
             Err(error) => (Err(NotReady(name)), Some(error)),
         };
-        let counts = Counts { passed: 0, failed: made.is_err().into() };
+        let counts = Counts::new(0, made.is_err().into());
         self.enter(name.to_owned(), Kind::Preparation, End::Ran { took: started.elapsed(), counts, error });
         made
     }
@@ -158,7 +142,7 @@ impl Tally {
     }
 
     fn enter(&mut self, name: String, kind: Kind, end: End) {
-        if let End::Ran { took, counts: Counts { passed, failed }, error } = &end {
+        if let End::Ran { took, counts: Counts { passed, failed, .. }, error } = &end {
             if let Some(error) = error {
                 println!("    {error:#}");
             }
@@ -167,17 +151,16 @@ impl Tally {
         self.steps.push(Step { name, kind, end });
     }
 
-    fn counts(&self) -> Counts {
-        self.steps.iter().map(|step| step.end.counts()).fold(Counts::default(), |sum, it| Counts {
-            passed: sum.passed + it.passed,
-            failed: sum.failed + it.failed,
-        })
+    /// The numbers of tests that passed and failed in all steps.
+    fn counts(&self) -> (u32, u32) {
+        let counts = self.steps.iter().map(|step| step.end.counts());
+        counts.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1))
     }
 
     /// The number of tests and checks that ran, without the preparations.
     fn ran(&self) -> u32 {
         let tests = self.steps.iter().filter(|step| step.kind == Kind::Test);
-        tests.map(|step| step.end.counts()).map(|it| it.passed + it.failed).sum()
+        tests.map(|step| step.end.counts()).map(|(passed, failed)| passed + failed).sum()
     }
 
     /// Prints the summary, whose last line counts the tests, and reports the failures. `selection` is the text by which
@@ -186,17 +169,17 @@ impl Tally {
         println!();
         self.summary().iter().for_each(|line| println!("{line}"));
         println!("total time: {}", process::elapsed(self.started.elapsed()));
-        let Counts { passed, failed } = self.counts();
+        let (passed, failed) = self.counts();
         println!("{passed} passed, {failed} failed");
         self.outcome(selection)
     }
 
-    /// One line for each step, followed by one line for each failure.
+    /// One line for each step, followed by one line for each step that failed and for each of its failed tests.
     fn summary(&self) -> Vec<String> {
         let (mut lines, mut failures) = (Vec::new(), Vec::new());
         for Step { name, end, .. } in &self.steps {
             match end {
-                End::Ran { took, counts: Counts { passed, failed }, error } => {
+                End::Ran { took, counts: Counts { passed, failed, failures: tests }, error } => {
                     lines.push(format!(
                         "{:>10}  {passed:>4} passed  {failed:>2} failed  {name}",
                         process::elapsed(*took)
@@ -204,6 +187,7 @@ impl Tally {
                     if *failed > 0 {
                         let reason = error.as_ref().map_or(String::new(), |error| format!(": {error:#}"));
                         failures.push(format!("failed: {name}{reason}"));
+                        failures.extend(tests.iter().map(|test| format!("    {test}")));
                     }
                 }
                 End::NotRun(NotReady(missing)) => {
@@ -217,7 +201,7 @@ impl Tally {
     }
 
     fn outcome(&self, selection: Option<&str>) -> Result<()> {
-        let failed = self.steps.iter().filter(|step| step.end.counts().failed > 0).map(|step| step.name.as_str());
+        let failed = self.steps.iter().filter(|step| step.end.counts().1 > 0).map(|step| step.name.as_str());
         let failed: Vec<&str> = failed.collect();
         match (failed.as_slice(), selection) {
             ([], Some(text)) if self.ran() == 0 => bail!("nothing ran: no test or step has `{text}` in its name"),
@@ -233,18 +217,9 @@ mod tests {
 
     fn step(passed: u32, failed: u32) -> impl FnOnce(&mut Counts) -> anyhow::Result<bool> + Send {
         move |counts| {
-            *counts = Counts { passed, failed };
+            *counts = Counts::new(passed, failed);
             Ok(failed == 0)
         }
-    }
-
-    #[test]
-    fn a_test_binary_reports_its_numbers() {
-        let mut counts = Counts::default();
-        counts.read("running 3 tests");
-        counts.read("test result: ok. 17 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.10s");
-        counts.read("test result: FAILED. 5 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out");
-        assert_eq!(counts, Counts { passed: 22, failed: 1 });
     }
 
     #[test]
@@ -252,7 +227,7 @@ mod tests {
         let mut tally = Tally::start(Some("else"));
         assert_eq!(tally.prepare("build", || Ok(7)), Ok(7));
         assert_eq!(tally.prepare("build", || -> anyhow::Result<()> { bail!("no") }), Err(NotReady("build")));
-        assert_eq!(tally.counts(), Counts { passed: 0, failed: 1 });
+        assert_eq!(tally.counts(), (0, 1));
         assert_eq!(tally.ran(), 0);
     }
 
@@ -262,7 +237,7 @@ mod tests {
         tally.check("lints", || bail!("no"));
         tally.check("tidy", || Ok(()));
         tally.not_run("the demo", NotReady("build"));
-        assert_eq!(tally.counts(), Counts { passed: 1, failed: 0 });
+        assert_eq!(tally.counts(), (1, 0));
         assert!(tally.outcome(Some("tidy")).is_ok());
         assert_eq!(tally.summary().len(), 1);
     }
@@ -274,7 +249,7 @@ mod tests {
         let all = steps.into_iter().zip([step(2, 0), step(3, 1), step(4, 0), step(5, 0)]).collect();
         tally.side_by_side(all);
         assert_eq!(tally.outcome(None).unwrap_err().to_string(), "failed: kernel 2");
-        assert_eq!(tally.counts(), Counts { passed: 9, failed: 1 });
+        assert_eq!(tally.counts(), (9, 1));
     }
 
     #[test]
@@ -287,7 +262,7 @@ mod tests {
             Ok(false)
         });
         tally.tests("later", step(4, 0));
-        assert_eq!(tally.counts(), Counts { passed: 7, failed: 2 });
+        assert_eq!(tally.counts(), (7, 2));
         assert_eq!(tally.summary()[4..], ["failed: bad: no", "failed: dies"]);
         assert_eq!(tally.outcome(None).unwrap_err().to_string(), "failed: bad, dies");
     }

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The steps on emulated machines: packet tests under other kernels, the agent's tests that need a machine of their
+//! own, and a real cluster.
+
+use std::iter;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::{Suite, ready};
+use crate::demo::Parts;
+use crate::emulation::{Guest, Threads};
+use crate::setup::Kernel;
+use crate::tally::{Counts, Tally};
+use crate::test_binary::{Kind, TestBinary};
+use crate::{build, paths};
+
+/// The time limit of a guest. Emulation is ten to thirty times slower; guests that run at the same time take about 25
+/// minutes, and 35 minutes on a slow machine.
+const GUEST_DEADLINE: Duration = Duration::from_hours(1);
+
+/// The prefix of the names of the tests that load every kernel program, as the agent does and as `npl-agent load` does.
+const LOADING_TESTS: &str = "every_program_loads";
+
+/// Tests of the agent's own files, which do not depend on the kernel's version. Among the emulated kernels only the
+/// oldest runs them, because each test loads all programs and takes up to a minute there.
+const SKIPPED_ON_NEWER_KERNELS: [&str; 6] =
+    ["--skip", "links::pins", "--skip", "links::map_limits", "--skip", "links::cleanup"];
+
+/// Parts of the names of the packet tests in the first of the two guests that share the tests of a kernel. Both guests
+/// take about the same time, each on one processor.
+const FIRST_SHARE: [&str; 2] = ["links::", "prog_run::"];
+
+/// The scope of a guest that only loads the kernel programs.
+const LOADING: &str = ", loading";
+
+/// Arguments for the agent's tests on an emulated machine: the tests of a bond, which not every kernel supports, and
+/// the tests that set the machine's clock.
+const OWN_MACHINE_TESTS: [&str; 4] = ["--test-threads=1", "--include-ignored", "bond::", "clock::"];
+
+/// The tests of a real cluster on an emulated machine.
+const EMULATED_CLUSTER_TESTS: [&str; 3] =
+    ["the_agent_is_ready", "every_client_is_answered", "a_node_reaches_its_own_pods"];
+
+/// The factor for all deadlines on an emulated machine.
+const EMULATED_PATIENCE: &str = "15";
+
+/// Directories in which Debian and the upstream release install CNI plug-ins.
+const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
+
+/// Programs of Nodes, in addition to the tools of every guest.
+const NODE_PROGRAMS: [&str; 13] = [
+    "containerd",
+    "containerd-shim-runc-v2",
+    "ctr",
+    "ip6tables",
+    "ip6tables-restore",
+    "ip6tables-save",
+    "iptables-restore",
+    "iptables-save",
+    "kubectl",
+    "mount",
+    "nsenter",
+    "runc",
+    "umount",
+];
+
+impl Suite<'_> {
+    /// Runs guests in parallel, because each uses one processor; the slowest start first.
+    pub(super) fn run_emulated(&self, tally: &mut Tally) {
+        let (options, kernels) = (self.options, self.options.emulated_kernels());
+        if kernels.is_empty() {
+            return;
+        }
+        let loading = || options.load_kernels.iter().filter_map(|it| it.0);
+        let Some(newest) = kernels.iter().copied().chain(loading()).max_by_key(|kernel| kernel.age_rank()) else {
+            return;
+        };
+        let mut guests = Vec::new();
+        for binary in self.of_kind(Kind::Kernel) {
+            match self.has_tests(binary) {
+                Ok(false) => {}
+                Ok(true) => guests.extend(kernels.iter().enumerate().flat_map(|(number, kernel)| {
+                    let shares = shares(options.filter(), number > 0).into_iter();
+                    shares.map(|(scope, arguments)| guest_for_packets(*kernel, binary, scope, &arguments))
+                })),
+                Err(error) => tally.check(&format!("tests: {}, emulated", binary.name), || Err(error)),
+            }
+        }
+        if options.filter().is_none() {
+            for binary in self.of_kind(Kind::Agent) {
+                match &self.parts {
+                    Ok(parts) => guests.push(guest_with_clock(newest, binary, parts)),
+                    Err(missing) => tally.not_run(&clock_step(newest, binary), *missing),
+                }
+            }
+            let only_loaded = || loading().filter(|it| !kernels.contains(it));
+            for binary in self.of_kind(Kind::Kernel) {
+                guests.extend(only_loaded().map(|it| guest_for_packets(it, binary, LOADING, &[LOADING_TESTS])));
+            }
+        }
+        let step = |(name, guest): (String, Guest)| (name, move |counts: &mut Counts| run_guest(&guest, counts));
+        tally.side_by_side(guests.into_iter().map(step).collect());
+        for binary in self.of_kind(Kind::RealCluster).filter(|_binary| options.emulated_cluster) {
+            let name = nodes_step(newest, binary);
+            match self.images.and(ready(&self.parts)) {
+                Ok(parts) => {
+                    let guest = guest_with_nodes(newest, binary, parts);
+                    tally.tests(&name, |counts| run_guest(&guest, counts));
+                }
+                Err(missing) => tally.not_run(&name, missing),
+            }
+        }
+    }
+}
+
+/// Runs a guest. Its tests are selected by name, so that a guest without tests is a mistake.
+fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
+    let is_success = guest.run(GUEST_DEADLINE, |line| {
+        counts.read(line);
+        println!("    {:>6} | {line}", guest.name);
+    })?;
+    Ok(is_success && counts.passed > 0)
+}
+
+/// The name of a step and its guest.
+fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments: &[&str]) -> (String, Guest) {
+    let mut test = Command::new(&binary.executable);
+    test.args(arguments);
+    let mut guest = Guest::for_packets(kernel, test);
+    guest.name.extend(scope.split_whitespace().flat_map(|word| ["-", word.trim_matches(',')]));
+    (format!("tests: {}{scope} under kernel {kernel}, emulated", binary.name), guest)
+}
+
+/// The scopes and arguments of the guests that share the packet tests of a kernel: one guest for the tests with the
+/// text of `filter` in their names, or two for all tests.
+fn shares(filter: Option<&str>, is_newer: bool) -> Vec<(&'static str, Vec<&str>)> {
+    // One test at a time: two emulated processors are just fast enough for one network.
+    let one_by_one = || iter::once("--test-threads=1");
+    if let Some(filter) = filter {
+        return vec![("", one_by_one().chain([filter]).collect())];
+    }
+    let skipped = if is_newer { &SKIPPED_ON_NEWER_KERNELS[..] } else { &[] };
+    let first = one_by_one().chain(FIRST_SHARE).chain(skipped.iter().copied()).collect();
+    let second = one_by_one().chain(FIRST_SHARE.into_iter().flat_map(|part| ["--skip", part])).collect();
+    vec![(", first share,", first), (", second share,", second)]
+}
+
+fn clock_step(kernel: Kernel, binary: &TestBinary) -> String {
+    format!("tests: {} on a bond, and while its clock is set, under kernel {kernel}, emulated", binary.name)
+}
+
+/// A guest with an API server and an agent, whose clock no other process depends on.
+fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (String, Guest) {
+    let mut test = Command::new(&binary.executable);
+    test.args(OWN_MACHINE_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);
+    parts.pass_to(&mut test);
+    let copies = parts.of_agent().chain([paths::root().join("deploy")]).collect();
+    let (threads, programs) = (Threads::One, &["kubectl"]);
+    let guest = Guest { name: "clock".to_owned(), kernel, threads, memory_megabytes: 4096, test, programs, copies };
+    (clock_step(kernel, binary), guest)
+}
+
+fn nodes_step(kernel: Kernel, binary: &TestBinary) -> String {
+    format!("tests: {} on control groups 2 alone, under kernel {kernel}, emulated", binary.name)
+}
+
+/// A guest in which a real cluster starts. Each of its processors has an emulator thread: with one thread for both, the
+/// cluster never became ready.
+fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest {
+    let mut test = Command::new(&binary.executable);
+    test.args(["--network", "bridge/iptables"]).args(EMULATED_CLUSTER_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);
+    parts.pass_to(&mut test);
+    let of_repository = ["deploy", "npl-testkit/tests/cluster/manifests"].map(|path| paths::root().join(path));
+    let folders = CNI_FOLDERS.map(PathBuf::from).into_iter().filter(|folder| folder.is_dir());
+    let own = [build::built_folder().join("npl-cluster")];
+    let copies = parts.of_nodes().chain(own).chain(of_repository).chain(folders).collect();
+    let (threads, programs) = (Threads::Each, &NODE_PROGRAMS);
+    Guest { name: "nodes".to_owned(), kernel, threads, memory_megabytes: 6144, test, programs, copies }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shares;
+
+    /// Whether the test harness runs a test for these arguments.
+    fn is_run(test: &str, arguments: &[&str]) -> bool {
+        let (mut skipped, mut filters) = (Vec::new(), Vec::new());
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            match *argument {
+                "--skip" => skipped.extend(arguments.next()),
+                "--test-threads=1" => {}
+                filter => filters.push(filter),
+            }
+        }
+        !skipped.iter().any(|it: &&&str| test.contains(**it))
+            && (filters.is_empty() || filters.iter().any(|it| test.contains(it)))
+    }
+
+    #[test]
+    fn every_test_is_in_one_share() {
+        for test in ["links::pins::one", "links::programs::two", "prog_run::sctp::three", "traffic::flood", "oracle"] {
+            let oldest = shares(None, false);
+            assert_eq!(oldest.iter().filter(|(_, arguments)| is_run(test, arguments)).count(), 1, "{test}");
+        }
+    }
+
+    #[test]
+    fn a_newer_kernel_leaves_out_the_tests_of_the_agents_files() {
+        let is_run_once =
+            |test| shares(None, true).iter().filter(|(_, arguments)| is_run(test, arguments)).count() == 1;
+        assert!(!is_run_once("links::pins::one"));
+        assert!(is_run_once("links::programs::two"));
+        assert!(is_run_once("traffic::flood"));
+    }
+
+    #[test]
+    fn a_filter_has_one_guest() {
+        let [(_, arguments)] = shares(Some("sctp"), true).try_into().unwrap();
+        assert!(is_run("prog_run::sctp::one", &arguments));
+        assert!(!is_run("links::pins::one", &arguments));
+    }
+}
