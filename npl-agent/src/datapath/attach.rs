@@ -2,8 +2,8 @@
 //! Attaches the TC programs to devices and detaches them.
 //!
 //! On Linux 6.6 and newer, each program has a pinned TCX link at the head of the hook, which is updated in place. On
-//! older kernels, each program is a filter of a clsact qdisc with NPL's own priority and handle. Attaching is
-//! idempotent, so that a program that other software removed can be attached again.
+//! older kernels, each program is a filter of a clsact qdisc with NPL's own priority and a handle of the ABI version.
+//! Attaching is idempotent, so that a program that other software removed can be attached again.
 
 use std::{
     io,
@@ -20,8 +20,8 @@ use aya::{
 };
 use aya_obj::generated::bpf_attach_type;
 use npl_common::names::{
-    PROG_EGRESS_OFFLOAD, PROG_INGRESS_OFFLOAD, PROG_INGRESS_REDIRECT, PROG_PODS_OFFLOAD, PROG_PODS_REDIRECT,
-    PROG_TO_PODS,
+    ABI_VERSION, PROG_EGRESS_OFFLOAD, PROG_INGRESS_OFFLOAD, PROG_INGRESS_REDIRECT, PROG_PODS_OFFLOAD,
+    PROG_PODS_REDIRECT, PROG_TO_PODS,
 };
 
 use super::{
@@ -34,13 +34,13 @@ use super::{
 };
 use crate::core::devices::{
     Device, Direction,
-    attachments::{self, FILTER_HANDLE, STAND_IN_HANDLE},
+    attachments::{self, STAND_IN_HANDLE, filter_handle},
     plan::AttachedHooks,
     redirect::Forwarding,
 };
 
-/// Distinguishes NPL's filters from others of the same priority.
-const CLSACT_HANDLE: TcHandle = TcHandle::new(FILTER_HANDLE.0, FILTER_HANDLE.1);
+/// Distinguishes the filters of this ABI version from others of the same priority.
+const OWN_HANDLE: TcHandle = handle_of(ABI_VERSION);
 /// Identifies the filter that translates while NPL's own is moved.
 const STAND_IN: TcHandle = TcHandle::new(STAND_IN_HANDLE.0, STAND_IN_HANDLE.1);
 
@@ -153,8 +153,7 @@ impl Hooks {
     }
 
     /// Moves NPL's filter of a hook ahead of all others, without a gap: of one priority, the kernel runs the newest
-    /// filter first. The filter keeps its handle, by which every version of the agent finds it. Without effect on TCX
-    /// links.
+    /// filter first. The filter keeps its handle, by which the next agent finds it. Without effect on TCX links.
     ///
     /// # Errors
     ///
@@ -173,10 +172,24 @@ impl Hooks {
             Err(error) if !is_present(&error) => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        remove_filter(&device.name, direction, CLSACT_HANDLE);
-        self.add_filter(device, direction, program, CLSACT_HANDLE)?;
+        remove_filter(&device.name, direction, OWN_HANDLE);
+        self.add_filter(device, direction, program, OWN_HANDLE)?;
         remove_filter(&device.name, direction, STAND_IN);
         Ok(())
+    }
+
+    /// Whether filters of this and of another ABI version are on a hook. After a rollback to this version, the other
+    /// version's filter is the newer one, which runs first.
+    ///
+    /// # Errors
+    ///
+    /// If the pins cannot be listed.
+    pub(super) fn may_be_behind_predecessor(&self, ifindex: u32, direction: Direction) -> Result<bool, DatapathError> {
+        if self.tcx || is_last(direction) || !self.pins.link(ifindex, direction).is_dir() {
+            return Ok(false);
+        }
+        let others = self.pins.other_versions()?;
+        Ok(others.iter().any(|other| other.link(ifindex, direction).is_dir()))
     }
 
     fn add_filter(
@@ -201,7 +214,7 @@ impl Hooks {
     /// If the pin cannot be removed.
     pub fn detach(&self, ifindex: u32, direction: Direction, device: Option<&Device>) -> Result<(), DatapathError> {
         if let Some(device) = device.filter(|_| !self.tcx) {
-            detach_filter(&device.name, direction);
+            detach_filter(&device.name, direction, ABI_VERSION);
         }
         unpin(&self.pins.link(ifindex, direction))
     }
@@ -251,19 +264,30 @@ impl Hooks {
         self.ensure_clsact(device, name)?;
         let program = self.programs.load_classifier(name)?;
         let direction = attach_type(side);
-        let existing = filter(&device.name, side, CLSACT_HANDLE)
+        let existing = filter(&device.name, side, OWN_HANDLE)
             .map_err(|error| attach_error(name, device)(ProgramError::from(TcError::from(error))))?;
-        let options = NlOptions { priority: priority(side), handle: CLSACT_HANDLE, classid: None };
+        let options = NlOptions { priority: priority(side), handle: OWN_HANDLE, classid: None };
         let id = program.attach_to_link(existing).or_else(|_not_there| {
             program.attach_with_options(&device.name, direction, TcAttachOptions::Netlink(options))
         });
         let link = id.and_then(|id| program.take_link(id)).map_err(attach_error(name, device))?;
         leave_attached(link);
         remove_filter(&device.name, side, STAND_IN);
+        self.remove_stray_filters(&device.name, side)?;
         // A filter cannot be pinned. An empty directory records the attachment for `npl-agent status` and the next
         // agent.
         let mark = self.pins.link(device.ifindex, side);
         std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
+    }
+
+    /// Removes filters of earlier ABI versions that have no pins: an agent was killed before it had removed them, or
+    /// used the handle of an earlier version.
+    fn remove_stray_filters(&self, interface: &str, side: Direction) -> Result<(), DatapathError> {
+        let others = self.pins.other_versions()?;
+        for abi in (1..ABI_VERSION).filter(|abi| others.iter().all(|other| other.abi() != *abi)) {
+            remove_filter(interface, side, handle_of(abi));
+        }
+        Ok(())
     }
 
     /// Returns an error for a device with an `ingress` qdisc: the qdisc occupies the handle of clsact, and would run
@@ -314,10 +338,15 @@ fn filter(interface: &str, direction: Direction, handle: TcHandle) -> io::Result
     SchedClassifierLink::attached(interface, attach_type(direction), priority(direction), handle, None)
 }
 
-/// Removes NPL's filters of a direction. Returns whether there was one.
-pub(super) fn detach_filter(interface: &str, direction: Direction) -> bool {
-    let removed = [CLSACT_HANDLE, STAND_IN].map(|handle| remove_filter(interface, direction, handle));
+/// Removes the filters of an ABI version. Returns whether there was one.
+pub(super) fn detach_filter(interface: &str, direction: Direction, abi: u32) -> bool {
+    let removed = [handle_of(abi), STAND_IN].map(|handle| remove_filter(interface, direction, handle));
     removed.contains(&true)
+}
+
+const fn handle_of(abi: u32) -> TcHandle {
+    let (major, minor) = filter_handle(abi);
+    TcHandle::new(major, minor)
 }
 
 /// Removes one filter of NPL. Returns whether it existed.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use aya::programs::tc::{self, TcError};
-use npl_common::names::PROGRAMS;
+use npl_common::names::{ABI_VERSION, PROGRAMS};
 
 use super::{
     attach::{attach_type, detach_filter},
@@ -108,7 +108,9 @@ fn detach_filters(interface: &str) -> bool {
             found |= result.is_ok();
         }
         // A program that was loaded without a name can only be found by priority and handle.
-        found |= detach_filter(interface, direction);
+        for abi in 1..=ABI_VERSION {
+            found |= detach_filter(interface, direction, abi);
+        }
     }
     found
 }

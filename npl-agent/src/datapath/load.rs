@@ -43,6 +43,8 @@ pub struct Datapath {
     writer: MappingWriter,
     /// Whether pins of earlier agents may remain that this agent replaces.
     has_predecessors: bool,
+    /// The hooks on which this agent has moved its filter ahead of those of other ABI versions.
+    moved_filters: BTreeSet<(u32, Direction)>,
 }
 
 impl Datapath {
@@ -66,7 +68,15 @@ impl Datapath {
         let xdp_devices = XdpDevices::open(&pins)?;
         Tables::write_crc_table(&pins)?;
         let hooks = Hooks::new(programs, pins);
-        Ok(Self { hooks, tables, next_hops, xdp_devices, writer: MappingWriter::default(), has_predecessors: true })
+        Ok(Self {
+            hooks,
+            tables,
+            next_hops,
+            xdp_devices,
+            writer: MappingWriter::default(),
+            has_predecessors: true,
+            moved_filters: BTreeSet::new(),
+        })
     }
 
     /// Detaches the programs of agents of other ABI versions and removes their pins. Returns those versions. Later
@@ -121,6 +131,28 @@ impl Datapath {
             self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
         }
         attached
+    }
+
+    /// Attaches a program to a hook of a device, ahead of the programs of other ABI versions, or replaces the program
+    /// of an earlier agent without a gap: see [`Hooks::attach`].
+    ///
+    /// # Errors
+    ///
+    /// If the kernel rejects the attachment, or an `ingress` qdisc occupies the handle of clsact.
+    pub fn attach(
+        &mut self,
+        device: &Device,
+        direction: Direction,
+        program: &'static str,
+    ) -> Result<(), DatapathError> {
+        let hook = (device.ifindex, direction);
+        let may_be_behind = self.hooks.may_be_behind_predecessor(device.ifindex, direction)?;
+        self.hooks.attach(device, direction, program)?;
+        if may_be_behind && !self.moved_filters.contains(&hook) {
+            self.move_to_head(device, direction, program)?;
+            self.moved_filters.insert(hook);
+        }
+        Ok(())
     }
 
     /// Moves NPL's filter of a hook ahead of all others, without a gap: see [`Hooks::move_to_head`].

@@ -4,7 +4,7 @@
 //!
 //! The agent first copies mappings and conntrack entries into its own maps, then attaches its programs. On kernels with
 //! TCX, this agent's programs run ahead of the earlier programs, which keep translating packets of flows that only they
-//! have entries for. On older kernels, this agent's filters replace the earlier filters. An XDP program of an earlier
+//! have entries for. On older kernels, this agent's filters are the newest and run first. An XDP program of an earlier
 //! agent stays attached until the retirement. When this agent has written all mappings and attached its programs to all
 //! devices, it copies the remaining conntrack entries, detaches the earlier programs and removes the earlier pins
 //! ([`Datapath::retire_predecessors`]).
@@ -231,17 +231,14 @@ pub(super) fn is_ahead_of(
     Ok(before_own.into_iter().any(|id| of_others.contains(id)))
 }
 
-/// Removes the links of another ABI version. On kernels without TCX, this agent's filters have replaced those of the
-/// other version on this agent's devices; filters on other devices are removed.
+/// Removes the links and filters of another ABI version.
 fn detach(pins: &Pins, other: &Pins) -> Result<(), DatapathError> {
-    let own = pins.links()?;
     for (ifindex, direction) in other.links()? {
         let pin = other.link(ifindex, direction);
         if pin.is_dir()
-            && !own.contains(&(ifindex, direction))
             && let Ok(name) = nix::net::if_::if_indextoname(ifindex)
         {
-            detach_filter(&name.to_string_lossy(), direction);
+            detach_filter(&name.to_string_lossy(), direction, other.abi());
         }
         unpin(&pin)?;
     }

@@ -60,7 +60,7 @@ fn attach(
                 }
             },
             DeviceStep::Attach { ifindex, direction, program } => match find(devices, ifindex) {
-                Some(device) => datapath.hooks.attach(device, direction, program),
+                Some(device) => datapath.attach(device, direction, program),
                 None => continue,
             },
             DeviceStep::MoveToHead { ifindex, direction, program } => match find(devices, ifindex) {

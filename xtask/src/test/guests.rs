@@ -31,7 +31,7 @@ const SKIPPED_ON_NEWER_KERNELS: [&str; 6] =
 
 /// Parts of the names of the packet tests in the first of the two guests that share the tests of a kernel. Both guests
 /// take about the same time, each on one processor.
-const FIRST_SHARE: [&str; 2] = ["links::", "prog_run::"];
+const FIRST_SHARE: [&str; 2] = ["differential::", "links::"];
 
 /// The scope of a guest that only loads the kernel programs.
 const LOADING: &str = ", loading";

@@ -5,10 +5,13 @@ use std::collections::BTreeSet;
 
 use super::{Device, DeviceKind, DeviceSelection};
 
-/// The handle of NPL's filters, as major and minor number.
-pub const FILTER_HANDLE: (u16, u16) = (0x4e50, 0x4c01);
-/// The handle of the temporary filter that translates while NPL's filter is moved ahead of other filters.
-pub const STAND_IN_HANDLE: (u16, u16) = (0x4e50, 0x4c02);
+/// The major number of the handles of NPL's filters.
+const MAJOR: u16 = 0x4e50;
+/// The minor number of the handle of ABI version 0. Later versions have the following minor numbers.
+const MINOR: u16 = 0x4c00;
+/// The handle of the temporary filter that translates while NPL's filter is moved ahead of other filters, as major and
+/// minor number.
+pub const STAND_IN_HANDLE: (u16, u16) = (MAJOR, MINOR | 0xff);
 /// The priority of NPL's filters: before all filters with a priority that the kernel chose.
 pub const FIRST: u16 = 1;
 /// The priority of NPL's filters that run after all other filters.
@@ -114,6 +117,13 @@ impl DeviceAttachments {
     }
 }
 
+/// The handle of the filters of an ABI version, as major and minor number. Filters of different versions can be on one
+/// hook, so that an agent takes over without a gap.
+pub const fn filter_handle(abi: u32) -> (u16, u16) {
+    // Version 255 has the handle of version 0 again.
+    (MAJOR, MINOR + (abi % 0xff) as u16)
+}
+
 /// Whether a qdisc only holds filters.
 pub fn is_hook(kind: &str) -> bool {
     HOOKS.contains(&kind)
@@ -125,7 +135,7 @@ pub fn is_hook(kind: &str) -> bool {
 pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16), name: Option<&str>) -> Option<AttachmentOwner> {
     let is_npl = kind == "bpf" && [FIRST, LAST].contains(&priority);
     match handle {
-        FILTER_HANDLE | STAND_IN_HANDLE if is_npl => Some(AttachmentOwner::Npl),
+        (MAJOR, MINOR..=0x4cff) if is_npl => Some(AttachmentOwner::Npl),
         (0, 0) if is_npl => None,
         _ => Some(AttachmentOwner::Other(name.map_or_else(|| format!("a filter of kind {kind}"), str::to_owned))),
     }
@@ -146,8 +156,10 @@ pub fn matters(device: &Device, lead_to_pods: &BTreeSet<u32>, uplinks: &DeviceSe
 mod tests {
     use std::collections::BTreeSet;
 
+    use npl_common::names::ABI_VERSION;
+
     use super::{
-        AttachmentOwner, DeviceAttachments, FILTER_HANDLE, FIRST, LAST, STAND_IN_HANDLE, Side, matters, owner_of_filter,
+        AttachmentOwner, DeviceAttachments, FIRST, LAST, STAND_IN_HANDLE, Side, filter_handle, matters, owner_of_filter,
     };
     use crate::core::devices::{Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer};
 
@@ -180,7 +192,7 @@ mod tests {
     fn filters_of_npl_are_recognized_by_kind_priority_and_handle() {
         let other = |name: &str| Some(AttachmentOwner::Other(name.to_owned()));
         for priority in [FIRST, LAST] {
-            for handle in [FILTER_HANDLE, STAND_IN_HANDLE] {
+            for handle in [filter_handle(1), filter_handle(ABI_VERSION), STAND_IN_HANDLE] {
                 assert_eq!(owner_of_filter("bpf", priority, handle, None), Some(AttachmentOwner::Npl));
             }
             assert_eq!(owner_of_filter("bpf", priority, (0, 0), None), None);
@@ -188,7 +200,7 @@ mod tests {
             assert_eq!(owner_of_filter("u32", priority, (0, 0), None), other("a filter of kind u32"));
         }
         assert_eq!(owner_of_filter("bpf", 10, (0, 0), None), other("a filter of kind bpf"));
-        assert_eq!(owner_of_filter("bpf", 10, FILTER_HANDLE, None), other("a filter of kind bpf"));
+        assert_eq!(owner_of_filter("bpf", 10, filter_handle(ABI_VERSION), None), other("a filter of kind bpf"));
     }
 
     #[test]

@@ -71,8 +71,8 @@ fn filter_that_comes_ahead_of_npls_is_overtaken() {
     let again = decide(&mut world, &mut uplinks);
     assert!(again.decisions.plan.moves.is_empty(), "a filter at the head stays where it is");
     let filters = world.node().tc(&format!("filter show dev {} ingress", uplink_name(&world))).unwrap();
-    assert_eq!(filters.matches("handle 0x4e504c01").count(), 1, "{filters}");
-    assert!(!filters.contains("handle 0x4e504c02"), "the stand-in is gone: {filters}");
+    assert_eq!(filters.matches("handle 0x4e504c02").count(), 1, "{filters}");
+    assert!(!filters.contains("handle 0x4e504cff"), "the stand-in is gone: {filters}");
 }
 
 fn uplink_name(world: &World) -> String {

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Upgrades from another ABI version, and to maps of another size: the next agent takes the entries over.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aya::maps::{HashMap, Map, MapData};
 use aya_obj::generated::bpf_map_type;
+use npl_agent::core::devices::attachments::filter_handle;
 use npl_agent::core::model::Family;
 use npl_agent::datapath::{Datapath, Pins};
 use npl_common::flow::{FlowKeyV4, FlowV4, MAX_FLOWS};
 use npl_common::former_names;
-use npl_common::names::{ABI_VERSION, MAP_FLOW_V4, PIN_ROOT};
+use npl_common::names::{ABI_VERSION, MAP_FLOW_V4, PIN_ROOT, PROG_EGRESS, PROG_INGRESS};
 use npl_testkit::traffic::{Direction, Load, Transfer};
 
 use crate::world::{World, is_emulated};
@@ -34,6 +36,74 @@ fn pretend_to_be(bpffs: &Path, abi: u32) {
     }
 }
 
+/// How programs are attached: as the kernel prefers, or as filters, as before Linux 6.6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mechanism {
+    Preferred,
+    Filters,
+}
+
+/// A Node whose programs are attached by `mechanism`. Filters have the handle of ABI `abi`.
+fn world(mechanism: Mechanism, abi: u32) -> World {
+    let mut world = World::fresh(1);
+    let mut datapath = world.datapath.take().unwrap();
+    if mechanism == Mechanism::Filters {
+        world.attach_to(&mut datapath, &[]);
+        datapath.hooks.use_filters();
+        world.attach(&mut datapath);
+    }
+    if datapath.hooks.are_filters() {
+        change_handles(&world, abi);
+    }
+    world.datapath = Some(datapath);
+    world
+}
+
+/// Adds the filters of all uplinks anew, under the handle of ABI `abi`.
+fn change_handles(world: &World, abi: u32) {
+    let pins = Pins::new(world.bpffs.path());
+    let build = pins.builds().unwrap().remove(0);
+    for device in world.uplinks() {
+        for (side, program) in [("ingress", PROG_INGRESS), ("egress", PROG_EGRESS)] {
+            let (own, other) = (handle(ABI_VERSION), handle(abi));
+            let hook = format!("dev {} {side} protocol all prio 1", device.name);
+            let pin = pins.program(&build, program);
+            let tc = |line: String| world.node().tc(&line).unwrap();
+            tc(format!("filter del {hook} handle {own} bpf"));
+            tc(format!("filter add {hook} handle {other} bpf da object-pinned {}", pin.display()));
+        }
+    }
+}
+
+/// The handle of a filter of ABI `abi`, as tc prints it.
+fn handle(abi: u32) -> String {
+    let (major, minor) = filter_handle(abi);
+    format!("{:#x}", u32::from(major) << 16 | u32::from(minor))
+}
+
+/// The next agent, which attaches its programs by the same mechanism.
+fn open_next(world: &World, mechanism: Mechanism) -> Datapath {
+    let mut next = world.open_configured();
+    if mechanism == Mechanism::Filters {
+        next.hooks.use_filters();
+    }
+    next
+}
+
+/// The different handles of NPL's filters at the uplinks.
+fn filter_handles(world: &World) -> BTreeSet<String> {
+    let listed = |device: &str, side| world.node().tc(&format!("filter show dev {device} {side}")).unwrap();
+    let of = |device: &str| ["ingress", "egress"].map(|side| listed(device, side));
+    let all: String = world.uplinks().iter().flat_map(|device| of(&device.name)).collect();
+    all.split_whitespace().filter(|word| word.starts_with("0x4e504c")).map(str::to_owned).collect()
+}
+
+/// Asserts that only filters of this ABI version are attached, if the agent attaches filters.
+fn assert_no_other_filters(world: &World, agent: &Datapath) {
+    let expected = if agent.hooks.are_filters() { BTreeSet::from([handle(ABI_VERSION)]) } else { BTreeSet::new() };
+    assert_eq!(filter_handles(world), expected);
+}
+
 /// Starts requests of both protocols, and a long upload.
 fn load(world: &World) -> (Load, Transfer) {
     let load = Load::start(world.client(), 100, world.load_requests());
@@ -46,13 +116,27 @@ fn answered(load: &Load) {
     load.wait_for_answers(20, LIMIT).unwrap();
 }
 
+/// Removes the programs and pins of other ABI versions, on the Node.
+fn retire(world: &World, agent: &mut Datapath) -> Vec<u32> {
+    world.node().run(|| agent.retire_predecessors()).unwrap().unwrap()
+}
+
 fn flows(datapath: &Datapath) -> usize {
     datapath.tables.flow_count().unwrap()
 }
 
 #[test]
 fn no_packet_is_lost_when_an_agent_takes_over_from_abi_1() {
-    let mut world = World::fresh(1);
+    take_over_from_abi_1(Mechanism::Preferred);
+}
+
+#[test]
+fn no_packet_is_lost_when_filters_take_over_from_abi_1() {
+    take_over_from_abi_1(Mechanism::Filters);
+}
+
+fn take_over_from_abi_1(mechanism: Mechanism) {
+    let mut world = world(mechanism, 1);
     world.restrict("192.0.2.0/24,198.51.100.0/24,2001:db8::/32");
     world.assert_answers();
     let (requests, upload) = load(&world);
@@ -61,18 +145,19 @@ fn no_packet_is_lost_when_an_agent_takes_over_from_abi_1() {
     pretend_to_be(world.bpffs.path(), 1);
     answered(&requests);
 
-    let mut next = world.open_configured();
+    let mut next = open_next(&world, mechanism);
     assert_eq!(next.mappings().unwrap(), mappings, "the mappings of ABI 1");
     let copied = flows(&next);
     assert!(copied > 0, "the conntrack entries of ABI 1");
     world.attach(&mut next);
     answered(&requests);
-    assert_eq!(next.retire_predecessors().unwrap(), [1]);
+    assert_eq!(retire(&world, &mut next), [1]);
     assert!(!version(world.bpffs.path(), 1).exists(), "the pins of ABI 1 are left");
-    assert_eq!(next.retire_predecessors().unwrap(), [0_u32; 0]);
+    assert_eq!(retire(&world, &mut next), [0_u32; 0]);
     answered(&requests);
     assert_eq!(requests.stop().failures, []);
     upload.join().unwrap();
+    assert_no_other_filters(&world, &next);
     let ingress = next.hooks.own_programs().programs_on(world.uplinks()[0].ifindex);
     assert!(ingress.is_none_or(|on| on.ingress.len() <= 1), "programs of ABI 1 are left");
     let totals = next.tables.totals(Family::V4).unwrap();
@@ -83,25 +168,35 @@ fn no_packet_is_lost_when_an_agent_takes_over_from_abi_1() {
 
 /// A later version may have another layout, so nothing is copied from it. Its programs translate until this agent has
 /// written its own mappings.
-#[test]
-fn no_packet_is_lost_when_an_agent_is_rolled_back_from_a_later_abi() {
-    let mut world = World::fresh(1);
+fn roll_back_from_a_later_abi(mechanism: Mechanism) {
+    let mut world = world(mechanism, ABI_VERSION + 1);
     world.assert_answers();
     let (requests, upload) = load(&world);
     let mappings = world.datapath().mappings().unwrap();
     world.datapath = None;
     pretend_to_be(world.bpffs.path(), ABI_VERSION + 1);
 
-    let mut next = world.open_configured();
+    let mut next = open_next(&world, mechanism);
     assert!(next.mappings().unwrap().is_empty() && flows(&next) == 0, "entries of an unknown layout were copied");
     world.attach(&mut next);
     answered(&requests);
     assert!(next.upsert_mappings(&mappings).is_empty());
     answered(&requests);
-    assert_eq!(next.retire_predecessors().unwrap(), [ABI_VERSION + 1]);
+    assert_eq!(retire(&world, &mut next), [ABI_VERSION + 1]);
     answered(&requests);
     assert_eq!(requests.stop().failures, []);
     upload.join().unwrap();
+    assert_no_other_filters(&world, &next);
+}
+
+#[test]
+fn no_packet_is_lost_when_an_agent_is_rolled_back_from_a_later_abi() {
+    roll_back_from_a_later_abi(Mechanism::Preferred);
+}
+
+#[test]
+fn no_packet_is_lost_when_filters_are_rolled_back_from_a_later_abi() {
+    roll_back_from_a_later_abi(Mechanism::Filters);
 }
 
 /// Replaces the pinned flow table of IPv4 by one with the same entries and half the capacity.
