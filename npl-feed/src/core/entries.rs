@@ -193,4 +193,9 @@ impl Served {
         let place = (pod.node.clone().unwrap_or_default(), zone);
         Self { pod, place, entries, withdrawn: Vec::new(), left_out }
     }
+
+    /// Whether the feed keeps the Pod: it has the annotation, or its withdrawn entries are draining.
+    pub const fn is_kept(&self) -> bool {
+        self.pod.object.annotation.is_some() || !self.withdrawn.is_empty()
+    }
 }

@@ -124,6 +124,11 @@ impl State {
         }
     }
 
+    /// The number of Pods that are kept.
+    pub fn pod_count(&self) -> usize {
+        self.pods.len()
+    }
+
     /// The end of the next drain, in milliseconds of the monotonic clock.
     pub fn next_end(&self) -> Option<u64> {
         let draining = self.draining.iter().filter_map(|key| self.pods.get(key));
@@ -207,16 +212,18 @@ impl State {
             let beyond = served.withdrawn.len().saturating_sub(MOST_WITHDRAWN);
             served.withdrawn.drain(..beyond);
         }
-        if served.pod.object.annotation.is_some() || !served.withdrawn.is_empty() {
-            self.attach_pod(served);
-        }
+        self.attach_pod(served);
     }
 
     fn remove_pod(&mut self, key: &PodKey) {
         self.detach_pod(key);
     }
 
+    /// Adds a Pod to all indexes, if the feed keeps it.
     fn attach_pod(&mut self, served: Served) {
+        if !served.is_kept() {
+            return;
+        }
         let key = served.pod.object.key.clone();
         for entry in &served.entries {
             self.claims.add(target(entry), Claim::of(&served.pod));
@@ -256,14 +263,13 @@ impl State {
         if served.withdrawn.len() == before {
             return;
         }
-        let is_drained = served.withdrawn.is_empty();
-        let is_known = served.pod.object.annotation.is_some();
+        let (is_drained, is_kept) = (served.withdrawn.is_empty(), served.is_kept());
         self.touch_pod(key);
         if is_drained {
             self.draining.remove(key);
-            if !is_known {
-                self.remove_pod(key);
-            }
+        }
+        if !is_kept {
+            self.remove_pod(key);
         }
     }
 
