@@ -116,6 +116,7 @@ impl Group {
     pub fn new(key: PortKey, name: Option<Arc<str>>, mut members: Vec<Member>) -> Self {
         members.sort_unstable();
         members.dedup();
+        members.shrink_to_fit();
         let mut content =
             format!("{}\n{}\n{}\n{}\n", key.service, key.number, key.protocol, name.as_deref().unwrap_or(""));
         for Member { address, port, pod, node, zone, condition, weight } in &members {

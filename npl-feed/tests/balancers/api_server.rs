@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::{network, scene};
 
 const LIMIT: Duration = Duration::from_mins(5);
-const FEED: &str = "127.0.0.1:8080";
+pub(crate) const FEED: &str = "127.0.0.1:8080";
 const API_SERVER: &str = "https://127.0.0.1:6443";
 /// The user name of the manifest's service account.
 const USER: &str = "system:serviceaccount:npl-system:npl-feed";
@@ -28,7 +28,7 @@ struct ControlPlane {
 }
 
 /// A process that is killed when it is dropped.
-struct Running(Child);
+pub(crate) struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -38,7 +38,7 @@ impl Drop for Running {
     }
 }
 
-fn start(folder: &Path, name: &str, command: &mut Command) -> Running {
+pub(crate) fn start(folder: &Path, name: &str, command: &mut Command) -> Running {
     let log = fs::File::create(folder.join(format!("{name}.log"))).unwrap();
     let command = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
     Running(command.spawn().unwrap_or_else(|error| panic!("start {name}: {error}")))
@@ -146,7 +146,7 @@ fn annotation(node_port: u16) -> String {
     json!([{ "podPort": 8080, "nodeIP": "192.0.2.10", "nodePort": node_port, "protocol": "tcp" }]).to_string()
 }
 
-fn until<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
         if let Some(value) = probe() {
@@ -158,7 +158,7 @@ fn until<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
 }
 
 /// The status code and body of the feed's answer.
-fn get(path: &str) -> Option<(u16, String)> {
+pub(crate) fn get(path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(FEED).ok()?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: feed\r\n\r\n").ok()?;
     let mut answer = String::new();

@@ -17,6 +17,7 @@
 mod api_server;
 mod backends;
 mod load;
+mod memory;
 mod network;
 mod scene;
 mod tls;
