@@ -81,8 +81,15 @@ async fn connections_above_the_limit_are_closed_and_a_free_place_is_used_again()
 
 /// An xDS server with two members of `web`, and its client.
 async fn xds(token: Option<Token>) -> (AggregatedDiscoveryServiceClient<Channel>, Publisher, JoinHandle<()>) {
+    xds_with(token, Arc::default()).await
+}
+
+async fn xds_with(
+    token: Option<Token>,
+    status: Arc<Status>,
+) -> (AggregatedDiscoveryServiceClient<Channel>, Publisher, JoinHandle<()>) {
     let (publisher, published) = watch::channel(None);
-    let service = xds::service(published, Arc::default());
+    let service = xds::service(published, status);
     let mut router = Routes::new(service).into_axum_router();
     if let Some(token) = token {
         router = router.layer(middleware::from_fn_with_state(token, Token::check));
@@ -118,6 +125,25 @@ async fn a_stream_waits_for_the_first_snapshot_and_pushes_each_change() {
         assert_eq!(members(&response.resources[0].value), usize::from(count));
         publish(&publisher, count + 1);
     }
+    task.abort();
+}
+
+#[tokio::test]
+async fn a_stream_that_ends_before_the_first_snapshot_is_closed() {
+    let status = Arc::<Status>::default();
+    let (mut client, publisher, task) = xds_with(None, Arc::clone(&status)).await;
+    let (requests, receiver) = mpsc::channel::<DiscoveryRequest>(1);
+    let stream = client.stream_aggregated_resources(ReceiverStream::new(receiver)).await.unwrap();
+    let open = async |count: u8| {
+        let line = format!("npl_feed_xds_streams {count}\n");
+        while !status.encode().unwrap().contains(&line) {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, open(1)).await.unwrap();
+    drop((requests, stream));
+    timeout(PATIENCE, open(0)).await.unwrap();
+    drop(publisher);
     task.abort();
 }
 

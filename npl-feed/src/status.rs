@@ -209,6 +209,9 @@ impl WatchObserver for Status {
 
     fn record_failure(&self, subject: WatchedResource, kind: FailureKind, _cause: &str) {
         self.watch_errors.get_or_create(&ErrorLabels { subject: subject.as_str(), kind: kind.as_str() }).inc();
+        if kind.only_restarts_watch() {
+            return;
+        }
         self.failing.lock().unwrap_or_else(PoisonError::into_inner).insert(subject, kind);
         self.watch_failing.get_or_create(&SubjectLabels { subject: subject.as_str() }).set(1);
     }
@@ -221,4 +224,30 @@ impl WatchObserver for Status {
 
 fn gauge(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expired_watch_is_counted_and_is_no_outage() {
+        let status = Status::default();
+        let outage = |kind| {
+            status.record_failure(WatchedResource::Pods, kind, "");
+            (status.outage(), status.encode().unwrap())
+        };
+        for kind in [FailureKind::Expired, FailureKind::Restored] {
+            let (outage, metrics) = outage(kind);
+            assert_eq!(outage, None);
+            assert!(metrics.contains("npl_feed_watch_failing{subject=\"pods\"} 0\n"), "{metrics}");
+            let counted = format!("npl_feed_watch_errors_total{{subject=\"pods\",kind=\"{}\"}} 1\n", kind.as_str());
+            assert!(metrics.contains(&counted), "{metrics}");
+        }
+        let (text, metrics) = outage(FailureKind::Unreachable);
+        assert!(text.is_some_and(|text| text.contains("pods (unreachable)")));
+        assert!(metrics.contains("npl_feed_watch_failing{subject=\"pods\"} 1\n"), "{metrics}");
+        status.record_success(WatchedResource::Pods);
+        assert_eq!(status.outage(), None);
+    }
 }

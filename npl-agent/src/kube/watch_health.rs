@@ -42,8 +42,7 @@ impl WatchObserver for Observers {
 
     fn record_failure(&self, subject: WatchedResource, kind: FailureKind, cause: &str) {
         self.metrics.count_watch_failure(subject, kind);
-        // The other kinds are followed by a list at once.
-        if !matches!(kind, FailureKind::Expired | FailureKind::Restored) {
+        if !kind.only_restarts_watch() {
             self.contacts.record_failure(subject, cause);
         }
     }

@@ -135,6 +135,12 @@ impl FailureKind {
             Self::Malformed => "malformed",
         }
     }
+
+    /// Whether the API server answers, and the watch starts again with a list at once: the known state is no older than
+    /// after a success.
+    pub const fn only_restarts_watch(self) -> bool {
+        matches!(self, Self::Expired | Self::Restored)
+    }
 }
 
 /// The resource of a watch; also the value of the metric label `subject`.

@@ -92,6 +92,7 @@ pub fn of_pod(pod: &Pod, node: Option<&Node>, range: PortRange) -> (Vec<Entry>, 
             Some(reason) => *left_out.entry(reason).or_default() += 1,
         }
     }
+    served.shrink_to_fit();
     (served, left_out)
 }
 
@@ -125,20 +126,24 @@ impl Claim {
     }
 }
 
-/// The claims to each target.
+/// The claims to each target, the best one first. Nearly all targets have one claim, for which a `BTreeSet` would
+/// allocate room for eleven.
 #[derive(Debug, Clone, Default)]
-pub struct Claims(BTreeMap<Target, BTreeSet<Claim>>);
+pub struct Claims(BTreeMap<Target, Vec<Claim>>);
 
 impl Claims {
     /// Adds a Pod's claim to a target.
     pub fn add(&mut self, target: Target, claim: Claim) {
-        self.0.entry(target).or_default().insert(claim);
+        let claims = self.0.entry(target).or_insert_with(|| Vec::with_capacity(1));
+        if let Err(place) = claims.binary_search(&claim) {
+            claims.insert(place, claim);
+        }
     }
 
     /// Removes a Pod's claim to a target.
     pub fn remove(&mut self, target: &Target, claim: &Claim) {
         if let Some(claims) = self.0.get_mut(target) {
-            claims.remove(claim);
+            claims.retain(|known| known != claim);
             if claims.is_empty() {
                 self.0.remove(target);
             }
@@ -147,7 +152,7 @@ impl Claims {
 
     /// Whether the Pod has the best claim to the target.
     pub fn is_held_by(&self, target: &Target, pod: &PodKey) -> bool {
-        self.0.get(target).and_then(BTreeSet::first).is_some_and(|best| best.pod == *pod)
+        self.0.get(target).and_then(|claims| claims.first()).is_some_and(|best| best.pod == *pod)
     }
 
     /// Whether any Pod claims the target.
@@ -192,5 +197,10 @@ impl Served {
         let zone = node.map(|node| Arc::clone(&node.zone)).unwrap_or_default();
         let place = (pod.node.clone().unwrap_or_default(), zone);
         Self { pod, place, entries, withdrawn: Vec::new(), left_out }
+    }
+
+    /// Whether the feed keeps the Pod: it has the annotation, or its withdrawn entries are draining.
+    pub const fn is_kept(&self) -> bool {
+        self.pod.object.annotation.is_some() || !self.withdrawn.is_empty()
     }
 }

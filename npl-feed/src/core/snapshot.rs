@@ -116,6 +116,7 @@ impl Group {
     pub fn new(key: PortKey, name: Option<Arc<str>>, mut members: Vec<Member>) -> Self {
         members.sort_unstable();
         members.dedup();
+        members.shrink_to_fit();
         let mut content =
             format!("{}\n{}\n{}\n{}\n", key.service, key.number, key.protocol, name.as_deref().unwrap_or(""));
         for Member { address, port, pod, node, zone, condition, weight } in &members {
@@ -168,18 +169,28 @@ impl Snapshot {
         self.groups.range(first..).take_while(move |(key, _)| key.service == service).map(|(_, group)| group)
     }
 
-    /// The group of the Service port with this name, or else with this number. If several protocols have the number,
-    /// TCP takes precedence over UDP and SCTP.
+    /// The group of the Service port with this name, or else with this number. A name may consist of digits. If several
+    /// protocols have the number, TCP takes precedence over UDP and SCTP.
     pub fn port(&self, namespace: &str, service: &str, port: &str) -> Option<&Arc<Group>> {
-        let mut by_number = None;
-        for group in self.service(namespace, service) {
-            if group.name.as_deref() == Some(port) {
-                return Some(group);
-            }
-            if by_number.is_none() && group.key.number.to_string() == port {
-                by_number = Some(group);
-            }
-        }
-        by_number
+        named_or_numbered(self.service(namespace, service), port)
     }
+
+    /// The same for a Service port of one protocol.
+    pub fn port_of(&self, namespace: &str, service: &str, protocol: Protocol, port: &str) -> Option<&Arc<Group>> {
+        let groups = self.service(namespace, service);
+        named_or_numbered(groups.filter(|group| group.key.protocol == protocol), port)
+    }
+}
+
+fn named_or_numbered<'a>(groups: impl Iterator<Item = &'a Arc<Group>>, port: &str) -> Option<&'a Arc<Group>> {
+    let mut by_number = None;
+    for group in groups {
+        if group.name.as_deref() == Some(port) {
+            return Some(group);
+        }
+        if by_number.is_none() && group.key.number.to_string() == port {
+            by_number = Some(group);
+        }
+    }
+    by_number
 }

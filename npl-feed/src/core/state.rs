@@ -35,7 +35,8 @@ pub struct State {
     range: PortRange,
     /// How long the member of a withdrawn entry drains, in milliseconds.
     drain: u64,
-    pods: BTreeMap<PodKey, Served>,
+    /// The Pods in boxes, because nodes of the map, which are half empty, have room for eleven values.
+    pods: BTreeMap<PodKey, Box<Served>>,
     services: BTreeMap<ServiceKey, Service>,
     nodes: BTreeMap<Arc<str>, Node>,
     claims: Claims,
@@ -124,6 +125,11 @@ impl State {
         }
     }
 
+    /// The number of Pods that are kept.
+    pub fn pod_count(&self) -> usize {
+        self.pods.len()
+    }
+
     /// The end of the next drain, in milliseconds of the monotonic clock.
     pub fn next_end(&self) -> Option<u64> {
         let draining = self.draining.iter().filter_map(|key| self.pods.get(key));
@@ -207,16 +213,18 @@ impl State {
             let beyond = served.withdrawn.len().saturating_sub(MOST_WITHDRAWN);
             served.withdrawn.drain(..beyond);
         }
-        if served.pod.object.annotation.is_some() || !served.withdrawn.is_empty() {
-            self.attach_pod(served);
-        }
+        self.attach_pod(served);
     }
 
     fn remove_pod(&mut self, key: &PodKey) {
         self.detach_pod(key);
     }
 
+    /// Adds a Pod to all indexes, if the feed keeps it.
     fn attach_pod(&mut self, served: Served) {
+        if !served.is_kept() {
+            return;
+        }
         let key = served.pod.object.key.clone();
         for entry in &served.entries {
             self.claims.add(target(entry), Claim::of(&served.pod));
@@ -229,7 +237,7 @@ impl State {
         if !served.withdrawn.is_empty() {
             self.draining.insert(key.clone());
         }
-        self.pods.insert(key.clone(), served);
+        self.pods.insert(key.clone(), Box::new(served));
         self.touch_pod(&key);
     }
 
@@ -245,7 +253,7 @@ impl State {
             self.claims.remove(&target(entry), &claim);
             is_held
         });
-        Some(served)
+        Some(*served)
     }
 
     /// Removes some withdrawn entries of a Pod before their drain is over.
@@ -256,14 +264,13 @@ impl State {
         if served.withdrawn.len() == before {
             return;
         }
-        let is_drained = served.withdrawn.is_empty();
-        let is_known = served.pod.object.annotation.is_some();
+        let (is_drained, is_kept) = (served.withdrawn.is_empty(), served.is_kept());
         self.touch_pod(key);
         if is_drained {
             self.draining.remove(key);
-            if !is_known {
-                self.remove_pod(key);
-            }
+        }
+        if !is_kept {
+            self.remove_pod(key);
         }
     }
 
@@ -334,6 +341,7 @@ impl State {
         let mut has_changed = false;
         if let Some(service) = self.services.get(key) {
             let selected: Vec<&Served> = in_namespace(&self.pods, &key.namespace)
+                .map(|served| &**served)
                 .filter(|served| service.object.selects(&served.pod.object))
                 .collect();
             for group in members::groups(service, &selected, &self.claims) {

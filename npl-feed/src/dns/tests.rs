@@ -64,6 +64,24 @@ fn ready_members_have_srv_records_and_the_addresses_of_their_nodes() {
 }
 
 #[test]
+fn a_port_whose_name_is_the_number_of_another_port_is_found_by_its_name() {
+    let both = r#"[{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp"},
+                   {"podPort":9090,"nodeIP":"192.0.2.1","nodePort":61001,"protocol":"tcp"}]"#;
+    let mut state = cluster(vec![pod("a", "n1", both)]);
+    let mut service = crate::core::tests::service("web", 8080);
+    let mut named = crate::core::tests::service("web", 9090).ports.remove(0);
+    (named.name, named.number) = (Some("80".into()), 8443);
+    service.ports.push(named);
+    state.apply(Change::Service(Box::new(service)), 0);
+    state.refresh();
+    let snapshot = state.snapshot();
+    let answers = ask(&snapshot, "_80._tcp.web.default.npl.internal.", RecordType::SRV).1;
+    assert_eq!(answers, ["0 1 61001 61001.192-0-2-1.ip.npl.internal."]);
+    assert_eq!(snapshot.port("default", "web", "80").unwrap().members[0].port, 61001);
+    assert!(ask(&snapshot, "_80._udp.web.default.npl.internal.", RecordType::SRV).1.is_empty());
+}
+
+#[test]
 fn addresses_of_members_resolve_and_others_do_not_exist() {
     let mut state =
         cluster(vec![pod("a", "n1", r#"[{"podPort":8080,"nodeIP":"2001:db8::1","nodePort":61000,"protocol":"tcp"}]"#)]);

@@ -10,7 +10,7 @@ use hickory_server::proto::{
         rdata::{NS, SOA, SRV},
     },
 };
-use npl_agent::core::model::{Family, Protocol};
+use npl_agent::core::model::Family;
 
 use super::names::{self, Place};
 use crate::core::snapshot::{Group, Member, Snapshot};
@@ -60,7 +60,7 @@ impl Zone {
         let (exists, answers, additional) = match place {
             Place::Apex => (true, self.apex(snapshot, name, kind), Vec::new()),
             Place::Port { namespace, service, protocol, port } => {
-                match find(snapshot, &namespace, &service, protocol, &port) {
+                match snapshot.port_of(&namespace, &service, protocol, &port) {
                     Some(group) if matches!(kind, RecordType::SRV | RecordType::ANY) => {
                         let (answers, additional) = self.members(name, group);
                         (true, answers, additional)
@@ -129,20 +129,6 @@ impl Zone {
         let soa = SOA::new(server, contact, snapshot.version().serial(), REFRESH, REFRESH, REFRESH, TTL);
         vec![Record::from_rdata(owner, TTL, RData::SOA(soa))]
     }
-}
-
-/// The Service port of a protocol, by its name or its number.
-fn find<'a>(
-    snapshot: &'a Snapshot,
-    namespace: &str,
-    service: &str,
-    protocol: Protocol,
-    port: &str,
-) -> Option<&'a Group> {
-    let mut ports = snapshot.service(namespace, service).filter(|group| group.key.protocol == protocol);
-    let is_asked =
-        |group: &&std::sync::Arc<Group>| group.name.as_deref() == Some(port) || group.key.number.to_string() == port;
-    ports.find(is_asked).map(|group| &**group)
 }
 
 fn record_type(ip: IpAddr) -> RecordType {

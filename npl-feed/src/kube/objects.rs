@@ -91,7 +91,10 @@ impl Watched for FeedPod {
         let node = object.spec.node_name.as_deref().filter(|name| !name.is_empty()).map(Arc::from);
         let is_ready = convert::has_condition(&object.status, "Ready", "True");
         let created = object.metadata.object.creation_timestamp.as_ref().map(|time| time.0.as_second());
-        let Converted { object, skipped } = convert::pod(object, keys)?;
+        let Converted { mut object, skipped } = convert::pod(object, keys)?;
+        // A large cluster has many thousand Pods in memory. The feed does not read the Pods' own addresses.
+        object.ips = Vec::new();
+        object.ports.shrink_to_fit();
         let pod = Pod { object, node, is_ready, created: created.unwrap_or_default() };
         Some(Converted { object: pod, skipped })
     }

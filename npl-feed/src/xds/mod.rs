@@ -25,7 +25,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Streaming};
 
 use self::{delta::Delta, session::Session, sotw::StateOfTheWorld};
-use crate::{core::snapshot::Snapshot, follow::Published, status::Status};
+use crate::{follow::Published, status::Status};
 
 /// The maximum size of a request, which is enough for a list of some ten thousand names.
 const LARGEST_REQUEST: usize = 1024 * 1024;
@@ -100,8 +100,11 @@ async fn serve<S: Session>(
     let _open = OpenStream::new(&status);
     let mut session = S::default();
     // A response before the first snapshot would remove all members from the client.
-    let Ok(first) = published.wait_for(Option::is_some).await.map(|snapshot| snapshot.clone()) else { return };
-    let mut snapshot: Arc<Snapshot> = first.unwrap_or_default();
+    let first = tokio::select! {
+        () = sender.closed() => return,
+        first = published.wait_for(Option::is_some) => first.map(|snapshot| snapshot.clone()),
+    };
+    let Ok(Some(mut snapshot)) = first else { return };
     loop {
         let responses = tokio::select! {
             // No response is computed until the client has room for it.

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Builds the xDS resources of a snapshot.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::Ipv4Addr,
+    sync::{Arc, LazyLock},
+};
 
 use envoy_types::{
     pb::{
@@ -40,11 +44,11 @@ use envoy_types::{
     },
     util::pack_any,
 };
-use npl_agent::core::model::Protocol;
-use prost::Name as _;
+use npl_agent::core::model::{ObjectKey, Protocol};
+use prost::{Message as _, Name as _};
 
 use super::names;
-use crate::core::snapshot::{Condition, Group, Member, Snapshot, Version};
+use crate::core::snapshot::{Condition, Group, Member, PortKey, Snapshot, Version, WEIGHT};
 
 /// A resource type of xDS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,32 +101,71 @@ impl Kind {
 /// The endpoints of a Service port that does not exist are an empty assignment. Otherwise, a client would wait for the
 /// name, or keep the last members of a removed Service.
 pub(super) fn resource(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<(Version, Any)> {
-    let group = names::find(snapshot, name);
-    if kind == Kind::Endpoints {
-        let version = group.map(|group| group.version).unwrap_or_default();
-        return Some((version, endpoints(name, group)));
-    }
-    let group = group?;
-    if group.key.protocol != Protocol::Tcp {
-        return None;
-    }
-    // Clusters, listeners and routes depend only on the name.
-    let version = Version::of(name.as_bytes());
-    match kind {
-        Kind::Cluster => Some((version, cluster(name))),
-        Kind::Listener => Some((version, listener(name))),
-        Kind::Routes => Some((version, routes(name))),
-        Kind::Endpoints => None,
-    }
+    let version = version(kind, name, snapshot)?;
+    let resource = match kind {
+        Kind::Cluster => cluster(name),
+        Kind::Listener => listener(name),
+        Kind::Routes => routes(name),
+        Kind::Endpoints => endpoints(name, names::find(snapshot, name)),
+    };
+    Some((version, resource))
 }
 
 /// The version of a resource, without building it.
 pub(super) fn version(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<Version> {
     let group = names::find(snapshot, name);
     if kind == Kind::Endpoints {
-        return Some(group.map(|group| group.version).unwrap_or_default());
+        let members = group.map(|group| group.version).unwrap_or_default();
+        return Some(of_content(kind, &format!("{name}\n{members}")));
     }
-    group.filter(|group| group.key.protocol == Protocol::Tcp).map(|_| Version::of(name.as_bytes()))
+    group.filter(|group| group.key.protocol == Protocol::Tcp).map(|_| of_content(kind, name))
+}
+
+/// The version of a resource, from all input of the function that builds the resource, and from the encoding of a
+/// sample by that function. So a release that builds other content gives it another version, and no resource is encoded
+/// only for its version.
+fn of_content(kind: Kind, input: &str) -> Version {
+    static SAMPLES: LazyLock<BTreeMap<Kind, Version>> =
+        LazyLock::new(|| Kind::ALL.into_iter().map(|kind| (kind, Version::of(&sample(kind)))).collect());
+    let sample = SAMPLES.get(&kind).copied().unwrap_or_default();
+    Version::of(format!("{sample}\n{input}").as_bytes())
+}
+
+/// The encoding of a sample resource, equal in all processes of a release.
+fn sample(kind: Kind) -> Vec<u8> {
+    const NAME: &str = "sample";
+    match kind {
+        Kind::Cluster => cluster(NAME).value,
+        Kind::Listener => listener(NAME).value,
+        Kind::Routes => routes(NAME).value,
+        Kind::Endpoints => {
+            let group = sample_group();
+            // The order of encoded maps is random, and the metadata is a map.
+            let mut content = assignment(NAME, Some(&group), |_| None).encode_to_vec();
+            let metadata = group.members.iter().flat_map(|member| metadata(member).filter_metadata);
+            let fields: BTreeSet<String> = metadata
+                .flat_map(|(filter, fields)| fields.fields.into_iter().map(move |field| format!("{filter} {field:?}")))
+                .collect();
+            content.extend(fields.into_iter().flat_map(String::into_bytes));
+            content
+        }
+    }
+}
+
+/// A group with a member of each condition.
+fn sample_group() -> Arc<Group> {
+    let member = |condition| Member {
+        address: Ipv4Addr::LOCALHOST.into(),
+        port: 1,
+        pod: "pod".into(),
+        node: "node".into(),
+        zone: "zone".into(),
+        condition,
+        weight: WEIGHT,
+    };
+    let members = [Condition::Ready, Condition::NotReady, Condition::Draining].map(member).to_vec();
+    let key = PortKey { service: ObjectKey::new("namespace", "service"), number: 1, protocol: Protocol::Tcp };
+    Arc::new(Group::new(key, None, members))
 }
 
 /// The names of all resources of a type, for a wildcard subscription. Listeners and routes are served only by name: a
@@ -193,10 +236,18 @@ fn routes(name: &str) -> Any {
 }
 
 fn endpoints(name: &str, group: Option<&Arc<Group>>) -> Any {
+    pack_any(assignment(name, group, |member| Some(metadata(member))))
+}
+
+fn assignment(
+    name: &str,
+    group: Option<&Arc<Group>>,
+    metadata: fn(&Member) -> Option<Metadata>,
+) -> ClusterLoadAssignment {
     let mut by_zone: BTreeMap<&str, Vec<LbEndpoint>> = BTreeMap::new();
     for member in group.into_iter().flat_map(|group| &group.members) {
         let protocol = group.map_or(Protocol::Tcp, |group| group.key.protocol);
-        by_zone.entry(&member.zone).or_default().push(endpoint(member, protocol));
+        by_zone.entry(&member.zone).or_default().push(endpoint(member, protocol, metadata(member)));
     }
     let endpoints = by_zone.into_iter().map(|(zone, lb_endpoints)| LocalityLbEndpoints {
         locality: Some(Locality { zone: zone.to_owned(), ..Locality::default() }),
@@ -206,14 +257,14 @@ fn endpoints(name: &str, group: Option<&Arc<Group>>) -> Any {
         lb_endpoints,
         ..LocalityLbEndpoints::default()
     });
-    pack_any(ClusterLoadAssignment {
+    ClusterLoadAssignment {
         cluster_name: name.to_owned(),
         endpoints: endpoints.collect(),
         ..ClusterLoadAssignment::default()
-    })
+    }
 }
 
-fn endpoint(member: &Member, protocol: Protocol) -> LbEndpoint {
+fn endpoint(member: &Member, protocol: Protocol, metadata: Option<Metadata>) -> LbEndpoint {
     let health = match member.condition {
         Condition::Ready => HealthStatus::Healthy,
         Condition::NotReady => HealthStatus::Unhealthy,
@@ -229,7 +280,7 @@ fn endpoint(member: &Member, protocol: Protocol) -> LbEndpoint {
     LbEndpoint {
         health_status: health.into(),
         load_balancing_weight: Some(UInt32Value { value: u32::from(member.weight) }),
-        metadata: Some(metadata(member)),
+        metadata,
         host_identifier: Some(HostIdentifier::Endpoint(Endpoint { address: Some(address), ..Endpoint::default() })),
     }
 }
@@ -241,4 +292,40 @@ fn metadata(member: &Member) -> Metadata {
     let fields = fields.into_iter().map(|(key, name)| (key.to_owned(), text(name))).collect();
     let npl = ("npl".to_owned(), Struct { fields });
     Metadata { filter_metadata: [npl].into_iter().collect(), ..Metadata::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::tests::{annotation, pod, snapshot};
+
+    #[test]
+    fn a_version_is_of_the_name_the_members_and_the_encoding() {
+        let one = snapshot(vec![pod("a", "n1", &annotation(8080, "192.0.2.1", 61000))]);
+        let other = snapshot(vec![pod("a", "n1", &annotation(8080, "192.0.2.1", 61001))]);
+        for kind in Kind::ALL {
+            let of = |name, snapshot| version(kind, name, snapshot).unwrap();
+            assert_ne!(of("web.default:http", &one), of("web.default:80", &one), "{kind:?}: the names differ");
+            let is_equal = of("web.default:http", &one) == of("web.default:http", &other);
+            assert_eq!(is_equal, kind != Kind::Endpoints, "{kind:?}: only endpoints have members");
+            assert_ne!(
+                of("web.default:http", &one),
+                Version::of(b"web.default:http"),
+                "{kind:?}: not of the name only"
+            );
+        }
+    }
+
+    #[test]
+    fn samples_are_equal_in_all_processes_and_have_all_content() {
+        for kind in Kind::ALL {
+            // Each HashMap has another seed, as it has in another process.
+            let samples: BTreeSet<Vec<u8>> = (0..50).map(|_| sample(kind)).collect();
+            assert_eq!(samples.len(), 1, "{kind:?}");
+        }
+        let text = String::from_utf8_lossy(&sample(Kind::Endpoints)).into_owned();
+        for content in ["sample", "127.0.0.1", "zone", "npl", "pod", "node"] {
+            assert!(text.contains(content), "{content}");
+        }
+    }
 }

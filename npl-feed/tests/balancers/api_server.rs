@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use crate::{network, scene};
 
-const LIMIT: Duration = Duration::from_secs(90);
-const FEED: &str = "127.0.0.1:8080";
+const LIMIT: Duration = Duration::from_mins(5);
+pub(crate) const FEED: &str = "127.0.0.1:8080";
 const API_SERVER: &str = "https://127.0.0.1:6443";
 /// The user name of the manifest's service account.
 const USER: &str = "system:serviceaccount:npl-system:npl-feed";
@@ -28,7 +28,7 @@ struct ControlPlane {
 }
 
 /// A process that is killed when it is dropped.
-struct Running(Child);
+pub(crate) struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -38,7 +38,7 @@ impl Drop for Running {
     }
 }
 
-fn start(folder: &Path, name: &str, command: &mut Command) -> Running {
+pub(crate) fn start(folder: &Path, name: &str, command: &mut Command) -> Running {
     let log = fs::File::create(folder.join(format!("{name}.log"))).unwrap();
     let command = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
     Running(command.spawn().unwrap_or_else(|error| panic!("start {name}: {error}")))
@@ -129,7 +129,11 @@ impl ControlPlane {
 
     fn start_feed(&self) -> Running {
         let mut command = Command::new(env!("CARGO_BIN_EXE_npl-feed"));
-        command.args(["--http", FEED, "--drain", "1h"]).arg("--kubeconfig").arg(self.kubeconfig());
+        // IPv4 addresses, because the kernel may have no IPv6.
+        command
+            .args(["--http", FEED, "--xds", "127.0.0.1:18000", "--dns", "127.0.0.1:5353", "--drain", "1h"])
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig());
         start(&self.folder, "npl-feed", &mut command)
     }
 
@@ -142,7 +146,7 @@ fn annotation(node_port: u16) -> String {
     json!([{ "podPort": 8080, "nodeIP": "192.0.2.10", "nodePort": node_port, "protocol": "tcp" }]).to_string()
 }
 
-fn until<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
         if let Some(value) = probe() {
@@ -154,7 +158,7 @@ fn until<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
 }
 
 /// The status code and body of the feed's answer.
-fn get(path: &str) -> Option<(u16, String)> {
+pub(crate) fn get(path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(FEED).ok()?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: feed\r\n\r\n").ok()?;
     let mut answer = String::new();
@@ -202,7 +206,7 @@ fn a_real_api_server_is_followed_with_the_rights_of_the_manifest() {
 
         let feed = plane.start_feed();
         expect(&["a:61000 serving"], &plane);
-        assert_eq!(get("/readyz"), Some((200, "ok\n".to_owned())));
+        until("readiness without an outage", || get("/readyz").filter(|answer| *answer == (200, "ok\n".to_owned())));
         plane.create_pod("b", 61001);
         expect(&["a:61000 serving", "b:61001 serving"], &plane);
         plane.kubectl(&["annotate", "pod", "b", "--overwrite", "nodeportlocal.antrea.io=[]"], None);
@@ -228,6 +232,9 @@ fn a_real_api_server_is_followed_with_the_rights_of_the_manifest() {
         expect(&["a:61000 serving", "c:61002 serving"], &plane);
         until("end of the outage", || get("/readyz").filter(|(_, text)| text == "ok\n"));
         drop(feed);
-        fs::remove_dir_all(&plane.folder).unwrap();
+        let folder = plane.folder.clone();
+        // etcd and the API server could create files in the folder while it is removed.
+        drop(plane);
+        fs::remove_dir_all(folder).unwrap();
     });
 }

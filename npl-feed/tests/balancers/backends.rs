@@ -4,13 +4,22 @@
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use axum::{Router, routing::get};
-use tokio::{net::TcpListener, runtime::Handle, sync::oneshot, task::JoinHandle};
+use tokio::{
+    io::AsyncReadExt as _,
+    net::{TcpListener, TcpStream},
+    runtime::Handle,
+    sync::oneshot,
+    task::JoinHandle,
+};
 
 /// The running servers by the name of their Pod.
 pub(crate) struct Backends {
     runtime: Handle,
-    running: BTreeMap<String, (oneshot::Sender<()>, JoinHandle<()>)>,
+    running: BTreeMap<String, Server>,
 }
+
+/// A server's address, the sender that stops it when it is dropped, and its task.
+type Server = (SocketAddr, oneshot::Sender<()>, JoinHandle<()>);
 
 impl Backends {
     pub(crate) fn new(runtime: &Handle) -> Self {
@@ -30,14 +39,45 @@ impl Backends {
             };
             axum::serve(listener, router).with_graceful_shutdown(ended).await.unwrap();
         });
-        self.running.insert(pod.to_owned(), (stop, task));
+        self.running.insert(pod.to_owned(), (address, stop, task));
     }
 
     /// Stops the server of a Pod as a process stops on SIGTERM: the server accepts no further connections, and answers
-    /// the requests in progress.
-    pub(crate) fn stop(&mut self, pod: &str) {
-        let (stop, task) = self.running.remove(pod).unwrap();
+    /// the requests in progress. Returns the server's address.
+    pub(crate) fn stop(&mut self, pod: &str) -> SocketAddr {
+        let (address, stop, task) = self.running.remove(pod).unwrap();
         drop(stop);
         self.runtime.block_on(task).unwrap();
+        address
+    }
+    /// Replaces the server of a Pod by one that accepts connections, and resets each of them when a request arrives, as
+    /// the kernel does with the connections of a process that crashes.
+    pub(crate) fn crash(&mut self, pod: &str) {
+        let address = self.stop(pod);
+        let (stop, stopped) = oneshot::channel();
+        let listener = self.runtime.block_on(TcpListener::bind(address)).unwrap();
+        let task = self.runtime.spawn(async move {
+            tokio::select! {
+                () = reset_all(&listener) => {}
+                _dropped = stopped => {}
+            }
+        });
+        self.running.insert(pod.to_owned(), (address, stop, task));
+    }
+}
+
+#[expect(clippy::infinite_loop, reason = "the future is dropped")]
+async fn reset_all(listener: &TcpListener) {
+    loop {
+        let (stream, _client) = listener.accept().await.unwrap();
+        tokio::spawn(reset_after_request(stream));
+    }
+}
+
+async fn reset_after_request(mut stream: TcpStream) {
+    let mut request = [0; 1024];
+    // The connections of health checks end without a request.
+    if stream.read(&mut request).await.is_ok_and(|length| length > 0) {
+        stream.set_zero_linger().unwrap();
     }
 }

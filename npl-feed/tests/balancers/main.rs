@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Real load balancers, with exactly the configuration of docs/load-balancers.md, read their members from the feed
-//! while Pods are created, deleted and fail, and while the feed does not run. A Pod of the Service must answer every
-//! request.
+//! while Pods are created, deleted and crash, and while a replica of the feed does not run. A Pod of the Service must
+//! answer every request.
 //!
 //! Each test runs in its own network namespace. Servers at the node addresses and node ports stand in for the Pods;
 //! other tests cover the datapath.
@@ -17,6 +17,7 @@
 mod api_server;
 mod backends;
 mod load;
+mod memory;
 mod network;
 mod scene;
 mod tls;
@@ -30,9 +31,7 @@ fn serve_all_requests(test: &str, balancer: &Balancer) {
         scene.scale_up();
         scene.roll();
         scene.lose_a_pod();
-        if balancer.serves_without_feed {
-            scene.be_away();
-        }
+        scene.be_away();
         scene.scale_down();
         scene.finish();
     });
@@ -44,19 +43,15 @@ fn envoy_serves_all_requests() {
         program: "envoy",
         arguments: &["--disable-hot-restart", "--concurrency", "1", "--log-level", "warn", "-c", "envoy.yaml"],
         files: &["envoy.yaml"],
-        serves_without_feed: true,
+        replicas: 1,
     };
     serve_all_requests("envoy_serves_all_requests", &balancer);
 }
 
 #[test]
 fn haproxy_serves_all_requests() {
-    let balancer = Balancer {
-        program: "haproxy",
-        arguments: &["-db", "-f", "haproxy.cfg"],
-        files: &["haproxy.cfg"],
-        serves_without_feed: true,
-    };
+    let balancer =
+        Balancer { program: "haproxy", arguments: &["-db", "-f", "haproxy.cfg"], files: &["haproxy.cfg"], replicas: 1 };
     serve_all_requests("haproxy_serves_all_requests", &balancer);
 }
 
@@ -66,7 +61,7 @@ fn nginx_serves_all_requests() {
         program: "nginx",
         arguments: &["-p", ".", "-c", "nginx.conf", "-e", "stderr", "-g", "daemon off; pid nginx.pid; user root;"],
         files: &["nginx.conf"],
-        serves_without_feed: true,
+        replicas: 1,
     };
     serve_all_requests("nginx_serves_all_requests", &balancer);
 }
@@ -77,8 +72,8 @@ fn caddy_serves_all_requests() {
         program: "caddy",
         arguments: &["run", "--adapter", "caddyfile", "--config", "Caddyfile"],
         files: &["Caddyfile"],
-        // Caddy looks up the address of a member for each new connection to the Pod.
-        serves_without_feed: false,
+        // Caddy looks up the address of a member for each new connection to the Pod, and needs a running replica.
+        replicas: 2,
     };
     serve_all_requests("caddy_serves_all_requests", &balancer);
 }
@@ -89,7 +84,7 @@ fn traefik_serves_all_requests() {
         program: "traefik",
         arguments: &["--configFile=traefik.yaml"],
         files: &["traefik.yaml", "routers.yaml"],
-        serves_without_feed: true,
+        replicas: 1,
     };
     serve_all_requests("traefik_serves_all_requests", &balancer);
 }

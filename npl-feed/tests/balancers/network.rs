@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Creates a network namespace for each test, and runs the test program again inside the namespace.
 
-use std::{env, process::Command};
+use std::{
+    env,
+    process::{Command, Stdio},
+};
 
 /// The environment variable that is set for the program inside the namespace.
 const INSIDE: &str = "NPL_FEED_TEST_INSIDE";
@@ -21,14 +24,14 @@ pub(crate) fn inside(test: &str, work: impl FnOnce()) {
     }
     let namespaces = ["--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--"];
     let program = env::current_exe().unwrap();
-    let status = Command::new("unshare")
-        .args(namespaces)
-        .arg(program)
-        .args(["--exact", test, "--nocapture"])
-        .env(INSIDE, "1")
-        .status()
-        .expect("run unshare of util-linux");
-    assert!(status.success(), "{test} failed in its network namespace: {status}");
+    let mut command = Command::new("unshare");
+    command.args(namespaces).arg(program).args(["--exact", test, "--nocapture"]).env(INSIDE, "1");
+    let output = command.stdin(Stdio::null()).output().expect("run unshare of util-linux");
+    let [report, errors] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    // Without its result line, which xtask would count in addition to the result of the outer run.
+    let report = report.split("test result: ").next().unwrap_or_default();
+    print!("{report}{errors}");
+    assert!(output.status.success(), "{test} failed in its network namespace: {}", output.status);
 }
 
 fn run(program: &str, arguments: &[&str]) {

@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// The timeout of each wait.
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 /// The number of successive requests without a request to a Pod, after which the load balancer counts as not using the
 /// Pod.
 const QUIET: usize = 150;
@@ -52,8 +52,8 @@ pub(crate) struct Balancer {
     pub(crate) program: &'static str,
     pub(crate) arguments: &'static [&'static str],
     pub(crate) files: &'static [&'static str],
-    /// Whether requests are answered while the feed does not run.
-    pub(crate) serves_without_feed: bool,
+    /// The number of replicas of the feed that the configuration names. Only the first one is ever stopped.
+    pub(crate) replicas: usize,
 }
 
 /// All running parts of a test. They are dropped in field order.
@@ -61,7 +61,8 @@ pub(crate) struct Scene {
     load: Option<Load>,
     process: Child,
     log: PathBuf,
-    feed: Option<Feed>,
+    /// The replicas of the feed; `None` while the replica is stopped.
+    feeds: Vec<Option<Feed>>,
     backends: Backends,
     /// The cluster's Pods by name.
     pods: BTreeMap<String, Pod>,
@@ -78,8 +79,9 @@ struct Feed {
 }
 
 impl Feed {
-    fn start(pods: Vec<Pod>) -> Self {
-        let at = |port: u16| format!("{}:{port}", NODES[0]);
+    /// Starts a replica that is reached at the address of a Node.
+    fn start(node_ip: &str, pods: Vec<Pod>) -> Self {
+        let at = |port: u16| format!("{node_ip}:{port}");
         let arguments = ["npl-feed", "--xds", &at(30180), "--http", &at(30181), "--dns", &at(30153), "--drain", "3s"];
         let config = Config::try_parse_from(arguments).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -117,12 +119,12 @@ impl Scene {
             backends.start(name, address(number));
             pods.insert(name.to_owned(), pod);
         }
-        let feed = Feed::start(pods.values().cloned().collect());
+        let replicas = NODES.iter().take(balancer.replicas);
+        let feeds = replicas.map(|node_ip| Some(Feed::start(node_ip, pods.values().cloned().collect()))).collect();
         let log = folder.join("log");
         let process = launch(balancer, &folder, &log);
         let name = balancer.program;
-        let mut scene =
-            Self { load: None, process, log, feed: Some(feed), backends, pods, started: 3, clients, name, folder };
+        let mut scene = Self { load: None, process, log, feeds, backends, pods, started: 3, clients, name, folder };
         scene.wait("the first answer", |scene| {
             let answer = scene.clients.block_on(load::request(BALANCER.parse().unwrap()));
             answer.is_ok_and(|pod| pod.starts_with("web-"))
@@ -156,9 +158,12 @@ impl Scene {
         self.wait_for_all();
     }
 
-    /// Stops a Pod without a drain. The load balancer has to retry at another Pod until the failed Pod is not ready.
+    /// Crashes a Pod, which is not drained: first it resets connections, then no process listens. The load balancer has
+    /// to repeat requests at another Pod until the crashed Pod is not ready.
     pub(crate) fn lose_a_pod(&mut self) {
         let lost = self.of_web().remove(0);
+        self.backends.crash(&lost);
+        self.pass(QUIET);
         self.backends.stop(&lost);
         self.pass(2 * QUIET);
         self.change(&lost, |pod| pod.is_ready = false);
@@ -167,14 +172,14 @@ impl Scene {
         self.wait_for_all();
     }
 
-    /// Kills the feed, changes the Service, and starts the feed again.
+    /// Kills the first replica of the feed, changes the Service, and starts the replica again.
     pub(crate) fn be_away(&mut self) {
-        let feed = self.feed.take().unwrap();
+        let feed = self.feeds[0].take().unwrap();
         feed.runtime.shutdown_timeout(LIMIT);
         self.pass(2 * QUIET);
         let new = self.add();
         let pods = self.pods.values().cloned().collect();
-        self.feed = Some(Feed::start(pods));
+        self.feeds[0] = Some(Feed::start(NODES[0], pods));
         self.wait_until_answering(&new);
         self.wait_for_all();
     }
@@ -208,27 +213,27 @@ impl Scene {
         // The order of the names is that of the Pods' age.
         let name = format!("web-{number:03}");
         self.backends.start(&name, address(number));
-        self.put(&name, pod(&name, "web", number));
+        self.put(&name, &pod(&name, "web", number));
         name
     }
 
-    fn put(&mut self, name: &str, pod: Pod) {
+    fn put(&mut self, name: &str, pod: &Pod) {
         self.pods.insert(name.to_owned(), pod.clone());
-        if let Some(feed) = &self.feed {
-            feed.send(Change::Pod(Box::new(pod)));
+        for feed in self.feeds.iter().flatten() {
+            feed.send(Change::Pod(Box::new(pod.clone())));
         }
     }
 
     fn change(&mut self, name: &str, change: impl FnOnce(&mut Pod)) {
         let mut pod = self.pods[name].clone();
         change(&mut pod);
-        self.put(name, pod);
+        self.put(name, &pod);
     }
 
     fn remove(&mut self, name: &str) {
         let pod = self.pods.remove(name).unwrap();
-        if let Some(feed) = &self.feed {
-            feed.send(Change::PodGone(pod.object.key, pod.object.uid));
+        for feed in self.feeds.iter().flatten() {
+            feed.send(Change::PodGone(pod.object.key.clone(), pod.object.uid.clone()));
         }
     }
 

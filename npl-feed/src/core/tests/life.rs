@@ -55,6 +55,25 @@ fn a_withdrawn_member_drains_for_the_time_of_the_drain() {
 }
 
 #[test]
+fn a_pod_without_annotation_is_kept_only_while_it_drains() {
+    let withdrawn = Pod { object: model::Pod { annotation: None, ..one().object }, ..one() };
+    for end in [
+        |state: &mut State| state.expire(DRAIN),
+        |state: &mut State| state.apply(Change::NodeGone("n1".into()), 1),
+        |state: &mut State| {
+            put(state, pod("b", "n1", &annotation(8080, "192.0.2.1", 61000)), 1);
+            state.apply(Change::PodGone(ObjectKey::new("default", "b"), PodUid("b".into())), 1);
+        },
+    ] {
+        let mut state = cluster(vec![one()]);
+        put(&mut state, withdrawn.clone(), 0);
+        assert_eq!((web(&mut state), state.pod_count()), (vec!["a 192.0.2.1:61000 draining".to_owned()], 1));
+        end(&mut state);
+        assert_eq!((web(&mut state), state.pod_count()), (Vec::new(), 0));
+    }
+}
+
+#[test]
 fn a_node_port_that_returns_or_that_another_pod_gets_does_not_drain() {
     let mut state = cluster(vec![one()]);
     let mut withdrawn = one();
