@@ -56,6 +56,7 @@ impl Introspection {
     }
 
     fn view(&self, state: &State, health: &Health, now: Moment, pending_patches: usize) -> AgentView {
+        let unpublished_millis = state.unpublished_millis(now);
         AgentView {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node_name: self.node_name.clone(),
@@ -72,7 +73,8 @@ impl Introspection {
             port_usage: state.port_usage_views(),
             refusals: state.refusal_views(),
             pending_patches,
-            unpublished_pods: state.unpublished_pods(),
+            unpublished_pods: unpublished_millis.len(),
+            unpublished_millis,
         }
     }
 }

@@ -67,6 +67,8 @@ pub struct State {
     /// Pods whose annotation may need a write.
     pub(in crate::core) unpublished: BTreeSet<PodKey>,
     pub(in crate::core) writes: BTreeMap<PodUid, Write>,
+    /// Since when each Pod needs its next write.
+    pub(in crate::core) needs_write_since: BTreeMap<PodUid, Moment>,
     /// Deleted Pods with a patch in flight, whose answer must not recreate their state.
     departed: BTreeSet<PodUid>,
     pub(in crate::core) retries: BTreeMap<RetryKey, Moment>,
@@ -130,6 +132,7 @@ impl State {
             timers: BTreeSet::new(),
             unpublished: BTreeSet::new(),
             writes: BTreeMap::new(),
+            needs_write_since: BTreeMap::new(),
             departed: BTreeSet::new(),
             retries: BTreeMap::new(),
             contests: Contests::default(),
@@ -275,7 +278,9 @@ impl State {
                 self.touch_all_of(uid);
                 self.unpublished.insert(pod.clone());
                 let is_stored = self.snapshot.pod(pod).is_none_or(|pod| value.is_stored_in(pod));
-                if !is_stored {
+                if is_stored {
+                    self.needs_write_since.remove(uid);
+                } else {
                     self.delay_unstored_write(pod, uid, now);
                 }
             }
@@ -379,6 +384,7 @@ impl State {
             }
             self.unsettled.insert(frontend);
         }
+        self.needs_write_since.remove(uid);
         if self.writes.remove(uid) == Some(Write::InFlight) {
             self.departed.insert(uid.clone());
         }

@@ -35,11 +35,13 @@ fn a_node_port_is_reserved_then_live_then_published_then_drains_and_rests() {
     assert_eq!((reserve.len(), only_state(&world)), (1, PortState::Reserved));
     world.settle();
     assert_eq!(only_state(&world), PortState::Live);
-    assert_eq!(world.state.unpublished_pods(), 1);
+    let since = world.now;
+    assert_eq!(world.state.unpublished_millis(since), [0]);
+    assert_eq!(world.state.unpublished_millis(since.plus(7_000)), [7_000]);
     world.is_api_down = false;
     world.wait(60_000);
     assert_eq!(only_state(&world), PortState::Published);
-    assert_eq!(world.state.unpublished_pods(), 0);
+    assert_eq!(world.state.unpublished_millis(world.now), [0; 0]);
     let view = views(&world).remove(0);
     assert_eq!((view.namespace.as_deref(), view.pod.as_deref()), (Some("a"), Some("p")));
     assert_eq!((view.services.as_slice(), view.pod_ip), (&["s".to_owned()][..], Some("10.0.0.5".parse().unwrap())));

@@ -17,6 +17,9 @@ const INTERRUPTION_MILLIS: u64 = 30_000;
 /// A watch without any event for this time is a sign, because a watch is renewed every four minutes and the API server
 /// sends bookmarks in between.
 const LONGEST_SILENCE_MILLIS: u64 = 360_000;
+/// A write to a Pod that takes longer than this time is a sign. A write takes milliseconds, or seconds while a rollout
+/// exhausts the rate limit of writes.
+const OVERDUE_MILLIS: u64 = 5_000;
 /// The fill in percent from which a map counts as nearly full.
 const NEARLY_FULL_PERCENT: usize = 90;
 
@@ -189,10 +192,13 @@ fn of_agent(agent: &AgentView) -> Vec<Sign> {
             format!("{} {}/{}: {} ({})", refusal.kind, refusal.namespace, refusal.name, refusal.text, refusal.reason);
         signs.push(if refusal.is_served { notice(text, pages::EVENTS) } else { risk(text, pages::EVENTS) });
     }
-    if agent.unpublished_pods > 0 {
+    let overdue = agent.unpublished_millis.iter().filter(|millis| **millis > OVERDUE_MILLIS).count();
+    if overdue > 0 {
         let text = format!(
-            "{} Pods wait for their annotation or readiness gate to be written ({} patches without an answer)",
-            agent.unpublished_pods, agent.pending_patches
+            "{overdue} Pods wait for their annotation or readiness gate to be written since more than {} s ({} patches \
+             without an answer)",
+            OVERDUE_MILLIS / 1_000,
+            agent.pending_patches
         );
         signs.push(risk(text, pages::NO_ANNOTATION));
     }

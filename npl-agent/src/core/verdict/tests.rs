@@ -88,7 +88,7 @@ fn each_fault_of_the_agent_is_a_risk_that_is_named() {
         ("failed for 31 s", |agent| agent.watches[0] = watch(0, Some(31_000))),
         ("heard nothing for 400 s", |agent| agent.watches[0] = watch(400_000, None)),
         ("no node port is free for tcp", |agent| agent.port_usage[0] = usage(0)),
-        ("3 Pods wait", |agent| agent.unpublished_pods = 3),
+        ("2 Pods wait", |agent| agent.unpublished_millis = vec![5_001, 5_000, 60_000]),
         ("pod shop/web-0: too few ports (PortRangeExhausted)", |agent| {
             agent.refusals.push(refusal("PortRangeExhausted", false));
         }),
@@ -97,6 +97,13 @@ fn each_fault_of_the_agent_is_a_risk_that_is_named() {
         let sign = sign(change);
         assert!(sign.weight == Weight::Risk && sign.text.contains(text), "{text}: {sign:?}");
     }
+}
+
+#[test]
+fn a_write_that_has_just_been_sent_is_no_sign() {
+    let agent = AgentView { unpublished_pods: 2, unpublished_millis: vec![0, 5_000], pending_patches: 2, ..healthy() };
+    let signs = signs(&facts(&agent));
+    assert_eq!((signs.as_slice(), Verdict::of(&signs)), (&[][..], Verdict::Healthy));
 }
 
 #[test]

@@ -48,6 +48,8 @@ pub struct AgentView {
     pub pending_patches: usize,
     /// The number of Pods whose annotation or readiness gate still needs a write.
     pub unpublished_pods: usize,
+    /// Since how many milliseconds each of these Pods needs the write.
+    pub unpublished_millis: Vec<u64>,
 }
 
 /// A watch of the API server.
