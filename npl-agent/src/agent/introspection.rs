@@ -28,12 +28,15 @@ pub struct Introspection {
     pub(super) devices: Vec<DeviceView>,
     /// Whether clients can reach the Node by a device with the programs.
     pub(super) reaches_clients: bool,
+    /// The devices that only programs of an earlier agent serve.
+    pub(super) former_programs_on: Vec<String>,
 }
 
 impl Introspection {
     /// Before the first survey of the Node's devices.
     pub const fn new(requests: mpsc::Receiver<Request>, contacts: WatchContacts, node_name: String) -> Self {
-        Self { requests, contacts, node_name, devices: Vec::new(), reaches_clients: false }
+        let former_programs_on = Vec::new();
+        Self { requests, contacts, node_name, devices: Vec::new(), reaches_clients: false, former_programs_on }
     }
 
     /// The next request; pending if the socket could not be opened.
@@ -69,6 +72,8 @@ impl Introspection {
             watches: self.contacts.views(),
             devices: self.devices.clone(),
             reaches_clients: self.reaches_clients,
+            former_programs_on: self.former_programs_on.clone(),
+            retirement_waits_for: state.left_to_retire().values().cloned().collect(),
             node_ports: state.node_port_views(now),
             port_usage: state.port_usage_views(),
             refusals: state.refusal_views(),

@@ -12,6 +12,7 @@ mod contest;
 mod plan;
 mod problems;
 mod publication;
+mod retirement;
 mod usage;
 
 use std::{
@@ -20,8 +21,8 @@ use std::{
     net::IpAddr,
 };
 
-pub use self::usage::MappingView;
 use self::{contest::Contests, publication::Write};
+pub use self::{retirement::RetirementStep, usage::MappingView};
 use super::{
     devices::node_network::PodsOnNodeNetwork,
     model::{
@@ -195,7 +196,7 @@ impl State {
     pub fn missing_prerequisites(&self) -> BTreeSet<Prerequisite> {
         let conditions = [
             (Prerequisite::Lists, self.snapshot.is_listed()),
-            (Prerequisite::NodeAddress, !self.node_ips.is_empty()),
+            (Prerequisite::NodeAddress, !self.node_ips.is_empty() || self.is_retiring()),
             (Prerequisite::Observation, self.observed.is_some()),
         ];
         conditions
@@ -208,19 +209,6 @@ impl State {
     /// Whether all prerequisites are met. Until they are met, a pass only reserves the ports of existing mappings.
     pub fn is_ready(&self) -> bool {
         self.missing_prerequisites().is_empty()
-    }
-
-    /// Whether this Node is being retired.
-    pub const fn is_retiring(&self) -> bool {
-        self.settings.is_retiring
-    }
-
-    /// Whether this Node is retired: no port is published or mapped, and none will be.
-    pub fn is_retired(&self) -> bool {
-        let is_unmapped = self.observed.as_ref().is_some_and(|observed| observed.mappings.is_empty());
-        // A terminating Pod's annotation is deleted with the Pod.
-        let mut published = self.snapshot.pods().filter(|pod| pod.annotation.is_some() && !pod.is_terminating);
-        self.is_retiring() && self.is_adopted && is_unmapped && published.next().is_none()
     }
 
     /// Plans the next operations. Call it until it returns none.

@@ -173,7 +173,11 @@ fn of_agent(agent: &AgentView) -> Vec<Sign> {
         signs.push(risk(format!("the agent waits for {missing}, and publishes nothing before"), pages::NOT_READY));
     }
     if agent.is_retiring {
-        signs.push(notice("the Node is being retired: its node ports are withdrawn", pages::STATES));
+        let mut text = "the Node is being retired: its node ports are withdrawn".to_owned();
+        if !agent.retirement_waits_for.is_empty() {
+            text = format!("{text}; waiting for {}", agent.retirement_waits_for.join(", and for "));
+        }
+        signs.push(notice(text, pages::STATES));
     } else if !agent.is_ready && agent.waits_for.is_empty() && agent.reaches_clients {
         signs.push(risk("the agent has not completed its first pass over all Pods", pages::NOT_READY));
     }
@@ -184,6 +188,10 @@ fn of_agent(agent: &AgentView) -> Vec<Sign> {
     for device in agent.devices.iter().filter(|device| !device.is_attached) {
         let text = format!("clients behind device {} are not served: {}", device.name, device.reason);
         signs.push(risk(text, pages::DOCTOR));
+    }
+    for device in &agent.former_programs_on {
+        let text = format!("device {device} is served by the programs of an earlier agent, which stay attached for it");
+        signs.push(notice(text, pages::DOCTOR));
     }
     signs.extend(agent.watches.iter().filter_map(of_watch));
     signs.extend(of_ports(agent));

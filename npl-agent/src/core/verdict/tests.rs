@@ -108,11 +108,18 @@ fn a_write_that_has_just_been_sent_is_no_sign() {
 
 #[test]
 fn what_costs_no_traffic_is_a_notice() {
-    let notices: [Change; 4] = [
+    let notices: [Change; 6] = [
         ("ProtocolsNotMerged", |agent| agent.refusals.push(refusal("ProtocolsNotMerged", true))),
         ("is interrupted", |agent| agent.watches[0] = watch(0, Some(29_000))),
         ("only 9 node ports", |agent| agent.port_usage[0] = usage(9)),
         ("being retired", |agent| agent.is_retiring = true),
+        ("waiting for the drain of 2 mappings", |agent| {
+            agent.is_retiring = true;
+            agent.retirement_waits_for = vec!["the drain of 2 mappings".to_owned()];
+        }),
+        ("device eth1 is served by the programs of an earlier agent", |agent| {
+            agent.former_programs_on = vec!["eth1".to_owned()];
+        }),
     ];
     for (text, change) in notices {
         let sign = sign(change);
