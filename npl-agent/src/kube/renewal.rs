@@ -42,7 +42,7 @@ where
     let current = Current { client: first, read_at: Instant::now(), is_doubtful: false };
     let renewal = Arc::new(Renewal { current: Mutex::new(current), read });
     let send = move |request| {
-        let renewal = renewal.clone();
+        let renewal = Arc::clone(&renewal);
         async move { renewal.send(request).await }
     };
     Client::new(service_fn(send), namespace)

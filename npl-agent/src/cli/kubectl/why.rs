@@ -65,7 +65,9 @@ fn answer_of(
     }
     let answer = exec(kubectl, agent, &["why", &argument(question), "--output", "json"]);
     let (code, text) = answer.map_err(|error| missing(one_line(&error)))?;
-    serde_json::from_str(&text).map_err(|_| missing(format!("the command in Pod {} exited with {code}", agent.name)))
+    serde_json::from_str(&text).map_err(|error| {
+        missing(format!("the answer of Pod {}, which exited with {code}, cannot be read: {error}", agent.name))
+    })
 }
 
 /// The error in one line: kubectl's own message has several.
