@@ -88,7 +88,8 @@ const fn table() -> [u32; ELEMENTS] {
         doubled *= 2;
     }
     loop {
-        // The lowest byte of a word has the highest powers, which eight shifts reduce.
+        // A word's lowest byte holds the coefficients of x^24 to x^31. Times x^8 they exceed the degree of the CRC
+        // polynomial, and this element is the remainder.
         table[REMAINDERS as usize | byte as usize] = shifted(byte as u32, 8);
         table[POWERS as usize | byte as usize] = power;
         table[HIGH_POWERS as usize | byte as usize] = high_power;

@@ -10,10 +10,12 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use nix::fcntl::AT_FDCWD;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
+use nix::unistd::symlinkat;
 use serde_json::Value;
 
 use crate::netns::Netns;
@@ -39,6 +41,8 @@ pub struct Options {
     pub netns: Netns,
     /// The kubeconfig that the agent uses.
     pub kubeconfig: PathBuf,
+    /// The service account that the agent uses in place of the kubeconfig, as in a cluster.
+    pub service_account: Option<ServiceAccount>,
     /// The BPF file system in which the agent pins its maps and programs.
     pub bpffs: PathBuf,
     /// The file that receives the agent's output.
@@ -47,6 +51,15 @@ pub struct Options {
     pub runtime_dir: PathBuf,
     /// Additional flags of `npl-agent run`.
     pub flags: Vec<String>,
+}
+
+/// A service account as the kubelet shows it to a Pod.
+#[derive(Clone, Debug)]
+pub struct ServiceAccount {
+    /// The folder that the Pod sees as `/var/run`.
+    pub var_run: PathBuf,
+    /// The address of the API server.
+    pub server: SocketAddr,
 }
 
 /// A running agent. It is killed when dropped; its kernel state stays in place.
@@ -143,6 +156,7 @@ impl Options {
             node_name: node_name.to_owned(),
             netns: netns.clone(),
             kubeconfig: kubeconfig.to_owned(),
+            service_account: None,
             bpffs: bpffs.to_owned(),
             log: log.to_owned(),
             runtime_dir: log.with_extension("run"),
@@ -192,24 +206,35 @@ pub fn find_binary() -> Result<PathBuf> {
 }
 
 fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
-    let Options { binary, node_name, netns, kubeconfig, bpffs, log, runtime_dir, flags } = options;
+    let Options { binary, node_name, netns, kubeconfig, service_account, bpffs, log, runtime_dir, flags } = options;
     let mut command = netns.command(binary)?;
-    command.args(["run", "--node-name", node_name]).arg("--kubeconfig").arg(kubeconfig);
+    command.args(["run", "--node-name", node_name]);
+    match service_account {
+        Some(ServiceAccount { server, .. }) => {
+            command.env("KUBERNETES_SERVICE_HOST", server.ip().to_string());
+            command.env("KUBERNETES_SERVICE_PORT", server.port().to_string());
+        }
+        None => drop(command.arg("--kubeconfig").arg(kubeconfig)),
+    }
     // Socket programs must not affect other processes of the test machine. A test with its own cgroup overrides this.
     command.env("NPL_CGROUP", "none").env("NPL_RUNTIME_DIR", runtime_dir);
     command.arg("--bpffs").arg(bpffs).arg("--listen").arg(listen.to_string()).args(flags);
-    confine(&mut command);
+    confine(&mut command, service_account.as_ref().map(|account| account.var_run.clone()));
     Process::spawn("npl-agent", command, log)
 }
 
 /// Gives the process the environment of the DaemonSet's container: `/sys` of its network namespace, user 0 with two
-/// capabilities, and `no_new_privs`.
+/// capabilities, and `no_new_privs`. The process sees the folder `var_run`, if given, as `/var/run`.
 #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
-fn confine(command: &mut Command) {
-    let hook = || {
+fn confine(command: &mut Command, var_run: Option<PathBuf>) {
+    let hook = move || {
         unshare(CloneFlags::CLONE_NEWNS)?;
         mount(None::<&str>, c"/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)?;
         mount(Some(c"sysfs"), c"/sys", Some(c"sysfs"), MsFlags::empty(), None::<&std::ffi::CStr>)?;
+        if let Some(var_run) = &var_run {
+            mount(Some(c"tmpfs"), c"/var", Some(c"tmpfs"), MsFlags::empty(), None::<&std::ffi::CStr>)?;
+            symlinkat(var_run.as_path(), AT_FDCWD, c"/var/run")?;
+        }
         for capability in (0..64).filter(|capability| ![CAP_NET_ADMIN, CAP_BPF].contains(capability)) {
             drop_from_bounding_set(capability)?;
         }

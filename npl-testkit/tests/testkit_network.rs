@@ -245,6 +245,7 @@ fn agent_runs_with_two_capabilities_and_the_devices_of_its_node() {
         node_name: "node-1".to_owned(),
         netns: node,
         kubeconfig: run.file("kubeconfig"),
+        service_account: None,
         bpffs: run.file("bpffs"),
         log: run.file("agent.log"),
         runtime_dir: run.file("run"),

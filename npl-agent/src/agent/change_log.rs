@@ -27,7 +27,7 @@ use crate::{
         op::Op,
         ports::PortUsage,
         publish::{problem::Problem, report::Warnings},
-        state::{Prerequisite, State},
+        state::{Prerequisite, RetirementStep, State},
     },
     datapath::{DatapathError, ServedClients},
     devices::uplinks::DeviceReport,
@@ -43,6 +43,8 @@ pub struct ChangeLog {
     warnings: Warnings,
     retries: Throttles<OpName>,
     prerequisites: Last<BTreeSet<Prerequisite>>,
+    retirement: Last<BTreeSet<RetirementStep>>,
+    kept_predecessors: Last<BTreeSet<String>>,
     local_clients: Last<Result<Option<ServedClients>, String>>,
     uplinks: Last<BTreeMap<String, Result<UplinkReason, UplinkReason>>>,
     missing_devices: Last<BTreeSet<String>>,
@@ -74,6 +76,8 @@ impl ChangeLog {
             warnings: Warnings::default(),
             retries: Throttles::default(),
             prerequisites: Last::default(),
+            retirement: Last::default(),
+            kept_predecessors: Last::default(),
             local_clients: Last::default(),
             uplinks: Last::default(),
             missing_devices: Last::default(),
@@ -100,6 +104,25 @@ impl ChangeLog {
             if missing.is_empty() {
                 info!("Pods, Services and Node are known: publishing mappings");
             }
+        }
+    }
+
+    /// Logs each step of the retirement once, when this Node begins to wait for it.
+    pub(crate) fn log_retirement(&mut self, state: &State) {
+        let left = state.left_to_retire();
+        for step in self.retirement.update_elements(left.keys().copied().collect()) {
+            info!("retiring this Node: waiting for {}", left.get(&step).map_or("", String::as_str));
+        }
+    }
+
+    /// Logs once each device that only the programs of an earlier agent serve.
+    pub(crate) fn log_kept_predecessors(&mut self, devices: &BTreeSet<String>) {
+        for iface in self.kept_predecessors.update_elements(devices.clone()) {
+            warn!(
+                iface,
+                "the programs and maps of an earlier agent stay, because only they serve this device: this agent's programs \
+                 cannot be attached there, and the line about the device says why; the agent tries again at each resync"
+            );
         }
     }
 
@@ -175,6 +198,7 @@ impl ChangeLog {
         let DeviceReport {
             coverage: _,
             reaches_clients: _,
+            unattached: _,
             decisions,
             xdp,
             xdp_errors,

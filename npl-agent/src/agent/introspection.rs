@@ -28,12 +28,15 @@ pub struct Introspection {
     pub(super) devices: Vec<DeviceView>,
     /// Whether clients can reach the Node by a device with the programs.
     pub(super) reaches_clients: bool,
+    /// The devices that only programs of an earlier agent serve.
+    pub(super) former_programs_on: Vec<String>,
 }
 
 impl Introspection {
     /// Before the first survey of the Node's devices.
     pub const fn new(requests: mpsc::Receiver<Request>, contacts: WatchContacts, node_name: String) -> Self {
-        Self { requests, contacts, node_name, devices: Vec::new(), reaches_clients: false }
+        let former_programs_on = Vec::new();
+        Self { requests, contacts, node_name, devices: Vec::new(), reaches_clients: false, former_programs_on }
     }
 
     /// The next request; pending if the socket could not be opened.
@@ -56,6 +59,7 @@ impl Introspection {
     }
 
     fn view(&self, state: &State, health: &Health, now: Moment, pending_patches: usize) -> AgentView {
+        let unpublished_millis = state.unpublished_millis(now);
         AgentView {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node_name: self.node_name.clone(),
@@ -68,11 +72,14 @@ impl Introspection {
             watches: self.contacts.views(),
             devices: self.devices.clone(),
             reaches_clients: self.reaches_clients,
+            former_programs_on: self.former_programs_on.clone(),
+            retirement_waits_for: state.left_to_retire().values().cloned().collect(),
             node_ports: state.node_port_views(now),
             port_usage: state.port_usage_views(),
             refusals: state.refusal_views(),
             pending_patches,
-            unpublished_pods: state.unpublished_pods(),
+            unpublished_pods: unpublished_millis.len(),
+            unpublished_millis,
         }
     }
 }

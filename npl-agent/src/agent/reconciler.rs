@@ -3,7 +3,7 @@
 //! the core returns none.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     mem,
     net::IpAddr,
     time::{Duration, SystemTime},
@@ -23,6 +23,7 @@ use crate::{
         introspection::{Introspection, device_views},
     },
     core::{
+        devices::takeover::served_by_former_only,
         model::{Moment, snapshot::Change},
         op::{Failure, Op, PodWrite},
         publish::delays::PublishDelays,
@@ -84,8 +85,8 @@ pub struct Reconciler {
     survey: Option<SurveyTask>,
     /// Whether programs were ever attached to a device that clients reach; no port is published before.
     was_attached: bool,
-    /// Whether the last survey found no device that failed.
-    is_covered: bool,
+    /// The uplinks on which the programs could not be attached at the last survey: their names by ifindex.
+    unattached: BTreeMap<u32, String>,
     /// Whether programs and maps of earlier agents may have to be removed. An attempt that failed is repeated at the
     /// next resync.
     has_predecessors: bool,
@@ -147,7 +148,7 @@ impl Reconciler {
             network_seen: Instant::now(),
             survey: None,
             was_attached: false,
-            is_covered: false,
+            unattached: BTreeMap::new(),
             has_predecessors: true,
             are_routes_due: true,
             node_ips: Vec::new(),
@@ -196,7 +197,8 @@ impl Reconciler {
             // before a device serves it.
             self.follow_node_addresses().await?;
             self.follow_pod_routes().await?;
-            if self.was_attached {
+            // A retiring agent publishes nothing, so it needs no device.
+            if self.was_attached || self.state.is_retiring() {
                 self.settle()?;
                 if self.uplinks.are_out_of_date(&self.executor.datapath) {
                     self.look_at_network_soon();
@@ -298,6 +300,7 @@ impl Reconciler {
         let finished = is_clean.then(wall_clock);
         self.metrics.observe_pass(began.elapsed(), finished);
         self.change_log.log_readiness(&self.state);
+        self.change_log.log_retirement(&self.state);
         self.change_log.log_problems(&self.state, &self.metrics, self.now());
         if self.state.is_ready() && !self.state.is_retiring() {
             self.health.set_synced();
@@ -309,12 +312,23 @@ impl Reconciler {
     }
 
     /// Removes the programs and maps of earlier agents that this one replaces, once it translates all mappings on all
-    /// devices.
+    /// devices that they serve. While a device keeps them, the next attempt follows at the next resync.
     fn retire_predecessors(&mut self) {
-        if !self.is_covered || !mem::take(&mut self.has_predecessors) {
+        if !mem::take(&mut self.has_predecessors) {
             return;
         }
-        match self.executor.datapath.retire_predecessors() {
+        let datapath = &mut self.executor.datapath;
+        let retired = datapath.predecessor_devices().and_then(|former| {
+            let kept_on = served_by_former_only(&self.unattached, &former);
+            self.change_log.log_kept_predecessors(&kept_on);
+            self.introspection.former_programs_on = kept_on.into_iter().collect();
+            if self.introspection.former_programs_on.is_empty() {
+                datapath.retire_predecessors()
+            } else {
+                Ok(Vec::new())
+            }
+        });
+        match retired {
             Ok(versions) if versions.is_empty() => {}
             Ok(versions) => {
                 info!(?versions, "removed the programs and maps of other ABI versions");
@@ -421,7 +435,7 @@ impl Reconciler {
         let now = self.now();
         let report = self.uplinks.apply(&mut self.executor.datapath, survey, &self.node_ips, now)?;
         let (coverage, reaches_clients) = (report.coverage, report.reaches_clients);
-        self.is_covered = report.errors.is_empty();
+        self.unattached.clone_from(&report.unattached);
         self.are_routes_due = true;
         self.introspection.devices = device_views(&report);
         self.introspection.reaches_clients = reaches_clients;

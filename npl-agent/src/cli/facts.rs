@@ -44,8 +44,11 @@ pub(super) async fn gather(args: &ViewArgs) -> Facts {
     let held = nft_guard::read_state().map_err(|error| unreadable(&error));
     let datapath = Inspection::read(&args.bpffs).map(|inspection| datapath(&inspection));
     let pods = datapath.as_ref().map(|it| it.pods.clone()).unwrap_or_default();
-    // Without the routes, the checks omit the Pods' devices.
-    let routes = netlink::routes_to(&pods).await.unwrap_or_default();
+    // Without the Pods' routes, no check may report that no rule concerns the Pods' devices.
+    let (routes, routing) = match netlink::routes_to(&pods).await {
+        Ok(routes) => (routes, routing),
+        Err(error) => (BTreeMap::new(), Err(ErrorChain(&error).to_string())),
+    };
     let attached = datapath.as_ref().map(|it| it.attached_devices.clone()).unwrap_or_default();
     let order = ProgramOrder::read(&args.bpffs, &attached, devices.as_deref()).await;
     let has_others_at_egress = order.as_ref().is_ok_and(|order| order.has_others_at_egress);

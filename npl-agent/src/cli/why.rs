@@ -42,7 +42,7 @@ pub async fn show(args: &WhyArgs) -> anyhow::Result<ExitCode> {
         OutputFormat::Json => print_json(&explanation)?,
         OutputFormat::Table | OutputFormat::Wide => print(&as_text(&explanation))?,
     }
-    Ok(if explanation.is_served() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(ExitCode::from(explanation.verdict().exit_code()))
 }
 
 /// Appends links with the kernel's counters to the chain of each node port.
@@ -70,10 +70,11 @@ fn last_packet(flows: &[FlowRecord], frontend: Frontend, now: Duration) -> Optio
 }
 
 /// Formats each chain as lines with mark, link and finding, followed by the document section of the first link that
-/// does not hold.
+/// does not hold. The last lines name the Nodes without an answer.
 pub(in crate::cli) fn as_text(explanation: &Explanation) -> String {
-    let chains: Vec<String> = explanation.chains.iter().map(chain_text).collect();
-    chains.join("\n")
+    let chains = explanation.chains.iter().map(chain_text);
+    let missing = explanation.missing.iter().map(|sentence| format!("{sentence}\n"));
+    chains.chain(missing).collect::<Vec<_>>().join("\n")
 }
 
 fn chain_text(chain: &Chain) -> String {

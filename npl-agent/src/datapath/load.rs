@@ -79,6 +79,15 @@ impl Datapath {
         })
     }
 
+    /// The ifindex of every device with programs that use the maps of a predecessor.
+    ///
+    /// # Errors
+    ///
+    /// If the pins cannot be listed.
+    pub fn predecessor_devices(&self) -> Result<BTreeSet<u32>, DatapathError> {
+        if self.has_predecessors { predecessor::devices(&self.hooks.pins) } else { Ok(BTreeSet::new()) }
+    }
+
     /// Detaches the programs of agents of other ABI versions and removes their pins. Returns those versions. Later
     /// calls do nothing.
     ///

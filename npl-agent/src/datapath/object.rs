@@ -36,8 +36,18 @@ pub(super) fn digest(object: &[u8]) -> String {
     format!("{:016x}", u64::from_be_bytes(first))
 }
 
+/// The effect of replacing a map of the same layout by one of another size.
+fn fate(name: &str) -> &'static str {
+    if predecessor::is_copied(name) {
+        "a new map replaces it, and its elements are copied"
+    } else {
+        "an empty map replaces it, because its elements are not copied: the programs or the agent write them again"
+    }
+}
+
 /// Moves or removes pinned maps whose type or layout differs from the object's, because aya would use them without a
-/// check. A map with another number of elements or other flags is moved, and its elements are copied later. A map that
+/// check. A map with another number of elements or other flags is moved, and elements of mappings, sources, conntrack
+/// and socket reverse NAT are copied later ([`predecessor::is_copied`]). A map that
 /// cannot be opened, for lack of file descriptors or permissions, is an error, because it may hold all mappings.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
@@ -63,7 +73,7 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<()
             Some(info) if has_size(&info) => {}
             Some(info) => {
                 let (pinned, wanted) = (info.max_entries(), wanted.max_entries());
-                info!(map = *name, pinned, wanted, "the pinned map has another number of elements: copying them");
+                info!(map = *name, pinned, wanted, "the pinned map has another size or other flags: {}", fate(name));
                 predecessor::keep_for_copying(pins, name)?;
             }
             None => {

@@ -12,6 +12,7 @@
 //! [`Datapath::retire_predecessors`]: super::load::Datapath::retire_predecessors
 
 use std::{
+    collections::BTreeSet,
     fs,
     os::fd::{AsFd as _, OwnedFd},
     path::PathBuf,
@@ -98,6 +99,11 @@ impl Predecessor {
 /// The name in ABI 1 of a map whose keys and values have the same layout there.
 fn name_in_abi_1(name: &str) -> Option<&'static str> {
     former_names::ABI_1.iter().find(|(today, _)| *today == name).map(|(_, former)| *former)
+}
+
+/// Whether the elements of a map are copied from predecessors; all other maps begin empty.
+pub(super) fn is_copied(name: &str) -> bool {
+    name_in_abi_1(name).is_some()
 }
 
 impl Tables {
@@ -188,6 +194,24 @@ pub(super) fn keep_for_copying(pins: &Pins, name: &str) -> Result<(), DatapathEr
     fs::rename(&from, &to).map_err(|source| pin_error("move", &from, source))
 }
 
+/// The ifindex of every device with programs that use a predecessor's maps. A program of this ABI version uses maps
+/// that were moved for copying until this agent's program replaces it.
+pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
+    let mut devices = BTreeSet::new();
+    let mut add = |pins: &Pins| -> Result<(), DatapathError> {
+        devices.extend(pins.links()?.into_iter().map(|(ifindex, _)| ifindex));
+        devices.extend(pins.xdp_links()?);
+        Ok(())
+    };
+    for other in pins.other_versions()? {
+        add(&other)?;
+    }
+    if pins.replaced_maps().is_dir() {
+        add(pins)?;
+    }
+    Ok(devices)
+}
+
 /// Detaches the programs of predecessors and removes their pins, after the last copy of their conntrack entries.
 /// Returns the ABI versions that were removed.
 ///
@@ -276,6 +300,19 @@ mod tests {
         assert_eq!(path(1, MAP_HALF_OPEN_V4), None, "the words of ABI 1 have another layout");
         assert_eq!(path(ABI_VERSION, MAP_FLOW_V4), Some(Path::new("/maps").join(MAP_FLOW_V4)));
         assert_eq!(path(ABI_VERSION + 1, MAP_FLOW_V4), None, "a later version may have changed the layout");
+    }
+
+    /// The maps that [`super::Maps::copy_entries`] reads.
+    #[test]
+    fn only_maps_that_are_copied_are_logged_as_copied() {
+        use crate::datapath::layout::{Layout, V4, V6};
+        fn copied<L: Layout>() -> [&'static str; 4] {
+            [L::ALLOW, L::MAPPING, L::FLOW, L::SOCKET_RNAT]
+        }
+        let expected = [copied::<V4>(), copied::<V6>()].concat();
+        for name in npl_common::names::PINNED_MAPS {
+            assert_eq!(super::is_copied(name), expected.contains(name), "{name}");
+        }
     }
 
     #[test]

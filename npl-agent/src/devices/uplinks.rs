@@ -45,6 +45,8 @@ pub struct DeviceReport {
     pub coverage: Coverage,
     /// Whether clients can reach the Node by a device with attached programs.
     pub reaches_clients: bool,
+    /// The uplinks on which the programs could not be attached: their names by ifindex.
+    pub unattached: BTreeMap<u32, String>,
     /// The decision on every device.
     pub decisions: DeviceDecisions,
     /// By device name: whether XDP translates the requests of an attached uplink.
@@ -227,10 +229,14 @@ impl Uplinks {
             decisions.uplinks.get(name).is_some_and(|decision| decision.is_ok_and(UplinkReason::reaches_clients))
         };
         let reaches_clients = xdp.keys().any(is_chosen_for_clients);
+        let is_unattached =
+            |device: &&Device| decisions.xdp.contains_key(&device.ifindex) && !attached.contains(&device.ifindex);
+        let unattached = devices.iter().filter(is_unattached).map(|it| (it.ifindex, it.name.clone())).collect();
         let failed = decisions.xdp.len().saturating_sub(xdp.len()) + unsupported;
         DeviceReport {
             coverage: Coverage { attached: xdp.len(), failed },
             reaches_clients,
+            unattached,
             decisions,
             xdp,
             xdp_errors: errors_by_name,

@@ -30,6 +30,7 @@ use super::{
     confinement,
     failure::{CERTIFICATE_ADVICE, FailureKind, REFUSALS_TO_CONFIRM, is_certificate_error, one_line, root_cause},
     objects::NodeObject,
+    renewal::renewing,
     token::TokenFile,
 };
 
@@ -145,12 +146,23 @@ const NEEDED: [Permission; 7] = [
     permission("watch", "nodes", ""),
 ];
 
-/// Creates the client without sending a request. Also returns the address of the API server.
+/// Creates the client without sending a request. Also returns the address of the API server. After a failed request,
+/// the client reads the kubeconfig or the service account again.
 ///
 /// # Errors
 ///
 /// If the kubeconfig or the service account is unusable.
 pub async fn open(kubeconfig: Option<&Path>, user_agent: &str) -> Result<(Client, String), ConnectError> {
+    let (first, url) = read(kubeconfig, user_agent).await?;
+    let (kubeconfig, user_agent) = (kubeconfig.map(Path::to_owned), user_agent.to_owned());
+    let again = move || {
+        let (kubeconfig, user_agent) = (kubeconfig.clone(), user_agent.clone());
+        async move { Ok(read(kubeconfig.as_deref(), &user_agent).await?.0) }
+    };
+    Ok((renewing(first, again), url))
+}
+
+async fn read(kubeconfig: Option<&Path>, user_agent: &str) -> Result<(Client, String), ConnectError> {
     let mut config = load(kubeconfig).await?;
     let user_agent = HeaderValue::from_str(&format!("{user_agent}/{}", env!("CARGO_PKG_VERSION")));
     config.headers.extend(user_agent.ok().map(|value| (USER_AGENT, value)));

@@ -19,6 +19,7 @@ pub mod failure;
 mod limit;
 pub mod objects;
 pub mod patch;
+mod renewal;
 pub mod retire;
 pub mod source;
 mod token;

@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "a system call takes pointers")]
 
 use std::{
-    io,
+    fs, io,
     net::{Ipv4Addr, Ipv6Addr, UdpSocket},
     os::fd::AsRawFd as _,
 };
@@ -34,14 +34,39 @@ impl Family {
     pub(super) const ALL: [Self; 2] = [Self::V4, Self::V6];
 }
 
+/// The names of the family's tables; none if the kernel has no legacy iptables.
+///
+/// # Errors
+///
+/// If the file exists and cannot be read.
+pub(super) fn tables(family: Family) -> io::Result<Vec<String>> {
+    let path = match family {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    match fs::read_to_string(path) {
+        Ok(names) => Ok(names.lines().map(str::to_owned).collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(io::Error::new(error.kind(), format!("read {path}: {error}"))),
+    }
+}
+
 /// The rules of a table, in the kernel's layout; empty if the table does not exist.
+///
+/// # Errors
+///
+/// If the kernel returns an error, or the rules change during every attempt to read them (`WouldBlock`).
 pub(super) fn read(family: Family, table: &str) -> io::Result<Vec<u8>> {
+    read_by(table, |option, request| ask(family, option, request))
+}
+
+fn read_by(table: &str, mut ask: impl FnMut(libc::c_int, &mut [u8]) -> io::Result<()>) -> io::Result<Vec<u8>> {
     if table.len() >= NAME {
         return Ok(Vec::new());
     }
     for _attempt in 0..ATTEMPTS {
         let mut info = with_name(table, INFO);
-        match ask(family, GET_INFO, &mut info) {
+        match ask(GET_INFO, &mut info) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             answer => answer?,
         }
@@ -49,13 +74,16 @@ pub(super) fn read(family: Family, table: &str) -> io::Result<Vec<u8>> {
         let length = usize::try_from(size).map_err(io::Error::other)?;
         let mut entries = with_name(table, RULES + length);
         entries[NAME..NAME + size_of::<u32>()].copy_from_slice(&size.to_ne_bytes());
-        match ask(family, GET_ENTRIES, &mut entries) {
+        match ask(GET_ENTRIES, &mut entries) {
             // The rules have changed since their size was read.
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
             answer => return answer.map(|()| entries.split_off(RULES)),
         }
     }
-    Ok(Vec::new())
+    // Without the rules, a policy engine among them would go unnoticed.
+    let text =
+        format!("the rules of the iptables table {table} changed during each of {ATTEMPTS} attempts to read them");
+    Err(io::Error::new(io::ErrorKind::WouldBlock, text))
 }
 
 /// Whether the rules contain a chain whose name begins with this text, or a jump to such a chain. The kernel stores the
@@ -86,7 +114,39 @@ fn ask(family: Family, option: libc::c_int, request: &mut [u8]) -> io::Result<()
 
 #[cfg(test)]
 mod tests {
-    use super::names;
+    use std::io;
+
+    use super::{ATTEMPTS, GET_ENTRIES, GET_INFO, names, read_by};
+
+    /// Answers as a kernel whose rules have 8 bytes and change during the first `changes` attempts.
+    fn read_while_changing(changes: usize) -> io::Result<Vec<u8>> {
+        let mut attempts = 0;
+        read_by("filter", |option, request| {
+            match option {
+                GET_INFO => *request.last_chunk_mut().unwrap() = 8_u32.to_ne_bytes(),
+                GET_ENTRIES if attempts < changes => {
+                    attempts += 1;
+                    return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+                }
+                _ => *request.last_chunk_mut().unwrap() = *b"cali-FWD",
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn rules_that_change_during_every_attempt_are_an_error_and_not_an_empty_table() {
+        assert_eq!(read_while_changing(ATTEMPTS - 1).unwrap(), b"cali-FWD");
+        let error = read_while_changing(ATTEMPTS).unwrap_err();
+        assert!(error.kind() == io::ErrorKind::WouldBlock && error.to_string().contains("table filter"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_table_has_no_rules_and_any_other_error_is_returned() {
+        let read = |errno| read_by("nat", |_, _| Err(io::Error::from_raw_os_error(errno)));
+        assert_eq!(read(libc::ENOENT).unwrap(), b"");
+        assert_eq!(read(libc::EPERM).unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
 
     #[test]
     fn a_chain_is_found_by_the_begin_of_its_name_alone() {

@@ -21,7 +21,7 @@ mod wire;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    io,
     sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -42,8 +42,6 @@ use crate::core::{
 
 /// Delay until the next attempt after the kernel rejected a change.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
-/// The tables of legacy iptables, which nftables does not list.
-const LEGACY_TABLES: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 
 /// Whether the agent maintains the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -182,7 +180,7 @@ pub fn masquerading(table: &TableState) -> io::Result<Masquerading> {
     let has_source_nat = table::has_foreign_source_nat()?;
     Ok(Masquerading {
         has_nftables: has_source_nat.is_some(),
-        is_done: has_legacy_nat() || has_source_nat.unwrap_or_default(),
+        is_done: has_legacy_nat()? || has_source_nat.unwrap_or_default(),
         guarded: table.guarded,
     })
 }
@@ -202,7 +200,7 @@ pub fn rule_names() -> io::Result<RuleNames> {
 ///
 /// If the kernel returns an error.
 pub fn forward_chains() -> io::Result<ForwardChains> {
-    Ok(ForwardChains { has_legacy_filter: has_legacy_table("filter"), ..forward::read()? })
+    Ok(ForwardChains { has_legacy_filter: has_legacy_table("filter")?, ..forward::read()? })
 }
 
 const fn endpoint(frontend: Frontend, backend: &Backend) -> PodEndpoint {
@@ -347,16 +345,21 @@ impl Worker {
         match self.mode {
             GuardMode::On => Ok(true),
             GuardMode::Off => Ok(false),
-            GuardMode::Auto => Ok(has_legacy_nat() || table::has_foreign_source_nat()?.unwrap_or_default()),
+            GuardMode::Auto => Ok(has_legacy_nat()? || table::has_foreign_source_nat()?.unwrap_or_default()),
         }
     }
 }
 
-fn has_legacy_nat() -> bool {
+fn has_legacy_nat() -> io::Result<bool> {
     has_legacy_table("nat")
 }
 
-fn has_legacy_table(table: &str) -> bool {
-    let has = |path| fs::read_to_string(path).is_ok_and(|names| names.lines().any(|name| name == table));
-    LEGACY_TABLES.into_iter().any(has)
+/// Whether legacy iptables, whose tables nftables does not list, has the table in any family.
+fn has_legacy_table(table: &str) -> io::Result<bool> {
+    for family in legacy::Family::ALL {
+        if legacy::tables(family)?.iter().any(|name| name == table) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

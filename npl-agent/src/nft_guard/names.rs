@@ -4,7 +4,7 @@
 use std::{io, ops::ControlFlow};
 
 use super::{
-    LEGACY_TABLES, legacy,
+    legacy,
     table::if_known,
     uapi::{attribute, message},
     wire::{Connection, Message, find},
@@ -21,11 +21,10 @@ pub(super) fn read() -> io::Result<RuleNames> {
             ControlFlow::Continue(())
         }))?;
     }
-    for (path, family) in LEGACY_TABLES.into_iter().zip(legacy::Family::ALL) {
+    for family in legacy::Family::ALL {
         // A request for any other table would make the kernel load the table's module.
-        let tables = std::fs::read_to_string(path).unwrap_or_default();
-        for table in tables.lines() {
-            let rules = legacy::read(family, table)?;
+        for table in legacy::tables(family)? {
+            let rules = legacy::read(family, &table)?;
             names.chains.extend(chain_prefixes().filter(|prefix| legacy::names(&rules, prefix)).map(str::to_owned));
         }
     }

@@ -2,6 +2,7 @@
 //! A real etcd and kube-apiserver for one run.
 
 mod credentials;
+mod rotation;
 
 use std::env;
 use std::ffi::OsStr;
@@ -17,6 +18,7 @@ use serde_json::{Value, json};
 pub use self::credentials::Account;
 pub(crate) use self::credentials::write_secret;
 use self::credentials::{Tokens, kubeconfig};
+pub use self::rotation::SERVICE_ACCOUNT;
 use crate::api_client::ApiClient;
 use crate::netns::Netns;
 use crate::poll;

@@ -34,8 +34,19 @@ const FILES: [&str; 3] = ["calico-node", "calico", "crds.yaml"];
 /// The directory of the CNI plug-ins, relative to the Node's directory.
 const PLUGINS: &str = "run/npl/cni-plugins";
 
-/// Felix ends itself when its settings change, as they do after its first start, and is started again.
-const FELIX: &str = "until /run/npl/calico-node -felix; do :; done";
+/// Felix ends itself when its settings change, as they do after its first start, and is started again. A Felix that
+/// cannot start ends at once, so a number of ends within a minute is final. `$0` is the program.
+const FELIX: &str = r#"
+first=$(date +%s) ends=0
+until "$0" -felix; do
+    now=$(date +%s)
+    if [ $((now - first)) -ge 60 ]; then first=$now ends=0; fi
+    ends=$((ends + 1))
+    if [ "$ends" -ge 20 ]; then
+        echo "Felix has ended 20 times within a minute, and is not started again: the lines above say why" >&2
+        exit 1
+    fi
+done"#;
 
 /// The API server account of Calico.
 pub(super) fn account() -> Account {
@@ -108,7 +119,7 @@ impl Calico {
         space.output(self.command(node, &["-startup"])).context("register the Node with Calico")?;
         let log = |name: &str| directory.join("log").join(name);
         let mut felix = Command::new("sh");
-        felix.args(["-c", FELIX]);
+        felix.args(["-c", FELIX, "/run/npl/calico-node"]);
         self.set_variables(&mut felix, node);
         let felix = space.spawn(&format!("felix of {}", node.name()), felix, &log("felix.log"))?;
         let tunnel_addresses = self.command(node, &["-allocate-tunnel-addrs"]);
@@ -190,4 +201,18 @@ fn settings(node: NodeNumber) -> Value {
             {"type": "portmap", "snat": true, "capabilities": {"portMappings": true}},
         ],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_felix_that_cannot_start_is_given_up_with_the_reason() {
+        let run = |program: &str| Command::new("sh").args(["-c", FELIX, program]).output().unwrap();
+        let failed = run("false");
+        let text = String::from_utf8_lossy(&failed.stderr);
+        assert!(!failed.status.success() && text.contains("Felix has ended 20 times within a minute"), "{text}");
+        assert!(run("true").status.success());
+    }
 }

@@ -98,12 +98,23 @@ fn installed_elsewhere(run: &Run, plane: &ControlPlane, cluster: &Cluster) -> Ap
     fs::copy(manifest(), folder.join("npl.yaml")).unwrap();
     fs::write(folder.join("kustomization.yaml"), format!("namespace: {ELSEWHERE}\nresources: [npl.yaml]\n")).unwrap();
     cluster.kubectl(&["apply", "--kustomize", folder.to_str().unwrap()]).unwrap();
-    cluster.create_node(NODE, &[]).unwrap();
+    agent_token(plane, cluster, NODE, "agent-0")
+}
+
+/// The name of a Node that exceeds the 128 bytes of an Event's `reportingInstance`.
+fn long_node() -> String {
+    format!("{NODE}.{}", "zone-with-a-long-name.".repeat(6)) + "example.org"
+}
+
+/// Creates a Node and the agent's Pod on it. Returns a client with the token of the Pod.
+fn agent_token(plane: &ControlPlane, cluster: &Cluster, node: &str, name: &str) -> ApiClient {
+    cluster.create_node(node, &[]).unwrap();
     let container = json!({"name": "npl-agent", "image": "npl-agent"});
-    let spec = json!({"nodeName": NODE, "serviceAccountName": "npl-agent", "containers": [container]});
-    let pod = json!({"metadata": {"name": "agent-0"}, "spec": spec});
+    let spec = json!({"nodeName": node, "serviceAccountName": "npl-agent", "containers": [container]});
+    let pod = json!({"metadata": {"name": name}, "spec": spec});
     cluster.client().create(&format!("/api/v1/namespaces/{ELSEWHERE}/pods"), &pod).unwrap();
-    let bound = ["--bound-object-kind=Pod", "--bound-object-name=agent-0"];
+    let bound_name = format!("--bound-object-name={name}");
+    let bound = ["--bound-object-kind=Pod", bound_name.as_str()];
     let words = ["create", "token", "npl-agent", "--namespace", ELSEWHERE];
     let token = cluster.kubectl(&[&words[..], &bound].concat()).unwrap();
     plane.client_with(token.trim()).unwrap()
@@ -136,13 +147,25 @@ fn the_admission_policies_confine_an_agent_in_another_namespace() {
             "type": "Warning", "reason": "NoFreePort", "action": "Publish", "note": "a note",
         })
     };
-    for (name, controller, instance) in [("stranger", "kubelet", NODE), ("other-node", "npl-agent", "node-2")] {
-        let create = || agent.create(&events, &event(name, controller, instance)).err();
+    let long = long_node();
+    let of_long_node = agent_token(&plane, &cluster, &long, "agent-1");
+    let cut = |bytes: usize| long.split_at(bytes).0.to_owned();
+    let refused = [
+        (&agent, "stranger", "kubelet", NODE.to_owned()),
+        (&agent, "other-node", "npl-agent", "node-2".to_owned()),
+        (&agent, "longer-name", "npl-agent", format!("{NODE}0")),
+        (&agent, "shorter-name", "npl-agent", "node".to_owned()),
+        (&of_long_node, "shorter-than-cut", "npl-agent", cut(127)),
+        (&of_long_node, "name-of-the-other", "npl-agent", NODE.to_owned()),
+    ];
+    for (client, name, controller, instance) in refused {
+        let create = || client.create(&events, &event(name, controller, &instance)).err();
         // Admitted until the second policy takes effect; the name is then taken.
         let denied = || create().map(|error| format!("{error:#}")).filter(|text| text.contains("denied request"));
         poll::until(&format!("the refusal of the Event {name}"), LIMIT, denied).unwrap();
     }
     agent.create(&events, &event("own", "npl-agent", NODE)).unwrap();
+    of_long_node.create(&events, &event("own-cut", "npl-agent", &cut(128))).unwrap();
     let series = json!({"series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}});
     agent.merge_patch(&format!("{events}/own"), &series).unwrap();
     cluster.client().create(&events, &event("of-another", "example.org/controller", "it")).unwrap();

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use npl_testkit::agent;
+use npl_testkit::cluster::PodObject;
 use npl_testkit::tools;
 use serde_json::{Value, json};
 
@@ -97,6 +98,17 @@ fn the_plugin_shows_and_checks_the_whole_cluster() {
     assert!(code == 2 && refused.contains("no agent's Pod is on Node node-9"), "{code} {refused}");
     assert_eq!(run(&["check"]), (0, "Every annotation matches its Services and its Node.\n".to_owned()));
 
+    // A Node without an agent hides no other Node's chains.
+    world.cluster.create_pod(&PodObject::new(NAMESPACE, "far", "node-2", "web")).unwrap();
+    let (code, chain) = run(&["why", "service/shop/web"]);
+    let missing = "the Pods on Node node-2 are not examined: no agent's Pod is on this Node";
+    assert!(code == 2 && chain.contains("pod shop/web-0, port 8080/udp IPv4"), "{code} {chain}");
+    assert_eq!(chain.matches(missing).count(), 1, "{chain}");
+    let (code, answer) = run(&["why", "service/shop/web", "--output", "json"]);
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!((code, &answer["missing"]), (2, &json!([missing])));
+    assert!(answer.to_string().contains("pod shop/web-0, port 8080/tcp IPv4"), "{answer}");
+
     // Without the agent, nobody follows the changes.
     world.agent.as_mut().unwrap().kill().unwrap();
     world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
@@ -105,6 +117,10 @@ fn the_plugin_shows_and_checks_the_whole_cluster() {
     assert!(code == 1 && found.contains("stale") && found.contains("shop/web-0"), "{code} {found}");
     let (code, ignored) = run(&["why", "service/shop/web"]);
     assert!(code == 1 && ignored.contains("nodeportlocal.antrea.io/enabled is not exactly"), "{code} {ignored}");
+    let (code, ignored) = run(&["why", "service/shop/web", "--output", "json"]);
+    let ignored: Value = serde_json::from_str(&ignored).unwrap();
+    let link = ignored.pointer("/chains/0/links/0").unwrap();
+    assert_eq!((code, &link["link"], &link["holds"]), (1, &json!("enabled"), &json!("no")));
     let (code, status) = run(&["status"]);
     assert!(code == 1 && status.contains("traffic at risk"), "{code} {status}");
 }

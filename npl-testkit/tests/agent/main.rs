@@ -9,6 +9,7 @@ mod bond;
 mod changes;
 mod clock;
 mod contract;
+mod credentials;
 mod devices;
 mod doctor;
 mod events;

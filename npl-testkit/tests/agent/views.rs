@@ -221,6 +221,13 @@ fn a_retiring_agent_serves_during_the_drain_and_is_ready_after_the_cleanup() {
     drop(retiring);
     world.agent().restart().unwrap();
     world.assert_served("web-0");
+    world.agent().kill().unwrap();
+
+    // A Node whose uplink is gone serves no client, and is retired all the same.
+    let mut retiring = Agent::start(world.agent_options(&["--retire", "--drain", "0s", "--devices", "gone0"])).unwrap();
+    world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
+    let log = std::fs::read_to_string(retiring.process().log()).unwrap();
+    assert!(log.contains("retiring this Node: waiting for the API server to remove the annotations"), "{log}");
 }
 
 #[test]

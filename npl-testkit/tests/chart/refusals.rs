@@ -13,7 +13,7 @@ const WRONG: [(&str, &str); 9] = [
     ("image.pullPolicy=Sometimes", "pullPolicy"),
     ("image.repository=localhost/npl-agent:0.1.0", "repository"),
     ("updateStrategy.maxUnavailable=0", "maxUnavailable"),
-    ("metrics.podMonitor.enabled=true", "metrics.podMonitor.enabled takes metrics.enabled"),
+    ("metrics.podMonitor.enabled=true", "metrics.podMonitor.enabled requires metrics.enabled"),
 ];
 
 #[test]

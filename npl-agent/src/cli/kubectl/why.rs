@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `kubectl npl why`: finds the Nodes of a Pod or a Service, and runs `npl-agent why` there.
 
-use std::{collections::BTreeSet, process::ExitCode};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::ExitCode,
+};
 
 use anyhow::{Context as _, bail};
 
 use super::{
     Kubectl, cluster,
-    nodes::{agents, exec, for_each},
+    nodes::{AgentPod, agents, exec, for_each},
 };
 use crate::{
     cli::{print, print_json, why::as_text},
@@ -19,8 +22,8 @@ use crate::{
     },
 };
 
-/// Prints the chains of a Pod or a Service. The exit code is 0 if every link holds, 1 if a link does not hold, and 2 if
-/// no agent answers.
+/// Prints the chains of a Pod or a Service. The exit code is 1 if a link does not hold, else 2 if the agent of a Node
+/// gives no answer, else 0.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterWhyArgs) -> anyhow::Result<ExitCode> {
     let namespace = match &args.object {
         Question::Pod(key, _) | Question::Service(key) => &key.namespace,
@@ -30,26 +33,61 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterWhyArgs) -> anyhow::Resul
         let service = cluster.services.iter().find(|service| service.key == *key);
         let service = service.with_context(|| format!("the cluster has no Service {key}"))?;
         if let Some(reason) = inactive(service, &kubectl.connection.annotation_domain) {
-            print(&format!("service {key}\n──► enabled        {reason}\n"))?;
-            return Ok(ExitCode::FAILURE);
+            return report(&Explanation::of_inactive_service(key, reason), args.output);
         }
     }
     let nodes = nodes_of(&cluster, &args.object)?;
     let agents = agents(kubectl)?;
-    let answers = for_each(&nodes, |node| -> anyhow::Result<Explanation> {
-        let agent = agents.get(node).with_context(|| format!("no agent's Pod is on Node {node}"))?;
-        let (code, text) = exec(kubectl, agent, &["why", &argument(&args.object), "--output", "json"])?;
-        serde_json::from_str(&text).with_context(|| format!("the agent on Node {node} exited with {code}"))
-    });
-    let mut explanation = Explanation { chains: Vec::new() };
+    let answers = for_each(&nodes, |node| answer_of(kubectl, &agents, node, &args.object));
+    report(&merged(answers), args.output)
+}
+
+/// Prints the chains, and returns the exit code.
+fn report(explanation: &Explanation, output: OutputFormat) -> anyhow::Result<ExitCode> {
+    match output {
+        OutputFormat::Json => print_json(explanation)?,
+        OutputFormat::Table | OutputFormat::Wide => print(&as_text(explanation))?,
+    }
+    Ok(ExitCode::from(explanation.verdict().exit_code()))
+}
+
+/// The chains of the agent on a Node, or one sentence that names the Node and says why there are none.
+fn answer_of(
+    kubectl: Kubectl<'_>,
+    agents: &BTreeMap<String, AgentPod>,
+    node: &str,
+    question: &Question,
+) -> Result<Explanation, String> {
+    let missing = |reason: String| format!("the Pods on Node {node} are not examined: {reason}");
+    let Some(agent) = agents.get(node) else { return Err(missing("no agent's Pod is on this Node".to_owned())) };
+    if !agent.is_running {
+        return Err(missing(format!("the container of Pod {} does not run", agent.name)));
+    }
+    let answer = exec(kubectl, agent, &["why", &argument(question), "--output", "json"]);
+    let (code, text) = answer.map_err(|error| missing(one_line(&error)))?;
+    serde_json::from_str(&text).map_err(|error| {
+        missing(format!("the answer of Pod {}, which exited with {code}, cannot be read: {error}", agent.name))
+    })
+}
+
+/// The error in one line: kubectl's own message has several.
+fn one_line(error: &anyhow::Error) -> String {
+    format!("{error:#}").lines().collect::<Vec<_>>().join("; ")
+}
+
+/// All chains, and the sentences of the Nodes without an answer.
+fn merged(answers: Vec<Result<Explanation, String>>) -> Explanation {
+    let mut all = Explanation { chains: Vec::new(), missing: Vec::new() };
     for answer in answers {
-        explanation.chains.extend(answer?.chains);
+        match answer {
+            Ok(Explanation { chains, missing }) => {
+                all.chains.extend(chains);
+                all.missing.extend(missing);
+            }
+            Err(sentence) => all.missing.push(sentence),
+        }
     }
-    match args.output {
-        OutputFormat::Json => print_json(&explanation)?,
-        OutputFormat::Table | OutputFormat::Wide => print(&as_text(&explanation))?,
-    }
-    Ok(if explanation.is_served() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    all
 }
 
 /// The Pod or Service in the format of `npl-agent why`'s argument.
@@ -100,4 +138,46 @@ fn nodes_of(cluster: &Cluster, question: &Question) -> anyhow::Result<Vec<String
     let nodes: BTreeSet<String> = pods.filter_map(|(_, node)| node.clone()).collect();
     anyhow::ensure!(!nodes.is_empty(), "the Pod is not scheduled on a Node yet: `kubectl describe pod` says why");
     Ok(nodes.into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{verdict::Verdict, why::Chain};
+
+    fn served() -> Explanation {
+        let chain =
+            Chain { subject: "pod shop/web-0, port 8080/tcp IPv4".to_owned(), frontend: None, links: Vec::new() };
+        Explanation { chains: vec![chain], missing: Vec::new() }
+    }
+
+    fn broken() -> Explanation {
+        Explanation::of_inactive_service(&ObjectKey::new("shop", "web"), "the selector is empty")
+    }
+
+    #[test]
+    fn a_node_without_an_answer_hides_no_other_nodes_chains_and_is_named() {
+        let missing = "the Pods on Node node-2 are not examined: no agent's Pod is on this Node";
+        let all = merged(vec![Err(missing.to_owned()), Ok(served())]);
+        assert_eq!(all, Explanation { missing: vec![missing.to_owned()], ..served() });
+        let text = as_text(&all);
+        assert!(text.starts_with("pod shop/web-0") && text.ends_with(&format!("{missing}\n")), "{text}");
+    }
+
+    #[test]
+    fn a_missing_answer_decides_the_exit_code_only_if_no_link_is_broken() {
+        let verdict = |answers| merged(answers).verdict();
+        let no_answer = || Err("no answer".to_owned());
+        assert_eq!(verdict(vec![Ok(served())]), Verdict::Healthy);
+        assert_eq!(verdict(vec![Ok(served()), no_answer()]), Verdict::CannotTell);
+        assert_eq!(verdict(vec![Ok(served()), no_answer(), Ok(broken())]), Verdict::AtRisk);
+    }
+
+    #[test]
+    fn a_service_that_npl_ignores_is_a_chain_with_one_broken_link() {
+        let text = as_text(&broken());
+        assert!(text.contains("──► enabled") && text.contains("the selector is empty"), "{text}");
+        let json = serde_json::to_value(broken()).unwrap();
+        assert_eq!(json["chains"][0]["links"][0]["holds"], "no", "{json}");
+    }
 }

@@ -66,16 +66,11 @@ pub(super) async fn document(view: &ViewArgs, runtime_dir: &Path, interval: Dura
 async fn read(view: &ViewArgs, runtime_dir: &Path, interval: Duration) -> anyhow::Result<Status> {
     let bpffs = &view.bpffs;
     let is_agent_running = lock::is_taken(bpffs);
-    let before = local::ask(runtime_dir).await;
     preflight::check_bpffs(bpffs)?;
     let pins = Pins::new(bpffs);
     let is_installed = pins.has_all_maps();
     let sample = if is_installed && !interval.is_zero() { Some(Sample::take(bpffs, interval).await?) } else { None };
-    let mut agent = local::ask(runtime_dir).await.map_err(|error| ErrorChain(&error).to_string());
-    if let (Ok(before), Ok(agent)) = (before, &mut agent) {
-        // A new or changed Pod waits for its annotation only for milliseconds. Only Pods that wait longer are a sign.
-        agent.unpublished_pods = agent.unpublished_pods.min(before.unpublished_pods);
-    }
+    let agent = local::ask(runtime_dir).await.map_err(|error| ErrorChain(&error).to_string());
     let (inspection, devices) = (Inspection::read(bpffs)?, netlink::interfaces().await?);
     let flows = if inspection.is_installed { Tables::open(&pins)?.flow_counts()? } else { [0; 2] };
     let network = NetworkView::read(bpffs, &inspection, &devices).await;

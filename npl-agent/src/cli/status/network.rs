@@ -2,7 +2,7 @@
 //! Finds other software in the Node's network: the CNI, policy engines, the Service proxy, and programs that run ahead
 //! of NPL's.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, io, path::Path};
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use crate::{
     cli::facts,
     core::{
         devices::{Device, filter_order::ProgramsAhead},
-        doctor::networks,
+        doctor::networks::{self, RuleNames},
     },
     datapath::{inspect::Inspection, pins::Direction},
     nft_guard,
@@ -22,6 +22,8 @@ use crate::{
 pub(super) struct NetworkView {
     /// The recognized CNI, policy engines and Service proxy.
     networks: Vec<RecognizedNetwork>,
+    /// Why netfilter's rules cannot be read, so that `networks` may be incomplete; absent if they can.
+    networks_refusal: Option<String>,
     /// Whether `--forwarding redirect` is refused because redirected packets would bypass a policy engine.
     pub(super) redirect_refused: bool,
     /// Programs of other software that run ahead of NPL's, by device. If one of them returns a final verdict, NPL's
@@ -52,14 +54,20 @@ impl NetworkView {
             Err(reason) => (ProgramsAhead::new(), Some(reason)),
         };
         let redirect_refused = inspection.is_redirect_refused;
-        Self { networks: recognized(devices), redirect_refused, programs_ahead, programs_ahead_refusal }
+        let (networks, networks_refusal) = recognized(devices, nft_guard::rule_names());
+        Self { networks, networks_refusal, redirect_refused, programs_ahead, programs_ahead_refusal }
     }
 
     /// The recognized software.
     pub(super) fn recognized(&self) -> String {
         let shown: Vec<String> =
             self.networks.iter().map(|network| format!("{} ({})", network.name, network.role)).collect();
-        if shown.is_empty() { "no known CNI, policy engine or Service proxy".to_owned() } else { shown.join(", ") }
+        let found =
+            if shown.is_empty() { "no known CNI, policy engine or Service proxy".to_owned() } else { shown.join(", ") };
+        match &self.networks_refusal {
+            Some(refusal) => format!("{found}; cannot read netfilter's rules: {refusal}"),
+            None => found,
+        }
     }
 
     /// Whether NPL's programs run first.
@@ -78,9 +86,31 @@ impl NetworkView {
 }
 
 /// The software that is recognized by the Node's devices and rules. If the rules cannot be read, only the devices
-/// count, and doctor reports the error.
-fn recognized(devices: &[Device]) -> Vec<RecognizedNetwork> {
-    let rules = nft_guard::rule_names().unwrap_or_default();
+/// count, and the error is returned too.
+fn recognized(devices: &[Device], rules: io::Result<RuleNames>) -> (Vec<RecognizedNetwork>, Option<String>) {
+    let (rules, refusal) = match rules {
+        Ok(rules) => (rules, None),
+        Err(error) => (RuleNames::default(), Some(error.to_string())),
+    };
     let found = networks::recognize(devices, &rules);
-    found.map(|network| RecognizedNetwork { role: network.role.names().1, name: network.name }).collect()
+    (found.map(|network| RecognizedNetwork { role: network.role.names().1, name: network.name }).collect(), refusal)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::{NetworkView, RuleNames, recognized};
+
+    fn shown(rules: io::Result<RuleNames>) -> String {
+        let (networks, networks_refusal) = recognized(&[], rules);
+        NetworkView { networks, networks_refusal, ..NetworkView::default() }.recognized()
+    }
+
+    #[test]
+    fn unreadable_rules_are_not_shown_as_a_node_without_a_policy_engine() {
+        assert_eq!(shown(Ok(RuleNames::default())), "no known CNI, policy engine or Service proxy");
+        let text = shown(Err(io::Error::from_raw_os_error(libc::EAGAIN)));
+        assert!(text.contains("cannot read netfilter's rules: Resource temporarily unavailable"), "{text}");
+    }
 }

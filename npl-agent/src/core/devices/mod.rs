@@ -9,6 +9,7 @@ pub mod plan;
 pub mod planner;
 pub mod redirect;
 pub mod reply_routing;
+pub mod takeover;
 pub mod xdp;
 
 use std::net::IpAddr;

@@ -276,4 +276,6 @@ impl Facts {
 }
 
 #[cfg(test)]
+mod reported;
+#[cfg(test)]
 mod tests;

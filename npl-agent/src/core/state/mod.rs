@@ -12,6 +12,7 @@ mod contest;
 mod plan;
 mod problems;
 mod publication;
+mod retirement;
 mod usage;
 
 use std::{
@@ -20,8 +21,8 @@ use std::{
     net::IpAddr,
 };
 
-pub use self::usage::MappingView;
 use self::{contest::Contests, publication::Write};
+pub use self::{retirement::RetirementStep, usage::MappingView};
 use super::{
     devices::node_network::PodsOnNodeNetwork,
     model::{
@@ -67,6 +68,8 @@ pub struct State {
     /// Pods whose annotation may need a write.
     pub(in crate::core) unpublished: BTreeSet<PodKey>,
     pub(in crate::core) writes: BTreeMap<PodUid, Write>,
+    /// Since when each Pod needs its next write.
+    pub(in crate::core) needs_write_since: BTreeMap<PodUid, Moment>,
     /// Deleted Pods with a patch in flight, whose answer must not recreate their state.
     departed: BTreeSet<PodUid>,
     pub(in crate::core) retries: BTreeMap<RetryKey, Moment>,
@@ -130,6 +133,7 @@ impl State {
             timers: BTreeSet::new(),
             unpublished: BTreeSet::new(),
             writes: BTreeMap::new(),
+            needs_write_since: BTreeMap::new(),
             departed: BTreeSet::new(),
             retries: BTreeMap::new(),
             contests: Contests::default(),
@@ -192,7 +196,7 @@ impl State {
     pub fn missing_prerequisites(&self) -> BTreeSet<Prerequisite> {
         let conditions = [
             (Prerequisite::Lists, self.snapshot.is_listed()),
-            (Prerequisite::NodeAddress, !self.node_ips.is_empty()),
+            (Prerequisite::NodeAddress, !self.node_ips.is_empty() || self.is_retiring()),
             (Prerequisite::Observation, self.observed.is_some()),
         ];
         conditions
@@ -205,19 +209,6 @@ impl State {
     /// Whether all prerequisites are met. Until they are met, a pass only reserves the ports of existing mappings.
     pub fn is_ready(&self) -> bool {
         self.missing_prerequisites().is_empty()
-    }
-
-    /// Whether this Node is being retired.
-    pub const fn is_retiring(&self) -> bool {
-        self.settings.is_retiring
-    }
-
-    /// Whether this Node is retired: no port is published or mapped, and none will be.
-    pub fn is_retired(&self) -> bool {
-        let is_unmapped = self.observed.as_ref().is_some_and(|observed| observed.mappings.is_empty());
-        // A terminating Pod's annotation is deleted with the Pod.
-        let mut published = self.snapshot.pods().filter(|pod| pod.annotation.is_some() && !pod.is_terminating);
-        self.is_retiring() && self.is_adopted && is_unmapped && published.next().is_none()
     }
 
     /// Plans the next operations. Call it until it returns none.
@@ -275,7 +266,9 @@ impl State {
                 self.touch_all_of(uid);
                 self.unpublished.insert(pod.clone());
                 let is_stored = self.snapshot.pod(pod).is_none_or(|pod| value.is_stored_in(pod));
-                if !is_stored {
+                if is_stored {
+                    self.needs_write_since.remove(uid);
+                } else {
                     self.delay_unstored_write(pod, uid, now);
                 }
             }
@@ -379,6 +372,7 @@ impl State {
             }
             self.unsettled.insert(frontend);
         }
+        self.needs_write_since.remove(uid);
         if self.writes.remove(uid) == Some(Write::InFlight) {
             self.departed.insert(uid.clone());
         }

@@ -53,7 +53,9 @@ impl State {
         let mut ops = Vec::new();
         for pod in std::mem::take(&mut self.unpublished) {
             self.delay_contested_write(&pod, now);
-            match self.publication(&pod, blocked, now) {
+            let publication = self.publication(&pod, blocked, now);
+            self.time_write(&pod, !matches!(publication, Publication::Settled), now);
+            match publication {
                 Publication::Settled => {}
                 Publication::Waiting => {
                     self.unpublished.insert(pod);
@@ -66,6 +68,16 @@ impl State {
             }
         }
         ops
+    }
+
+    /// Records since when a Pod needs a write, or that it needs none and no write is outstanding.
+    fn time_write(&mut self, key: &PodKey, needs_write: bool, now: Moment) {
+        let Some(uid) = self.snapshot.pod(key).map(|pod| &pod.uid) else { return };
+        if needs_write {
+            self.needs_write_since.entry(uid.clone()).or_insert(now);
+        } else if !self.writes.contains_key(uid) {
+            self.needs_write_since.remove(uid);
+        }
     }
 
     /// Whether a watch event is already known and no write depends on it: the watch repeats the answer of each write.

@@ -5,7 +5,10 @@ use super::{
     script::{key, node, pod, service},
     world::{World, settings},
 };
-use crate::core::view::{NodePortView, PortState};
+use crate::core::{
+    state::RetirementStep,
+    view::{NodePortView, PortState},
+};
 
 fn views(world: &World) -> Vec<NodePortView> {
     world.state.node_port_views(world.now)
@@ -35,11 +38,13 @@ fn a_node_port_is_reserved_then_live_then_published_then_drains_and_rests() {
     assert_eq!((reserve.len(), only_state(&world)), (1, PortState::Reserved));
     world.settle();
     assert_eq!(only_state(&world), PortState::Live);
-    assert_eq!(world.state.unpublished_pods(), 1);
+    let since = world.now;
+    assert_eq!(world.state.unpublished_millis(since), [0]);
+    assert_eq!(world.state.unpublished_millis(since.plus(7_000)), [7_000]);
     world.is_api_down = false;
     world.wait(60_000);
     assert_eq!(only_state(&world), PortState::Published);
-    assert_eq!(world.state.unpublished_pods(), 0);
+    assert_eq!(world.state.unpublished_millis(world.now), [0; 0]);
     let view = views(&world).remove(0);
     assert_eq!((view.namespace.as_deref(), view.pod.as_deref()), (Some("a"), Some("p")));
     assert_eq!((view.services.as_slice(), view.pod_ip), (&["s".to_owned()][..], Some("10.0.0.5".parse().unwrap())));
@@ -51,6 +56,45 @@ fn a_node_port_is_reserved_then_live_then_published_then_drains_and_rests() {
     world.wait(30_000);
     let view = views(&world).remove(0);
     assert_eq!((view.state, view.ends_in_millis), (PortState::Quarantined, Some(60_000)));
+}
+
+/// The steps that are left before the Node is retired.
+fn steps(world: &World) -> Vec<RetirementStep> {
+    world.state.left_to_retire().into_keys().collect()
+}
+
+#[test]
+fn what_blocks_the_retirement_is_named_until_the_node_is_retired() {
+    let mut world = world();
+    world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
+    world.settle();
+    assert_eq!((steps(&world), world.state.is_retired()), (Vec::new(), false), "the Node is not being retired");
+    world.settings.is_retiring = true;
+    world.is_api_down = true;
+    world.start();
+    world.settle();
+    use RetirementStep::{Annotations, Mappings};
+    assert_eq!(steps(&world), [Annotations, Mappings]);
+    let left = world.state.left_to_retire();
+    assert_eq!(left[&Annotations], "the API server to remove the annotations of 1 Pods, such as a/p");
+    assert_eq!(left[&Mappings], "1 mappings to drain (--drain) and to be removed");
+    world.is_api_down = false;
+    world.wait(60_000);
+    assert_eq!((steps(&world), world.state.is_retired()), (Vec::new(), true));
+}
+
+#[test]
+fn a_node_without_an_address_can_be_retired() {
+    let mut world = World::new(settings("61000-61003"));
+    world.settings.is_retiring = true;
+    let mut stale = pod(&["a/p", "app=x", "10.0.0.5"], None);
+    stale.annotation = Some("[]".to_owned());
+    world.put_pod(stale);
+    world.start();
+    assert!(!world.state.is_retired(), "the first pass is left");
+    world.settle();
+    world.wait(60_000);
+    assert!(world.state.is_retired(), "{:?}", world.state.left_to_retire());
 }
 
 #[test]

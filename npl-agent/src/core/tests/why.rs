@@ -25,7 +25,7 @@ fn why(world: &World, question: &str) -> Explanation {
 /// The first broken link of the only chain, with its finding.
 #[track_caller]
 fn broken(world: &World, question: &str) -> (Link, String) {
-    let Explanation { chains } = why(world, question);
+    let Explanation { chains, .. } = why(world, question);
     assert_eq!(chains.len(), 1, "{chains:#?}");
     let first = chains[0].first_broken().unwrap_or_else(|| panic!("nothing is broken: {chains:#?}"));
     assert!(first.page.as_ref().is_some_and(|page| page.starts_with("docs/")), "{first:?}");
@@ -52,7 +52,7 @@ fn served() -> World {
 #[test]
 fn every_link_of_a_published_pod_holds() {
     let world = served();
-    let Explanation { chains } = why(&world, "pod/a/p");
+    let Explanation { chains, .. } = why(&world, "pod/a/p");
     let links: Vec<_> = chains[0].links.iter().map(|link| (link.link, link.holds)).collect();
     let expected = [
         (Link::Enabled, Holds::Yes),
@@ -190,7 +190,7 @@ fn a_closed_gate_is_named() {
 fn a_node_without_programs_on_an_uplink_is_named() {
     let world = served();
     let view = AgentView { reaches_clients: false, devices: Vec::new(), ..view() };
-    let Explanation { chains } = explain(&world.state, &view, &"pod/a/p".parse().unwrap());
+    let Explanation { chains, .. } = explain(&world.state, &view, &"pod/a/p".parse().unwrap());
     assert_eq!(chains[0].first_broken().map(|link| link.link), Some(Link::Device));
 }
 
@@ -199,7 +199,7 @@ fn a_host_port_needs_no_kernel_entry() {
     let mut world = served();
     world.put_pod(pod(&["a/q", "app=x", "10.0.0.6", "port=web:8080/tcp@9090"], None));
     world.settle();
-    let Explanation { chains } = why(&world, "pod/a/q");
+    let Explanation { chains, .. } = why(&world, "pod/a/q");
     assert_eq!(chains[0].frontend.map(|it: Frontend| (it.node_port.0, it.protocol)), Some((9090, Protocol::Tcp)));
     assert_eq!(chains[0].first_broken(), None);
 }

@@ -17,6 +17,9 @@ const INTERRUPTION_MILLIS: u64 = 30_000;
 /// A watch without any event for this time is a sign, because a watch is renewed every four minutes and the API server
 /// sends bookmarks in between.
 const LONGEST_SILENCE_MILLIS: u64 = 360_000;
+/// A write to a Pod that takes longer than this time is a sign. A write takes milliseconds, or seconds while a rollout
+/// exhausts the rate limit of writes.
+const OVERDUE_MILLIS: u64 = 5_000;
 /// The fill in percent from which a map counts as nearly full.
 const NEARLY_FULL_PERCENT: usize = 90;
 
@@ -170,7 +173,11 @@ fn of_agent(agent: &AgentView) -> Vec<Sign> {
         signs.push(risk(format!("the agent waits for {missing}, and publishes nothing before"), pages::NOT_READY));
     }
     if agent.is_retiring {
-        signs.push(notice("the Node is being retired: its node ports are withdrawn", pages::STATES));
+        let mut text = "the Node is being retired: its node ports are withdrawn".to_owned();
+        if !agent.retirement_waits_for.is_empty() {
+            text = format!("{text}; waiting for {}", agent.retirement_waits_for.join(", and for "));
+        }
+        signs.push(notice(text, pages::STATES));
     } else if !agent.is_ready && agent.waits_for.is_empty() && agent.reaches_clients {
         signs.push(risk("the agent has not completed its first pass over all Pods", pages::NOT_READY));
     }
@@ -182,6 +189,10 @@ fn of_agent(agent: &AgentView) -> Vec<Sign> {
         let text = format!("clients behind device {} are not served: {}", device.name, device.reason);
         signs.push(risk(text, pages::DOCTOR));
     }
+    for device in &agent.former_programs_on {
+        let text = format!("device {device} is served by the programs of an earlier agent, which stay attached for it");
+        signs.push(notice(text, pages::DOCTOR));
+    }
     signs.extend(agent.watches.iter().filter_map(of_watch));
     signs.extend(of_ports(agent));
     for refusal in &agent.refusals {
@@ -189,10 +200,13 @@ fn of_agent(agent: &AgentView) -> Vec<Sign> {
             format!("{} {}/{}: {} ({})", refusal.kind, refusal.namespace, refusal.name, refusal.text, refusal.reason);
         signs.push(if refusal.is_served { notice(text, pages::EVENTS) } else { risk(text, pages::EVENTS) });
     }
-    if agent.unpublished_pods > 0 {
+    let overdue = agent.unpublished_millis.iter().filter(|millis| **millis > OVERDUE_MILLIS).count();
+    if overdue > 0 {
         let text = format!(
-            "{} Pods wait for their annotation or readiness gate to be written ({} patches without an answer)",
-            agent.unpublished_pods, agent.pending_patches
+            "{overdue} Pods wait for their annotation or readiness gate to be written since more than {} s ({} patches \
+             without an answer)",
+            OVERDUE_MILLIS / 1_000,
+            agent.pending_patches
         );
         signs.push(risk(text, pages::NO_ANNOTATION));
     }

@@ -88,7 +88,7 @@ fn each_fault_of_the_agent_is_a_risk_that_is_named() {
         ("failed for 31 s", |agent| agent.watches[0] = watch(0, Some(31_000))),
         ("heard nothing for 400 s", |agent| agent.watches[0] = watch(400_000, None)),
         ("no node port is free for tcp", |agent| agent.port_usage[0] = usage(0)),
-        ("3 Pods wait", |agent| agent.unpublished_pods = 3),
+        ("2 Pods wait", |agent| agent.unpublished_millis = vec![5_001, 5_000, 60_000]),
         ("pod shop/web-0: too few ports (PortRangeExhausted)", |agent| {
             agent.refusals.push(refusal("PortRangeExhausted", false));
         }),
@@ -100,12 +100,26 @@ fn each_fault_of_the_agent_is_a_risk_that_is_named() {
 }
 
 #[test]
+fn a_write_that_has_just_been_sent_is_no_sign() {
+    let agent = AgentView { unpublished_pods: 2, unpublished_millis: vec![0, 5_000], pending_patches: 2, ..healthy() };
+    let signs = signs(&facts(&agent));
+    assert_eq!((signs.as_slice(), Verdict::of(&signs)), (&[][..], Verdict::Healthy));
+}
+
+#[test]
 fn what_costs_no_traffic_is_a_notice() {
-    let notices: [Change; 4] = [
+    let notices: [Change; 6] = [
         ("ProtocolsNotMerged", |agent| agent.refusals.push(refusal("ProtocolsNotMerged", true))),
         ("is interrupted", |agent| agent.watches[0] = watch(0, Some(29_000))),
         ("only 9 node ports", |agent| agent.port_usage[0] = usage(9)),
         ("being retired", |agent| agent.is_retiring = true),
+        ("waiting for the drain of 2 mappings", |agent| {
+            agent.is_retiring = true;
+            agent.retirement_waits_for = vec!["the drain of 2 mappings".to_owned()];
+        }),
+        ("device eth1 is served by the programs of an earlier agent", |agent| {
+            agent.former_programs_on = vec!["eth1".to_owned()];
+        }),
     ];
     for (text, change) in notices {
         let sign = sign(change);

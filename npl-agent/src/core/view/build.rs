@@ -51,10 +51,11 @@ impl State {
         self.problems().map(view).collect()
     }
 
-    /// The number of Pods whose annotation or readiness gate needs a write.
-    pub fn unpublished_pods(&self) -> usize {
+    /// For each Pod whose annotation or readiness gate needs a write: for how many milliseconds.
+    pub fn unpublished_millis(&self, now: Moment) -> Vec<u64> {
         let needs_write = |pod: &&Pod| self.unpublished.contains(&pod.key) || self.writes.contains_key(&pod.uid);
-        self.snapshot.pods().filter(needs_write).count()
+        let since = |pod: &Pod| self.needs_write_since.get(&pod.uid).copied().unwrap_or(now);
+        self.snapshot.pods().filter(needs_write).map(|pod| now.0.saturating_sub(since(pod).0)).collect()
     }
 
     /// The value of `--port-range`.

@@ -26,6 +26,8 @@ pub struct AgentView {
     pub is_ready: bool,
     /// Whether the Node is being retired.
     pub is_retiring: bool,
+    /// What is left to withdraw before the Node is retired; empty unless it is being retired.
+    pub retirement_waits_for: Vec<String>,
     /// The missing prerequisites of the first pass.
     pub waits_for: Vec<String>,
     /// The published addresses of the Node.
@@ -38,6 +40,8 @@ pub struct AgentView {
     pub devices: Vec<DeviceView>,
     /// Whether clients can reach the Node through a device with attached programs.
     pub reaches_clients: bool,
+    /// The devices that only programs of an earlier agent serve, because this agent's could not be attached there.
+    pub former_programs_on: Vec<String>,
     /// All allocated node ports, and all published host ports.
     pub node_ports: Vec<NodePortView>,
     /// The usage of the port range.
@@ -48,6 +52,8 @@ pub struct AgentView {
     pub pending_patches: usize,
     /// The number of Pods whose annotation or readiness gate still needs a write.
     pub unpublished_pods: usize,
+    /// Since how many milliseconds each of these Pods needs the write.
+    pub unpublished_millis: Vec<u64>,
 }
 
 /// A watch of the API server.

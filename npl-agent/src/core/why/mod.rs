@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 pub use self::traffic::{Traffic, add_traffic};
 use super::{
     model::{Frontend, ObjectKey, PodPort},
+    pages,
     state::State,
+    verdict::Verdict,
     view::AgentView,
 };
 
@@ -219,12 +221,33 @@ impl Chain {
 pub struct Explanation {
     /// The chains: one for each requested port of each Pod.
     pub chains: Vec<Chain>,
+    /// One sentence for each Node whose agent gave no answer, so that chains are missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
 }
 
 impl Explanation {
+    /// The answer about a Service on which NPL does not act, for this reason.
+    pub fn of_inactive_service(key: &ObjectKey, reason: impl Into<String>) -> Self {
+        let links = vec![LinkReport::broken(Link::Enabled, reason, pages::NO_ANNOTATION)];
+        let chain = Chain { subject: format!("service {key}"), frontend: None, links };
+        Self { chains: vec![chain], missing: Vec::new() }
+    }
+
     /// Whether every condition of every chain holds.
     pub fn is_served(&self) -> bool {
         self.chains.iter().all(|chain| chain.first_broken().is_none())
+    }
+
+    /// The verdict on the asked-for object. A condition that does not hold takes precedence over a missing answer.
+    pub fn verdict(&self) -> Verdict {
+        if !self.is_served() {
+            Verdict::AtRisk
+        } else if self.missing.is_empty() {
+            Verdict::Healthy
+        } else {
+            Verdict::CannotTell
+        }
     }
 }
 
@@ -234,5 +257,5 @@ pub fn explain(state: &State, view: &AgentView, question: &Question) -> Explanat
         Question::Pod(key, port) => pod::chains(state, view, key, *port, None),
         Question::Service(key) => service::chains(state, view, key),
     };
-    Explanation { chains }
+    Explanation { chains, missing: Vec::new() }
 }

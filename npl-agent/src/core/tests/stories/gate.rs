@@ -80,3 +80,30 @@ fn the_gate_of_a_pod_with_a_conflicting_host_port_waits_for_its_containers() {
         "#]],
     );
 }
+
+/// The agent never closes a gate, so a Pod that is ready stays ready while the agent is away or restarts. A Pod that is
+/// created meanwhile becomes ready after the start.
+#[test]
+fn a_gate_stays_open_across_restarts_and_opens_after_the_start_for_a_pod_created_meanwhile() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         pod default/web-0 app=web gated 10.0.0.5
+         start
+         start
+         wait 90s",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            pod default/web-0 app=web gated 10.0.0.5
+            start
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+                open the gate of default/web-0
+            start
+                reserve 61000/tcp IPv4
+            wait 90s
+        "#]],
+    );
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Each check in both directions: it is ok on a healthy Node, and it reports a fault.
+
+use super::{
+    tests::{first_device, is, pinned, well},
+    *,
+};
+use crate::core::devices::LinkLayer;
+
+/// A fault that only the check of this key, or this check among others, has to report.
+type Fault = (&'static str, fn(&mut Facts));
+
+/// One fault for each check.
+const FAULTS: [Fault; 26] = [
+    ("kernel", |it| it.kernel.is_new_enough = false),
+    ("btf", |it| it.has_btf = false),
+    ("bpffs", |it| it.is_bpffs_mounted = false),
+    ("cap_bpf", |it| it.rights = Some(Rights { bpf: false, net_admin: true, perfmon: true })),
+    ("cap_net_admin", |it| it.rights = Some(Rights { bpf: true, net_admin: false, perfmon: true })),
+    ("cap_perfmon", |it| pinned(it).has_mitigated_programs = true),
+    ("agent", |it| it.is_agent_running = false),
+    ("datapath", |it| pinned(it).attached_devices.clear()),
+    ("devices", |it| first_device(it).link_layer = LinkLayer::Tagged),
+    ("addresses", |it| first_device(it).addresses.push([192, 0, 2, 77].into())),
+    ("program_order", |it| {
+        it.programs_ahead = Ok([("eth0".to_owned(), ["cil_from_netdev".to_owned()].into())].into());
+    }),
+    ("cni", |it| it.rule_names = Err("EAGAIN".to_owned())),
+    ("policy_engine", |it| it.rule_names = Err("EAGAIN".to_owned())),
+    ("service_proxy", |it| it.rule_names = Err("EAGAIN".to_owned())),
+    ("local_clients", |it| pinned(it).socket_hooks.clear()),
+    ("ip_forward", |it| drop(it.sysctls.ipv4_forwarding.insert("eth0".to_owned(), is("0")))),
+    ("ipv6_forwarding", |it| {
+        pinned(it).mappings.insert(Family::V6, 1);
+        it.sysctls.ipv6_forwarding = is("0");
+    }),
+    ("forward_chains", |it| it.forward_chains = Err("EPERM".to_owned())),
+    ("rp_filter", |it| it.sysctls.rp_filter = Setting::Unreadable("EPERM".to_owned())),
+    ("conntrack_liberal", |it| it.sysctls.tcp_be_liberal = is("0")),
+    ("conntrack_timeouts", |it| it.sysctls.tcp_unacknowledged = is("300")),
+    ("port_range", |it| it.sysctls.local_ports = is("1024 65535")),
+    ("service_ports", |it| it.sysctls.local_ports = is("1024 65535")),
+    ("nft_guard", |it| it.masquerading = Ok(Masquerading { has_nftables: true, is_done: true, guarded: None })),
+    ("reply_routes", |it| it.routing = Err("EPERM".to_owned())),
+    ("incoming_rules", |it| it.routing = Err("EPERM".to_owned())),
+];
+
+/// A new check needs a fault in the list, or this test fails.
+#[test]
+fn every_check_is_ok_on_a_healthy_node_and_reports_its_fault() {
+    let healthy = examine(&well());
+    let keys = |findings: &[Finding]| findings.iter().map(|finding| finding.key).collect::<Vec<_>>();
+    assert_eq!(keys(&healthy), FAULTS.map(|(key, _)| key));
+    for (key, fault) in FAULTS {
+        let state = |findings: &[Finding]| findings.iter().find(|finding| finding.key == key).map(|it| it.state);
+        assert_eq!(state(&healthy), Some(State::Ok), "{key}");
+        let mut facts = well();
+        fault(&mut facts);
+        assert_ne!(state(&examine(&facts)), Some(State::Ok), "{key} does not report its fault");
+    }
+}

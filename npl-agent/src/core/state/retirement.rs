@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The retirement of this Node, before an uninstallation.
+
+use std::collections::BTreeMap;
+
+use super::State;
+use crate::core::model::Pod;
+
+/// A step of the retirement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RetirementStep {
+    /// Lists of Pods and Services, and a read of the kernel's maps.
+    Prerequisites,
+    /// The API server removes the annotations.
+    Annotations,
+    /// The mappings drain and are removed.
+    Mappings,
+}
+
+impl State {
+    /// Whether this Node is being retired.
+    pub const fn is_retiring(&self) -> bool {
+        self.settings.is_retiring
+    }
+
+    /// Whether this Node is retired: no port is published or mapped, and none will be.
+    pub fn is_retired(&self) -> bool {
+        self.is_retiring() && self.left_to_retire().is_empty()
+    }
+
+    /// The steps that are left before this Node is retired, each as a phrase for operators. Empty unless the Node is
+    /// being retired.
+    pub fn left_to_retire(&self) -> BTreeMap<RetirementStep, String> {
+        let mut left = BTreeMap::new();
+        if !self.is_retiring() {
+            return left;
+        }
+        if !self.is_adopted {
+            let missing: Vec<String> = self.missing_prerequisites().iter().map(ToString::to_string).collect();
+            let text = if missing.is_empty() { "the first pass".to_owned() } else { missing.join(" and ") };
+            left.insert(RetirementStep::Prerequisites, text);
+        }
+        // A terminating Pod's annotation is deleted with the Pod.
+        let is_published = |pod: &&Pod| pod.annotation.is_some() && !pod.is_terminating;
+        let mut published = self.snapshot.pods().filter(is_published);
+        if let Some(first) = published.next() {
+            let text = format!(
+                "the API server to remove the annotations of {} Pods, such as {}",
+                1 + published.count(),
+                first.key
+            );
+            left.insert(RetirementStep::Annotations, text);
+        }
+        let mappings = self.observed.as_ref().map_or(0, |observed| observed.mappings.len());
+        if mappings > 0 {
+            left.insert(RetirementStep::Mappings, format!("{mappings} mappings to drain (--drain) and to be removed"));
+        }
+        left
+    }
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The rotation of the API server's certificate and of a Pod's credentials.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::{AGENT_USER, ControlPlane};
+use crate::agent::ServiceAccount;
+
+/// The folder of a service account below `/var/run`.
+pub const SERVICE_ACCOUNT: &str = "secrets/kubernetes.io/serviceaccount";
+
+impl ControlPlane {
+    /// Replaces the API server's certificate and CA by new ones. Returns once the API server is ready again. Clients
+    /// that exist already do not trust the new CA.
+    pub fn replace_certificate(&mut self) -> Result<()> {
+        self.stop_api_server()?;
+        // The API server creates a CA and a certificate if there are none.
+        fs::remove_dir_all(self.directory.join("certs")).context("remove the API server's certificate")?;
+        self.start_api_server()
+    }
+
+    /// Writes the files of the agent's service account, as the kubelet shows them to a Pod, below the folder that the
+    /// Pod sees as `/var/run`.
+    pub fn agent_service_account(&self, var_run: &Path) -> Result<ServiceAccount> {
+        let folder = var_run.join(SERVICE_ACCOUNT);
+        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+        fs::write(folder.join("namespace"), "npl-system").context("write the namespace")?;
+        fs::write(folder.join("token"), self.tokens.of(AGENT_USER)?).context("write the token")?;
+        fs::copy(self.certificate(), folder.join("ca.crt")).context("write the CA")?;
+        Ok(ServiceAccount { var_run: var_run.to_owned(), server: self.address() })
+    }
+}

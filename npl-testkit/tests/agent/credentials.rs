@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The rotation of the cluster's CA. The agent uses the service account of its Pod, as in a cluster.
+
+use std::fs;
+use std::time::Duration;
+
+use npl_testkit::agent::{Agent, Options};
+use npl_testkit::cluster::Cluster;
+use npl_testkit::control_plane::SERVICE_ACCOUNT;
+
+use crate::world::{NAMESPACE, World};
+
+/// Connects the test itself to an API server with a new certificate.
+fn reconnect(world: &mut World) {
+    world.cluster = Cluster::new(&world.plane).unwrap();
+    world.annotations = world.cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
+}
+
+#[test]
+fn a_rotated_ca_is_trusted_without_a_restart_of_the_agent() {
+    let mut world = World::behind_proxy_without_agent();
+    let var_run = world.run.file("var-run");
+    let mut account = world.plane.agent_service_account(&var_run).unwrap();
+    account.server.set_port(world.proxy().port());
+    world.agent = Some(Agent::start(Options { service_account: Some(account), ..world.agent_options(&[]) }).unwrap());
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let authority = var_run.join(SERVICE_ACCOUNT).join("ca.crt");
+    let old = fs::read(&authority).unwrap();
+
+    world.plane.replace_certificate().unwrap();
+    let new = fs::read(world.plane.certificate()).unwrap();
+    assert_ne!(old, new);
+    fs::write(&authority, [old, new.clone()].concat()).unwrap();
+    reconnect(&mut world);
+    world.create_pod("web-1");
+    world.assert_served("web-1");
+
+    fs::write(&authority, new).unwrap();
+    // The agent has to connect again, and verifies the certificate by the new CA alone.
+    world.proxy().cut();
+    world.create_pod("web-2");
+    world.assert_served("web-2");
+    assert!(world.agent().process().exit_status().is_none(), "the agent has exited");
+}
