@@ -42,7 +42,7 @@ use crate::{
         uplinks::{Uplinks, needs_attachments},
     },
     http::{Health, Servers},
-    kube::{self, contacts::WatchContacts, events::Recorder, patch::PodPatcher},
+    kube::{self, WatchedObjects, contacts::WatchContacts, events::Recorder, patch::PodPatcher},
     local,
     metrics::{Counts, DatapathCounters, FamilyTotals, Metrics},
     netlink,
@@ -79,6 +79,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         network_policy,
         attach,
         annotation_keys,
+        service_selector,
         resync,
         bpffs,
         cgroup,
@@ -103,7 +104,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     // of the two.
     let (sender, changes) = mpsc::channel(QUEUE);
     let contacts = WatchContacts::default();
-    let mut connecting = kube::connect_and_watch(kubeconfig, &node_name, &annotation_keys, &metrics, &contacts, sender);
+    let watched = WatchedObjects { node_name: node_name.clone(), service_selector };
+    let mut connecting = kube::connect_and_watch(kubeconfig, watched, &annotation_keys, &metrics, &contacts, sender);
     let (introspection, local_socket) = open_local_socket(runtime_dir, contacts, &node_name);
     let mut datapath = Datapath::open(&bpffs)?;
     let seed = random_seed()?;

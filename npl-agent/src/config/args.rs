@@ -198,6 +198,12 @@ pub struct RunArgs {
     )]
     pub annotation_domain: String,
 
+    /// Read only Services with these labels, in the syntax of `kubectl get --selector`, so that the API server sends
+    /// less data in large clusters. Node ports of other Services are withdrawn, as without the annotation. The agent
+    /// does not know the `nodePort`s of other Services: keep --port-range apart from them. Unset: all Services.
+    #[arg(long, env = "NPL_SERVICE_SELECTOR", value_name = "SELECTOR", value_parser = value::label_selector)]
+    pub service_selector: Option<String>,
+
     /// Write entries with the fields of this Antrea version, for load balancers that read its annotation: v1.7, v2.0 or
     /// v2.6.
     #[arg(long, env = "NPL_ANNOTATION_FORMAT", value_name = "VERSION", default_value = "v1.7")]

@@ -4,6 +4,7 @@
 pub mod args;
 pub mod environment;
 pub mod kubectl_args;
+mod label_selector;
 pub mod value;
 
 use std::{error::Error as _, net::SocketAddr, path::PathBuf, time::Duration};
@@ -47,6 +48,8 @@ pub struct Config {
     pub attach: Attach,
     /// The keys of the annotations.
     pub annotation_keys: AnnotationKeys,
+    /// The label selector of the Services to watch; all Services if `None`.
+    pub service_selector: Option<String>,
     /// The interval at which the kernel's state is compared with the desired state.
     pub resync: Duration,
     /// The mount point of the BPF file system.
@@ -103,6 +106,7 @@ impl TryFrom<RunArgs> for Config {
             attach,
             node_ip,
             annotation_domain,
+            service_selector,
             annotation_format,
             protocol_pairing,
             drain,
@@ -141,6 +145,7 @@ impl TryFrom<RunArgs> for Config {
             network_policy: if ignore_network_policy { NetworkPolicy::Ignored } else { NetworkPolicy::Applies },
             attach,
             annotation_keys: AnnotationKeys::new(&annotation_domain),
+            service_selector,
             resync,
             bpffs,
             cgroup,

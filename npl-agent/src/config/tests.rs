@@ -77,6 +77,7 @@ fn defaults_are_those_of_antrea_and_of_the_architecture() {
     assert_eq!(config.network_policy, NetworkPolicy::Applies);
     assert_eq!(config.annotation_keys.enabled, "nodeportlocal.antrea.io/enabled");
     assert_eq!(config.annotation_keys.mapping, "nodeportlocal.antrea.io");
+    assert_eq!(config.service_selector, None);
     assert_eq!(config.resync.as_secs(), 30);
     assert_eq!(config.cgroup, CgroupSelection::Auto);
     assert_eq!(config.guard, GuardMode::Auto);
@@ -106,6 +107,12 @@ fn protocols_are_named_in_any_order_and_case() {
 }
 
 #[test]
+fn a_selector_of_services_is_kept_as_it_is_written() {
+    let selector = "tier in (web, api),!canary";
+    assert_eq!(config(&["--service-selector", selector]).unwrap().service_selector.as_deref(), Some(selector));
+}
+
+#[test]
 fn devices_are_named_once_each() {
     let named = config(&["--devices", "eth0, eth1,eth0"]).unwrap().devices;
     assert_eq!(named, DeviceSelection::Named(vec!["eth0".to_owned(), "eth1".to_owned()]));
@@ -132,6 +139,8 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
         ("--annotation-domain", "Example.com", "for example nodeportlocal.antrea.io"),
         ("--annotation-domain", "example.com/x", "not an annotation domain"),
         ("--annotation-domain", "", "not an annotation domain"),
+        ("--service-selector", "npl of (yes)", "for example example.com/npl=yes"),
+        ("--service-selector", "", "not a label selector"),
         ("--protocols", "tcp,icmp", "give tcp, udp or sctp with commas between them"),
         ("--protocols", "", "not a list of protocols"),
         ("--devices", "eth0,,eth1", "for example eth0,eth1"),

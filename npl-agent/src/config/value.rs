@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use super::label_selector;
 use crate::{
     core::{
         devices::DeviceSelection,
@@ -60,6 +61,9 @@ pub enum ValueError {
          nodeportlocal.antrea.io"
     )]
     Domain(String),
+    /// Not a label selector.
+    #[error("{0:?} is not a label selector: give for example example.com/npl=yes or tier in (web,api)")]
+    LabelSelector(String),
     /// An unknown protocol in the list.
     #[error("{0:?} is not a list of protocols: give tcp, udp or sctp with commas between them, for example tcp,udp")]
     Protocols(String),
@@ -171,6 +175,11 @@ fn is_subdomain(text: &str, longest: usize) -> bool {
 pub(super) fn protocols(text: &str) -> Result<BTreeSet<Protocol>, ValueError> {
     let protocols: Result<_, _> = text.split(',').map(|name| name.trim().parse()).collect();
     protocols.map_err(|_unknown| ValueError::Protocols(text.to_owned()))
+}
+
+pub(super) fn label_selector(text: &str) -> Result<String, ValueError> {
+    let is_valid = label_selector::is_valid(text);
+    is_valid.then(|| text.to_owned()).ok_or_else(|| ValueError::LabelSelector(text.to_owned()))
 }
 
 pub(super) fn devices(text: &str) -> Result<DeviceSelection, ValueError> {

@@ -35,6 +35,7 @@ pub use convert::AnnotationKeys;
 use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::jiff::Timestamp;
 use tokio::{sync::mpsc::Sender, task::JoinSet};
+pub use watch::WatchedObjects;
 
 use self::{client::ConnectError, contacts::WatchContacts, watch_health::Observers};
 use crate::{
@@ -53,19 +54,19 @@ pub type Connection = (Client, BoxFuture<'static, ConnectError>, JoinSet<Watched
 /// The returned task fails if the kubeconfig or the service account is unusable.
 pub fn connect_and_watch(
     kubeconfig: Option<PathBuf>,
-    node_name: &str,
+    watched: WatchedObjects,
     keys: &AnnotationKeys,
     metrics: &Metrics,
     contacts: &WatchContacts,
     changes: Sender<Change>,
 ) -> JoinSet<Result<Connection, ConnectError>> {
-    let (node_name, keys) = (node_name.to_owned(), keys.clone());
+    let keys = keys.clone();
     let observers = Observers { metrics: metrics.clone(), contacts: contacts.clone() };
     let mut connecting = JoinSet::new();
     connecting.spawn(async move {
         let (client, url) = client::open(kubeconfig.as_deref(), "npl-agent").await?;
-        let watches = watch::spawn(&client, &node_name, &keys, &observers, &changes);
-        let refusal = client::refusal(client.clone(), url, node_name);
+        let watches = watch::spawn(&client, &watched, &keys, &observers, &changes);
+        let refusal = client::refusal(client.clone(), url, watched.node_name);
         Ok((client, refusal.boxed(), watches))
     });
     connecting

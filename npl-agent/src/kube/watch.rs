@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Watches the Pods of this Node, all Services and this Node, and sends their changes in the API server's order.
+//! Watches the Pods of this Node, the selected Services and this Node, and sends their changes in the API server's
+//! order.
 //!
 //! A watch resumes at the last resource version that it has received. If the API server's store was restored from a
 //! backup, the store is behind that version, and the API server would send nothing until it has caught up. So a watch
@@ -34,20 +35,31 @@ const WATCH_LENGTH: Duration = Duration::from_secs(WATCH_SECONDS as u64);
 /// How much later than requested the API server may end a watch.
 const WATCH_TOLERANCE: Duration = Duration::from_secs(5);
 
+/// The objects that the agent of a Node watches.
+#[derive(Debug, Clone)]
+pub struct WatchedObjects {
+    /// The name of the Node, which selects the Node and its Pods.
+    pub node_name: String,
+    /// The label selector of Services; `None` selects all.
+    pub service_selector: Option<String>,
+}
+
 /// Starts the three watches. They run until the receiver of `changes` is dropped; an earlier end is a fatal error.
 pub(super) fn spawn(
     client: &Client,
-    node_name: &str,
+    objects: &WatchedObjects,
     keys: &AnnotationKeys,
     observers: &Observers,
     changes: &Sender<Change>,
 ) -> JoinSet<WatchedResource> {
+    let WatchedObjects { node_name, service_selector } = objects;
     let watch = Watch::new(keys, Arc::new(observers.clone()), changes);
+    let services = Selection { fields: None, labels: service_selector.clone() };
     let mut tasks = JoinSet::new();
     tasks.spawn(
         watch.clone().follow::<PodObject>(client.clone(), Selection::of_fields(&format!("spec.nodeName={node_name}"))),
     );
-    tasks.spawn(watch.clone().follow::<ServiceObject>(client.clone(), Selection::default()));
+    tasks.spawn(watch.clone().follow::<ServiceObject>(client.clone(), services));
     tasks
         .spawn(watch.follow::<NodeObject>(client.clone(), Selection::of_fields(&format!("metadata.name={node_name}"))));
     tasks

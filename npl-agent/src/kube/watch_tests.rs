@@ -71,26 +71,55 @@ fn names(change: &Change) -> Vec<String> {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn the_watches_select_only_this_node_and_its_pods() {
+/// The first request of each of the agent's watches.
+async fn first_requests(service_selector: Option<&str>) -> BTreeSet<String> {
     let (client, mut server) = api_server();
     let (sender, changes) = mpsc::channel(16);
     let keys = AnnotationKeys::new("nodeportlocal.antrea.io");
     let observers = Observers { metrics: metrics(), contacts: WatchContacts::default() };
-    let tasks = spawn(&client, "worker-1", &keys, &observers, &sender);
+    let objects =
+        WatchedObjects { node_name: "worker-1".to_owned(), service_selector: service_selector.map(ToOwned::to_owned) };
+    let tasks = spawn(&client, &objects, &keys, &observers, &sender);
     let mut lines = BTreeSet::new();
     for _ in 0..3 {
         let request = server.next_request().await;
         lines.insert(request.line.clone());
         request.answer(200, json!({ "metadata": { "resourceVersion": "10" }, "items": [] }).to_string());
     }
+    drop((changes, tasks));
+    lines
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_watches_select_only_this_node_and_its_pods() {
+    let lines = first_requests(None).await;
     let expected = [
         "GET /api/v1/nodes?&fieldSelector=metadata.name%3Dworker-1",
         "GET /api/v1/pods?&fieldSelector=spec.nodeName%3Dworker-1",
         "GET /api/v1/services?&limit=500",
     ];
     assert!(lines.iter().eq(expected.iter()), "{lines:?}");
-    drop((changes, tasks));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_selector_limits_the_list_and_the_watch_of_services_only() {
+    let lines = first_requests(Some("tier in (web),!canary")).await;
+    let with_labels: Vec<&String> = lines.iter().filter(|line| line.contains("labelSelector")).collect();
+    assert_eq!(with_labels, ["GET /api/v1/services?&labelSelector=tier+in+%28web%29%2C%21canary&limit=500"]);
+
+    let (client, mut server) = api_server();
+    let selection = Selection { fields: None, labels: Some("npl=yes".to_owned()) };
+    let source = Source::<ServiceObject>::new(client, selection);
+    let (watch, ()) = tokio::join!(source.watch("10", 240), async {
+        let request = server.next_request().await;
+        assert!(
+            request.line.contains("watch=true") && request.line.contains("labelSelector=npl%3Dyes"),
+            "{}",
+            request.line
+        );
+        events(request, &[]);
+    });
+    assert!(watch.is_ok());
 }
 
 #[tokio::test(start_paused = true)]

@@ -205,6 +205,7 @@ const VARIABLES: &[VariableCase] = &[
     (&[("config.attach", "\"auto\"")], "NPL_ATTACH", "auto"),
     (&[("config.nodeIp", "\"external\"")], "NPL_NODE_IP", "external"),
     (&[("config.annotationDomain", "\"example.org\"")], "NPL_ANNOTATION_DOMAIN", "example.org"),
+    (&[("config.serviceSelector", "\"a in (b,c)\"")], "NPL_SERVICE_SELECTOR", "a in (b,c)"),
     (&[("config.annotationFormat", "\"v2.6\"")], "NPL_ANNOTATION_FORMAT", "v2.6"),
     (&[("config.protocolPairing", "\"merged\"")], "NPL_PROTOCOL_PAIRING", "merged"),
     (&[("config.drain", "\"1m30s\"")], "NPL_DRAIN", "1m30s"),

@@ -70,7 +70,7 @@ fn common_links(state: &State, key: &PodKey) -> Vec<LinkReport> {
     if enabled.is_empty() {
         let text = format!(
             "no Service in namespace {} is enabled: the annotation DOMAIN/enabled must be exactly \"true\", the type \
-             ClusterIP or LoadBalancer, and the selector not empty",
+             ClusterIP or LoadBalancer, the selector not empty, and the labels those of --service-selector if it is set",
             key.namespace
         );
         return vec![LinkReport::broken(Link::Enabled, text, pages::NO_ANNOTATION)];

@@ -9,7 +9,8 @@ pub(super) fn chains(state: &State, view: &AgentView, key: &ServiceKey) -> Vec<C
     let alone = |links: Vec<LinkReport>| vec![Chain { subject: subject(), frontend: None, links }];
     let Some(service) = state.snapshot.service(key) else {
         let text = "the agent acts on no Service of this name: it does not exist, its annotation DOMAIN/enabled is not \
-                    exactly \"true\", its type is NodePort or ExternalName, or its selector is empty";
+                    exactly \"true\", its type is NodePort or ExternalName, its selector is empty, or the agent's \
+                    --service-selector excludes its labels";
         return alone(vec![LinkReport::broken(Link::Enabled, text, pages::NO_ANNOTATION)]);
     };
     let enabled = LinkReport::ok(Link::Enabled, format!("service {key} is enabled"));
