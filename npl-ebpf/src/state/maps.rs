@@ -393,7 +393,8 @@ const PRIMARY_WORD: usize = offset_of!(Config, primary_v4) / size_of::<u64>();
 family_maps!(V4, v4, 3, {
     #[inline(always)]
     fn primary(config: &Config) -> Option<u32> {
-        Self::node_address(config.primary_v4_index as u8)
+        let addr = u32::from_ne_bytes(config.primary_v4);
+        if addr == 0 { None } else { Some(addr) }
     }
 
     #[inline(always)]

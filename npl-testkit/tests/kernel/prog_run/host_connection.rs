@@ -12,9 +12,10 @@ use npl_testkit::packet::sctp_chunks::{ABORT, DATA};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::errors::{about_reply, too_large};
+use super::flow_slots;
 use super::fragments::pieces;
 use super::scene::{
-    NODE_PORT, Tcp, Udp, becomes, client, client_ip, establish, flow, from, is_reply_translated, length, node,
+    NODE_PORT, Sctp, Tcp, Udp, becomes, client, client_ip, establish, flow, from, is_reply_translated, length, node,
     other_pod_ip, pod, router, sctp, tcp, to, udp, with_mappings,
 };
 use crate::counters::{establishing_request, first_request, reason, request};
@@ -103,6 +104,38 @@ fn client_connection_is_translated_despite_an_earlier_host_connection() {
         is_reply_translated(lab, ACK);
         let more = tcp(client(), node(), PSH | ACK, b"more");
         lab.ingress(&more).is(&to(&more, pod()), request("61000/tcp", length(&more)));
+    });
+}
+
+/// A Pod with CAP_NET_RAW sends from the Node's address and another Pod's node port to that Pod's client.
+#[test]
+fn forged_host_connection_takes_no_established_flow() {
+    for lost in ["nothing", "flow slot", "flow table"] {
+        with_mappings(|lab| {
+            for protocol in [Tcp, Udp, Sctp] {
+                flow_slots::establish_by(lab, protocol);
+                match lost {
+                    "flow slot" => lab.set_slot(flow(protocol), 0),
+                    "flow table" => lab.evict(flow(protocol)),
+                    _ => (),
+                }
+                leaves(lab, &flow_slots::packet(protocol, node(), client()));
+                let more = flow_slots::packet(protocol, client(), node());
+                let counted = request(flow_slots::mapping(protocol), length(&more));
+                lab.ingress(&more).is(&to(&more, pod()), counted);
+            }
+        });
+    }
+}
+
+/// New connections of TCP and SCTP begin with a handshake, which is never a reply to the host.
+#[test]
+fn forged_host_connection_takes_no_new_connection() {
+    with_mappings(|lab| {
+        for protocol in [Tcp, Sctp] {
+            leaves(lab, &flow_slots::packet(protocol, node(), client()));
+            flow_slots::establish_by(lab, protocol);
+        }
     });
 }
 
