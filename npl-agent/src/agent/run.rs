@@ -81,6 +81,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         annotation_keys,
         resync,
         bpffs,
+        max_flows,
         cgroup,
         guard,
         runtime_dir,
@@ -105,7 +106,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let contacts = WatchContacts::default();
     let mut connecting = kube::connect_and_watch(kubeconfig, &node_name, &annotation_keys, &metrics, &contacts, sender);
     let (introspection, local_socket) = open_local_socket(runtime_dir, contacts, &node_name);
-    let mut datapath = Datapath::open(&bpffs)?;
+    let mut datapath = Datapath::open_sized(&bpffs, max_flows)?;
     let seed = random_seed()?;
     datapath.configure(port_range, || seed)?;
     datapath.hooks.prepare(forwarding)?;

@@ -19,6 +19,7 @@ use crate::{
             xdp::Attach,
         },
         model::{Family, settings::Settings},
+        sizes::MaxFlows,
     },
     datapath::CgroupSelection,
     kube::AnnotationKeys,
@@ -51,6 +52,8 @@ pub struct Config {
     pub resync: Duration,
     /// The mount point of the BPF file system.
     pub bpffs: PathBuf,
+    /// Flows of each IP family that the flow table has room for.
+    pub max_flows: MaxFlows,
     /// The local processes whose sockets can connect to mappings.
     pub cgroup: CgroupSelection,
     /// Whether the agent maintains the nftables table.
@@ -109,6 +112,7 @@ impl TryFrom<RunArgs> for Config {
             quarantine,
             resync,
             bpffs,
+            max_flows,
             cgroup,
             nft_guard,
             retire,
@@ -143,6 +147,7 @@ impl TryFrom<RunArgs> for Config {
             annotation_keys: AnnotationKeys::new(&annotation_domain),
             resync,
             bpffs,
+            max_flows,
             cgroup,
             guard: nft_guard,
             runtime_dir,

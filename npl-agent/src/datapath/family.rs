@@ -22,6 +22,7 @@ use npl_common::{
 use super::{
     error::DatapathError,
     layout::{Layout, frontend_key},
+    machine,
     pins::Pins,
     predecessor::{Entries, Predecessor},
     sys,
@@ -74,6 +75,8 @@ pub(super) trait FamilyMaps: Send {
     fn set_endpoints(&mut self, endpoints: &BTreeMap<Sender, Endpoint>) -> Result<(), DatapathError>;
     fn remove_endpoint(&mut self, sender: Sender) -> Result<(), DatapathError>;
 
+    /// The number of flows that the flow table has room for.
+    fn flow_capacity(&self) -> usize;
     /// Number of established conntrack entries.
     fn flow_count(&self) -> Result<usize, DatapathError>;
     /// Every established conntrack entry; entries of an unknown protocol are ignored.
@@ -127,6 +130,7 @@ pub(super) struct Maps<L: Layout> {
     pub(super) allow: LpmTrie<MapData, L::Source, u32>,
     endpoint: HashMap<MapData, L::Endpoint, Endpoint>,
     pub(super) flow: HashMap<MapData, L::FlowKey, L::Flow>,
+    flow_capacity: usize,
     lookup_cache: Array<MapData, L::CacheEntry>,
     half_open: Array<MapData, u64>,
     unmapped: Array<MapData, u64>,
@@ -135,13 +139,15 @@ pub(super) struct Maps<L: Layout> {
 
 impl<L: Layout> Maps<L> {
     pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
+        let flow: HashMap<_, _, _> = open(pins, L::FLOW)?;
         Ok(Self {
             local: open(pins, L::LOCAL)?,
             local_index: open(pins, L::LOCAL_INDEX)?,
             mapping: open(pins, L::MAPPING)?,
             allow: open(pins, L::ALLOW)?,
             endpoint: open(pins, L::ENDPOINT)?,
-            flow: open(pins, L::FLOW)?,
+            flow_capacity: machine::stated_entries(flow.map(), L::FLOW)?,
+            flow,
             lookup_cache: open(pins, L::LOOKUP_CACHE)?,
             half_open: open(pins, L::HALF_OPEN)?,
             unmapped: open(pins, L::UNMAPPED)?,
@@ -264,6 +270,10 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         tolerate_missing(self.endpoint.remove(&key)).map_err(DatapathError::map("write", L::ENDPOINT))
     }
 
+    fn flow_capacity(&self) -> usize {
+        self.flow_capacity
+    }
+
     fn flow_count(&self) -> Result<usize, DatapathError> {
         let mut count = 0;
         self.read_flows(|_, _| count += 1)?;
@@ -322,7 +332,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
             count += 1;
             expired.extend(is_expired(key, flow, true).then_some(*key));
         })?;
-        let is_crowded = flows::is_crowded(count);
+        let is_crowded = flows::is_crowded(count, self.flow_capacity);
         let mut removed = 0;
         for key in expired {
             // The entry may be in use again. If a packet arrives between these two calls, the client's next packet

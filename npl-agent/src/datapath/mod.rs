@@ -15,6 +15,7 @@ pub mod inspect;
 mod layout;
 pub mod load;
 pub mod local_clients;
+mod machine;
 pub mod mappings;
 mod next_hops;
 mod object;

@@ -243,6 +243,11 @@ impl Tables {
         Ok([self.family(Family::V4).flows()?, self.family(Family::V6).flows()?].concat())
     }
 
+    /// Number of flows of IPv4 and IPv6 that the flow tables have room for.
+    pub fn flow_capacities(&self) -> [usize; 2] {
+        [self.family(Family::V4).flow_capacity(), self.family(Family::V6).flow_capacity()]
+    }
+
     /// Number of established conntrack entries of IPv4 and IPv6.
     ///
     /// # Errors

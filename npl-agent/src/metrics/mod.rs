@@ -14,7 +14,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use npl_common::{flow::MAX_FLOWS, names::ABI_VERSION};
+use npl_common::names::ABI_VERSION;
 use prometheus_client::{
     encoding::text,
     metrics::{
@@ -177,6 +177,11 @@ impl Metrics {
         self.0.families.flows.get_or_create(&FamilyLabel { family }).set(gauge(count as u64));
     }
 
+    /// Sets the number of flows that the flow table of each IP family has room for.
+    pub fn set_flow_limit(&self, flows: usize) {
+        self.0.families.flow_limit.set(gauge(flows as u64));
+    }
+
     /// Counts a Kubernetes Event by its outcome.
     pub fn count_event(&self, outcome: EventOutcome) {
         self.0.families.events.get_or_create(&EventLabel { outcome }).inc();
@@ -316,7 +321,6 @@ impl Families {
             "Entries of the flow table at the last sweep, by IP family; npl_flow_table_max_entries is the limit of each",
             flows,
         );
-        flow_limit.set(gauge(MAX_FLOWS.into()));
         registry.register(
             "flow_table_max_entries",
             "Entries that the flow table of an IP family has room for",

@@ -40,6 +40,7 @@ fn encode_samples() -> String {
     metrics.observe_pass(Duration::from_millis(1), Some(UNIX_EPOCH + Duration::from_secs(7)));
     metrics.count_patch(PatchOutcome::TimedOut, Duration::from_secs(10));
     metrics.observe_publication(Duration::from_millis(3));
+    metrics.set_flow_limit(131_072);
     metrics.set_flows(Family::V6, 17);
     metrics.count_event(EventOutcome::Repeated);
     metrics.count_watch_failure(WatchedResource::Services, FailureKind::Forbidden);
