@@ -23,7 +23,7 @@ use crate::{
         introspection::{Introspection, device_views},
     },
     core::{
-        model::{Moment, snapshot::Change},
+        model::{Family, Moment, snapshot::Change},
         op::{Failure, Op, PodWrite},
         publish::delays::PublishDelays,
         state::State,
@@ -35,7 +35,7 @@ use crate::{
     },
     http::Health,
     local::Request,
-    metrics::{Metrics, OpOutcome, WatchedResource},
+    metrics::{Metrics, OpOutcome, RemovalCause, WatchedResource},
     netlink::{self, Survey, SurveyTask},
     process::{error_chain::ErrorChain, memory},
     sockets::ReserveError,
@@ -288,7 +288,10 @@ impl Reconciler {
         if !is_settled {
             self.deadline = Some(self.now());
         }
-        self.executor.purge_flows()?;
+        let purged = self.executor.purge_flows()?;
+        Family::ALL.into_iter().zip(purged).for_each(|(family, count)| {
+            self.metrics.count_removed_flows(family, RemovalCause::MappingRemoved, count as u64);
+        });
         if done > 0 {
             debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass completed");
             ChangeLog::count(&self.state, &self.metrics);

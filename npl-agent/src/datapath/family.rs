@@ -81,8 +81,10 @@ pub(super) trait FamilyMaps: Send {
     fn flow_count(&self) -> Result<usize, DatapathError>;
     /// Every established conntrack entry; entries of an unknown protocol are ignored.
     fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError>;
-    /// Removes the conntrack entries of these Pod endpoints.
-    fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError>;
+    /// Removes the conntrack entries of these Pod endpoints. Returns their number.
+    fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<usize, DatapathError>;
+    /// The number of socket reverse NAT entries, and the number that there is room for.
+    fn socket_rnat_fill(&self) -> Result<(usize, usize), DatapathError>;
     /// The Pod addresses and ports (host byte order) of all socket reverse NAT entries.
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
     /// Removes the socket reverse NAT entries of these Pod addresses and ports.
@@ -115,11 +117,11 @@ pub(super) trait FamilyMaps: Send {
 
 /// The result of a sweep of the flow table.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SweptFlows {
+pub struct SweptFlows {
     /// Entries that were removed.
-    pub(super) removed: usize,
+    pub removed: usize,
     /// Entries that are left.
-    pub(super) left: usize,
+    pub left: usize,
 }
 
 /// The pinned maps of an IP family.
@@ -300,10 +302,17 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         Ok(records)
     }
 
-    fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError> {
+    fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<usize, DatapathError> {
         let mut stale = Vec::new();
         self.read_flows(|key, _| stale.extend(senders.contains(&L::pod_endpoint(key)).then_some(*key)))?;
-        stale.iter().try_for_each(|key| self.remove_flow(key))
+        stale.iter().try_for_each(|key| self.remove_flow(key))?;
+        Ok(stale.len())
+    }
+
+    fn socket_rnat_fill(&self) -> Result<(usize, usize), DatapathError> {
+        let mut count = 0;
+        self.read_socket_rnat(|_| count += 1)?;
+        Ok((count, machine::stated_entries(self.socket_rnat.map(), L::SOCKET_RNAT)?))
     }
 
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError> {

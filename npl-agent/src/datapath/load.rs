@@ -273,12 +273,13 @@ impl Datapath {
         ranges.iter().try_for_each(|range| maps.remove_source(frontend, *range))
     }
 
-    /// Removes the conntrack entries of endpoints that were removed since the last call.
+    /// Removes the conntrack entries of endpoints that were removed since the last call. Returns their number for IPv4
+    /// and IPv6.
     ///
     /// # Errors
     ///
     /// If a BPF map operation fails.
-    pub fn purge_flows(&mut self) -> Result<(), DatapathError> {
+    pub fn purge_flows(&mut self) -> Result<[usize; 2], DatapathError> {
         self.writer.purge_flows(&mut self.tables)
     }
 

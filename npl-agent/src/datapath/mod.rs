@@ -33,6 +33,7 @@ mod xdp;
 pub use attach::Hooks;
 pub use cgroup::CgroupSelection;
 pub use error::DatapathError;
+pub use family::SweptFlows;
 pub use load::Datapath;
 pub use local_clients::ServedClients;
 pub use object::embedded_object;

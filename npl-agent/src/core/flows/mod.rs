@@ -4,6 +4,7 @@
 //! A full flow table evicts the least recently used entry, which may be an idle open connection. The sweeper removes
 //! closed connections and short UDP exchanges before the table is full.
 
+pub mod evictions;
 pub mod half_open;
 
 use npl_common::{

@@ -10,6 +10,7 @@ use aya::maps::{HashMap, MapData};
 use nix::time::{ClockId, clock_gettime};
 use npl_agent::agent::sweeper::Sweeper;
 use npl_agent::core::model::{Family, Protocol};
+use npl_agent::datapath::SweptFlows;
 use npl_agent::metrics::{Counts, DatapathCounters, Format, Metrics};
 use npl_common::flow::{FlowKeyV4, FlowState, FlowV4};
 use npl_common::names::MAP_FLOW_V4;
@@ -129,7 +130,7 @@ fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
         }
         let mut left = BTreeMap::new();
         let mut swept = |after| {
-            let report = |family, count| left.extend([(family, count)]);
+            let report = |family, swept: SweptFlows| left.extend([(family, swept.left)]);
             lab.datapath.tables.remove_expired_flows(after, report).unwrap()
         };
         assert_eq!(swept(AFTER_CLOSED), 0, "the table is not crowded");
@@ -138,6 +139,26 @@ fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
         assert_eq!(swept(AFTER_CLOSED), capacity / 2);
         assert_eq!(left, BTreeMap::from([(Family::V4, 1), (Family::V6, 0)]));
         assert_eq!(lab.datapath.tables.flow_count().unwrap(), 1, "only the TCP connection is left");
+    });
+}
+
+/// The kernel keeps free elements aside for each CPU, and evicts entries while other CPUs have free elements.
+#[test]
+fn the_stated_number_of_flows_is_available_without_evictions() {
+    with_family(Family::V4, |lab| {
+        let [capacity, _] = lab.datapath.tables.flow_capacities();
+        let threads = aya::util::nr_cpus().unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                scope.spawn(move || {
+                    let mut flows = open(MAP_FLOW_V4);
+                    for client in (thread..capacity).step_by(threads) {
+                        insert(&mut flows, Tcp, client.try_into().unwrap(), [ACK, ACK]);
+                    }
+                });
+            }
+        });
+        assert_eq!(lab.datapath.tables.flow_count().unwrap(), capacity);
     });
 }
 
