@@ -132,12 +132,13 @@ impl Executor {
         }
     }
 
-    /// Removes the connection tracking entries of endpoints that earlier ops have removed.
+    /// Removes the connection tracking entries of endpoints that earlier ops have removed. Returns their number for
+    /// IPv4 and IPv6.
     ///
     /// # Errors
     ///
     /// If a BPF map operation fails.
-    pub fn purge_flows(&mut self) -> Result<(), DatapathError> {
+    pub fn purge_flows(&mut self) -> Result<[usize; 2], DatapathError> {
         self.datapath.purge_flows()
     }
 

@@ -24,7 +24,7 @@ use crate::{
     },
     core::{
         devices::takeover::served_by_former_only,
-        model::{Moment, snapshot::Change},
+        model::{Family, Moment, snapshot::Change},
         op::{Failure, Op, PodWrite},
         publish::delays::PublishDelays,
         state::State,
@@ -36,7 +36,7 @@ use crate::{
     },
     http::Health,
     local::Request,
-    metrics::{Metrics, OpOutcome, WatchedResource},
+    metrics::{Metrics, OpOutcome, RemovalCause, WatchedResource},
     netlink::{self, Survey, SurveyTask},
     process::{error_chain::ErrorChain, memory},
     sockets::ReserveError,
@@ -290,7 +290,10 @@ impl Reconciler {
         if !is_settled {
             self.deadline = Some(self.now());
         }
-        self.executor.purge_flows()?;
+        let purged = self.executor.purge_flows()?;
+        Family::ALL.into_iter().zip(purged).for_each(|(family, count)| {
+            self.metrics.count_removed_flows(family, RemovalCause::MappingRemoved, count as u64);
+        });
         if done > 0 {
             debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass completed");
             ChangeLog::count(&self.state, &self.metrics);

@@ -82,6 +82,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         service_selector,
         resync,
         bpffs,
+        max_flows,
         cgroup,
         guard,
         runtime_dir,
@@ -107,7 +108,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let watched = WatchedObjects { node_name: node_name.clone(), service_selector };
     let mut connecting = kube::connect_and_watch(kubeconfig, watched, &annotation_keys, &metrics, &contacts, sender);
     let (introspection, local_socket) = open_local_socket(runtime_dir, contacts, &node_name);
-    let mut datapath = Datapath::open(&bpffs)?;
+    let mut datapath = Datapath::open_sized(&bpffs, max_flows)?;
     let seed = random_seed()?;
     datapath.configure(port_range, || seed)?;
     datapath.hooks.prepare(forwarding)?;

@@ -9,15 +9,19 @@ use std::{
     time::Duration,
 };
 
+use npl_common::half_open;
 use tracing::{debug, warn};
 
 use crate::{
     core::{
-        flows::half_open::{HalfOpenExpiry, SWEEP_INTERVAL_NS},
-        model::last::Last,
+        flows::{
+            evictions::{EvictionEstimate, Sweep},
+            half_open::{HalfOpenExpiry, SWEEP_INTERVAL_NS},
+        },
+        model::{Family, last::Last},
     },
-    datapath::{DatapathError, Pins, Tables, kernel_clock},
-    metrics::Metrics,
+    datapath::{DatapathError, Pins, SweptFlows, Tables, kernel_clock},
+    metrics::{Metrics, RemovalCause, SweptTable},
     process::error_chain::ErrorChain,
 };
 
@@ -39,6 +43,8 @@ impl Sweeper {
     /// If the maps cannot be opened.
     pub fn start(bpffs: &Path, metrics: Metrics) -> Result<Self, DatapathError> {
         let tables = Tables::open(&Pins::new(bpffs))?;
+        // Both families have the same size.
+        metrics.set_flow_limit(tables.flow_capacities().into_iter().min().unwrap_or_default());
         let (end, ended) = mpsc::channel();
         let thread = thread::Builder::new().name("sweeper".to_owned()).spawn(move || sweep(tables, &metrics, &ended));
         if let Err(error) = &thread {
@@ -59,10 +65,9 @@ impl Drop for Sweeper {
 }
 
 fn sweep(mut tables: Tables, metrics: &Metrics, ended: &Receiver<()>) {
-    let (mut failing, mut expiry) = (Last::default(), <[HalfOpenExpiry; 2]>::default());
+    let (mut failing, mut memory) = (Last::default(), Memory::default());
     while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-        let flows = tables.remove_expired_flows(kernel_clock(), |family, left| metrics.set_flows(family, left));
-        let swept = flows.and_then(|flows| Ok(flows + tables.remove_expired_half_open(&mut expiry)?));
+        let swept = sweep_once(&mut tables, metrics, &mut memory);
         let is_change = failing.update(swept.is_err());
         match &swept {
             Ok(0) => {}
@@ -77,4 +82,35 @@ fn sweep(mut tables: Tables, metrics: &Metrics, ended: &Receiver<()>) {
             }
         }
     }
+}
+
+/// What one sweep needs to know of the earlier ones, for IPv4 and IPv6.
+#[derive(Debug, Default)]
+struct Memory {
+    half_open: [HalfOpenExpiry; 2],
+    evictions: [EvictionEstimate; 2],
+}
+
+/// Removes expired entries and returns their number. Sets the gauges of tables, and counts removals.
+fn sweep_once(tables: &mut Tables, metrics: &Metrics, memory: &mut Memory) -> Result<usize, DatapathError> {
+    // The counters are read before the entries, so that the estimate has no entry that it does not know to be new.
+    let established = [tables.totals(Family::V4)?.established_flows, tables.totals(Family::V6)?.established_flows];
+    let mut swept = Vec::new();
+    let mut removed = tables.remove_expired_flows(kernel_clock(), |family, flows| swept.push((family, flows)))?;
+    let capacities = tables.flow_capacities();
+    for (index, (family, SweptFlows { removed, left })) in swept.into_iter().enumerate() {
+        metrics.set_flows(family, left);
+        metrics.count_removed_flows(family, RemovalCause::Expired, removed as u64);
+        let purged = metrics.removed_flows(family, RemovalCause::MappingRemoved);
+        let sweep = Sweep { found: left + removed, expired: removed, established: established[index], purged };
+        let evicted = memory.evictions[index].observe(sweep, capacities[index]);
+        metrics.count_removed_flows(family, RemovalCause::Evicted, evicted);
+    }
+    removed += tables.remove_expired_half_open(&mut memory.half_open)?;
+    for (family, half_open) in Family::ALL.into_iter().zip(&memory.half_open) {
+        metrics.set_table_fill(SweptTable::HalfOpen, family, half_open.used(), half_open::WORDS as usize);
+        let (used, capacity) = tables.socket_rnat_fill(family)?;
+        metrics.set_table_fill(SweptTable::SocketReverseNat, family, used, capacity);
+    }
+    Ok(removed)
 }

@@ -33,7 +33,7 @@ pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
         }
         taken => taken?,
     };
-    let mut datapath = Datapath::open(&args.bpffs)?;
+    let mut datapath = Datapath::open_sized(&args.bpffs, args.max_flows)?;
     let (loaded, refused): (Vec<_>, Vec<_>) = datapath.hooks.load_all().into_iter().partition(Result::is_ok);
     // Not every kernel supports every program. A failed load is an error of the agent only if its flags need the
     // program.

@@ -19,6 +19,7 @@ use crate::{
             settings::{AnnotationFormat, NodeIpSource, PortRange, ProtocolPairing},
             sources::SourceRange,
         },
+        sizes::MaxFlows,
         view::PortState,
         why::Question,
     },
@@ -236,6 +237,11 @@ pub struct RunArgs {
     )]
     pub bpffs: PathBuf,
 
+    /// Make room for this many flows of each IP family, from 4096 to 8388608. "auto" takes one for each 32 KiB of the
+    /// machine's memory, from 32768 to 262144. docs/reference/sizes.md has the memory of the maps by number of CPUs.
+    #[arg(long, env = "NPL_MAX_FLOWS", value_name = "auto|NUMBER", default_value = "auto")]
+    pub max_flows: MaxFlows,
+
     /// Let the Node's own processes, Pods included, connect to mappings if they belong to this cgroup v2 or one below
     /// it. "auto" finds the root of the hierarchy; in a container, give the mount point of the Node's hierarchy. "none"
     /// turns this off.
@@ -291,6 +297,10 @@ pub struct LoadArgs {
     /// Pin the programs below this mount point of the BPF file system, where the agent finds them.
     #[arg(long, env = "NPL_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
     pub bpffs: PathBuf,
+
+    /// Make room for this many flows: the value of the agent, which otherwise replaces the maps.
+    #[arg(long, env = "NPL_MAX_FLOWS", value_name = "auto|NUMBER", default_value = "auto")]
+    pub max_flows: MaxFlows,
 
     /// First mount a BPF file system there, if none is mounted. This needs `CAP_SYS_ADMIN` and, in a container, a mount
     /// with bidirectional propagation.

@@ -20,6 +20,7 @@ use crate::{
             xdp::Attach,
         },
         model::{Family, settings::Settings},
+        sizes::MaxFlows,
     },
     datapath::CgroupSelection,
     kube::AnnotationKeys,
@@ -54,6 +55,8 @@ pub struct Config {
     pub resync: Duration,
     /// The mount point of the BPF file system.
     pub bpffs: PathBuf,
+    /// Flows of each IP family that the flow table has room for.
+    pub max_flows: MaxFlows,
     /// The local processes whose sockets can connect to mappings.
     pub cgroup: CgroupSelection,
     /// Whether the agent maintains the nftables table.
@@ -113,6 +116,7 @@ impl TryFrom<RunArgs> for Config {
             quarantine,
             resync,
             bpffs,
+            max_flows,
             cgroup,
             nft_guard,
             retire,
@@ -148,6 +152,7 @@ impl TryFrom<RunArgs> for Config {
             service_selector,
             resync,
             bpffs,
+            max_flows,
             cgroup,
             guard: nft_guard,
             runtime_dir,

@@ -14,6 +14,7 @@ use crate::{
             Protocol,
             settings::{NodeIpSource, ProtocolPairing},
         },
+        sizes::MaxFlows,
     },
     nft_guard::GuardMode,
 };
@@ -86,6 +87,14 @@ fn defaults_are_those_of_antrea_and_of_the_architecture() {
 }
 
 #[test]
+fn the_number_of_flows_is_by_memory_or_given() {
+    let max_flows = |flags: &[&str]| config(flags).unwrap().max_flows;
+    assert_eq!(max_flows(&[]), MaxFlows::Auto);
+    assert_eq!(max_flows(&["--max-flows", "auto"]), MaxFlows::Auto);
+    assert_eq!(max_flows(&["--max-flows", "500000"]), MaxFlows::Flows(500_000));
+}
+
+#[test]
 fn network_policy_is_ignored_on_demand_only() {
     let config = config(&["--forwarding", "redirect", "--ignore-network-policy"]).unwrap();
     assert_eq!((config.forwarding, config.network_policy), (Forwarding::Redirect, NetworkPolicy::Ignored));
@@ -150,6 +159,9 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
         ("--forwarding", "tunnel", "give stack, redirect or offload"),
         ("--bpffs", "sys/fs/bpf", "not an absolute path"),
         ("--cgroup", "sys/fs/cgroup", "give auto, none or an absolute path, for example /sys/fs/cgroup"),
+        ("--max-flows", "", "give auto or a number from 4096 to 8388608, for example 131072"),
+        ("--max-flows", "4095", "\"4095\" is not a number of flows"),
+        ("--max-flows", "1e6", "not a number of flows"),
         ("--nft-guard", "yes", "give auto, on or off"),
         ("--listen", "9911", "for example 127.0.0.1:9911"),
         ("--metrics-listen", "9912", "for example 192.0.2.10:9912"),

@@ -29,6 +29,7 @@ pub mod op;
 pub mod pages;
 pub mod ports;
 pub mod publish;
+pub mod sizes;
 pub mod state;
 pub mod verdict;
 pub mod view;

@@ -56,6 +56,30 @@ pub enum DatapathError {
          that has the capability, as in deploy/npl.yaml"
     )]
     TraceNeedsPerfmon,
+    /// The number of CPUs cannot be read.
+    #[error("read the number of possible CPUs from {path}")]
+    PossibleCpus {
+        /// The file.
+        path: &'static str,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The maps do not fit into the container's memory.
+    #[error(
+        "the maps for {flows} flows of each IP family need {needed} MiB on this machine, but the container's memory limit is \
+         {limit} MiB: raise resources.limits.memory to at least {sufficient}Mi, or lower --max-flows"
+    )]
+    TooLargeForContainer {
+        /// Flows of each IP family.
+        flows: u32,
+        /// Memory of the maps, MiB.
+        needed: u64,
+        /// The container's limit, MiB.
+        limit: u64,
+        /// A limit that also has room for the agent, MiB.
+        sufficient: u64,
+    },
     /// The path of `--bpffs` is not a bpffs.
     #[error(
         "{path} is not a BPF file system: mount one there (`mount -t bpf bpf {path}`) or name another with --bpffs",

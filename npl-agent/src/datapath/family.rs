@@ -22,6 +22,7 @@ use npl_common::{
 use super::{
     error::DatapathError,
     layout::{Layout, frontend_key},
+    machine,
     pins::Pins,
     predecessor::{Entries, Predecessor},
     sys,
@@ -74,12 +75,16 @@ pub(super) trait FamilyMaps: Send {
     fn set_endpoints(&mut self, endpoints: &BTreeMap<Sender, Endpoint>) -> Result<(), DatapathError>;
     fn remove_endpoint(&mut self, sender: Sender) -> Result<(), DatapathError>;
 
+    /// The number of flows that the flow table has room for.
+    fn flow_capacity(&self) -> usize;
     /// Number of established conntrack entries.
     fn flow_count(&self) -> Result<usize, DatapathError>;
     /// Every established conntrack entry; entries of an unknown protocol are ignored.
     fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError>;
-    /// Removes the conntrack entries of these Pod endpoints.
-    fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError>;
+    /// Removes the conntrack entries of these Pod endpoints. Returns their number.
+    fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<usize, DatapathError>;
+    /// The number of socket reverse NAT entries, and the number that there is room for.
+    fn socket_rnat_fill(&self) -> Result<(usize, usize), DatapathError>;
     /// The Pod addresses and ports (host byte order) of all socket reverse NAT entries.
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
     /// Removes the socket reverse NAT entries of these Pod addresses and ports.
@@ -112,11 +117,11 @@ pub(super) trait FamilyMaps: Send {
 
 /// The result of a sweep of the flow table.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SweptFlows {
+pub struct SweptFlows {
     /// Entries that were removed.
-    pub(super) removed: usize,
+    pub removed: usize,
     /// Entries that are left.
-    pub(super) left: usize,
+    pub left: usize,
 }
 
 /// The pinned maps of an IP family.
@@ -127,6 +132,7 @@ pub(super) struct Maps<L: Layout> {
     pub(super) allow: LpmTrie<MapData, L::Source, u32>,
     endpoint: HashMap<MapData, L::Endpoint, Endpoint>,
     pub(super) flow: HashMap<MapData, L::FlowKey, L::Flow>,
+    flow_capacity: usize,
     lookup_cache: Array<MapData, L::CacheEntry>,
     half_open: Array<MapData, u64>,
     unmapped: Array<MapData, u64>,
@@ -135,13 +141,15 @@ pub(super) struct Maps<L: Layout> {
 
 impl<L: Layout> Maps<L> {
     pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
+        let flow: HashMap<_, _, _> = open(pins, L::FLOW)?;
         Ok(Self {
             local: open(pins, L::LOCAL)?,
             local_index: open(pins, L::LOCAL_INDEX)?,
             mapping: open(pins, L::MAPPING)?,
             allow: open(pins, L::ALLOW)?,
             endpoint: open(pins, L::ENDPOINT)?,
-            flow: open(pins, L::FLOW)?,
+            flow_capacity: machine::stated_entries(flow.map(), L::FLOW)?,
+            flow,
             lookup_cache: open(pins, L::LOOKUP_CACHE)?,
             half_open: open(pins, L::HALF_OPEN)?,
             unmapped: open(pins, L::UNMAPPED)?,
@@ -264,6 +272,10 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         tolerate_missing(self.endpoint.remove(&key)).map_err(DatapathError::map("write", L::ENDPOINT))
     }
 
+    fn flow_capacity(&self) -> usize {
+        self.flow_capacity
+    }
+
     fn flow_count(&self) -> Result<usize, DatapathError> {
         let mut count = 0;
         self.read_flows(|_, _| count += 1)?;
@@ -290,10 +302,17 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         Ok(records)
     }
 
-    fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError> {
+    fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<usize, DatapathError> {
         let mut stale = Vec::new();
         self.read_flows(|key, _| stale.extend(senders.contains(&L::pod_endpoint(key)).then_some(*key)))?;
-        stale.iter().try_for_each(|key| self.remove_flow(key))
+        stale.iter().try_for_each(|key| self.remove_flow(key))?;
+        Ok(stale.len())
+    }
+
+    fn socket_rnat_fill(&self) -> Result<(usize, usize), DatapathError> {
+        let mut count = 0;
+        self.read_socket_rnat(|_| count += 1)?;
+        Ok((count, machine::stated_entries(self.socket_rnat.map(), L::SOCKET_RNAT)?))
     }
 
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError> {
@@ -322,7 +341,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
             count += 1;
             expired.extend(is_expired(key, flow, true).then_some(*key));
         })?;
-        let is_crowded = flows::is_crowded(count);
+        let is_crowded = flows::is_crowded(count, self.flow_capacity);
         let mut removed = 0;
         for key in expired {
             // The entry may be in use again. If a packet arrives between these two calls, the client's next packet

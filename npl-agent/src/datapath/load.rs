@@ -14,6 +14,7 @@ use npl_common::{config::Config, names::ABI_VERSION};
 use super::{
     attach::Hooks,
     error::DatapathError,
+    machine,
     mappings::MappingWriter,
     next_hops::NextHops,
     pins::Pins,
@@ -27,6 +28,7 @@ use crate::{
     core::{
         devices::{Device, Direction, plan::DevicePlan, redirect::PodNextHop},
         model::{Backend, Frontend, settings::PortRange, sources::SourceRange},
+        sizes::{MaxFlows, TableSizes},
     },
     process::selinux,
 };
@@ -48,20 +50,32 @@ pub struct Datapath {
 }
 
 impl Datapath {
-    /// Checks the Node's requirements, adopts pinned maps and programs, and loads missing ones. It attaches no program:
-    /// links of an earlier agent run their programs until [`Hooks::attach`] replaces them.
+    /// As [`Self::open_sized`], with the sizes that are the default on this machine.
     ///
     /// # Errors
     ///
-    /// If a requirement is not met, or the kernel rejects a map or program.
+    /// As [`Self::open_sized`].
     pub fn open(bpffs: &Path) -> Result<Self, DatapathError> {
-        preflight::check(bpffs)?;
-        Self::adopt(Pins::new(bpffs)).map_err(|error| error.or_denied_by_selinux(selinux::enforced_type))
+        Self::open_sized(bpffs, MaxFlows::Auto)
     }
 
-    fn adopt(pins: Pins) -> Result<Self, DatapathError> {
+    /// Checks the Node's requirements, adopts pinned maps and programs, and loads missing ones. It attaches no program:
+    /// links of an earlier agent run their programs until [`Hooks::attach`] replaces them. Entries of maps of another
+    /// size are copied.
+    ///
+    /// # Errors
+    ///
+    /// If a requirement is not met, the maps do not fit into the memory of the container, or the kernel rejects a map
+    /// or program.
+    pub fn open_sized(bpffs: &Path, max_flows: MaxFlows) -> Result<Self, DatapathError> {
+        preflight::check(bpffs)?;
+        let sizes = machine::table_sizes(max_flows)?;
+        Self::adopt(Pins::new(bpffs), sizes).map_err(|error| error.or_denied_by_selinux(selinux::enforced_type))
+    }
+
+    fn adopt(pins: Pins, sizes: TableSizes) -> Result<Self, DatapathError> {
         pins.create()?;
-        let programs = Programs::open(&pins)?;
+        let programs = Programs::open(&pins, sizes)?;
         let mut tables = Tables::open(&pins)?;
         tables.copy_from_predecessors(&pins, Entries::All)?;
         let next_hops = NextHops::open(&pins)?;
@@ -300,12 +314,13 @@ impl Datapath {
         ranges.iter().try_for_each(|range| maps.remove_source(frontend, *range))
     }
 
-    /// Removes the conntrack entries of endpoints that were removed since the last call.
+    /// Removes the conntrack entries of endpoints that were removed since the last call. Returns their number for IPv4
+    /// and IPv6.
     ///
     /// # Errors
     ///
     /// If a BPF map operation fails.
-    pub fn purge_flows(&mut self) -> Result<(), DatapathError> {
+    pub fn purge_flows(&mut self) -> Result<[usize; 2], DatapathError> {
         self.writer.purge_flows(&mut self.tables)
     }
 

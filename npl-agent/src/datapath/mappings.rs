@@ -200,22 +200,23 @@ impl MappingWriter {
     }
 
     /// Removes the conntrack and socket reverse NAT entries of all endpoints that were removed since the last call,
-    /// with one read of each map. Until then, the generation makes conntrack entries of a former Pod invalid for the
+    /// with one read of each map. Returns the number of conntrack entries of IPv4 and IPv6. Until then, the generation makes conntrack entries of a former Pod invalid for the
     /// next Pod with the same address.
     ///
     /// # Errors
     ///
     /// If a BPF map operation fails.
-    pub fn purge_flows(&mut self, tables: &mut Tables) -> Result<(), DatapathError> {
+    pub fn purge_flows(&mut self, tables: &mut Tables) -> Result<[usize; 2], DatapathError> {
         let removed = std::mem::take(&mut self.to_purge);
-        for family in Family::ALL {
+        let mut counts = [0; 2];
+        for (family, count) in Family::ALL.into_iter().zip(&mut counts) {
             let of_family = removed.iter().copied().filter(|sender| Family::of(sender.pod_ip) == family).collect();
             if !BTreeSet::is_empty(&of_family) {
-                tables.family_mut(family).remove_flows(&of_family)?;
+                *count = tables.family_mut(family).remove_flows(&of_family)?;
                 tables.family_mut(family).remove_socket_rnat(&self.unmapped_endpoints(&of_family))?;
             }
         }
-        Ok(())
+        Ok(counts)
     }
 
     /// Removes the socket reverse NAT entries of endpoints without a mapping, which remain if an agent is killed

@@ -17,6 +17,7 @@ use super::{
     pins::{Pins, pin_error, unpin},
     predecessor, sys,
 };
+use crate::core::sizes::TableSizes;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/npl.bpf.o"));
 
@@ -49,7 +50,7 @@ fn fate(name: &str) -> &'static str {
 /// check. A map with another number of elements or other flags is moved, and elements of mappings, sources, conntrack
 /// and socket reverse NAT are copied later ([`predecessor::is_copied`]). A map that
 /// cannot be opened, for lack of file descriptors or permissions, is an error, because it may hold all mappings.
-pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<(), DatapathError> {
+pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &TableSizes) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {
         let path = pins.map(name);
@@ -57,6 +58,7 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<()
             continue;
         }
         let wanted = parsed.maps.get(*name).ok_or(DatapathError::Missing(name))?;
+        let wanted_entries = sizes.max_entries(name).unwrap_or_else(|| wanted.max_entries());
         let pinned = match sys::open_pin(&path) {
             Err(source) if !path.is_dir() => return Err(pin_error("open", &path, source)),
             pinned => pinned,
@@ -67,12 +69,11 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<()
                 && info.key_size() == wanted.key_size()
                 && info.value_size() == wanted.value_size()
         };
-        let has_size =
-            |info: &MapInfo| info.max_entries() == wanted.max_entries() && info.map_flags() == wanted.map_flags();
+        let has_size = |info: &MapInfo| info.max_entries() == wanted_entries && info.map_flags() == wanted.map_flags();
         match info.filter(has_layout) {
             Some(info) if has_size(&info) => {}
             Some(info) => {
-                let (pinned, wanted) = (info.max_entries(), wanted.max_entries());
+                let (pinned, wanted) = (info.max_entries(), wanted_entries);
                 info!(map = *name, pinned, wanted, "the pinned map has another size or other flags: {}", fate(name));
                 predecessor::keep_for_copying(pins, name)?;
             }

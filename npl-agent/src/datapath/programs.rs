@@ -30,7 +30,7 @@ use super::{
     preflight, sys,
     tables::open,
 };
-use crate::process::memory;
+use crate::{core::sizes::TableSizes, process::memory};
 
 /// The programs that every Node needs. Other programs, such as those for devices without a link-layer header, are
 /// loaded when a device needs them.
@@ -56,6 +56,7 @@ enum Variant {
 #[derive(Debug)]
 pub(super) struct Programs {
     pins: Pins,
+    sizes: TableSizes,
     variant: Variant,
     /// The name of the build's directory: digest of the object and variant.
     pub(super) build: String,
@@ -78,7 +79,7 @@ impl Programs {
     /// # Errors
     ///
     /// If the kernel rejects all variants, or a map cannot be opened.
-    pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
+    pub(super) fn open(pins: &Pins, sizes: TableSizes) -> Result<Self, DatapathError> {
         let digest = digest(embedded_object()?);
         // Programs that `npl-agent load` has loaded with more capabilities are reused too.
         let (known, loadable): (&[Variant], [Variant; 2]) = if has_perfmon() {
@@ -87,7 +88,7 @@ impl Programs {
             (&[Variant::Unmitigated, Variant::Mitigated, Variant::ByHelper], [Variant::Mitigated, Variant::ByHelper])
         };
         for variant in known {
-            let mut programs = Self::new(pins, &digest, *variant);
+            let mut programs = Self::new(pins, sizes, &digest, *variant);
             if programs.adopt_hooks()? {
                 return Ok(programs);
             }
@@ -96,7 +97,7 @@ impl Programs {
         if !has_perfmon() {
             return Err(DatapathError::TraceNeedsPerfmon);
         }
-        let [mut by_pointers, mut by_helper] = loadable.map(|variant| Self::new(pins, &digest, variant));
+        let [mut by_pointers, mut by_helper] = loadable.map(|variant| Self::new(pins, sizes, &digest, variant));
         match by_pointers.load_hooks() {
             Err(error) if error.is_verifier_refusal() => {
                 debug!(%error, "the verifier rejected direct packet access");
@@ -113,9 +114,10 @@ impl Programs {
         }
     }
 
-    fn new(pins: &Pins, digest: &str, variant: Variant) -> Self {
+    fn new(pins: &Pins, sizes: TableSizes, digest: &str, variant: Variant) -> Self {
         Self {
             pins: pins.clone(),
+            sizes,
             variant,
             build: format!("{digest}_{}", variant.as_str()),
             known_maps: BTreeSet::new(),
@@ -192,9 +194,13 @@ impl Programs {
         Ok(())
     }
 
-    /// Reuses the pinned programs that every Node needs. Returns false if one of them is missing or does not match.
+    /// Reuses the pinned programs that every Node needs. Returns false if one of them is missing or does not match, or
+    /// if a map that they use has another size than the agent wants.
     fn adopt_hooks(&mut self) -> Result<bool, DatapathError> {
         let Some(known_maps) = self.read_map_ids()? else { return Ok(false) };
+        if !self.have_maps_the_wanted_sizes()? {
+            return Ok(false);
+        }
         self.known_maps = known_maps;
         let mut slow_paths = Vec::new();
         for hook in ALWAYS {
@@ -286,12 +292,15 @@ impl Programs {
 
     fn open_object(&mut self) -> Result<Ebpf, DatapathError> {
         let bytes = embedded_object()?;
-        object::discard_incompatible_maps(&self.pins, bytes)?;
+        object::discard_incompatible_maps(&self.pins, bytes, &self.sizes)?;
         let mut loader = EbpfLoader::new();
         let has_direct_reads = u8::from(self.variant != Variant::ByHelper);
         loader.override_global(GLOBAL_DIRECT_READS, &has_direct_reads, true);
         for name in PINNED_MAPS {
             loader.map_pin_path(name, self.pins.map(name));
+            if let Some(entries) = self.sizes.max_entries(name) {
+                loader.map_max_entries(name, entries);
+            }
         }
         #[cfg(feature = "trace")]
         super::trace::pin_maps(&mut loader, &self.pins, &self.build)?;
@@ -328,6 +337,18 @@ impl Programs {
                 Err(source) => Err(DatapathError::OpenMap { name, source }),
             }
         })
+    }
+
+    /// Whether the pinned maps whose size follows the Node have the wanted sizes.
+    fn have_maps_the_wanted_sizes(&self) -> Result<bool, DatapathError> {
+        for name in PINNED_MAPS {
+            let Some(wanted) = self.sizes.max_entries(name) else { continue };
+            let pinned = MapInfo::from_pin(self.pins.map(name));
+            if pinned.map_err(|source| DatapathError::OpenMap { name, source })?.max_entries() != wanted {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The ids of the pinned maps, including the constants of this build; `None` if one is missing.

@@ -24,7 +24,7 @@ use npl_common::{
 
 use super::{
     error::DatapathError,
-    family::{Entry, FamilyMaps, Maps},
+    family::{Entry, FamilyMaps, Maps, SweptFlows},
     layout::{V4, V6},
     pins::Pins,
     sys,
@@ -243,6 +243,20 @@ impl Tables {
         Ok([self.family(Family::V4).flows()?, self.family(Family::V6).flows()?].concat())
     }
 
+    /// Number of flows of IPv4 and IPv6 that the flow tables have room for.
+    pub fn flow_capacities(&self) -> [usize; 2] {
+        [self.family(Family::V4).flow_capacity(), self.family(Family::V6).flow_capacity()]
+    }
+
+    /// The number of socket reverse NAT entries of an IP family, and the number that there is room for.
+    ///
+    /// # Errors
+    ///
+    /// If a BPF map operation fails.
+    pub fn socket_rnat_fill(&self, family: Family) -> Result<(usize, usize), DatapathError> {
+        self.family(family).socket_rnat_fill()
+    }
+
     /// Number of established conntrack entries of IPv4 and IPv6.
     ///
     /// # Errors
@@ -262,7 +276,7 @@ impl Tables {
     }
 
     /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns their
-    /// number, and reports the number of those that are left in each family.
+    /// number, and reports the result for each family.
     ///
     /// # Errors
     ///
@@ -270,12 +284,12 @@ impl Tables {
     pub fn remove_expired_flows(
         &mut self,
         now: Duration,
-        mut report: impl FnMut(Family, usize),
+        mut report: impl FnMut(Family, SweptFlows),
     ) -> Result<usize, DatapathError> {
         let mut removed = 0;
         for family in Family::ALL {
             let swept = self.family_mut(family).remove_expired_flows(now)?;
-            report(family, swept.left);
+            report(family, swept);
             removed += swept.removed;
         }
         Ok(removed)

@@ -7,7 +7,7 @@ use npl_common::{reason::Reason, stats::MappingStats};
 
 use super::{
     Counts, DatapathCounters, EventOutcome, FailureKind, Families, FamilyTotals, Format, Metrics, OpName, OpOutcome,
-    PatchOutcome, WatchedResource,
+    PatchOutcome, RemovalCause, SweptTable, WatchedResource,
     labels::{
         DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OutcomeLabel, PortLabels, PortState, ReasonLabel,
         SubjectLabel, WatchLabels,
@@ -130,6 +130,17 @@ meanings! {
         Free: "Available for a new mapping.",
         Quarantined: "Not reused before `--quarantine` is over.",
     }
+    REMOVAL_CAUSES of RemovalCause {
+        Expired: "The flow had ended, or no packet arrived for its timeout.",
+        MappingRemoved: "The mapping of the flow was removed.",
+        Evicted: "The table was full, and the kernel evicted the least recently used entries; the client's next packet \
+                  recreates an entry.",
+    }
+    SWEPT_TABLES of SweptTable {
+        HalfOpen: "Half-open cache: flows without a complete handshake, and copies of established ones. The fuller it is, the \
+                   more often a new flow overwrites an older one.",
+        SocketReverseNat: "Socket reverse NAT: sockets of local clients.",
+    }
     DEVICE_STATES of DeviceState {
         Attached: "The device carries the programs.",
         Failed: "The device does not carry the programs: clients behind it are not served.",
@@ -148,6 +159,9 @@ const LABELS: &[(&str, &[Label])] = &[
     ("npl_events_total", &[listed("outcome", EVENT_OUTCOMES)]),
     ("npl_watch_errors_total", &[listed("subject", WATCHED), listed("kind", FAILURES)]),
     ("npl_flow_table_entries", &[listed("family", FAMILIES)]),
+    ("npl_flow_table_removals_total", &[listed("family", FAMILIES), listed("cause", REMOVAL_CAUSES)]),
+    ("npl_table_entries", &[listed("table", SWEPT_TABLES), listed("family", FAMILIES)]),
+    ("npl_table_max_entries", &[listed("table", SWEPT_TABLES), listed("family", FAMILIES)]),
     ("npl_mappings", &[listed("family", FAMILIES)]),
     ("npl_watch_last_change_timestamp_seconds", &[listed("subject", WATCHED)]),
     ("npl_node_ports", &[listed("family", FAMILIES), listed("protocol", PROTOCOLS), listed("state", PORT_STATES)]),
@@ -195,6 +209,9 @@ impl Metrics {
             publication_seconds: _,
             flows,
             flow_limit: _,
+            flow_removals: _,
+            table_entries: _,
+            table_limits: _,
             events,
             watch_errors,
             watch_changes,
@@ -218,6 +235,8 @@ impl Metrics {
         drop(ports.get_or_create(&PortLabels { family: Family::V4, protocol: Protocol::Tcp, state: PortState::Free }));
         drop(devices.get_or_create(&DeviceLabel { state: DeviceState::Attached }));
         drop(problems.get_or_create(&ReasonLabel { reason: EventReason::PortRangeExhausted.name() }));
+        metrics.count_removed_flows(Family::V4, RemovalCause::Expired, 0);
+        metrics.set_table_fill(SweptTable::HalfOpen, Family::V4, 0, 0);
         metrics
     }
 }

@@ -254,6 +254,45 @@ impl DeviceState {
     }
 }
 
+/// Why an entry left the flow table; also the value of the metric label `cause`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RemovalCause {
+    /// The flow had ended or was idle.
+    Expired,
+    /// The mapping was removed.
+    MappingRemoved,
+    /// The table was full.
+    Evicted,
+}
+
+impl RemovalCause {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::MappingRemoved => "mapping_removed",
+            Self::Evicted => "evicted",
+        }
+    }
+}
+
+/// A table whose fill only the sweeper knows; also the value of the metric label `table`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SweptTable {
+    /// The half-open cache.
+    HalfOpen,
+    /// Socket reverse NAT.
+    SocketReverseNat,
+}
+
+impl SweptTable {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::HalfOpen => "half_open",
+            Self::SocketReverseNat => "socket_reverse_nat",
+        }
+    }
+}
+
 macro_rules! label_values {
     ($($value:ty),+) => {$(
         impl EncodeLabelValue for $value {
@@ -271,6 +310,8 @@ label_values!(
     OpName,
     PortState,
     DeviceState,
+    RemovalCause,
+    SweptTable,
     Family,
     Protocol,
     WatchedResource,
@@ -306,6 +347,18 @@ pub(super) struct SubjectLabel {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct FamilyLabel {
+    pub(super) family: Family,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct RemovalLabels {
+    pub(super) family: Family,
+    pub(super) cause: RemovalCause,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct TableLabels {
+    pub(super) table: SweptTable,
     pub(super) family: Family,
 }
 

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use npl_common::{flow::MAX_FLOWS, names::ABI_VERSION};
+use npl_common::names::ABI_VERSION;
 use prometheus_client::{
     encoding::text,
     metrics::{
@@ -30,13 +30,13 @@ use prometheus_client::{
 pub use self::{
     catalog::{Label, MetricInfo, Values, catalog},
     datapath::{Counts, DatapathCounters, FamilyTotals},
-    labels::{EventOutcome, FailureKind, OpName, OpOutcome, PatchOutcome, WatchedResource},
+    labels::{EventOutcome, FailureKind, OpName, OpOutcome, PatchOutcome, RemovalCause, SweptTable, WatchedResource},
 };
 use self::{
     datapath::DatapathCollector,
     labels::{
         DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OutcomeLabel, PortLabels, PortState, ReasonLabel,
-        SubjectLabel, WatchLabels,
+        RemovalLabels, SubjectLabel, TableLabels, WatchLabels,
     },
     process::ProcessCollector,
 };
@@ -103,6 +103,9 @@ struct Families {
     publication_seconds: Seconds,
     flows: Labelled<FamilyLabel, Gauge>,
     flow_limit: Gauge,
+    flow_removals: Labelled<RemovalLabels, Counter>,
+    table_entries: Labelled<TableLabels, Gauge>,
+    table_limits: Labelled<TableLabels, Gauge>,
     events: Labelled<EventLabel, Counter>,
     watch_errors: Labelled<WatchLabels, Counter>,
     watch_changes: Labelled<SubjectLabel, Gauge<f64, AtomicU64>>,
@@ -175,6 +178,28 @@ impl Metrics {
     /// Sets the number of entries in the flow table of an IP family.
     pub fn set_flows(&self, family: Family, count: usize) {
         self.0.families.flows.get_or_create(&FamilyLabel { family }).set(gauge(count as u64));
+    }
+
+    /// Sets the number of flows that the flow table of each IP family has room for.
+    pub fn set_flow_limit(&self, flows: usize) {
+        self.0.families.flow_limit.set(gauge(flows as u64));
+    }
+
+    /// Counts entries that left the flow table of an IP family.
+    pub fn count_removed_flows(&self, family: Family, cause: RemovalCause, count: u64) {
+        self.0.families.flow_removals.get_or_create(&RemovalLabels { family, cause }).inc_by(count);
+    }
+
+    /// Number of entries that left the flow table of an IP family since the start of the agent.
+    pub fn removed_flows(&self, family: Family, cause: RemovalCause) -> u64 {
+        self.0.families.flow_removals.get_or_create(&RemovalLabels { family, cause }).get()
+    }
+
+    /// Sets the number of entries of a table, and the number that it has room for.
+    pub fn set_table_fill(&self, table: SweptTable, family: Family, used: usize, capacity: usize) {
+        let labels = TableLabels { table, family };
+        self.0.families.table_entries.get_or_create(&labels).set(gauge(used as u64));
+        self.0.families.table_limits.get_or_create(&labels).set(gauge(capacity as u64));
     }
 
     /// Counts a Kubernetes Event by its outcome.
@@ -273,6 +298,9 @@ impl Families {
             publication_seconds,
             flows,
             flow_limit,
+            flow_removals,
+            table_entries,
+            table_limits,
             events,
             watch_errors,
             watch_changes,
@@ -311,17 +339,7 @@ impl Families {
             Unit::Seconds,
             publication_seconds.0,
         );
-        registry.register(
-            "flow_table_entries",
-            "Entries of the flow table at the last sweep, by IP family; npl_flow_table_max_entries is the limit of each",
-            flows,
-        );
-        flow_limit.set(gauge(MAX_FLOWS.into()));
-        registry.register(
-            "flow_table_max_entries",
-            "Entries that the flow table of an IP family has room for",
-            flow_limit,
-        );
+        Self::register_tables(registry, (flows, flow_limit, flow_removals), (table_entries, table_limits));
         registry.register("events", "Kubernetes Events that report problems, by outcome of sending them", events);
         registry.register(
             "watch_errors",
@@ -342,6 +360,39 @@ impl Families {
         registry.register("ready", "Whether /readyz succeeds: 1 or 0", ready);
         Self::register_state(registry, mappings, ports, devices, problems);
         Self::register_neighbours(registry, redirect_refused, programs_ahead);
+    }
+
+    fn register_tables(
+        registry: &mut Registry,
+        (flows, flow_limit, flow_removals): (Labelled<FamilyLabel, Gauge>, Gauge, Labelled<RemovalLabels, Counter>),
+        (table_entries, table_limits): (Labelled<TableLabels, Gauge>, Labelled<TableLabels, Gauge>),
+    ) {
+        registry.register(
+            "flow_table_entries",
+            "Entries of the flow table at the last sweep, by IP family; npl_flow_table_max_entries is the limit of each",
+            flows,
+        );
+        registry.register(
+            "flow_table_max_entries",
+            "Entries that the flow table of an IP family has room for",
+            flow_limit,
+        );
+        registry.register(
+            "flow_table_removals",
+            "Entries that left the flow table, by IP family and cause; the kernel reports no evictions, so the agent computes \
+             them at each sweep from the numbers of new, removed and remaining entries",
+            flow_removals,
+        );
+        registry.register(
+            "table_entries",
+            "Entries of a table at the last sweep, by table and IP family; npl_table_max_entries is the limit",
+            table_entries,
+        );
+        registry.register(
+            "table_max_entries",
+            "Entries that a table has room for, by table and IP family",
+            table_limits,
+        );
     }
 
     /// Registers the gauges about other software on the Node.

@@ -9,7 +9,7 @@ use npl_common::stats::MappingStats;
 
 use super::{
     Counts, DatapathCounters, EventOutcome, FailureKind, FamilyTotals, Format, Metrics, OpOutcome, PatchOutcome,
-    PortCounts, WatchedResource,
+    PortCounts, RemovalCause, SweptTable, WatchedResource,
 };
 use crate::core::{
     devices::Coverage,
@@ -40,6 +40,9 @@ fn encode_samples() -> String {
     metrics.observe_pass(Duration::from_millis(1), Some(UNIX_EPOCH + Duration::from_secs(7)));
     metrics.count_patch(PatchOutcome::TimedOut, Duration::from_secs(10));
     metrics.observe_publication(Duration::from_millis(3));
+    metrics.set_flow_limit(131_072);
+    metrics.count_removed_flows(Family::V6, RemovalCause::Evicted, 128);
+    metrics.set_table_fill(SweptTable::SocketReverseNat, Family::V4, 5, 16_384);
     metrics.set_flows(Family::V6, 17);
     metrics.count_event(EventOutcome::Repeated);
     metrics.count_watch_failure(WatchedResource::Services, FailureKind::Forbidden);
@@ -69,6 +72,9 @@ fn every_metric_has_its_prefix_unit_and_labels() {
         "npl_publication_seconds_count 1",
         r#"npl_flow_table_entries{family="IPv6"} 17"#,
         "npl_flow_table_max_entries 131072",
+        r#"npl_flow_table_removals_total{family="IPv6",cause="evicted"} 128"#,
+        r#"npl_table_entries{table="socket_reverse_nat",family="IPv4"} 5"#,
+        r#"npl_table_max_entries{table="socket_reverse_nat",family="IPv4"} 16384"#,
         r#"npl_events_total{outcome="repeated"} 1"#,
         r#"npl_watch_errors_total{subject="services",kind="forbidden"} 1"#,
         r#"npl_mappings{family="IPv4"} 2"#,

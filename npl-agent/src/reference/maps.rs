@@ -10,6 +10,7 @@ use npl_common::{
 };
 
 use super::markdown::{anchor, code, codes, heading, number, prose, table};
+use crate::core::sizes::follows_the_node;
 
 pub(super) fn body() -> String {
     let folder = format!("/sys/fs/bpf/{PIN_ROOT}/v{ABI_VERSION}");
@@ -60,6 +61,9 @@ fn title(map: &Map) -> String {
 
 fn map_section(map: &Map) -> String {
     let elements = match map.capacity {
+        _ if map.names.iter().all(|name| follows_the_node(name)) => {
+            "number of elements [by `--max-flows`](sizes.md)".to_owned()
+        }
         1 => "1 element".to_owned(),
         several => format!("{} elements", number(several as usize)),
     };

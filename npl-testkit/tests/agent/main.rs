@@ -26,6 +26,7 @@ mod monitoring;
 mod redirect;
 mod refusals;
 mod restart;
+mod selector;
 mod sources;
 mod upgrade;
 mod views;

@@ -74,6 +74,11 @@ capabilities:
   add: [{{ join ", " . }}]
 {{- end }}
 
+{{/* The text of an option's value. Helm reads large integers as floating-point numbers, which it would write as 1e+06. */}}
+{{- define "npl.option" -}}
+{{- if kindIs "float64" . -}}{{ int64 . }}{{- else -}}{{ toString . }}{{- end -}}
+{{- end }}
+
 {{/* Annotations of the hook that retires every Node. */}}
 {{- define "npl.hook" -}}
 helm.sh/hook: pre-delete

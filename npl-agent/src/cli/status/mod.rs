@@ -72,11 +72,16 @@ async fn read(view: &ViewArgs, runtime_dir: &Path, interval: Duration) -> anyhow
     let sample = if is_installed && !interval.is_zero() { Some(Sample::take(bpffs, interval).await?) } else { None };
     let agent = local::ask(runtime_dir).await.map_err(|error| ErrorChain(&error).to_string());
     let (inspection, devices) = (Inspection::read(bpffs)?, netlink::interfaces().await?);
-    let flows = if inspection.is_installed { Tables::open(&pins)?.flow_counts()? } else { [0; 2] };
+    let (mut flows, mut flow_capacities) = ([0; 2], [0; 2]);
+    if inspection.is_installed {
+        let tables = Tables::open(&pins)?;
+        (flows, flow_capacities) = (tables.flow_counts()?, tables.flow_capacities());
+    }
     let network = NetworkView::read(bpffs, &inspection, &devices).await;
     Ok(Status::new(Readings {
         inspection: &inspection,
         flows,
+        flow_capacities,
         network,
         agent_running: is_agent_running,
         agent: agent.as_ref().map_err(String::as_str),

@@ -8,7 +8,6 @@ use std::{
 };
 
 use npl_common::{
-    flow::MAX_FLOWS,
     mapping::{MAX_LOCAL_ADDRESSES, MAX_MAPPINGS, MAX_SOURCE_RANGES},
     names::{
         MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, MAP_NEXT_HOP_V4,
@@ -159,6 +158,8 @@ pub(super) struct Readings<'a> {
     pub(super) inspection: &'a Inspection,
     /// The number of established conntrack entries of IPv4 and IPv6.
     pub(super) flows: [usize; 2],
+    /// The number of flows of IPv4 and IPv6 that there is room for.
+    pub(super) flow_capacities: [usize; 2],
     pub(super) network: NetworkView,
     /// Whether an agent holds the lock.
     pub(super) agent_running: bool,
@@ -171,8 +172,9 @@ pub(super) struct Readings<'a> {
 impl Status {
     /// The output for these facts.
     pub(super) fn new(readings: Readings<'_>) -> Self {
-        let Readings { inspection, flows, network, agent_running, agent, devices, held, sample } = readings;
-        let tables = table_fills(inspection, flows);
+        let Readings { inspection, flows, flow_capacities, network, agent_running, agent, devices, held, sample } =
+            readings;
+        let tables = table_fills(inspection, flows, flow_capacities);
         let attached_uplinks = inspection.links.values().filter(|sides| sides.contains(&Direction::Egress)).count();
         let recent_reasons = sample.as_ref().map(|sample| sample.reasons.as_slice()).unwrap_or_default();
         let signs = signs(&Facts {
@@ -275,20 +277,20 @@ fn node_port_counts(agent: &AgentView) -> NodePortCounts {
 }
 
 /// The number of elements and the size of every map that can become full.
-fn table_fills(inspection: &Inspection, flows: [usize; 2]) -> Vec<TableFill> {
-    let fill = |map, used, capacity: u32, evicts| TableFill { map, used, capacity: capacity as usize, evicts };
-    let of_family = |family: Family, [mapping, allow, flow, address, next_hop]: [&'static str; 5], flows| {
+fn table_fills(inspection: &Inspection, flows: [usize; 2], flow_capacities: [usize; 2]) -> Vec<TableFill> {
+    let fill = |map, used, capacity: u32| TableFill { map, used, capacity: capacity as usize, evicts: false };
+    let of_family = |family: Family, [mapping, allow, flow, address, next_hop]: [&'static str; 5], (used, capacity)| {
         let mappings = || inspection.mappings.iter().filter(move |record| record.frontend.family == family);
         let is_here = |ip: &&IpAddr| Family::of(**ip) == family;
         [
-            fill(mapping, mappings().count(), MAX_MAPPINGS, false),
-            fill(allow, mappings().map(|record| record.sources.ranges().count()).sum(), MAX_SOURCE_RANGES, false),
-            fill(flow, flows, MAX_FLOWS, true),
-            fill(address, inspection.local_addresses.iter().filter(is_here).count(), MAX_LOCAL_ADDRESSES, false),
-            fill(next_hop, inspection.redirected.keys().filter(is_here).count(), MAX_NEXT_HOPS, false),
+            fill(mapping, mappings().count(), MAX_MAPPINGS),
+            fill(allow, mappings().map(|record| record.sources.ranges().count()).sum(), MAX_SOURCE_RANGES),
+            TableFill { map: flow, used, capacity, evicts: true },
+            fill(address, inspection.local_addresses.iter().filter(is_here).count(), MAX_LOCAL_ADDRESSES),
+            fill(next_hop, inspection.redirected.keys().filter(is_here).count(), MAX_NEXT_HOPS),
         ]
     };
-    let [v4, v6] = flows;
+    let [v4, v6] = [(flows[0], flow_capacities[0]), (flows[1], flow_capacities[1])];
     let names_v4 = [MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_FLOW_V4, MAP_NODE_ADDRESS_V4, MAP_NEXT_HOP_V4];
     let names_v6 = [MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_FLOW_V6, MAP_NODE_ADDRESS_V6, MAP_NEXT_HOP_V6];
     [of_family(Family::V4, names_v4, v4), of_family(Family::V6, names_v6, v6)].concat()

@@ -16,15 +16,23 @@ pub const SWEEP_INTERVAL_NS: u64 = 10_000_000_000;
 pub struct HalfOpenExpiry {
     /// Slot, entry, and the number of sweeps in which the entry was unchanged, sorted by slot.
     seen: Vec<(u32, u64, u32)>,
+    used: usize,
 }
 
 impl HalfOpenExpiry {
+    /// The number of slots with an entry at the last sweep, copies of established flows included.
+    pub const fn used(&self) -> usize {
+        self.used
+    }
+
     /// Records the entries of one sweep, by slot, and returns those that have timed out. The caller removes each only
     /// if the slot still has that entry.
     pub fn observe(&mut self, entries: impl IntoIterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
         let mut before = std::mem::take(&mut self.seen).into_iter().peekable();
         let mut expired = Vec::new();
+        self.used = 0;
         for (slot, entry) in entries {
+            self.used += usize::from(entry != 0);
             if entry == 0 || !phase(entry).is_opening() {
                 continue;
             }
@@ -105,5 +113,14 @@ mod tests {
             assert_eq!(expiry.observe(slots), []);
         }
         assert_eq!(expiry.observe([stays, (9, entry(9 << 40, Phase::REQUESTED))]), [stays]);
+    }
+
+    #[test]
+    fn slots_with_any_entry_are_counted() {
+        let mut expiry = HalfOpenExpiry::default();
+        for _sweep in 0..2 {
+            expiry.observe([(0, 0), (1, entry(1 << 40, Phase::ESTABLISHED)), (2, entry(2 << 40, Phase::REQUESTED))]);
+            assert_eq!(expiry.used(), 2);
+        }
     }
 }

@@ -4,16 +4,17 @@
 //! A full flow table evicts the least recently used entry, which may be an idle open connection. The sweeper removes
 //! closed connections and short UDP exchanges before the table is full.
 
+pub mod evictions;
 pub mod half_open;
 
 use npl_common::{
     conntrack::{Action, Event, State, step},
-    flow::{FlowState, MAX_FLOWS},
+    flow::FlowState,
 };
 
-/// Whether the flow table is crowded: more than half full. UDP flows then time out earlier.
-pub const fn is_crowded(flows: usize) -> bool {
-    flows > MAX_FLOWS as usize / 2
+/// Whether a flow table with room for `capacity` flows is crowded: more than half full. UDP flows then time out earlier.
+pub const fn is_crowded(flows: usize, capacity: usize) -> bool {
+    flows > capacity / 2
 }
 
 /// Whether an entry of the flow table has timed out. `protocol` is a number of [`npl_common::mapping::protocol`], `now`
@@ -69,6 +70,6 @@ mod tests {
 
     #[test]
     fn a_table_is_crowded_above_half_of_its_size() {
-        assert!(!is_crowded(MAX_FLOWS as usize / 2) && is_crowded(MAX_FLOWS as usize / 2 + 1));
+        assert!(!is_crowded(50, 100) && is_crowded(51, 100));
     }
 }

@@ -12,5 +12,6 @@ mod other_programs;
 mod pins;
 pub(crate) mod programs;
 mod restart;
+mod sizes;
 mod versions;
 mod xdp;

@@ -10,8 +10,9 @@ use aya::maps::{HashMap, MapData};
 use nix::time::{ClockId, clock_gettime};
 use npl_agent::agent::sweeper::Sweeper;
 use npl_agent::core::model::{Family, Protocol};
+use npl_agent::datapath::SweptFlows;
 use npl_agent::metrics::{Counts, DatapathCounters, Format, Metrics};
-use npl_common::flow::{FlowKeyV4, FlowState, FlowV4, MAX_FLOWS};
+use npl_common::flow::{FlowKeyV4, FlowState, FlowV4};
 use npl_common::names::MAP_FLOW_V4;
 use npl_testkit::packet::tcp_flags::{ACK, FIN, SYN};
 use npl_testkit::poll;
@@ -122,20 +123,42 @@ fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
     with_family(Family::V4, |lab| {
         let mut flows = open(MAP_FLOW_V4);
         insert(&mut flows, Tcp, 0, [ACK, ACK]);
-        for client in 1..MAX_FLOWS / 2 {
+        let [capacity, _] = lab.datapath.tables.flow_capacities();
+        let half = u32::try_from(capacity / 2).unwrap();
+        for client in 1..half {
             insert(&mut flows, Udp, client, [0, 0]);
         }
         let mut left = BTreeMap::new();
         let mut swept = |after| {
-            let report = |family, count| left.extend([(family, count)]);
+            let report = |family, swept: SweptFlows| left.extend([(family, swept.left)]);
             lab.datapath.tables.remove_expired_flows(after, report).unwrap()
         };
         assert_eq!(swept(AFTER_CLOSED), 0, "the table is not crowded");
-        insert(&mut flows, Udp, MAX_FLOWS, [0, 0]);
+        insert(&mut flows, Udp, half, [0, 0]);
         assert_eq!(swept(BEFORE_CLOSED), 0, "a reply may still arrive");
-        assert_eq!(swept(AFTER_CLOSED), MAX_FLOWS as usize / 2);
+        assert_eq!(swept(AFTER_CLOSED), capacity / 2);
         assert_eq!(left, BTreeMap::from([(Family::V4, 1), (Family::V6, 0)]));
         assert_eq!(lab.datapath.tables.flow_count().unwrap(), 1, "only the TCP connection is left");
+    });
+}
+
+/// The kernel keeps free elements aside for each CPU, and evicts entries while other CPUs have free elements.
+#[test]
+fn the_stated_number_of_flows_is_available_without_evictions() {
+    with_family(Family::V4, |lab| {
+        let [capacity, _] = lab.datapath.tables.flow_capacities();
+        let threads = aya::util::nr_cpus().unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                scope.spawn(move || {
+                    let mut flows = open(MAP_FLOW_V4);
+                    for client in (thread..capacity).step_by(threads) {
+                        insert(&mut flows, Tcp, client.try_into().unwrap(), [ACK, ACK]);
+                    }
+                });
+            }
+        });
+        assert_eq!(lab.datapath.tables.flow_count().unwrap(), capacity);
     });
 }
 

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The number of conntrack entries that the kernel evicted from a full flow table. The kernel reports no eviction, so
+//! the number is what is missing between two sweeps: entries before, plus new ones, minus removed ones, minus entries
+//! now.
+
+/// What one sweep of a flow table has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sweep {
+    /// Entries in the table.
+    pub found: usize,
+    /// Entries that the sweep then removed.
+    pub expired: usize,
+    /// Flows that the programs have established so far.
+    pub established: u64,
+    /// Entries that the agent has removed with their mappings so far.
+    pub purged: u64,
+}
+
+/// The estimate for one flow table.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct EvictionEstimate {
+    last: Option<Sweep>,
+    /// Entries by which earlier estimates were too high: packets arrive while a sweep reads table and counters.
+    excess: u64,
+}
+
+impl EvictionEstimate {
+    /// The number of entries that were evicted since the previous sweep, from a table with room for `capacity` flows.
+    ///
+    /// Zero if the table was not full: the programs also remove entries, of flows that ended in conflict, which are not
+    /// evictions.
+    pub fn observe(&mut self, sweep: Sweep, capacity: usize) -> u64 {
+        let Some(last) = self.last.replace(sweep) else { return 0 };
+        let (found, capacity) = (sweep.found as u64, capacity as u64);
+        let purged = sweep.purged.saturating_sub(last.purged);
+        if found + purged < capacity {
+            self.excess = 0;
+            return 0;
+        }
+        let before = last.found.saturating_sub(last.expired) as u64;
+        let entered = before + sweep.established.saturating_sub(last.established);
+        let accounted = found + purged + self.excess;
+        self.excess = accounted.saturating_sub(entered);
+        entered.saturating_sub(accounted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const CAPACITY: usize = 100;
+
+    fn sweep(found: usize, expired: usize, established: u64, purged: u64) -> Sweep {
+        Sweep { found, expired, established, purged }
+    }
+
+    #[test]
+    fn entries_that_are_missing_from_a_full_table_were_evicted() {
+        let mut estimate = EvictionEstimate::default();
+        assert_eq!(estimate.observe(sweep(90, 10, 1000, 5), CAPACITY), 0, "the first sweep has nothing to compare");
+        // 80 entries were left, 50 entered, 10 were removed with a mapping: 20 of the other 120 are missing.
+        assert_eq!(estimate.observe(sweep(100, 0, 1050, 15), CAPACITY), 20);
+        assert_eq!(estimate.observe(sweep(100, 30, 1050, 15), CAPACITY), 0);
+        assert_eq!(estimate.observe(sweep(100, 0, 1080, 15), CAPACITY), 0, "expired entries were not evicted");
+    }
+
+    #[test]
+    fn a_table_that_is_not_full_evicts_no_entry() {
+        let mut estimate = EvictionEstimate::default();
+        estimate.observe(sweep(90, 0, 90, 0), CAPACITY);
+        assert_eq!(estimate.observe(sweep(70, 0, 95, 0), CAPACITY), 0, "the programs removed entries");
+    }
+
+    #[test]
+    fn an_entry_of_a_packet_during_the_sweep_is_not_counted_twice() {
+        let mut estimate = EvictionEstimate::default();
+        estimate.observe(sweep(100, 0, 100, 0), CAPACITY);
+        // The counter was read before five entries that the sweep has found.
+        assert_eq!(estimate.observe(sweep(105, 0, 100, 0), CAPACITY), 0);
+        assert_eq!(estimate.observe(sweep(100, 0, 110, 0), CAPACITY), 10);
+    }
+
+    proptest! {
+        /// A table that evicts as soon as it is full, and sweeps at arbitrary times.
+        #[test]
+        fn every_eviction_of_a_full_table_is_counted_once(
+            rounds in prop::collection::vec((CAPACITY..3 * CAPACITY, 0..CAPACITY, 0..10_usize), 1..50),
+        ) {
+            let (mut estimate, mut entries, mut established, mut purged) = (EvictionEstimate::default(), CAPACITY, 0, 0);
+            estimate.observe(sweep(entries, 0, established, purged), CAPACITY);
+            let (mut counted, mut evicted) = (0, 0);
+            for (new, expired, removed) in rounds {
+                let removed = removed.min(entries);
+                entries += new - removed;
+                established += new as u64;
+                purged += removed as u64;
+                evicted += entries.saturating_sub(CAPACITY) as u64;
+                entries = entries.min(CAPACITY);
+                counted += estimate.observe(sweep(entries, expired, established, purged), CAPACITY);
+                entries -= expired;
+            }
+            prop_assert_eq!(counted, evicted);
+        }
+    }
+}

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Sizes of the maps that follow the Node: the flow tables and the socket reverse NAT maps. All other maps have a
+//! constant size, because the programs select a slot by a hash with a constant mask, or because the agent fills them
+//! and their limit is documented.
+
+use std::{fmt, str::FromStr};
+
+use npl_common::{
+    catalog::{MAPS, Map, MapKind},
+    names::{MAP_FLOW_V4, MAP_FLOW_V6, MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6},
+};
+
+/// Free elements of an LRU map that the kernel keeps aside for each possible CPU (`LOCAL_FREE_TARGET`). Other CPUs
+/// cannot use them, so the kernel evicts entries while they are free.
+const FREE_PER_CPU: u32 = 128;
+/// Memory of the machine for each flow of an IP family, bytes, by default.
+const MEMORY_PER_FLOW: u64 = 32 << 10;
+/// The smallest and the largest default.
+const DEFAULT_FLOWS: [u32; 2] = [32_768, 262_144];
+/// The smallest and the largest value of `--max-flows`.
+const ACCEPTED_FLOWS: [u32; 2] = [4096, 8_388_608];
+/// Flows for each entry of socket reverse NAT: few connections have a local client.
+const FLOWS_PER_LOCAL_CLIENT: u32 = 8;
+/// The smallest number of socket reverse NAT entries.
+const LEAST_SOCKET_RNAT: u32 = 16_384;
+/// The memory limit of the agent's container in the Helm chart.
+pub const CONTAINER_LIMIT: u64 = 384 << 20;
+/// Part of the container's memory that the agent and its programs use.
+pub const AGENT_MEMORY: u64 = 64 << 20;
+
+/// The parts of the kernel's `struct htab_elem` and `struct bucket`, bytes.
+const ELEMENT_HEADER: u64 = 48;
+const BUCKET: u64 = 16;
+const POINTER: u64 = 8;
+
+/// Number of flows of each IP family that the flow table has room for: `--max-flows`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MaxFlows {
+    /// By the memory of the machine.
+    #[default]
+    Auto,
+    /// This number.
+    Flows(u32),
+}
+
+/// The text is neither `auto` nor a number within the limits.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{text:?} is not a number of flows: give auto or a number from {least} to {most}, for example 131072",
+    least = ACCEPTED_FLOWS[0], most = ACCEPTED_FLOWS[1]
+)]
+pub struct MaxFlowsError {
+    text: String,
+}
+
+impl FromStr for MaxFlows {
+    type Err = MaxFlowsError;
+
+    fn from_str(text: &str) -> Result<Self, MaxFlowsError> {
+        let [least, most] = ACCEPTED_FLOWS;
+        let number = || text.parse().ok().filter(|flows| (least..=most).contains(flows));
+        let parsed = if text == "auto" { Some(Self::Auto) } else { number().map(Self::Flows) };
+        parsed.ok_or_else(|| MaxFlowsError { text: text.to_owned() })
+    }
+}
+
+impl fmt::Display for MaxFlows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Flows(flows) => flows.fmt(f),
+        }
+    }
+}
+
+/// The facts about a machine on which the sizes depend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Machine {
+    /// CPUs that the kernel has reserved per-CPU memory for, whether or not they are present.
+    pub possible_cpus: u32,
+    /// Memory, bytes.
+    pub memory: u64,
+}
+
+/// The sizes of the maps that follow the Node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TableSizes {
+    /// Flows of each IP family that the flow table has room for.
+    pub flows: u32,
+    /// Entries of each IP family that socket reverse NAT has room for.
+    pub socket_rnat: u32,
+    possible_cpus: u32,
+}
+
+impl TableSizes {
+    /// The sizes on a machine. By default, the largest number of flows whose maps fit into the container of the chart,
+    /// one flow for each 32 KiB of memory, rounded to a power of two.
+    pub fn of(machine: Machine, max_flows: MaxFlows) -> Self {
+        let Machine { possible_cpus, memory } = machine;
+        if let MaxFlows::Flows(flows) = max_flows {
+            return Self::with_flows(flows, possible_cpus);
+        }
+        let by_memory = memory / MEMORY_PER_FLOW;
+        let [least, most] = DEFAULT_FLOWS;
+        let is_possible = |flows: &u32| {
+            // A machine with a nominal power of two of memory reports some percent less.
+            u64::from(*flows) * 3 / 4 <= by_memory
+                && Self::with_flows(*flows, possible_cpus).memory() + AGENT_MEMORY <= CONTAINER_LIMIT
+        };
+        let halves = std::iter::successors(Some(most), |flows| Some(flows / 2)).take_while(|flows| *flows > least);
+        Self::with_flows(halves.into_iter().find(is_possible).unwrap_or(least), possible_cpus)
+    }
+
+    fn with_flows(flows: u32, possible_cpus: u32) -> Self {
+        Self { flows, socket_rnat: (flows / FLOWS_PER_LOCAL_CLIENT).max(LEAST_SOCKET_RNAT), possible_cpus }
+    }
+
+    /// The kernel's `max_entries` of a map: the stated number, and what the kernel keeps aside for each CPU. `None` for
+    /// a map of constant size.
+    pub fn max_entries(&self, map: &str) -> Option<u32> {
+        let stated = match map {
+            MAP_FLOW_V4 | MAP_FLOW_V6 => self.flows,
+            MAP_SOCKET_RNAT_V4 | MAP_SOCKET_RNAT_V6 => self.socket_rnat,
+            _ => return None,
+        };
+        Some(stated.saturating_add(kept_aside(self.possible_cpus)))
+    }
+
+    /// The memory of all maps on this machine, bytes, without the ranges of allow-lists, whose memory the kernel
+    /// allocates as they are written. Never less than the kernel allocates.
+    pub fn memory(&self) -> u64 {
+        let of_map = |map: &Map| {
+            let sizes = map.names.iter().enumerate().map(|(position, name)| {
+                let entries = self.max_entries(name).unwrap_or(map.capacity);
+                memory_of(map, position, entries, self.possible_cpus)
+            });
+            sizes.sum::<u64>()
+        };
+        MAPS.iter().map(of_map).sum()
+    }
+}
+
+/// Whether the size of a map follows the Node.
+pub fn follows_the_node(map: &str) -> bool {
+    matches!(map, MAP_FLOW_V4 | MAP_FLOW_V6 | MAP_SOCKET_RNAT_V4 | MAP_SOCKET_RNAT_V6)
+}
+
+/// The number of entries of an LRU map with this `max_entries` that are never evicted while there are no more.
+pub const fn stated_entries(max_entries: u32, possible_cpus: u32) -> u32 {
+    max_entries.saturating_sub(kept_aside(possible_cpus))
+}
+
+const fn kept_aside(possible_cpus: u32) -> u32 {
+    FREE_PER_CPU.saturating_mul(possible_cpus)
+}
+
+/// The memory of the map with this position among the names, bytes.
+pub fn memory_of(map: &Map, position: usize, entries: u32, possible_cpus: u32) -> u64 {
+    let size = |content: npl_common::catalog::Content| (content.size(position) as u64).next_multiple_of(8);
+    let (entries, cpus) = (u64::from(entries), u64::from(possible_cpus));
+    // Hash tables have a power of two of buckets; arrays have one of elements if their creator lacks CAP_PERFMON.
+    let rounded = entries.next_power_of_two();
+    let element = ELEMENT_HEADER + size(map.key) + size(map.value);
+    match map.kind {
+        MapKind::Array => rounded * size(map.value),
+        MapKind::PerCpuArray => rounded * POINTER + entries * cpus * size(map.value),
+        // The kernel has an element for each CPU besides, for updates of a full map.
+        MapKind::Hash => (entries + cpus) * element + rounded * BUCKET,
+        MapKind::LruHash => entries * element + rounded * BUCKET,
+        MapKind::LpmTrie => 0,
+        MapKind::ProgramArray => rounded * POINTER,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn machine(possible_cpus: u32, memory: u64) -> Machine {
+        Machine { possible_cpus, memory }
+    }
+
+    fn auto(possible_cpus: u32, memory: u64) -> TableSizes {
+        TableSizes::of(machine(possible_cpus, memory), MaxFlows::Auto)
+    }
+
+    #[test]
+    fn the_default_follows_the_memory_within_its_limits() {
+        let flows = |memory| auto(4, memory).flows;
+        assert_eq!(
+            [GIB / 2, GIB, 2 * GIB, 4 * GIB, 8 * GIB, 512 * GIB].map(flows),
+            [32_768, 32_768, 65_536, 131_072, 262_144, 262_144]
+        );
+        assert_eq!(flows(4 * GIB * 9 / 10), 131_072, "the kernel keeps a part of the memory for itself");
+    }
+
+    #[test]
+    fn a_value_is_auto_or_a_number_within_the_limits() {
+        for (text, expected) in [
+            ("auto", MaxFlows::Auto),
+            ("4096", MaxFlows::Flows(4096)),
+            ("100000", MaxFlows::Flows(100_000)),
+            ("8388608", MaxFlows::Flows(8_388_608)),
+        ] {
+            assert_eq!(text.parse(), Ok(expected));
+            assert_eq!(expected.to_string(), text);
+        }
+        for text in ["", "0", "4095", "8388609", "-1", "1e6", "128k", "all", "99999999999999999999"] {
+            let error = text.parse::<MaxFlows>().unwrap_err().to_string();
+            assert!(error.contains(&format!("{text:?}")) && error.contains("from 4096 to 8388608"), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_the_maps_that_follow_the_node_have_another_size() {
+        let sizes = auto(2, 8 * GIB);
+        let sized: Vec<_> = MAPS.iter().flat_map(|map| map.names).filter_map(|it| sizes.max_entries(it)).collect();
+        assert_eq!(sized, [262_400, 262_400, 33_024, 33_024]);
+    }
+
+    /// The chart's request and limit, as the agent's manifest has them.
+    #[test]
+    fn default_maps_and_the_agent_fit_into_the_containers_request_and_limit() {
+        let values = include_str!("../../../deploy/chart/npl/values.yaml");
+        let quantity = |name: &str| {
+            let (_, rest) = values.split_once("\nresources:\n").unwrap();
+            let (_, rest) = rest.split_once(&format!("  {name}:\n")).unwrap();
+            let (_, rest) = rest.split_once("memory: ").unwrap();
+            rest.split_once("Mi\n").unwrap().0.parse::<u64>().unwrap() << 20
+        };
+        assert_eq!(quantity("limits"), CONTAINER_LIMIT);
+        let needed = |cpus| auto(cpus, 4096 * GIB).memory() + AGENT_MEMORY;
+        assert!(needed(64) <= quantity("requests"), "{}", needed(64));
+        for cpus in [128, 512, 768] {
+            assert!(needed(cpus) <= quantity("limits"), "{cpus} CPUs: {}", needed(cpus));
+        }
+        assert_eq!(auto(768, 4096 * GIB).flows, 262_144, "no default is smaller for lack of memory in the container");
+    }
+
+    proptest! {
+        #[test]
+        fn sizes_and_memory_never_decrease_with_memory_or_flows(
+            cpus in 1_u32..1024, memory in 0..(64 * GIB), more in 0..(64 * GIB), flows in 4096_u32..8_388_608,
+        ) {
+            let (small, large) = (auto(cpus, memory), auto(cpus, memory + more));
+            prop_assert!(small.flows <= large.flows && small.socket_rnat <= large.socket_rnat);
+            prop_assert!(small.memory() <= large.memory());
+            let of = |flows| TableSizes::of(machine(cpus, memory), MaxFlows::Flows(flows));
+            prop_assert!(of(4096).memory() <= of(flows).memory() && of(flows).memory() <= of(8_388_608).memory());
+            let more_cpus = TableSizes::of(machine(cpus + 1, memory), MaxFlows::Flows(flows));
+            prop_assert!(of(flows).memory() < more_cpus.memory());
+        }
+
+        #[test]
+        fn the_stated_number_is_available_whatever_the_number_of_cpus(
+            cpus in 1_u32..8192, memory in 0..(64 * GIB), flows in 4096_u32..8_388_608,
+        ) {
+            for sizes in [auto(cpus, memory), TableSizes::of(machine(cpus, memory), MaxFlows::Flows(flows))] {
+                for map in [MAP_FLOW_V4, MAP_FLOW_V6] {
+                    prop_assert_eq!(stated_entries(sizes.max_entries(map).unwrap(), cpus), sizes.flows);
+                }
+                for map in [MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6] {
+                    prop_assert_eq!(stated_entries(sizes.max_entries(map).unwrap(), cpus), sizes.socket_rnat);
+                }
+            }
+            let given = TableSizes::of(machine(cpus, memory), MaxFlows::Flows(flows));
+            prop_assert_eq!(given.flows, flows);
+        }
+
+        #[test]
+        fn default_sizes_fit_into_the_container_on_machines_of_up_to_768_cpus(
+            cpus in 1_u32..=768, memory in 0..(4096 * GIB),
+        ) {
+            prop_assert!(auto(cpus, memory).memory() + AGENT_MEMORY <= CONTAINER_LIMIT);
+        }
+    }
+}

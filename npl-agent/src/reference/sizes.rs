@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `sizes.md`, from [`crate::core::sizes`].
+
+use super::markdown::{heading, number, table};
+use crate::core::sizes::{AGENT_MEMORY, Machine, MaxFlows, TableSizes};
+
+const CPUS: [u32; 10] = [2, 4, 8, 16, 32, 64, 128, 256, 512, 768];
+const GIB: u64 = 1 << 30;
+const MEMORY: [u64; 5] = [1, 2, 4, 8, 64];
+const FLOWS: [u32; 4] = [65_536, 524_288, 2_097_152, 8_388_608];
+/// Memory of a machine that has room for the largest default.
+const LARGE: u64 = 64 * GIB;
+
+pub(super) fn body() -> String {
+    let agent = mib(AGENT_MEMORY);
+    let mut text = String::from(
+        "`--max-flows` (`config.maxFlows` in the chart) is the number of established flows of each IP family that a Node has room \
+         for. With `auto`, it follows the memory of the machine; where the maps of so many CPUs would not fit into the \
+         container's default memory limit, it is smaller. Socket reverse NAT for local clients has room for an eighth as many \
+         sockets, at least 16 384.\n\n\
+         The kernel keeps 128 elements of each LRU map aside for each possible CPU, where other CPUs cannot use them. \
+         `max_entries` of these maps is larger by that number, so that the stated number of flows is always available. \
+         Possible CPUs are those in `/sys/devices/system/cpu/possible`, which hypervisors make larger than the number of CPUs \
+         present.\n\n\
+         The half-open cache, the lookup caches and the other slot arrays have constant sizes: programs select a slot by a hash \
+         and a constant mask, and the slots are few so that they stay in the CPU's cache during a flood. Counters and fragment \
+         buffers take memory for each possible CPU. Not included are the ranges of allow-lists, whose memory is allocated as they \
+         are written.\n\n\
+         A changed number takes effect when the agent's Pod restarts: the agent copies the entries to the new maps \
+         ([upgrade](../upgrade.md)).\n",
+    );
+    text += &heading(2, "By memory of the machine, with `auto`");
+    text += &table(
+        &["memory, GiB", "flows of each family", "maps with 8 CPUs, MiB"],
+        MEMORY.map(|gib| {
+            let sizes = TableSizes::of(Machine { possible_cpus: 8, memory: gib * GIB }, MaxFlows::Auto);
+            vec![number_of(gib), number_of(sizes.flows.into()), number_of(mib(sizes.memory()))]
+        }),
+    );
+    text += &heading(2, "By number of CPUs, with `auto` and at least 8 GiB");
+    text += &table(
+        &["possible CPUs", "flows of each family", "maps, MiB", &format!("maps and {agent} MiB for the agent")],
+        CPUS.map(|possible_cpus| {
+            let sizes = TableSizes::of(Machine { possible_cpus, memory: LARGE }, MaxFlows::Auto);
+            let memory = sizes.memory();
+            let columns = [possible_cpus.into(), sizes.flows.into(), mib(memory), mib(memory + AGENT_MEMORY)];
+            columns.map(number_of).to_vec()
+        }),
+    );
+    text += &heading(2, "Maps in MiB, by number of CPUs and `--max-flows`");
+    let header: Vec<String> = FLOWS.iter().map(|flows| number_of((*flows).into())).collect();
+    let header: Vec<&str> = ["possible CPUs"].into_iter().chain(header.iter().map(String::as_str)).collect();
+    text += &table(
+        &header,
+        CPUS.map(|possible_cpus| {
+            let memory = |flows: &u32| {
+                let machine = Machine { possible_cpus, memory: LARGE };
+                number_of(mib(TableSizes::of(machine, MaxFlows::Flows(*flows)).memory()))
+            };
+            [number_of(possible_cpus.into())].into_iter().chain(FLOWS.iter().map(memory)).collect()
+        }),
+    );
+    text + "\nThe limit of the agent's container (`resources.limits.memory`) must exceed the maps by the agent's memory. If the maps \
+            alone exceed the limit, the agent does not start, and its error names a sufficient limit.\n"
+}
+
+/// Rounded up, so that a limit of this size suffices.
+const fn mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}
+
+fn number_of(value: u64) -> String {
+    usize::try_from(value).map(number).unwrap_or_default()
+}

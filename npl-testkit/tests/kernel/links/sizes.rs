@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Maps whose size follows the Node: a changed `--max-flows`, and the memory that the documents state.
+
+use std::fs;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::path::Path;
+
+use aya::maps::MapData;
+use aya::util::{KernelVersion, nr_cpus};
+use npl_agent::core::sizes::{MaxFlows, memory_of};
+use npl_agent::datapath::{Datapath, Pins};
+use npl_common::catalog::{MAPS, MapKind};
+
+use crate::bpffs_pool::BPFFS;
+use crate::lab::with_lab;
+use crate::world::World;
+
+/// Memory of the kernel's own structure of a map, which the computed size does not include.
+const STRUCTURE: u64 = 4096;
+/// The first kernel that reports the memory of a map, instead of an estimate from its number of elements.
+const REPORTS_MEMORY: (u8, u8) = (6, 4);
+
+#[test]
+fn another_number_of_flows_takes_effect_and_keeps_the_entries() {
+    const FLOWS: u32 = 50_000;
+    let mut world = World::fresh(1);
+    world.assert_answers();
+    let (mappings, before) = (world.datapath().mappings().unwrap(), world.datapath().tables.flow_count().unwrap());
+    world.datapath = None;
+    let path = world.bpffs.path().to_owned();
+    let open = |flows| world.node().run(|| Datapath::open_sized(&path, MaxFlows::Flows(flows))).unwrap().unwrap();
+    let mut next = open(FLOWS);
+    assert_eq!(next.tables.flow_capacities(), [FLOWS as usize; 2]);
+    assert_eq!((next.tables.flow_count().unwrap(), next.mappings().unwrap()), (before, mappings));
+    world.attach(&mut next);
+    assert_eq!(next.retire_predecessors().unwrap(), [0_u32; 0]);
+    let map = |path: &Path| MapData::from_pin(Pins::new(path).map("npl_flow_v4")).unwrap().info().unwrap().id();
+    let first = map(&path);
+    drop(next);
+    let again = open(FLOWS);
+    assert_eq!(map(&path), first, "an unchanged number replaces no map");
+    world.datapath = Some(again);
+    world.assert_answers();
+}
+
+#[test]
+fn computed_memory_of_each_map_is_what_the_kernel_allocates() {
+    let (major, minor) = REPORTS_MEMORY;
+    if KernelVersion::current().unwrap() < KernelVersion::new(major, minor, 0) {
+        return;
+    }
+    let cpus = u32::try_from(nr_cpus().unwrap()).unwrap();
+    with_lab(|_lab| {
+        let pins = Pins::new(Path::new(BPFFS));
+        for map in MAPS.iter().filter(|map| map.kind != MapKind::LpmTrie) {
+            for (position, name) in map.names.iter().enumerate() {
+                let pinned = MapData::from_pin(pins.map(name)).unwrap();
+                let computed = memory_of(map, position, pinned.info().unwrap().max_entries(), cpus);
+                let file = format!("/proc/self/fdinfo/{}", pinned.fd().as_fd().as_raw_fd());
+                let text = fs::read_to_string(file).unwrap();
+                let allocated = text.lines().find_map(|line| line.strip_prefix("memlock:")).unwrap();
+                let allocated: u64 = allocated.trim().parse().unwrap();
+                assert!(computed + STRUCTURE >= allocated, "{name}: {computed} computed, {allocated} allocated");
+                // The computed size has a power of two of elements, which the kernel allocates only without CAP_PERFMON.
+                assert!(computed <= 2 * allocated + STRUCTURE, "{name}: {computed} computed, {allocated} allocated");
+            }
+        }
+    });
+}
