@@ -207,13 +207,12 @@ mod tests {
             let words = others.map(|(hash, bits)| entry(hash, Phase::from_bits(bits % 4), 0, 61_000));
             let chosen = new_slot(h, words[0], words[1]);
             let candidates = [slot(h), second_slot(h)];
-            match candidates.iter().position(|candidate| *candidate == chosen) {
-                Some(at) => prop_assert!(!is_established(words[at])),
-                None => {
-                    prop_assert_eq!(chosen, overflow_slot(h));
-                    prop_assert!((SLOTS..WORDS).contains(&chosen));
-                    prop_assert!(words.into_iter().all(is_established));
-                }
+            if let Some(at) = candidates.iter().position(|candidate| *candidate == chosen) {
+                prop_assert!(!is_established(words[at]));
+            } else {
+                prop_assert_eq!(chosen, overflow_slot(h));
+                prop_assert!((SLOTS..WORDS).contains(&chosen));
+                prop_assert!(words.into_iter().all(is_established));
             }
             if is_waiting(words[0]) && !is_established(words[1]) {
                 prop_assert_eq!(chosen, candidates[1]);

@@ -114,15 +114,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     datapath.hooks.prepare(forwarding)?;
     #[cfg(feature = "trace")]
     datapath.hooks.print_logs()?;
-    info!(
-        version = env!("CARGO_PKG_VERSION"),
-        abi = ABI_VERSION,
-        node = node_name,
-        %port_range,
-        hooks = datapath.hooks.mechanism(),
-        forwarding = forwarding.as_str(),
-        "npl-agent started"
-    );
+    let (version, hooks, forwarding_mode) =
+        (env!("CARGO_PKG_VERSION"), datapath.hooks.mechanism(), forwarding.as_str());
+    info!(version, abi = ABI_VERSION, node = node_name, %port_range, hooks, forwarding = forwarding_mode, "npl-agent started");
     let (problems, seen_problems) = latest::channel(Vec::new());
     let mut change_log = ChangeLog::new(problems);
     let local_clients = LocalClients::new(cgroup);

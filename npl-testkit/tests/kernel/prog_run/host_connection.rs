@@ -107,7 +107,7 @@ fn client_connection_is_translated_despite_an_earlier_host_connection() {
     });
 }
 
-/// A Pod with CAP_NET_RAW sends from the Node's address and another Pod's node port to that Pod's client.
+/// A Pod with `CAP_NET_RAW` sends from the Node's address and another Pod's node port to that Pod's client.
 #[test]
 fn forged_host_connection_takes_no_established_flow() {
     for lost in ["nothing", "flow slot", "flow table"] {
