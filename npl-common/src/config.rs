@@ -54,7 +54,7 @@ impl Config {
     /// Index of the 8-byte word with `abi` and `epoch`.
     pub const EPOCH_WORD: usize = 3;
 
-    /// The flags with or without [`FLAG_XDP`].
+    /// The configuration with [`FLAG_XDP`] set or cleared.
     #[must_use]
     pub const fn with_xdp(self, is_used: bool) -> Self {
         let flags = self.flags & !FLAG_XDP;

@@ -81,8 +81,8 @@ pub struct Phase(u8);
 impl Phase {
     /// The client has sent a packet, and the Pod has not replied.
     pub const REQUESTED: Self = Self(0);
-    /// The Pod has replied. The client's next datagram or proven segment establishes the flow, or the Pod's second
-    /// datagram.
+    /// The Pod has replied. The client's next datagram or proven segment, or the Pod's next datagram, establishes the
+    /// flow.
     pub const REPLIED: Self = Self(1);
     /// The handshake or first exchange is complete; the entry is in the flow table.
     pub const ESTABLISHED: Self = Self(2);
@@ -331,18 +331,18 @@ const fn is_near(a: u32, b: u32, window: u32) -> bool {
 pub enum Event {
     /// The client's TCP segment or SCTP packet.
     ClientSegment {
-        /// Its flags: [`crate::flow::tcp_flag`].
+        /// The segment's flags: [`crate::flow::tcp_flag`].
         flags: u8,
-        /// Whether its numbers match the connection.
+        /// Whether the segment's sequence or acknowledgement number matches the connection.
         is_proven: bool,
     },
     /// The client's datagram.
     ClientDatagram,
     /// The Pod's TCP segment or SCTP packet.
     PodSegment {
-        /// Its flags: [`crate::flow::tcp_flag`].
+        /// The segment's flags: [`crate::flow::tcp_flag`].
         flags: u8,
-        /// Whether its numbers match the connection.
+        /// Whether the segment's sequence or acknowledgement number matches the connection.
         is_proven: bool,
     },
     /// The Pod's datagram.
@@ -353,7 +353,7 @@ pub enum Event {
         ns: u64,
         /// The flow's protocol: [`protocol`].
         protocol: u8,
-        /// Whether the flow table is nearly full.
+        /// Whether the flow table is more than half full.
         is_crowded: bool,
     },
 }

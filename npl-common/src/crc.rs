@@ -14,11 +14,11 @@
 
 /// The polynomial without its highest power.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
-/// `x^0`.
+/// The polynomial `x^0`, which is the factor 1.
 const ONE: u32 = 1 << 31;
 /// `x^8`, the factor for one more byte.
 const BYTE: u32 = 1 << 23;
-/// Number of values of a byte.
+/// The number of values that a byte can have.
 const BYTES: usize = 256;
 /// Mask of every fourth bit. Products of masked words have no carry into another masked bit.
 const LANES: u64 = 0x1111_1111_1111_1111;

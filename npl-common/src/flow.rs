@@ -7,17 +7,18 @@ pub const MAX_FLOWS: u32 = 131_072;
 
 /// Interval, in jiffies, at which an entry's time is refreshed and a [`crate::lookup_cache::CachedReply`] expires. A
 /// write on every packet would move a cache line between the processors of both directions each time. 256 jiffies are
+/// 0.25 s (HZ=1000) to 2.6 s (HZ=100).
 pub const REFRESH_INTERVAL_JIFFIES: u32 = 256;
 
 /// TCP flags in the byte at offset 13 (RFC 9293). SCTP chunks are recorded as the TCP flags with the same meaning.
 pub mod tcp_flag {
-    /// No more data from the sender.
+    /// FIN: the sender sends no more data.
     pub const FIN: u8 = 0x01;
-    /// The sender opens its direction of the connection.
+    /// SYN: the sender opens its direction of the connection.
     pub const SYN: u8 = 0x02;
-    /// Aborts the connection.
+    /// RST: the sender aborts the connection.
     pub const RST: u8 = 0x04;
-    /// The acknowledgement number is valid; every segment except a connection's first one has this flag.
+    /// ACK: the acknowledgement number is valid; every segment except a connection's first one has this flag.
     pub const ACK: u8 = 0x10;
     /// The flags that open or end a connection.
     pub const OPENS_OR_ENDS: u8 = SYN | FIN | RST;

@@ -29,7 +29,7 @@ map_type! {
         /// The client's packets: bits 0-31 time of the observation in jiffies, or 0 never, 1 pending, 2 ended
         /// ([`since`]); bits 32-63 tag of the flow.
         pub request: u64,
-        /// The Pod's packets, as the client's.
+        /// The Pod's packets: bits as in `request`.
         pub reply: u64,
     }
 }

@@ -19,11 +19,11 @@ map_type! {
     pub struct MappingStats: 48, align 8 {
         /// Packets from clients that were rewritten to the Pod.
         pub request_packets: u64,
-        /// Their bytes, link-layer header included.
+        /// Bytes of the request packets, link-layer header included.
         pub request_bytes: u64,
         /// Packets from the Pod that were rewritten to a client.
         pub reply_packets: u64,
-        /// Their bytes, link-layer header included.
+        /// Bytes of the reply packets, link-layer header included.
         pub reply_bytes: u64,
         /// Flows whose first packet was translated, and `connect` and `sendmsg` calls of local clients.
         pub new_flows: u64,

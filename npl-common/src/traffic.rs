@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Settings of the packet generator and packet counter of `npl-bench`. Their maps are never pinned and no part of the
-//! agent's ABI.
+//! Settings of the packet generator and packet counter of `npl-bench`. Their maps are never pinned and are not part of
+//! the agent's ABI.
 
 /// Bytes of a generated frame: 64 on the wire, where the frame check sequence adds four.
 pub const FRAME_BYTES: usize = 60;

@@ -8,8 +8,8 @@
 /// Elements, one per port: 512 KiB.
 pub const PORTS: u32 = 65_536;
 
-/// Time without packets after which unmapped traffic has ceased, in units of [`crate::fragment::time`], as
-/// `nf_conntrack_udp_timeout_stream`.
+/// Time without packets after which unmapped traffic has ceased, in units of [`crate::fragment::time`]: 129 s, near the
+/// 120 s of `nf_conntrack_udp_timeout_stream`.
 pub const LIFETIME: u64 = 120;
 
 /// Units since the last packet at `now`; `None` if more than [`LIFETIME`], or if there was none.

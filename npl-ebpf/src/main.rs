@@ -50,30 +50,30 @@ use crate::{
     },
 };
 
-/// Length of the link-layer header on a device without one.
+/// Bytes of the link-layer header of a device that has none.
 const NONE: usize = 0;
 /// The return value of every cgroup program, with which the system call proceeds.
 const ALLOW: i32 = 1;
 
-/// Requests on a device with Ethernet headers.
+/// Translates requests at TC ingress of a device with Ethernet headers.
 #[classifier]
 pub fn npl_ingress(ctx: TcContext) -> i32 {
     fast_path::<Requests<STACK>, ETHERNET>(&ctx, SLOW_INGRESS)
 }
 
-/// Replies on a device with Ethernet headers.
+/// Translates replies at TC egress of a device with Ethernet headers.
 #[classifier]
 pub fn npl_egress(ctx: TcContext) -> i32 {
     fast_path::<Replies<STACK>, ETHERNET>(&ctx, SLOW_EGRESS)
 }
 
-/// Requests on a device without link-layer header.
+/// Translates requests at TC ingress of a device without link-layer header.
 #[classifier]
 pub fn npl_ingress_l3(ctx: TcContext) -> i32 {
     fast_path::<Requests<STACK>, NONE>(&ctx, SLOW_INGRESS_L3)
 }
 
-/// Replies on a device without link-layer header.
+/// Translates replies at TC egress of a device without link-layer header.
 #[classifier]
 pub fn npl_egress_l3(ctx: TcContext) -> i32 {
     fast_path::<Replies<STACK>, NONE>(&ctx, SLOW_EGRESS_L3)
@@ -85,7 +85,7 @@ pub fn npl_rd_ingress(ctx: TcContext) -> i32 {
     fast_path::<Requests<REDIRECT>, ETHERNET>(&ctx, SLOW_INGRESS_REDIRECT)
 }
 
-/// Replies on a Pod-facing device, with `--forwarding redirect`.
+/// Translates replies at TC ingress of a Pod-facing device, with `--forwarding redirect`.
 #[classifier]
 pub fn npl_rd_pods(ctx: TcContext) -> i32 {
     fast_path::<Replies<REDIRECT>, ETHERNET>(&ctx, SLOW_PODS_REDIRECT)
@@ -103,20 +103,21 @@ pub fn npl_off_egress(ctx: TcContext) -> i32 {
     fast_path::<Replies<OBSERVE>, ETHERNET>(&ctx, SLOW_EGRESS)
 }
 
-/// Replies on a Pod-facing device, with `--forwarding offload`. The stack forwards slow-path packets.
+/// Translates replies at TC ingress of a Pod-facing device, with `--forwarding offload`. The stack forwards slow-path
+/// packets.
 #[classifier]
 pub fn npl_off_pods(ctx: TcContext) -> i32 {
     hook::translate::<Replies<OFFLOAD>, ETHERNET>(&ctx).into_action()
 }
 
-/// Stack observation of requests on a Pod-facing device, with `--forwarding offload`.
+/// Records stack observations of requests at TC egress of a Pod-facing device, with `--forwarding offload`.
 #[classifier]
 pub fn npl_off_to_pods(ctx: TcContext) -> i32 {
     offload::observe_request::<ETHERNET>(&ctx);
     Verdict::UNRELATED.into_action()
 }
 
-/// Requests in XDP, on a device with Ethernet headers.
+/// Translates requests by XDP, on a device with Ethernet headers.
 #[xdp]
 pub fn npl_xdp(ctx: XdpContext) -> u32 {
     xdp::translate::<false>(ctx)

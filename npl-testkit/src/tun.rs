@@ -16,7 +16,7 @@ pub const INFINIBAND: libc::c_ulong = 32;
 
 const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
 const TUNSETLINK: libc::Ioctl = 0x4004_54cd;
-/// `IFF_TUN | IFF_NO_PI`.
+/// The flags of a TUN device whose packets have no extra header: `IFF_TUN | IFF_NO_PI`.
 const FLAGS: u16 = 0x1001;
 
 /// The part of `struct ifreq` that `TUNSETIFF` reads: a name and flags.

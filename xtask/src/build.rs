@@ -44,7 +44,8 @@ pub(crate) fn build_with(features: &Features) -> Result<PathBuf> {
 /// arguments for cargo. Returns the agent's path.
 pub(crate) fn build_agent(further: &[&str]) -> Result<PathBuf> {
     process::say("agent and feed: compiling each as one static binary, the agent with the kernel programs embedded");
-    // With the feed in the same run, the dependencies have the features that the tests' have, and are compiled once.
+    // The feed is built in the same run, so that dependencies have the same features as for the tests and are compiled
+    // only once.
     let packages = ["--package", "npl-agent", "--bin", "npl-agent", "--package", "npl-feed", "--bin", "npl-feed"];
     process::run(cargo("build").args(packages).args(further))?;
     install("npl-agent")

@@ -55,7 +55,7 @@ impl TestBinary {
     /// Whether a test with `filter` in its name runs; ignored tests run only on emulated machines.
     pub(crate) fn has_test(&self, filter: &str) -> Result<bool> {
         let mut ignored = BTreeSet::new();
-        // The real cluster's harness ignores no test and has no such option.
+        // The harness of the real cluster has no ignored tests and no option `--ignored`.
         if self.kind != Kind::RealCluster {
             ignored = listed(self.command().args(["--list", "--ignored", filter]))?;
         }

@@ -26,7 +26,7 @@ pub enum Op {
     },
     /// Delete the mapping and the connection tracking entries of its endpoint.
     RemoveMapping(Frontend),
-    /// Remove these sources from the allowed ones.
+    /// Remove these sources from the allowed sources of the mapping.
     ForgetSources(Frontend, BTreeSet<SourceRange>),
     /// Close the node port's socket.
     Release(Frontend),
@@ -97,7 +97,7 @@ pub enum Failure {
     /// For [`RecentTraffic::Refused`]: clients of the port's former owner still send packets to the port. The Pod gets
     /// another port, if one is free.
     RecentTraffic {
-        /// When the port counts as unused, if no more packets arrive.
+        /// The time at which the port counts as unused if no more packets arrive.
         until: Moment,
     },
     /// For [`Op::AllowSources`]: the kernel's map is full. The operation is retried when sources are removed.

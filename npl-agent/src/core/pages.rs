@@ -5,7 +5,7 @@ macro_rules! pages {
     ($( $(#[doc = $doc:literal])+ $name:ident = $page:literal; )+) => {
         $( $(#[doc = $doc])+ pub const $name: &str = $page; )+
 
-        /// All sections.
+        /// All sections to which messages refer.
         pub const ALL: &[&str] = &[ $( $name, )+ ];
     };
 }

@@ -41,7 +41,7 @@ use crate::core::devices::{
 
 /// Distinguishes the filters of this ABI version from others of the same priority.
 const OWN_HANDLE: TcHandle = handle_of(ABI_VERSION);
-/// Identifies the filter that translates while NPL's own is moved.
+/// The handle of the temporary filter that translates packets while NPL's own filter is moved.
 const STAND_IN: TcHandle = TcHandle::new(STAND_IN_HANDLE.0, STAND_IN_HANDLE.1);
 
 /// The loaded programs and their attachments.
@@ -152,12 +152,12 @@ impl Hooks {
         }
     }
 
-    /// Moves NPL's filter of a hook ahead of all others, without a gap: of one priority, the kernel runs the newest
-    /// filter first. The filter keeps its handle, by which the next agent finds it. Without effect on TCX links.
+    /// Moves NPL's filter of a hook ahead of all others, without a gap: among filters of the same priority, the kernel
+    /// runs the newest first. The filter keeps its handle, by which the next agent finds it. TCX links are not moved.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If the kernel rejects the filter.
     pub(super) fn move_to_head(
         &mut self,
         device: &Device,
@@ -167,7 +167,7 @@ impl Hooks {
         if self.tcx {
             return Ok(());
         }
-        // A stand-in may be left by an agent that was killed on one of these lines.
+        // An agent that was killed between these calls may have left its temporary filter.
         match self.add_filter(device, direction, program, STAND_IN) {
             Err(error) if !is_present(&error) => return Err(error),
             Ok(()) | Err(_) => {}

@@ -109,7 +109,7 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses. The next call tries again.
+    /// If a pin or a filter cannot be removed. The next call tries again.
     pub fn retire_predecessors(&mut self) -> Result<Vec<u32>, DatapathError> {
         if !self.has_predecessors {
             return Ok(Vec::new());
@@ -180,13 +180,13 @@ impl Datapath {
 
     /// Moves NPL's filter of a hook ahead of all others, without a gap: see [`Hooks::move_to_head`].
     ///
-    /// Two filters of NPL run on some packets meanwhile. The second one would take a translated datagram for a direct
-    /// one and end its flow, so the device is listed among those whose packets were translated before. The next
+    /// During the move, two filters of NPL run on some packets. The second one would take a translated datagram for a
+    /// direct one and end its flow, so the device is listed among those whose packets were translated before. The next
     /// [`Self::retain_xdp`] removes it from the list.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If the kernel rejects the filter.
     pub fn move_to_head(
         &mut self,
         device: &Device,

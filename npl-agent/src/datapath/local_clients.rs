@@ -38,7 +38,7 @@ pub struct ServedClients {
     pub has_loopback: bool,
 }
 
-/// An open cgroup.
+/// The open directory of a cgroup.
 struct Cgroup<'a> {
     path: &'a Path,
     folder: File,
@@ -47,7 +47,7 @@ struct Cgroup<'a> {
 
 impl Datapath {
     /// Attaches the socket programs to the selected cgroup and detaches them from all other cgroups. Returns `None` if
-    /// no
+    /// no local clients are selected.
     ///
     /// Must be called in the Node's network namespace: the programs translate loopback addresses only in the namespace
     /// of the caller.

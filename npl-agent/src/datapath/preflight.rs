@@ -41,12 +41,12 @@ pub fn check(bpffs: &Path) -> Result<(), DatapathError> {
     check_bpffs(bpffs)
 }
 
-/// Whether the kernel version has TCX.
+/// Whether this kernel version supports TCX.
 pub fn has_tcx() -> bool {
     is_at_least(TCX_SINCE)
 }
 
-/// Whether the kernel version has XDP for multi-buffer frames, which devices with a large MTU need.
+/// Whether this kernel version supports XDP for multi-buffer frames, which devices with a large MTU need.
 pub fn has_xdp_frags() -> bool {
     is_at_least(XDP_FRAGS_SINCE)
 }

@@ -371,7 +371,7 @@ impl Programs {
 }
 
 impl Variant {
-    /// The variant's name in a build's name.
+    /// The part of a build's name that stands for the variant.
     const fn as_str(self) -> &'static str {
         match self {
             Self::Unmitigated => UNMITIGATED,

@@ -70,7 +70,7 @@ pub struct MappingRecord {
 pub struct FlowRecord {
     /// The transport protocol.
     pub protocol: Protocol,
-    /// The client.
+    /// The client's address and port.
     pub client: SocketAddr,
     /// The node address and node port that the client uses.
     pub nat: SocketAddr,
@@ -238,7 +238,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError> {
         Ok([self.family(Family::V4).flows()?, self.family(Family::V6).flows()?].concat())
     }
@@ -261,7 +261,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses.
+    /// If a BPF map operation fails.
     pub fn flow_counts(&self) -> Result<[usize; 2], DatapathError> {
         Ok([self.family(Family::V4).flow_count()?, self.family(Family::V6).flow_count()?])
     }
@@ -306,7 +306,7 @@ impl Tables {
         families.map(|(family, it)| self.family_mut(family).remove_expired_half_open(it)).sum()
     }
 
-    /// See [`super::Datapath::time_until_quiet`].
+    /// Time until a node port without a mapping counts as unused: see [`super::Datapath::time_until_quiet`].
     pub(super) fn time_until_quiet(&self, frontend: Frontend) -> Result<Option<Duration>, DatapathError> {
         let mut last = 0;
         for family in Family::ALL {

@@ -55,9 +55,9 @@ pub enum HttpError {
 /// unusable.
 #[derive(Debug)]
 pub struct Servers {
-    /// For probes and metrics.
+    /// The socket of `--listen`, for probes and metrics.
     probes: TcpListener,
-    /// For metrics alone.
+    /// The socket of `--metrics-listen`, for metrics only.
     metrics: Option<TcpListener>,
 }
 

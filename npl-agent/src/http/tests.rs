@@ -85,7 +85,7 @@ async fn metrics_are_served_as_plain_text_and_as_openmetrics_to_who_asks_for_it(
     let plain = get(address, "/metrics").await;
     assert!(plain.contains("content-type: text/plain; version=0.0.4; charset=utf-8"), "{plain}");
     assert!(plain.contains("# TYPE process_cpu_seconds_total counter\n") && !plain.contains("# EOF"), "{plain}");
-    // As Prometheus 2.42 asks.
+    // The `Accept` header that Prometheus 2.42 sends.
     let accept = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                   text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
     let answer = get_as(address, "/metrics", accept).await;

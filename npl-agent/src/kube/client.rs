@@ -225,7 +225,7 @@ fn build(mut config: Config, liveness: Liveness) -> kube::Result<Client> {
 enum Probe {
     /// The API server grants all permissions.
     Granted { is_node_known: bool },
-    /// The API server answered neither yes nor no.
+    /// The API server gave no definite answer.
     NotYet(kube::Error),
     /// The API server answered 401 or denied a permission. A starting API server may briefly deny valid requests.
     Refused(ConnectError),

@@ -143,7 +143,7 @@ async fn an_unreadable_kubeconfig_is_named() {
     );
 }
 
-/// Makes the kernel drop every packet that arrives for the socket, like a firewall that has lost its state of the
+/// Makes the kernel drop every packet that arrives for the socket, as a firewall does that has lost its entry of the
 /// connection.
 fn swallow_packets(socket: &TcpStream) {
     let drop_all = [socket2::SockFilter::new(0x06, 0, 0, 0)]; // BPF_RET | BPF_K: keep 0 bytes
@@ -175,7 +175,7 @@ async fn a_connection_that_died_silently_fails_soon() {
 #[test]
 fn a_dead_connection_is_noticed_within_half_a_minute() {
     let Liveness { idle, interval, unacknowledged } = LIVENESS;
-    // The kernel compares the time limit at each probe.
+    // The kernel checks the limit for unacknowledged data only when it sends a keep-alive probe.
     assert!(idle + interval <= unacknowledged && unacknowledged + interval <= Duration::from_secs(30));
 }
 

@@ -100,7 +100,7 @@ mod tests {
         result
     }
 
-    /// Answers the list, and the dry run if there is a Pod.
+    /// Answers the list of Pods and, if there is a Pod, the dry run.
     async fn answer(server: &mut MockServer, pods: &[&str], code: u16, body: &str) {
         let list = server.next_request().await;
         assert_eq!(list.line, "GET /api/v1/pods?&fieldSelector=spec.nodeName%3Dworker-1&limit=1");

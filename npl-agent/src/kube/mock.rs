@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_mins(10);
 pub(super) struct MockServer(mock::Handle<Request<Body>, Response<Body>>);
 
 pub(super) struct ReceivedRequest {
-    /// Method, path and query.
+    /// Method, path and query of the request.
     pub(super) line: String,
     pub(super) content_type: String,
     pub(super) body: Value,

@@ -77,13 +77,13 @@ pub enum Class {
 /// Why a patch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PatchError {
-    /// 404 with the reason `NotFound`, or the Pod has another uid.
+    /// The Pod does not exist (404 with the reason `NotFound`), or has another uid.
     #[error("patch pod {pod}: the pod was deleted or recreated")]
     Gone {
         /// The Pod.
         pod: PodKey,
     },
-    /// 401 or 403.
+    /// The API server answered 401 or 403: the agent lacks a permission.
     #[error(
         "patch pod {pod}: the API server denies the permission; apply deploy/npl.yaml, which grants patch on \
          pods/status"
@@ -106,7 +106,7 @@ pub enum PatchError {
         #[source]
         status: Box<Status>,
     },
-    /// 409, 429 or 5xx.
+    /// The API server answered 409, 429 or 5xx, so a retry may succeed.
     #[error("patch pod {pod}: the API server is overloaded or not ready; the agent retries")]
     Unavailable {
         /// The Pod.

@@ -217,7 +217,7 @@ async fn lists_keep_enabled_services_and_node_ports_and_events_report_all() {
     list(scene.server.next_request().await, &[service("on", "true"), service("off", "false"), node_port]);
     let Change::Services(kept) = scene.change().await else { panic!("no list") };
     assert_eq!(kept.iter().map(|service| &*service.key.name).collect::<Vec<_>>(), ["on", "node"]);
-    // The agent must learn that a Service was disabled.
+    // Services that became irrelevant are sent too: the agent must learn that a Service was disabled.
     events(scene.server.next_request().await, &[json!({ "type": "MODIFIED", "object": service("on", "false") })]);
     assert!(matches!(scene.change().await, Change::Service(service) if !service.is_enabled));
 }

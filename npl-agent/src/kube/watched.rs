@@ -38,7 +38,7 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
     fn is_relevant(_object: &Self::Model) -> bool {
         true
     }
-    /// All objects; those that are absent are gone.
+    /// A complete list of the objects: known objects that the list lacks were deleted.
     fn listed(all: Vec<Self::Model>) -> Self::Change;
     /// A new or changed object.
     fn applied(object: Self::Model) -> Self::Change;

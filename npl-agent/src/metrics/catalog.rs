@@ -45,9 +45,9 @@ pub struct Label {
 pub enum Values {
     /// Each value and its meaning.
     Listed(&'static [(&'static str, &'static str)]),
-    /// [`npl_common::reason::Reason`].
+    /// The names of [`npl_common::reason::Reason`].
     Reasons,
-    /// [`crate::core::publish::event_reason::EventReason`].
+    /// The names of [`crate::core::publish::event_reason::EventReason`].
     EventReasons,
     /// One value for each build of the agent, and its meaning.
     Build(&'static str),

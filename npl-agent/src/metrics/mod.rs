@@ -49,7 +49,7 @@ use crate::core::{
 /// A text format of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// `OpenMetrics` 1.0.0.
+    /// The format `OpenMetrics`, version 1.0.0.
     OpenMetrics,
     /// The plain text format of Prometheus, version 0.0.4.
     Plain,
@@ -85,11 +85,11 @@ struct Inner {
 /// Numbers of node ports of one IP family and protocol, by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortCounts {
-    /// Allocated to a mapping.
+    /// Node ports that are allocated to a mapping.
     pub used: u64,
-    /// Available for a new mapping.
+    /// Node ports that are available for a new mapping.
     pub free: u64,
-    /// Released recently, and not reused until the quarantine ends.
+    /// Node ports that were released recently and are not reused until the quarantine ends.
     pub quarantined: u64,
 }
 

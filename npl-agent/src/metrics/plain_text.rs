@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The plain text format of Prometheus, for scrapers that do not ask for `OpenMetrics`. It names a counter with its
-//! ending, and knows neither units nor the type info.
+//! The plain text format of Prometheus, for scrapers that do not ask for `OpenMetrics`. In this format, the comments of
+//! a counter name the series with the suffix `_total`, and neither units nor the type `info` exist.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ pub(super) fn from_openmetrics(text: &str) -> String {
     let mut help = None;
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
-            // The line with the metric's type follows, and the type decides the name.
+            // The `# TYPE` line follows the `# HELP` line, and the type decides the suffix of the name in both.
             help = rest.split_once(' ').map(|(_, shown)| shown);
         } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
             let (ending, kind) = match kind {

@@ -44,7 +44,8 @@ pub(super) fn carrier(link: &LinkMessage) -> Option<u32> {
     link.attributes.iter().find_map(of_link).filter(|_| takes_frames)
 }
 
-/// The ifindex of the master device, if this link is a physical device.
+/// The ifindex of the master device, such as a bond or a bridge; `None` if this link is a virtual device or has no
+/// master.
 pub(super) fn master_of_physical_port(link: &LinkMessage) -> Option<u32> {
     let of_master = |it: &LinkAttribute| if let LinkAttribute::Controller(index) = it { Some(*index) } else { None };
     link.attributes.iter().find_map(of_master).filter(|_| kind(link) == DeviceKind::Physical)

@@ -307,8 +307,8 @@ pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin,
     Ok(Box::pin(changes.chain(stream::once(end))))
 }
 
-/// Ignores all routes except default and host routes, and all filters except new ones of other software: the agent's
-/// own filters would trigger another survey.
+/// Whether a message reports a change that needs a survey. All routes except default and host routes are ignored, and
+/// all filters except new ones of other software: the agent's own filters would trigger another survey.
 fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_attachments: bool) -> bool {
     let NetlinkPayload::InnerMessage(message) = payload else {
         return matches!(payload, NetlinkPayload::Overrun(_));

@@ -197,7 +197,7 @@ impl Draft {
             "target" if name(data, of::XTABLES_NAME).is_some_and(|it| it == "REJECT") => {
                 self.verdict = Some(Verdict::Refuse);
             }
-            // These expressions neither decide nor limit the rest of the rule.
+            // These expressions have no verdict and do not change which packets the rest of the rule matches.
             "counter" | "log" | "notrack" | "target" | "meta" | "ct" | "payload" => {}
             _ => self.conditions.push(Condition::unclear()),
         }

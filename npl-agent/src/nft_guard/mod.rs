@@ -46,12 +46,12 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// Whether the agent maintains the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GuardMode {
-    /// Maintained if the Node has source NAT rules, or reply routing needs connection marks.
+    /// The table is maintained if the Node has source NAT rules, or if reply routing needs connection marks.
     #[default]
     Auto,
-    /// Always maintained.
+    /// The table is always maintained.
     On,
-    /// Never maintained; an existing table is removed.
+    /// The table is never maintained, and an existing table is removed.
     Off,
 }
 
@@ -122,7 +122,7 @@ impl Guard {
     }
 
     fn send(&self, update: Update) {
-        // Without a thread no table is maintained, which was logged at start.
+        // If the thread could not be started, no table is maintained; the agent has logged this at start.
         drop(self.updates.as_ref().map(|thread| thread.send(update)));
     }
 }
@@ -189,7 +189,7 @@ pub fn masquerading(table: &TableState) -> io::Result<Masquerading> {
 ///
 /// # Errors
 ///
-/// If the kernel refuses.
+/// If the kernel returns an error.
 pub fn rule_names() -> io::Result<RuleNames> {
     names::read()
 }
@@ -324,7 +324,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Logs each effect of the table when it starts.
+    /// Logs when the table begins to exempt replies or to mark connections.
     fn log(&mut self, content: &Content) {
         if self.keeps_sources.update(content.keeps_sources) && content.keeps_sources {
             let endpoints = content.endpoints.len();

@@ -41,7 +41,7 @@ pub(super) struct Content {
     pub(super) markings: BTreeSet<Marking>,
 }
 
-/// A base chain.
+/// A base chain of the table.
 struct Chain {
     name: &'static str,
     kind: &'static str,
@@ -49,9 +49,9 @@ struct Chain {
     priority: i32,
 }
 
-/// Before the priority `srcnat` (100), at which other software masquerades.
+/// The chain runs before chains with the priority `srcnat` (100), in which other software masquerades.
 const REPLIES: Chain = Chain { name: "replies", kind: "nat", hook: uapi::POST_ROUTING, priority: 99 };
-/// The priority `mangle`, after kernel conntrack and before the routing decision.
+/// The chain has the priority `mangle`: it runs after kernel conntrack and before the routing decision.
 const REQUESTS: Chain = Chain { name: "requests", kind: "filter", hook: uapi::PRE_ROUTING, priority: -150 };
 
 impl PodEndpoint {

@@ -58,12 +58,12 @@ impl Message {
         Self { kind: uapi::SUBSYSTEM << 8 | command, family: uapi::NFPROTO_INET, subsystem: 0, attributes }
     }
 
-    /// The same message for tables of all families.
+    /// The same kind of message, for tables of all families.
     pub(super) fn of_any_family(self) -> Self {
         self.of_family(uapi::NFPROTO_UNSPEC)
     }
 
-    /// The same message for tables of another family.
+    /// The same kind of message, for tables of another family.
     pub(super) fn of_family(self, family: u8) -> Self {
         Self { family, ..self }
     }

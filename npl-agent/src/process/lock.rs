@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A lock for each BPF file system, so that only one process changes the datapath: `run`, `load` or `cleanup`.
 //!
-//! The lock is a `flock` on the directory of the pins, which only root can open. Every Pod of the host network could
-//! bind an abstract Unix socket instead.
+//! The lock is a `flock` on the directory of the pins, which only root can open. An abstract Unix socket would not be a
+//! safe lock, because every Pod on the host network could bind it.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},

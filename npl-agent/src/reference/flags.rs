@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `flags.md`, from clap's model of the command line.
+//! Renders `flags.md` from clap's model of the command line.
 
 use std::fmt::Write as _;
 
@@ -103,7 +103,7 @@ fn help(flag: &Arg) -> String {
     if list.is_empty() { sentences } else { sentences + "\n" + &list }
 }
 
-/// The variable of a flag. Filters of one command line have none.
+/// The environment variable of a flag; `none` for a flag that can only be given on the command line.
 fn shown_variable(flag: &Arg) -> String {
     flag.get_env().map_or_else(|| "none".to_owned(), |name| code(&name.to_string_lossy()))
 }

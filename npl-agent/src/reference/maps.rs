@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `maps.md`, from [`npl_common::catalog`] and [`npl_common::names`].
+//! Renders `maps.md` from [`npl_common::catalog`] and [`npl_common::names`].
 
 use std::{collections::BTreeSet, fmt::Write as _};
 

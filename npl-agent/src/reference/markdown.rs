@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The few Markdown elements of the generated pages.
+//! Renders the Markdown elements of the generated pages.
 
 use std::fmt::Write as _;
 

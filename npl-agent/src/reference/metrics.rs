@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `metrics.md`, from [`crate::metrics::catalog`].
+//! Renders `metrics.md` from [`crate::metrics::catalog`].
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The table of CNIs, policy engines and Service proxies in `docs/compatibility.md`, from
+//! Renders the table of CNIs, policy engines and Service proxies in `docs/compatibility.md` from
 //! [`crate::core::doctor::networks`].
 
 use super::markdown::{code, table};

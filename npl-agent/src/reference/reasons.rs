@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `reasons.md`, from [`npl_common::reason`].
+//! Renders `reasons.md` from [`npl_common::reason`].
 
 use npl_common::{names::MAP_REASON, reason::Reason};
 

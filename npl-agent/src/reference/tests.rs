@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, env, fs, path::Path};
 use super::{FURTHER, Page, alerts::ALERTS, chart_files, dashboard, networks, pages};
 use crate::metrics::catalog;
 
-/// The environment variable with which expect-test, too, updates files.
+/// The environment variable that makes these tests update the files, as it makes expect-test update its expectations.
 const UPDATE: &str = "UPDATE_EXPECT";
 
 #[test]
@@ -60,7 +60,7 @@ fn committed_files_of_the_chart_are_current() {
     }
 }
 
-/// Words of an expression that look like metrics.
+/// The words of an expression that are names of metrics, which begin with `npl_` or `process_`.
 fn metrics_of(expression: &str) -> impl Iterator<Item = &str> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     expression.split(move |c| !is_part(c)).filter(|word| word.starts_with("npl_") || word.starts_with("process_"))

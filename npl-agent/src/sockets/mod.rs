@@ -106,7 +106,7 @@ fn bound_socket(frontend: Frontend) -> io::Result<Socket> {
         socket.set_recv_buffer_size(1)?;
     }
     if frontend.family == Family::V6 {
-        // The same port number has a separate socket for IPv4.
+        // The socket is for IPv6 only, because IPv4 has a separate socket for the same port number.
         socket.set_only_v6(true)?;
     }
     socket.bind(&SocketAddr::new(wildcard, frontend.node_port.0).into())?;

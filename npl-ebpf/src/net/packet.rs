@@ -84,7 +84,7 @@ impl<F: HeaderLayout> Packet<F> {
         Some(Self { l3: chain.l3, headers: chain.headers, ports, end, header_length, is_truncated, segment })
     }
 
-    /// The same packet with other TTL fields.
+    /// This packet with its TTL fields replaced.
     #[inline(always)]
     pub fn with(&self, ttl_fields: F::TtlFields) -> Self {
         Self { headers: Headers { ttl_fields, ..self.headers }, ..*self }

@@ -47,7 +47,7 @@ struct Reply<'k, F: Family> {
     segment: Segment,
 }
 
-/// Replies, forwarded in this `MODE`: see [`crate::base::mode`].
+/// The translation of replies, which are forwarded in this `MODE`: see [`crate::base::mode`].
 pub struct Replies<const MODE: u8>;
 
 impl<const MODE: u8> Replies<MODE> {

@@ -38,7 +38,7 @@ use crate::{
     },
 };
 
-/// Requests, forwarded in this `MODE`: see [`crate::base::mode`].
+/// The translation of requests, which are forwarded in this `MODE`: see [`crate::base::mode`].
 pub struct Requests<const MODE: u8>;
 
 /// A request that a mapping matches and its allow-list admits.

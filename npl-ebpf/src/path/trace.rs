@@ -61,7 +61,7 @@ mod logged {
         state::maps::Family,
     };
 
-    /// Judges and rewrites a packet on the fast path, and logs the verdict.
+    /// Decides the verdict on a fast-path packet, rewrites the packet if it is translated, and logs the verdict.
     #[inline(always)]
     pub fn packet<F: Family, H: Hook, const L2: usize>(
         ctx: &TcContext,
@@ -87,7 +87,8 @@ mod logged {
         action
     }
 
-    /// Judges and rewrites a frame, and logs the verdict. A frame that is passed unchanged is logged by the TC program.
+    /// Decides the verdict on a frame, rewrites the frame if it is translated, and logs the verdict. A frame that is
+    /// passed unchanged is logged by the TC program.
     #[inline(always)]
     pub fn frame<F: Family, const MULTI_BUFFER: bool>(
         frame: &Frame<MULTI_BUFFER>,

@@ -275,7 +275,7 @@ impl<'k, F: Family> Flow<'k, F> {
             // SAFETY: see `Family::flow_entry`; a concurrent reader may translate one packet with the old address.
             unsafe { entry.write(new_entry::<F>(self.protocol, &request.nat, request.generation, request.segment)) };
             if half_open::matches(cached, self.hash) {
-                // Otherwise the slot would keep the old NAT address, and the next request would be counted as a tuple
+                // The slot gets the new NAT address: with the old one, the next request would be counted as a tuple
                 // conflict.
                 self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
             }

@@ -61,7 +61,7 @@ impl Report {
     }
 }
 
-/// A running load. Dropping it stops it.
+/// A running load, which stops when this value is dropped.
 #[derive(Debug)]
 pub struct Load {
     shared: Arc<Shared>,

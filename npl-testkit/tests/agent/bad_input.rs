@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Malformed or extreme objects affect only themselves.
+//! Tests that a malformed or extreme object does not affect the service of other objects.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::world::{LIMIT, NAMESPACE, NODE, World};
 
-/// Values that are not a Pod's right annotation.
+/// Wrong values of a Pod's annotation, which the agent must replace.
 fn wrong_annotations(right: &str) -> Vec<String> {
     vec![
         String::new(),

@@ -51,7 +51,7 @@ fn a_withdrawn_port_serves_during_the_drain_and_is_reused_only_after_the_quarant
     let relabel = json!({"metadata": {"labels": {"app": "other"}}});
     world.cluster.client().merge_patch(&format!("/api/v1/namespaces/{NAMESPACE}/pods/web-0"), &relabel).unwrap();
     let withdrawn = world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap().at;
-    // Only one port is available, and the first Pod still has it.
+    // The range has only one free port, and the first Pod still holds it.
     world.create_pod("web-1");
     let (mut served_until, mut refusals) = (withdrawn, 0);
     let successor = || match traffic::tcp_request(&client, server, "who?") {
@@ -117,7 +117,8 @@ fn a_port_with_traffic_for_its_previous_pod_is_reused_last() {
     assert_eq!(traffic::udp_ask(&socket, "who?").unwrap().pod, "web-0");
     world.cluster.delete_pod(NAMESPACE, "web-0").unwrap();
     world.wait_for_kernel_mappings(0);
-    // If two Pods used the port in turn, every second Pod would get it.
+    // Three Pods are created, because an allocator that alternates between two ports would give the former port to
+    // every second Pod.
     for pod in ["web-1", "web-2", "web-3"] {
         world.create_pod(pod);
         assert_ne!(world.address(pod, Protocol::Udp), former, "{pod}");

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::world::World;
 
-/// One finding.
+/// A finding, as `doctor` prints it in JSON.
 struct Finding {
     state: String,
     found: String,

@@ -47,7 +47,7 @@ fn a_masquerading_node_has_a_guard_table_until_cleanup() {
 /// rules.
 const RULE_OF_MARK: &str = "rule add fwmark 0x80/0x80 lookup main priority 1024";
 
-/// A rule with another mark, of more bits.
+/// A rule for IPv6 that compares two bits of the mark, one of which must be unset.
 const RULE_OF_MARK_V6: &str = "fwmark 0x40/0xc0 lookup main priority 1024";
 
 fn rule_of_pod(world: &World, verb: &str) {

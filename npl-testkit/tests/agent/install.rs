@@ -21,7 +21,8 @@ use crate::world::{LIMIT, NODE, World, manifest};
 /// The agent's namespace.
 const NPL_SYSTEM: &str = "/api/v1/namespaces/npl-system";
 
-/// GKE and others admit Pods of the two system priorities only in namespaces with a quota for them.
+/// GKE and other providers admit Pods of the two system priority classes only in namespaces with a ResourceQuota for
+/// these classes.
 const PRIORITY_NEEDS_QUOTA: &str = "apiVersion: apiserver.config.k8s.io/v1
 kind: AdmissionConfiguration
 plugins:
@@ -72,7 +73,7 @@ fn a_cluster_that_limits_critical_priorities_admits_the_agents_pods() {
         create_agent_pod(&cluster, "admitted").map_err(|error| last = Some(error)).ok()
     });
     assert!(admitted.is_ok(), "{last:?}");
-    // One quota with an unrelated scope would count the Pods of other priorities too.
+    // The quota must count the agent's Pod: the scope of the quota matches the priority class of the Pod.
     let counted = cluster.client().get(&quota).unwrap();
     assert_eq!(counted.pointer("/status/used/pods"), Some(&json!("1")), "{counted}");
 
@@ -87,7 +88,7 @@ fn a_cluster_that_limits_critical_priorities_admits_the_agents_pods() {
     assert!(refusal.contains("insufficient quota to match these scopes"), "{refusal}");
 }
 
-/// A namespace for NPL that the manifest does not name.
+/// A namespace that differs from the one in the manifest.
 const ELSEWHERE: &str = "elsewhere";
 
 /// Applies the manifest with another namespace, which kustomize does not rename in expressions. Returns a client with
@@ -160,7 +161,7 @@ fn the_admission_policies_confine_an_agent_in_another_namespace() {
     ];
     for (client, name, controller, instance) in refused {
         let create = || client.create(&events, &event(name, controller, &instance)).err();
-        // Admitted until the second policy takes effect; the name is then taken.
+        // The API server admits the Event until the second policy takes effect; after that, the name is already taken.
         let denied = || create().map(|error| format!("{error:#}")).filter(|text| text.contains("denied request"));
         poll::until(&format!("the refusal of the Event {name}"), LIMIT, denied).unwrap();
     }

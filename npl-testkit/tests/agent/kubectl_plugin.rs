@@ -109,7 +109,7 @@ fn the_plugin_shows_and_checks_the_whole_cluster() {
     assert_eq!((code, &answer["missing"]), (2, &json!([missing])));
     assert!(answer.to_string().contains("pod shop/web-0, port 8080/tcp IPv4"), "{answer}");
 
-    // Without the agent, nobody follows the changes.
+    // Without the agent, the annotation does not follow the change of the Service.
     world.agent.as_mut().unwrap().kill().unwrap();
     world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
     let run = |arguments: &[&str]| kubectl_npl(&world, &programs, arguments);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pods and Services that are created, changed and deleted.
+//! Tests the mappings of Pods and Services that are created, changed and deleted.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;

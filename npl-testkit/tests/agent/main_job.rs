@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From the annotation of a Service to a packet that the Pod answers.
+//! Tests the whole path: from the annotation of a Service to a packet that the Pod answers.
 
 use npl_testkit::echo::Protocol;
 use npl_testkit::residue::Residue;

@@ -21,7 +21,7 @@ fn queries() -> BTreeSet<String> {
     let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
     let as_sent = |target: &Value| {
         let expression = target["expr"].as_str().unwrap();
-        // Four scrapes, as Grafana chooses it.
+        // Grafana sets `$__rate_interval` to four scrape intervals.
         expression.replace("$instance", ".*").replace("$__rate_interval", "4s")
     };
     targets.map(as_sent).collect()
@@ -30,7 +30,7 @@ fn queries() -> BTreeSet<String> {
 #[test]
 fn every_query_of_the_dashboard_returns_data_of_a_running_agent() {
     let mut world = World::new();
-    // The Node's own address, as the chart sets it.
+    // Like the chart, the test binds `--metrics-listen` to the Node's own address.
     let listen = SocketAddr::new(world.node_ip(), 9912);
     world.create_node();
     world.start_agent(&["--metrics-listen", &format!("[{}]:9912", world.node_ip())]);
@@ -44,14 +44,14 @@ fn every_query_of_the_dashboard_returns_data_of_a_running_agent() {
     assert!(missing.len() > 15, "{missing:?}");
     let mut number = 0;
     let complete = || {
-        // Rates need changes within the window.
+        // A rate needs changes of its counters within the rate interval.
         number += 1;
         let pod = format!("more-{number}");
         world.create_pod(&pod);
         world.assert_served(&pod);
         missing.retain(|query| {
             let samples = prometheus.query(query).unwrap();
-            // A quantile without observations is no number.
+            // The quantile of a histogram without observations is NaN.
             samples.iter().all(|sample| sample["value"][1] == "NaN")
         });
         missing.is_empty().then_some(())
@@ -61,7 +61,7 @@ fn every_query_of_the_dashboard_returns_data_of_a_running_agent() {
 
     let up = prometheus.query(r#"up{job="npl-agent"}"#).unwrap();
     assert_eq!(up[0]["value"][1], "1");
-    // Only metrics are reached on the Node's address.
+    // The Node's address serves `/metrics` only, and no probes.
     let status = |path: &str| http::get(world.topology.node(), listen, path).unwrap().0;
     assert_eq!((status("/metrics"), status("/livez"), status("/readyz")), (200, 404, 404));
 }

@@ -29,7 +29,7 @@ fn commands_show_kernel_state_with_and_without_a_running_agent() {
         assert_eq!(status.get("agentRunning").unwrap(), is_running, "{status}");
         assert_eq!(status.get("mappings").unwrap(), 2, "{status}");
         let tcp = &world.kernel_mappings()[0];
-        // Only a running agent knows names and states.
+        // Names of Pods and states of node ports come from a running agent; the kernel's maps do not contain them.
         let named = [("namespace", "shop"), ("pod", "web-0"), ("state", "published")];
         for (field, value) in named {
             let expected = if is_running { json!(value) } else { Value::Null };
@@ -246,7 +246,7 @@ fn the_admission_policy_protects_every_field_of_a_pods_status() {
 #[test]
 fn the_api_server_accepts_the_whole_manifest() {
     let world = World::new();
-    // Only the namespace and the RBAC objects exist; without the namespace, the dry run of the other objects would
+    // The namespace and the RBAC objects exist already: in a missing namespace, the dry run of the other objects would
     // fail.
     let manifest = manifest();
     let accepted =

@@ -36,7 +36,7 @@ const CASES: [Case; 13] = [
     Case {
         alert: "NPLAgentNotReady",
         fires: &[("npl_ready", "0x20")],
-        // The agent restarts.
+        // A restarting agent is not ready for two minutes.
         quiet: &[("npl_ready", "1x12 0 0 1x6")],
     },
     Case {
@@ -85,7 +85,7 @@ const CASES: [Case; 13] = [
         fires: &[(r#"npl_watch_errors_total{subject="pods",kind="unreachable"}"#, "0+2x20")],
         quiet: &[
             (r#"npl_watch_errors_total{subject="pods",kind="expired"}"#, "0+9x20"),
-            // An API server restarts.
+            // The API server is unreachable for three minutes during a restart.
             (r#"npl_watch_errors_total{subject="pods",kind="unreachable"}"#, "0 1 2 3 3x20"),
         ],
     },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent as a Pod of the cluster.
+//! Tests the agent as a Pod of the cluster: its readiness, capabilities, init container and replacement.
 
 use std::fs;
 use std::process::Command;

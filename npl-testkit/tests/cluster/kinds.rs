@@ -17,7 +17,7 @@ const NAMESPACE: &str = "kinds";
 enum Published {
     /// No annotation.
     Nothing,
-    /// A separate node port in each of these families; `true` is IPv4.
+    /// A separate node port in each of these families: `true` is IPv4, `false` is IPv6.
     Mapped(&'static [bool]),
     /// This host port in both families.
     Host(u16),

@@ -88,7 +88,7 @@ const TESTS: &[ClusterTest] = &[
         "a_killed_cluster_leaves_nothing_behind_and_another_is_not_affected",
         side_by_side::a_killed_cluster_leaves_nothing_behind_and_another_is_not_affected,
     ),
-    // This test is last because its Pods are not deleted.
+    // This test runs last, because its two hundred Pods are not deleted.
     ClusterTest::new(
         "two_hundred_pods_at_once_are_published_before_they_are_ready",
         publication::two_hundred_pods_at_once_are_published_before_they_are_ready,
@@ -130,13 +130,13 @@ const POLICY_TESTS: &[ClusterTest] = &[ClusterTest::new(
     network_policy::a_network_policy_admits_the_named_clients_alone,
 )];
 
-/// The same after [`OFFLOAD_TESTS`].
+/// The tests of [`POLICY_TESTS`], repeated after [`OFFLOAD_TESTS`] have enabled offload.
 const OFFLOAD_POLICY_TESTS: &[ClusterTest] = &[ClusterTest::new(
     "a_network_policy_admits_the_named_clients_alone_while_agents_offload",
     network_policy::a_network_policy_admits_the_named_clients_alone,
 )];
 
-/// An installation by Helm, which takes over the one by the manifest.
+/// Tests of an installation by Helm, which takes over the agents of the manifest.
 const CHART: &[ClusterTest] = &[
     ClusterTest::new(
         "a_release_is_installed_upgraded_and_rolled_back_under_load",
@@ -171,7 +171,7 @@ fn main() -> ExitCode {
         }
         let suite = |network: &Network| {
             if network.cni.has_policy_engine() {
-                // The publication of two hundred Pods leaves them running, so policies come first.
+                // The test that publishes two hundred Pods leaves them running, so the policy tests run before it.
                 let tests = [POLICY_TESTS, TESTS, OFFLOAD_TESTS, OFFLOAD_POLICY_TESTS, CHART, UNINSTALL];
                 return Suite::new(*network, &tests);
             }

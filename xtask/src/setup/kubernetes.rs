@@ -83,7 +83,7 @@ const CALICO: Part = Part {
         "github.com/projectcalico/calico/cni-plugin/cmd/calico",
     ],
     files: &["manifests/crds.yaml"],
-    // Felix' eBPF dataplane needs C; with stubs in its place the rest works.
+    // The eBPF dataplane of Calico's Felix needs a C compiler; stubs replace it, and all other features work.
     variables: &[("CGO_ENABLED", "0")],
 };
 
@@ -252,7 +252,7 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
     let packages = part.packages.join(" ");
     let mut made_from =
         vec![&requirements[..], &sums, part.linker_flags.as_bytes(), COMPILER_FLAGS.as_bytes(), packages.as_bytes()];
-    // Parts without either keep the name that they have in existing caches.
+    // A part without files and variables is named without them, so that its entry in existing caches stays valid.
     let further = format!("{:?} {:?}", part.files, part.variables);
     if !part.files.is_empty() || !part.variables.is_empty() {
         made_from.push(further.as_bytes());

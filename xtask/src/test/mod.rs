@@ -68,7 +68,7 @@ impl Options {
         if self.former_agent.is_some() {
             return Extent::new();
         }
-        // Without a choice, the tests use a bridge and flannel.
+        // If no network is chosen, the tests use the bridge network and flannel.
         if self.network.is_empty() {
             return ALL_TESTS.into();
         }

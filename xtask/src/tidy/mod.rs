@@ -33,7 +33,7 @@ struct Finding {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Severity {
-    /// A note about a target that is not a limit.
+    /// A target is exceeded; the check still passes.
     Note,
     Error,
 }

@@ -13,7 +13,7 @@ struct Page {
     lines: &'static [Lines],
 }
 
-/// The prefix of the row names, the least digits of their number, and the range of the numbers.
+/// The prefix of the row names, the minimum number of digits after it, and the range of the numbers.
 struct Lines {
     prefix: &'static str,
     digits: usize,
@@ -83,7 +83,7 @@ mod tests {
         rows.concat()
     }
 
-    /// The findings in documents after one change.
+    /// The findings in the documents after `change` has modified each of them.
     fn rules(change: impl Fn(String) -> String) -> Vec<String> {
         let pages = PAGES.iter().map(|page| (page.path, change(content(page, "is_there")))).collect::<Vec<_>>();
         let mut files: Vec<_> = pages.iter().map(|(path, text)| (*path, text.as_str())).collect();

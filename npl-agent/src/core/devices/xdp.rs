@@ -9,11 +9,11 @@ use super::{Device, DeviceKind, LinkLayer, Master, redirect::Forwarding};
 const LARGEST_WHOLE: u32 = 3498;
 
 /// Drivers that run programs on received frames with complete checksums, and that do not afterwards report the sum of
-/// the bytes before translation (`CHECKSUM_COMPLETE`). `gve` reports it, and `ice` does on E830 cards since Linux 6.15;
-/// `mlx5_core` does not while a program is attached.
+/// the bytes before translation (`CHECKSUM_COMPLETE`). `gve` reports that sum, and so does `ice` on E830 cards since
+/// Linux 6.15; `mlx5_core` does not report it while a program is attached.
 const SAFE_DRIVERS: [&str; 6] = ["mlx5_core", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net"];
 
-/// `--attach`.
+/// The value of the flag `--attach`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attach {
     /// Translation in TC only.
@@ -45,17 +45,20 @@ impl FromStr for Attach {
 /// Why XDP or TC translates the requests of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum XdpReason {
-    /// `--attach tc`.
+    /// The flag is `--attach tc`.
     NotRequested,
-    /// `--forwarding redirect` or `offload`: after XDP, the host's stack would forward the requests.
+    /// The mode is `--forwarding redirect` or `offload`, and the host's stack forwards every request that XDP has
+    /// translated.
     BypassesStack,
     /// The device has no Ethernet headers, which the program needs.
     NotEthernet,
-    /// Packets of this host's own stack may have incomplete checksums, which XDP cannot detect.
+    /// The device is virtual: packets from this host's own stack may have incomplete checksums, which XDP cannot
+    /// detect.
     IsVirtual,
-    /// The device's master receives its frames.
+    /// The device is a port of a master device, such as a bond or bridge, which receives the frames.
     IsEnslaved,
-    /// The device may strip the VLAN tag from the frame, which XDP cannot detect.
+    /// VLAN, macvlan or ipvlan devices are on top of the device, so the network card may strip a VLAN tag from a frame,
+    /// which XDP cannot detect.
     HasUpperDevices,
     /// The driver is not in [`SAFE_DRIVERS`].
     UnknownDriver,
@@ -63,7 +66,7 @@ pub enum XdpReason {
     LargeFrames,
     /// The driver is in [`SAFE_DRIVERS`].
     SafeDriver,
-    /// `--attach xdp`.
+    /// The flag is `--attach xdp`.
     Forced,
     /// Other software has attached an XDP program.
     Occupied,
@@ -133,8 +136,8 @@ impl XdpReason {
         Self::ALL.into_iter().find(|reason| reason.key() == key)
     }
 
-    /// Whether to retry while the device is unchanged. Other reasons are permanent, because a driver may rebuild its
-    /// queues at each attempt.
+    /// Whether to attach XDP again although the device is unchanged. After any other reason there is no second attempt,
+    /// because a driver may rebuild its queues at each attempt.
     pub const fn is_temporary(self) -> bool {
         matches!(self, Self::Occupied)
     }
@@ -233,7 +236,7 @@ mod tests {
         assert_eq!(with(|device| device.link_layer = LinkLayer::None), Err(XdpReason::NotEthernet));
     }
 
-    /// After XDP, the host's stack would forward requests, but not replies.
+    /// With XDP, the host's stack would forward the requests of a flow, but replies would bypass the stack.
     #[test]
     fn xdp_is_not_used_where_packets_bypass_the_stack() {
         for forwarding in [Forwarding::Redirect, Forwarding::Offload] {

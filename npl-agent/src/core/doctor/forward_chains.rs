@@ -88,21 +88,21 @@ pub struct Condition {
 /// A field of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Field {
-    /// `meta iifname`.
+    /// The name of the incoming device: `meta iifname`.
     InName,
-    /// `meta oifname`.
+    /// The name of the outgoing device: `meta oifname`.
     OutName,
-    /// `meta iif`.
+    /// The index of the incoming device: `meta iif`.
     InIndex,
-    /// `meta oif`.
+    /// The index of the outgoing device: `meta oif`.
     OutIndex,
-    /// `meta nfproto`.
+    /// The IP family: `meta nfproto`.
     Protocol,
-    /// `meta mark`.
+    /// The packet's mark: `meta mark`.
     Mark,
-    /// `ct state`.
+    /// The state of the connection in kernel conntrack: `ct state`.
     State,
-    /// `ct status`.
+    /// The status bits of the connection in kernel conntrack: `ct status`.
     Status,
     /// Bytes of the IP header.
     Header {
@@ -116,7 +116,7 @@ pub enum Field {
 }
 
 impl Condition {
-    /// A condition that may or may not match.
+    /// A condition for which the doctor cannot decide whether it matches.
     pub const fn unclear() -> Self {
         Self { field: Field::Other, mask: Vec::new(), values: Vec::new(), is_negated: false }
     }
@@ -126,7 +126,7 @@ impl Condition {
 const NAME_SIZE: usize = 16;
 /// `ct state new`, by nftables' number of the state.
 pub const STATE_NEW: u32 = 8;
-/// `ct status dnat`.
+/// `ct status dnat`, by the kernel's bit of the status.
 pub const STATUS_DNAT: u32 = 1 << 5;
 /// The mark that kube-proxy sets on packets that it has translated. Other software may mark any forwarded packet.
 const KUBE_PROXY_MARK: u32 = 0x4000;
@@ -135,7 +135,7 @@ const MAX_DEPTH: usize = 16;
 /// The maximum number of Pods for which the rules are evaluated.
 const SAMPLES: usize = 3;
 
-/// A translated request.
+/// A translated request, for which the rules are evaluated.
 struct Request<'a> {
     family: Family,
     uplink: &'a Device,

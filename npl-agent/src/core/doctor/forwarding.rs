@@ -178,7 +178,8 @@ fn routing_devices<'a>(devices: &'a [Device], receiving: Vec<&'a Device>) -> Vec
     by_index.into_values().collect()
 }
 
-/// The need is decided by the mappings, and before the first mapping by the Node's addresses.
+/// Whether NPL needs forwarding in a family: it does if the family has mappings. Before the first mapping, the Node's
+/// addresses decide.
 fn need(facts: &Facts, family: Family) -> Need {
     let mapped = facts.datapath.as_ref().map(|datapath| &datapath.mappings).ok().filter(|it| !it.is_empty());
     if mapped.is_some_and(|mapped| mapped.contains_key(&family)) {
@@ -246,7 +247,7 @@ mod tests {
             (turn_v4_off, V4, State::Failed, "net.ipv4.ip_forward=0", "set net.ipv4.ip_forward=1"),
             (|it| it.sysctls.ip_forward = Setting::Missing, V4, State::Unknown, "no net.ipv4.ip_forward", "/proc"),
             (|it| it.sysctls.ip_forward = Setting::Unreadable("why".to_owned()), V4, State::Unknown, "why", "as root"),
-            // Before the first mapping, the first family of the Node counts as that of its Pods.
+            // Before the first mapping, the check assumes that Pods have addresses of the Node's first family.
             (
                 |it| {
                     pinned(it).mappings.clear();

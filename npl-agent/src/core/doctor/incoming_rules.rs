@@ -27,7 +27,8 @@ pub(super) fn incoming_rules(facts: &Facts) -> Finding {
         let routes = &routing.default_routes;
         let is_its =
             |uplink| routes.iter().any(|it| (it.family, it.table, it.ifindex) == (rule.family, rule.table, uplink));
-        // A separate table with a default route through an uplink sends replies there, as the main table does.
+        // If the rule's table and the main table have a default route through the same uplink, the rule does not divert
+        // replies.
         let is_as_main = routes.iter().any(|it| {
             (it.family, it.table) == (rule.family, MAIN_TABLE) && uplinks.contains(&it.ifindex) && is_its(it.ifindex)
         });

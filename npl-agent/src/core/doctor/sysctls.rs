@@ -19,7 +19,7 @@ pub(super) fn rp_filter(facts: &Facts) -> Finding {
         Setting::Unreadable(reason) => return Finding::unknown(key, reason, SEE_PROC),
     };
     let of = |device: &str| match facts.sysctls.rp_filters.get(device) {
-        // The kernel applies the stricter of the two values.
+        // The kernel applies the greater of the two values, so loose (2) overrides strict (1).
         Some(Setting::Is(own)) => own.max(all),
         Some(Setting::Missing | Setting::Unreadable(_)) | None => all,
     };
@@ -87,8 +87,8 @@ fn lent_ports(sysctls: &Sysctls) -> Option<LentPorts> {
     }
 }
 
-/// Outgoing connections must not use node ports of Services either. NPL does not use these ports, but an operator who
-/// reserves NPL's range may forget them.
+/// The ephemeral ports of outgoing connections must also exclude the `nodePort`s of Services. NPL does not allocate
+/// these ports, but an operator who reserves NPL's range may forget to reserve them.
 pub(super) fn service_ports(sysctls: &Sysctls) -> Finding {
     let key = "service_ports";
     let Some(lent) = lent_ports(sysctls) else {

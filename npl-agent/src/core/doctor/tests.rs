@@ -196,7 +196,7 @@ fn the_capabilities_of_the_loader_decide_the_speed_of_the_programs() {
     assert!(state == State::Ok && found.contains("not held by this process"), "{found}");
 }
 
-/// cilium/cilium#12317: on such a Node, the agent publishes no annotations.
+/// cilium/cilium#12317: on a Node whose only devices with programs are tunnels, the agent publishes no annotations.
 #[test]
 fn a_datapath_on_tunnels_alone_is_reported_unless_the_agent_has_published_mappings() {
     fn on_a_tunnel(facts: &mut Facts) {

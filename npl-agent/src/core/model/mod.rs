@@ -36,7 +36,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Both families, in the order of all lists and tables.
+    /// Both families, in the order in which lists and tables show them.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     /// The family of an address.
@@ -309,7 +309,7 @@ pub struct Service {
     pub node_ports: BTreeSet<NodePort>,
     /// `spec.ipFamilies`.
     pub families: Vec<Family>,
-    /// The sources that may use its node ports.
+    /// The source addresses that may use the node ports of the Service's Pods.
     pub allow_list: AllowList,
 }
 
@@ -353,7 +353,7 @@ pub enum TargetPort {
     Name(String),
 }
 
-/// This Node.
+/// The Node on which this agent runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     /// `metadata.name`.
@@ -396,7 +396,7 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Whether both are the same port of the same Pod.
+    /// Whether both backends are the same port of the same Pod.
     pub fn has_same_target(&self, other: &Self) -> bool {
         Self { is_restricted: other.is_restricted, ..*self } == *other
     }

@@ -84,7 +84,8 @@ fn span(text: &str) -> Option<(u16, u16)> {
     Some((first.parse().ok()?, last.parse().ok()?))
 }
 
-/// The warnings about a range; `lent` has the ephemeral ports, or `None` if the sysctls cannot be read.
+/// The warnings about a range; `lent` contains the kernel's ephemeral ports; it is `None` if the sysctls cannot be
+/// read.
 pub fn port_range_warnings(range: PortRange, lent: Option<&LentPorts>) -> Vec<RangeWarning> {
     let lent = lent.filter(|lent| lent.are_of(range));
     let ephemeral = lent.map(|lent| RangeWarning::Ephemeral { range, first: lent.first, last: lent.last });

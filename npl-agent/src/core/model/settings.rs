@@ -213,11 +213,11 @@ impl FromStr for NodeIpSource {
 /// The fields of an annotation entry. Each format has the name of the Antrea version that writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnnotationFormat {
-    /// `podPort, nodeIP, nodePort, protocol, protocols`.
+    /// The fields `podPort, nodeIP, nodePort, protocol, protocols`.
     V1_7,
-    /// Without `protocols`.
+    /// The fields of [`Self::V1_7`] without `protocols`.
     V2_0,
-    /// Without `protocols`, with `ipFamily`.
+    /// The fields of [`Self::V2_0`], and `ipFamily`.
     V2_6,
 }
 

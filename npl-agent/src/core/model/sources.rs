@@ -108,7 +108,7 @@ impl fmt::Display for SourceRange {
 /// The sources that may use a mapping.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Sources {
-    /// Every source.
+    /// Every source is allowed.
     Anyone,
     /// Sources in one of these ranges. No range contains another one. Without ranges, no source is allowed.
     Only(BTreeSet<SourceRange>),
@@ -156,7 +156,8 @@ impl FromIterator<SourceRange> for Sources {
     fn from_iter<I: IntoIterator<Item = SourceRange>>(ranges: I) -> Self {
         let all: BTreeSet<SourceRange> = ranges.into_iter().collect();
         let mut kept: BTreeSet<SourceRange> = BTreeSet::new();
-        // In this order, a range directly follows the last of the ranges that contain it.
+        // A range that contains another one sorts before it, so the last kept range is the only one that may contain
+        // the next.
         for range in all {
             if !kept.last().is_some_and(|last| last.covers(range)) {
                 kept.insert(range);

@@ -224,7 +224,7 @@ impl PortTable {
         self.rank(frontend) == 0
     }
 
-    /// The distance of a claim's phase from active. A Pod port reactivates its nearest claim.
+    /// How far the phase of a claim is from active. A Pod port reactivates the claim with the smallest distance.
     pub(in crate::core) fn rank(&self, frontend: Frontend) -> u8 {
         match self.claims.get(&frontend).map(|claim| claim.phase) {
             Some(Phase::Active) => 0,

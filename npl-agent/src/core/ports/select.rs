@@ -23,7 +23,7 @@ use crate::core::{
 pub struct WantedPort {
     /// The Pod's port.
     pub pod_port: PodPort,
-    /// Its protocol.
+    /// The protocol of the Pod's port.
     pub protocol: Protocol,
     /// The requested family.
     pub family: Family,

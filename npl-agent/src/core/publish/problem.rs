@@ -34,9 +34,9 @@ pub enum Cause {
     RangeExhausted {
         /// The Pod's port without a node port.
         pod_port: PodPort,
-        /// Its protocol.
+        /// The protocol of the Pod's port.
         protocol: Protocol,
-        /// Its family.
+        /// The family in which the port is requested.
         family: Family,
     },
     /// The Pod has no container port with the name of the Service's target port.
@@ -85,9 +85,9 @@ pub enum Cause {
     },
     /// The Pod's `hostPort` is the node port of another Pod's mapping.
     HostPortConflict {
-        /// The port.
+        /// The `hostPort`.
         node_port: NodePort,
-        /// Its protocol.
+        /// The protocol of the `hostPort`.
         protocol: Protocol,
     },
     /// The Pod's node port is also a `nodePort` or `healthCheckNodePort` of a Service.
@@ -113,9 +113,9 @@ pub enum Cause {
     },
     /// A host port leads to the Pod without NPL, so the Service's list is not enforced.
     UnenforcedSources {
-        /// The port.
+        /// The host port.
         node_port: NodePort,
-        /// Its protocol.
+        /// The protocol of the host port.
         protocol: Protocol,
     },
     /// Another writer repeatedly replaces the Pod's annotation.
@@ -125,11 +125,11 @@ pub enum Cause {
     },
     /// The kernel's map of allowed sources is full, so some allowed clients are dropped.
     SourceTableFull {
-        /// The node port that the sources are for.
+        /// The node port whose allowed sources do not fit.
         node_port: NodePort,
-        /// Its protocol.
+        /// The protocol of the mapping.
         protocol: Protocol,
-        /// Its family.
+        /// The family of the mapping.
         family: Family,
     },
 }

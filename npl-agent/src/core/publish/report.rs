@@ -19,7 +19,7 @@ pub(crate) const REFRESH_MILLIS: u64 = 30 * 60_000;
 pub struct Report {
     /// The object that the Event is about.
     pub subject: AffectedObject,
-    /// [`Problem::reason`].
+    /// The reason of the Event: [`Problem::reason`].
     pub reason: &'static str,
     /// One sentence with the problem and its remedy.
     pub note: String,

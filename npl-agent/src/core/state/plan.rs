@@ -10,7 +10,7 @@ use crate::core::{
     ports::Phase,
 };
 
-/// The smallest frontend.
+/// The frontend that sorts before all others.
 const FIRST_FRONTEND: Frontend = Frontend { family: Family::V4, node_port: NodePort(0), protocol: Protocol::Tcp };
 
 /// The next step of a frontend.

@@ -42,7 +42,7 @@ enum Publication {
     Settled,
     /// No write yet: a precondition is missing.
     Waiting,
-    /// A write.
+    /// The write that is due.
     Needs(PodUid, PodWrite),
 }
 

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol, settings::ProtocolPairing};
 
-/// Events of a cluster in which only the agent writes annotations and mappings. Without `hostPort`, whose numbers users
-/// choose.
+/// Events of a cluster in which only the agent writes annotations and mappings. No Pod has a `hostPort`, because users
+/// choose its number.
 fn event() -> impl Strategy<Value = Event> {
     let cluster_event = cluster_event().prop_map(|mut event| {
         if let Event::Pod(pod) = &mut event {
@@ -42,7 +42,7 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// As the other property, with one number for all protocols of a Pod port.
+    /// The property below also holds if all protocols of a Pod port share one node port number.
     #[test]
     fn a_merged_number_that_one_pod_has_or_had_recently_never_leads_to_another(events in vec(event(), 0..60)) {
         let mut chaos = start_with(ProtocolPairing::Merged);

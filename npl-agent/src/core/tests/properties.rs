@@ -79,7 +79,7 @@ fn families() -> impl Strategy<Value = Vec<Family>> {
     select(vec![vec![Family::V4], vec![Family::V4, Family::V6], vec![Family::V6]])
 }
 
-/// Ranges that cover each other, of both families.
+/// Source ranges of both families, some of which contain others.
 const RANGES: [&str; 6] =
     ["198.51.100.0/24", "198.51.100.7", "198.51.0.0/16", "203.0.113.0/24", "2001:db8::/32", "::/0"];
 
@@ -278,7 +278,7 @@ proptest! {
         chaos.settle();
     }
 
-    /// Without changes in between, a restarted agent only binds its sockets.
+    /// If nothing changes while no agent runs, a restarted agent only binds its sockets.
     #[test]
     fn a_restart_in_calm_changes_nothing(events in prop::collection::vec(event(), 0..60)) {
         let mut chaos = start();
@@ -292,8 +292,8 @@ proptest! {
         let problems: Vec<_> = chaos.world.state.problems().map(Cow::into_owned).collect();
         let is_exhausted = problems.iter().any(|problem| matches!(problem.cause, Cause::RangeExhausted { .. }));
         let is_held_for_later = chaos.world.state.mappings().any(|view| view.backend.is_none());
-        // A port kept for a Pod without an address is in no annotation: the next agent gives it to a Pod that needs a
-        // port.
+        // A node port that is held for a Pod without an address is in no annotation, so the next agent may allocate it
+        // to another Pod.
         prop_assume!(!is_exhausted || !is_held_for_later);
         // Only mappings show the next agent which of two Pods with one address was served.
         let is_without_trace = |problem: &Problem| {
@@ -355,7 +355,7 @@ proptest! {
 }
 
 proptest! {
-    /// Otherwise, a restarted agent would open a gate that its predecessor left closed.
+    /// The gate stays closed because a restarted agent would otherwise open a gate that its predecessor left closed.
     #[test]
     fn the_gate_of_a_pod_that_is_being_deleted_stays_closed(pod in pod()) {
         let mut chaos = start();

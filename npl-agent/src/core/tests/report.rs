@@ -19,7 +19,7 @@ fn unsupported(service: &str) -> Problem {
     Problem { subject, cause: Cause::UnsupportedProtocol { protocol: Protocol::Sctp } }
 }
 
-/// The Events that are due until this moment, in order.
+/// Sends the Events that are due until this time, and returns them in order.
 fn reported(reports: &mut Reports, until: u64) -> Vec<String> {
     let mut reported = Vec::new();
     while let Some(due) = reports.next_due().filter(|due| due.0 <= until) {

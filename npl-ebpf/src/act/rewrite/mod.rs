@@ -320,7 +320,7 @@ fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>) -> Optio
         return None;
     }
     let check = load::<u16>(ctx, offset)?;
-    // 0 means no checksum in UDP.
+    // In UDP, a checksum field of 0 means that the packet has no checksum.
     if check == 0 && !is_tcp { None } else { Some((offset, check)) }
 }
 

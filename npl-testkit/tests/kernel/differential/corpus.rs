@@ -94,7 +94,7 @@ fn senders() -> impl Strategy<Value = Sender> {
 }
 
 fn actions(family: Family, protocol: Protocol, pod: usize) -> impl Strategy<Value = Action> {
-    // URG, PSH, ECE and CWR.
+    // No flag, each of PSH, URG, ECE and CWR, and all four.
     let flags = select(&[0, 0x08, 0x20, 0x40, 0x80, 0xe8][..]);
     // For SCTP the quoted CRC differs (see `Exception::QuotedCrc`), so the quote must not contain it.
     let quoted = if protocol == Protocol::Sctp {

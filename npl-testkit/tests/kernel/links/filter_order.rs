@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The order of filters before Linux 6.6, where of one priority the newest runs first: NPL's filter is moved ahead of
-//! those of other software, and attached again after it was deleted.
+//! The order of filters before Linux 6.6, where the newest of the filters with the same priority runs first: NPL's
+//! filter is moved ahead of those of other software, and attached again after it was deleted.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use npl_testkit::traffic::{Load, tcp_ask, tcp_connect};
 
 use crate::world::World;
 
-/// Far longer than twenty requests take.
+/// Time limit for twenty requests; far longer than needed.
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// A Node whose programs are filters on every kernel, as before Linux 6.6.
@@ -39,7 +39,7 @@ fn attach_as_cilium(world: &World) -> Foreign {
     Foreign::attach(&world.run, "cilium", uplink, ENDS_THE_CHAIN, Place::AheadAsFilter, &BOTH).unwrap()
 }
 
-/// As the agent follows a device event.
+/// Surveys the devices and applies the decisions, as the agent does after a device event.
 fn decide(world: &mut World, uplinks: &mut Uplinks) -> DeviceReport {
     let (node, node_ips) = (world.node().clone(), world.node_ips());
     let datapath = world.datapath();
@@ -58,7 +58,7 @@ fn is_served(world: &World) -> bool {
     tcp_connect(world.client(), world.frontend()).is_ok()
 }
 
-/// Before Linux 6.6, the newest filter of a priority runs first.
+/// Before Linux 6.6, the newest of the filters with the same priority runs first.
 #[test]
 fn filter_that_comes_ahead_of_npls_is_overtaken() {
     let mut world = with_filters();
@@ -79,7 +79,7 @@ fn uplink_name(world: &World) -> String {
     world.topology.client().uplink.name().to_owned()
 }
 
-/// A client that connects anew all the time is served while NPL's filter is moved.
+/// Every new connection of a client is served while NPL's filter is moved.
 #[test]
 fn no_request_is_lost_while_npls_filter_is_moved() {
     let mut world = with_filters();
@@ -96,7 +96,7 @@ fn no_request_is_lost_while_npls_filter_is_moved() {
     assert_eq!(load.stop().failures, []);
 }
 
-/// Two agents that overtake each other would go on forever.
+/// NPL stops moving its filter after some attempts, because two agents that overtake each other would never stop.
 #[test]
 fn filter_that_always_comes_ahead_again_is_reported() {
     let mut world = with_filters();
@@ -117,8 +117,8 @@ fn filter_that_always_comes_ahead_again_is_reported() {
     world.assert_answers();
 }
 
-/// A CNI that deletes every filter of the egress hook, as Cilium without kube-proxy replacement does: the agent's next
-/// look at the devices attaches NPL's again, and connections that were open go on.
+/// A CNI that deletes every filter of the egress hook, as Cilium without kube-proxy replacement does: the agent
+/// attaches NPL's filter again at its next survey of the devices, and open connections continue.
 #[test]
 fn filter_that_was_deleted_at_egress_is_attached_again() {
     let mut world = with_filters();

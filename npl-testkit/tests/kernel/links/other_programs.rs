@@ -58,7 +58,7 @@ fn program_after_npls_sees_translated_requests() {
     let mut world = World::bare(1, Options::default());
     let other = OtherProgram::attach(&world, world.pod().ip(), "8000-8100");
     if other.datapath.hooks.mechanism() != "tcx" {
-        // See above: the filters would replace each other.
+        // Before Linux 6.6, both programs are filters with the same priority and handle: one replaces the other.
         return;
     }
     world.install();

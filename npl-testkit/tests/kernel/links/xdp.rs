@@ -85,7 +85,7 @@ fn transfers_datagrams_and_fragments_arrive_with_xdp() {
         for direction in [TransferDirection::Upload, TransferDirection::Download] {
             assert_eq!(transfer(world.client(), frontend, direction, bytes).unwrap().bytes, bytes);
         }
-        // These are fragments, which the TC program translates.
+        // Datagrams of this size are fragmented, and the TC program translates the fragments.
         assert_eq!(traffic::udp_exchange(world.client(), frontend, 4000, 4000).unwrap().pod, "web-0");
     }
     let options = UdpOptions { checksum: false, ..UdpOptions::default() };
@@ -249,7 +249,7 @@ fn device_list_contains_link_facts() {
     };
     let eth0 = facts("eth0");
     assert_eq!((eth0.mtu, eth0.has_upper_devices, eth0.driver), (1500, false, None));
-    // Not every kernel supports VLAN devices.
+    // The kernel may be built without VLAN devices.
     if world.node().ip("link add link eth0 name up0 type vlan id 100").is_ok() {
         assert_eq!((facts("eth0").has_upper_devices, facts("up0").has_upper_devices), (true, false));
     } else {

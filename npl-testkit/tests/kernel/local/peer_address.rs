@@ -87,7 +87,7 @@ fn socket_that_sends_to_the_pod_directly_sees_the_pods_address() {
     }
 }
 
-/// When the socket sends, another Pod may have the node port.
+/// The socket must see the Pod's address, because another Pod may have the node port by then.
 #[test]
 fn socket_that_sends_directly_after_the_mapping_was_removed_sees_the_pods_address() {
     let mut scene = Scene::new(1);
@@ -101,7 +101,7 @@ fn socket_that_sends_directly_after_the_mapping_was_removed_sees_the_pods_addres
     }
 }
 
-/// When the datagram arrives, another Pod may have the node port.
+/// The client must see the Pod's address, because another Pod may have the node port when the datagram arrives.
 #[test]
 fn datagram_of_a_later_pod_does_not_come_from_the_earlier_pods_mapping() {
     assert_later_pod_is_not_translated(|world| {

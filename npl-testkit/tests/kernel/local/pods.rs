@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients in Pods of the Node.
+//! Tests clients in Pods of the Node.
 
 use npl_testkit::echo::EchoServer;
 

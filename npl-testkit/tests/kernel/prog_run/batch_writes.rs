@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Mappings that are written in one batch.
+//! Tests mappings that are written in one batch.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ICMP errors, which quote the beginning of another packet.
+//! Tests ICMP errors, which quote the beginning of another packet.
 
 use std::net::{IpAddr, SocketAddr};
 

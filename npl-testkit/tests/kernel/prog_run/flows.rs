@@ -219,7 +219,7 @@ fn client_reset_with_the_number_of_the_handshake_refuses_it() {
     });
 }
 
-/// An off-path attacker may send this segment.
+/// An off-path attacker may send a RST with a guessed sequence number.
 #[test]
 fn client_reset_with_a_forged_number_does_not_end_the_handshake() {
     with_mappings(|lab| {
@@ -243,7 +243,7 @@ fn fin_flags_of_both_sides_are_recorded() {
     });
 }
 
-/// The client sends a SYN to one of the Node's addresses, which is translated and counted.
+/// Sends the client's SYN to one of the Node's addresses, and asserts that the SYN is translated and counted.
 #[track_caller]
 fn sends_syn(lab: &mut Lab, node: SocketAddr, counted: Vec<Change>) {
     let syn = tcp(client(), node, SYN, b"");

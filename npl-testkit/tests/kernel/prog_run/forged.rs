@@ -151,8 +151,8 @@ fn reset_by_the_client_ends_the_recovery_of_a_lost_entry() {
     });
 }
 
-/// A sender who sees a SYN-ACK that is not for its own SYN cannot establish a flow either: the SYN-ACK acknowledges the
-/// client's number.
+/// The Pod's RST acknowledges the sequence number of the forged SYN, so it rejects only the forged handshake and not
+/// the client's.
 #[test]
 fn refusal_of_a_forged_handshake_does_not_refuse_the_clients() {
     with_mappings(|lab| {

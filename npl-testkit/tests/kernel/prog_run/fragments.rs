@@ -89,7 +89,7 @@ fn requests() -> [(Packet, &'static str); 2] {
     [(udp(client(), node(), &payload), "61000/udp"), (tcp(client(), node(), PSH | ACK, &payload), "61000/tcp")]
 }
 
-/// The same packets from the Pod to the client.
+/// The packets of `requests`, sent from the Pod to the client.
 fn replies() -> [(Packet, &'static str); 2] {
     let isns = (POD_ISN, CLIENT_ISN);
     requests().map(|(packet, mapping)| (with_isns(from(&to(&packet, client()), pod()), isns), mapping))

@@ -196,7 +196,7 @@ fn translated_replies_make_no_host_connection() {
             lab.egress(&answer);
             leaves(lab, &from(&answer, node()));
         }
-        // Only the flow table has the flow.
+        // The half-open cache is cleared, so only the flow table has the flow.
         lab.set_slot(flow(Udp), 0);
         leaves(lab, &from(&answer, node()));
         lab.evict(flow(Udp));

@@ -158,7 +158,7 @@ fn cached_mapping_is_not_used_after_a_concurrent_change() {
     });
 }
 
-/// Sets the flag when dropped.
+/// A guard that sets the flag when it is dropped.
 pub(super) struct SetOnDrop<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {

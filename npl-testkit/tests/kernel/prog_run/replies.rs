@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Replies of Pods: reverse NAT.
+//! Tests the reverse NAT of Pods' replies.
 
 use npl_agent::core::model::Family;
 use npl_testkit::packet::Checksum;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests to node ports: destination NAT.
+//! Tests the destination NAT of requests to node ports.
 
 use npl_agent::core::model::Family;
 use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};

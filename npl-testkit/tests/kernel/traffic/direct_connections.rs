@@ -54,7 +54,7 @@ fn server_addresses(world: &World) -> [[SocketAddr; 2]; 2] {
 fn socket(from: &Netns, server: SocketAddr, kind: Type, protocol: Protocol) -> Socket {
     let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = from.run(|| Socket::new(Domain::for_address(server), kind, Some(protocol))).unwrap().unwrap();
-    // The previous connection from the port, to another server, ended recently.
+    // Allows the bind although an earlier connection from this port to another server has ended only recently.
     socket.set_reuse_address(true).unwrap();
     socket.bind(&SocketAddr::new(any, CLIENT_PORT).into()).unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();

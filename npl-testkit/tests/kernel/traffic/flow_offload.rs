@@ -99,7 +99,7 @@ fn changed_policy_applies_to_offloaded_flows() {
         poll::until("the end of the transfer", LIMIT, || stalled().then_some(())).unwrap();
         assert!(transfer.moved() < rate * 10, "the transfer was not interrupted");
         assert!(since.elapsed() < Duration::from_secs(8), "{:?}", since.elapsed());
-        // With the previous policy, the transfer continues: NPL has not broken the connection.
+        // After the drop rule is removed, the transfer continues: NPL has not broken the connection.
         world.node().nft("flush chain inet npl_test forward\nadd rule inet npl_test forward accept").unwrap();
         assert_eq!(transfer.join().unwrap().bytes, rate * 12);
     }

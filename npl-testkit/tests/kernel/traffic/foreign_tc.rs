@@ -34,7 +34,7 @@ const ADDRESSES: usize = 4;
 
 /// Time limit that is far longer than an interval of offload and than the kernel needs.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Longer than a reply takes.
+/// Time limit for a reply; longer than a served reply takes.
 const REPLY_LIMIT: Duration = Duration::from_millis(500);
 
 fn tc(device: &Device, line: &str) {

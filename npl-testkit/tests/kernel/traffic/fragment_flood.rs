@@ -25,7 +25,7 @@ const FLOODED_PORT: u16 = NODE_PORT + 1;
 const BETWEEN: u64 = 64;
 
 /// Identifications of the legitimate datagrams. They are chosen so that the flood overwrites no tracking record of
-/// them; with random ones it would overwrite about one in some hundred.
+/// them; of random identifications, the flood would overwrite the record of about one in some hundred.
 const FIRST_ID: u32 = 0x6000;
 const DATAGRAMS: u32 = 16;
 

@@ -102,8 +102,8 @@ fn kernel_conntrack_keeps_offloaded_connections() {
     assert_eq!(counted(&world, "invalid"), 0);
 }
 
-/// If conntrack did not see the end of a connection, its entry would stay for an hour. Not every acknowledgment takes
-/// the stack, so that with default sysctls the shorter timeout of unacknowledged data applies.
+/// If conntrack did not see the end of a connection, its entry would stay for an hour. The stack does not forward every
+/// acknowledgment, so with default sysctls the shorter timeout of unacknowledged data applies.
 #[test]
 fn kernel_conntrack_keeps_one_way_offloaded_connections_with_longer_timeouts_and_sees_their_end() {
     let world = offloading();

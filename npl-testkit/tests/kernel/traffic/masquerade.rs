@@ -47,7 +47,8 @@ fn worlds() -> impl Iterator<Item = (&'static str, World)> {
 #[test]
 fn replies_to_connections_masqueraded_behind_a_node_port_reach_the_node() {
     for (name, world) in worlds() {
-        // Replies of mapped flows are not masqueraded: conntrack has the client's connection.
+        // Replies of mapped flows are not masqueraded, because kernel conntrack has an entry for the client's
+        // connection.
         world.node().nft(MASQUERADE).unwrap();
         let _outside = EchoServer::start_in(world.client(), "outside", &OUTSIDE).unwrap();
         let pod = &world.pods[1].0.netns;
@@ -69,8 +70,9 @@ fn replies_to_connections_masqueraded_behind_a_node_port_reach_the_node() {
     }
 }
 
-/// Replaces the source of a Pod's packets after they have left the Node, as a TC program behind NPL's does: the outside
-/// host sees them from the Node's address and the port 61000. Packets that NPL passes to the host are led to the Pod.
+/// Replaces the source of a Pod's packets after they have left the Node, as a TC program behind NPL's does: to the
+/// outside host, they come from the Node's address and port 61000. Replies that NPL passes to the host are translated
+/// back and reach the Pod.
 fn masquerade_behind_npl(world: &World, pod: &Pod, pod_port: u16, protocols: &[&str]) {
     let device = world.topology.client().device.name();
     for (family, (node_ip, pod_ip)) in ["ip", "ip6"].into_iter().zip(world.node_ips().into_iter().zip(pod.ips())) {
@@ -95,7 +97,7 @@ fn masquerade_behind_npl(world: &World, pod: &Pod, pod_port: u16, protocols: &[&
     pod.netns.sysctl("net/ipv4/ip_local_port_range", &format!("{pod_port} {pod_port}")).unwrap();
 }
 
-/// As Cilium's BPF masquerade, which keeps the port of a Pod's connection if it is free.
+/// Simulates Cilium's BPF masquerade, which keeps the source port of a Pod's connection if the port is free.
 #[test]
 fn replies_to_connections_masqueraded_behind_npls_program_reach_the_node() {
     for (name, world) in worlds() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding redirect` beside a policy engine whose rules a redirect bypasses: packets take the stack, unless the
-//! operator ignores NetworkPolicy.
+//! `--forwarding redirect` beside a policy engine whose rules a redirect bypasses: the host's stack forwards the
+//! packets, unless the operator chooses to bypass NetworkPolicy.
 
 use npl_agent::core::devices::redirect::{Forwarding, NetworkPolicy};
 use npl_agent::core::devices::xdp::Attach;

@@ -58,7 +58,7 @@ fn exchange_messages(world: &World) {
 fn associations_reach_the_pod_with_the_clients_address() {
     let world = world();
     if !has_sctp() {
-        // Another test asserts the same with packets that it builds.
+        // Without SCTP sockets, the test builds the packets of the association itself.
         return exchange_data(&world);
     }
     let _server = EchoServer::start_sctp_in(&world.pod().netns, "web-0", POD_PORT).unwrap();
@@ -82,7 +82,8 @@ fn associations_survive_a_smaller_mtu_than_the_senders_expect() {
     for device in [&world.pod().device, &world.pod().host_device] {
         device.set_mtu(1300).unwrap();
     }
-    // Milliseconds. A sender that learns the smaller MTU while it sends retransmits only when its timer expires.
+    // A short retransmission timeout (in milliseconds), because a sender that learns the smaller MTU while it sends
+    // retransmits only when the timer expires.
     for netns in [world.client(), &world.pod().netns] {
         for setting in ["rto_initial", "rto_min"] {
             netns.sysctl(&format!("net/sctp/{setting}"), "100").unwrap();
@@ -390,7 +391,7 @@ fn fragmented_packet_has_a_correct_crc_on_both_sides() {
     exchange_fragments(&world);
 }
 
-/// As the previous test, with redirect.
+/// The same fragmented packets, with `--forwarding redirect`.
 #[test]
 fn fragmented_packet_has_a_correct_crc_with_redirect() {
     exchange_fragments(&mapped(redirected()));

@@ -74,7 +74,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// None if the kernel lacks the tunnel type.
+    /// `None` if the kernel does not support the tunnel type.
     fn new(tunnel: &'static Tunnel) -> Option<Self> {
         let mut world = World::bare(1, Options::default());
         let make = |own: &TunnelEnd, other: &TunnelEnd| {
@@ -197,7 +197,7 @@ fn requests_and_replies_pass_through_vxlan() {
     });
 }
 
-/// This tunnel has no link-layer header on any kernel.
+/// VXLAN-GPE without Ethernet has no link-layer header on any kernel.
 #[test]
 fn requests_and_replies_pass_through_vxlan_gpe_without_ethernet() {
     assert_requests_and_replies(&Tunnel {

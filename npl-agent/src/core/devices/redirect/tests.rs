@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each refusal, with networks that cause it and similar ones that do not.
+//! Tests each reason for which packets to a Pod are not redirected, with networks to which the reason applies and
+//! similar ones to which it does not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -178,7 +179,8 @@ fn uplinks_without_ethernet_and_of_virtual_routers_take_the_stack() {
     assert_eq!(carried(&Device { master: Some(Master::Vrf), ..plain() }), ProgramSet::Uplink);
 }
 
-/// With endpoint routes Pods are reached by `lxc…`, otherwise by `cilium_host`.
+/// Cilium forwards packets to its Pods itself. With its endpoint routes, Pods are reached through `lxc…`, otherwise by
+/// `cilium_host`.
 #[test]
 fn pods_of_cilium_are_left_to_it() {
     let pod = "10.244.1.5".parse().unwrap();

@@ -93,7 +93,7 @@ pub struct Routing {
     pub rules: Vec<Rule>,
     /// Default routes, one for each device of each table.
     pub default_routes: BTreeSet<DefaultRoute>,
-    /// The tables of all rules that need a mark, with or without other conditions.
+    /// The routing tables of all rules that match a mark, with or without other conditions.
     pub tables_of_marks: BTreeSet<(Family, u32)>,
     /// Rules for all packets of an incoming device.
     pub incoming: Vec<IncomingRule>,
@@ -200,7 +200,7 @@ impl Routing {
         self.tables_of_marks.iter().filter(leads_out).map(|(family, _)| *family).collect()
     }
 
-    /// The markings for a rule: one for each uplink of the default routes in the rule's table.
+    /// The connections to mark for a rule: one marking for each uplink of the default routes in the rule's table.
     fn markings(&self, rule: &Rule, mark: Mark, uplinks: &BTreeSet<u32>) -> BTreeSet<Marking> {
         let of_table = self.default_uplinks(rule.family, rule.table, uplinks).into_iter();
         of_table.map(|ifindex| Marking { family: rule.family, ifindex, mark }).collect()

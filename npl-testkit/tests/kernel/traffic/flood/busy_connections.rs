@@ -69,7 +69,7 @@ impl<'s> BusyConnections<'s> {
         while !is_over.load(Ordering::Relaxed) {
             let start = Instant::now();
             self.run_round();
-            // This is the pace of a sender, not a wait for a condition.
+            // The sleep paces the sender; it is not a wait for a condition.
             thread::sleep(INTERVAL.saturating_sub(start.elapsed()));
         }
         self.run_round();

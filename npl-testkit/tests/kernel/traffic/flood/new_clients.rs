@@ -44,7 +44,7 @@ impl NewClients {
             // A datagram may be lost; the client sends it again after 200 ms.
             let ask = || traffic::udp_request(from, server, b"hello", UdpOptions::default());
             all.udp.add(|| Ok(ask()?.answer.client.ip() == client));
-            // This is the pace of a sender, not a wait for a condition.
+            // The sleep paces the sender; it is not a wait for a condition.
             thread::sleep(INTERVAL);
         }
         all
