@@ -50,7 +50,7 @@ pub enum OpError {
     },
 }
 
-/// The result of an operation: `None` while its answer is outstanding.
+/// The result of an operation; `None` until the API server has answered the write.
 pub type Outcome = Result<Option<()>, OpError>;
 
 /// An answer of the API server to an [`Op::WritePod`].

@@ -33,7 +33,7 @@ pub struct Introspection {
 }
 
 impl Introspection {
-    /// Before the first survey of the Node's devices.
+    /// Creates the state in which the Node's devices have not been surveyed yet.
     pub const fn new(requests: mpsc::Receiver<Request>, contacts: WatchContacts, node_name: String) -> Self {
         let former_programs_on = Vec::new();
         Self { requests, contacts, node_name, devices: Vec::new(), reaches_clients: false, former_programs_on }
@@ -47,7 +47,7 @@ impl Introspection {
         }
     }
 
-    /// Sends the answer to a request. A command that has ended meanwhile does not read it.
+    /// Sends the answer to a request. If the command has ended in the meantime, the answer is discarded.
     pub(super) fn answer(&self, request: Request, state: &State, health: &Health, now: Moment, pending: usize) {
         match request {
             Request::State(reply) => drop(reply.send(self.view(state, health, now, pending))),

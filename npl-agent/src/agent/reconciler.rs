@@ -83,7 +83,7 @@ pub struct Reconciler {
     network_seen: Instant,
     /// The survey in flight.
     survey: Option<SurveyTask>,
-    /// Whether programs were ever attached to a device that clients reach; no port is published before.
+    /// Whether programs were ever attached to a device that clients reach; until then, no port is published.
     was_attached: bool,
     /// The uplinks on which the programs could not be attached at the last survey: their names by ifindex.
     unattached: BTreeMap<u32, String>,

@@ -102,7 +102,8 @@ fn delays() -> ExponentialBackoff {
 }
 
 /// The next delay, at least `at_least`, plus a random part: an API server that rejects half of forty simultaneous
-/// patches would reject half of their simultaneous retries. Not backon's jitter, which would not apply to `at_least`.
+/// patches would reject half of their simultaneous retries. backon's own jitter is not used, because it would not apply
+/// to `at_least`.
 fn wait(delays: &mut ExponentialBackoff, at_least: Duration) -> Duration {
     let shortest = delays.next().unwrap_or(LONGEST_WAIT).max(at_least);
     shortest + shortest.mul_f32(fastrand::f32() / 2.0)

@@ -98,7 +98,7 @@ fn the_admission_policies_confine_an_agent_in_any_namespace() {
     for policy in &policies {
         let name = &policy["metadata"]["name"];
         let conditions = policy["spec"]["matchConditions"].to_string();
-        // Tools that rename a namespace do not rename it in an expression.
+        // Tools that rename the namespace of a manifest do not change the name inside a CEL expression.
         assert!(!conditions.contains(&namespace), "{name} does not apply in a namespace other than {namespace}");
         let is_bound = |binding: &&Value| binding["spec"]["policyName"] == *name;
         assert!(of_kind("ValidatingAdmissionPolicyBinding").iter().any(is_bound), "{name} has no binding");

@@ -45,6 +45,11 @@ fn other_index<F: Family>(hash: u64) -> u32 {
     if half_open::matches(second, hash) {
         return half_open::second_slot(hash);
     }
+    // The flows that had both slots may have ended since the flow's entry was written.
+    let overflow = half_open::overflow_slot(hash);
+    if F::half_open(overflow).is_some_and(|slot| half_open::matches(slot.load(), hash)) {
+        return overflow;
+    }
     let Some(first) = F::half_open(half_open::slot(hash)) else { return NONE };
     half_open::new_slot(hash, first.load(), second)
 }

@@ -53,7 +53,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen, order: Order) {
 }
 
 fn heading(screen: &Screen) -> Text<'_> {
-    // The sum of an empty iterator of floats is -0.0.
+    // `sum()` of an empty iterator of floats is -0.0, which would be printed as `-0`.
     let sum =
         |rate: fn(&MappingRow) -> Option<f64>| screen.rows.iter().filter_map(rate).fold(0.0, |sum, one| sum + one);
     let totals = format!(

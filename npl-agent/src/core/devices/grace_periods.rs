@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::model::Moment;
 
-/// The length of a grace period. A link comes up within seconds, and IPv6 duplicate address detection adds a few.
+/// The length of a grace period. A link comes up within seconds, and IPv6 duplicate address detection adds a few
+/// seconds.
 pub const GRACE_MILLIS: u64 = 10_000;
 
 /// The time at which each absent element disappeared.

@@ -29,7 +29,7 @@ pub enum DeviceKind {
     Dummy,
     /// A tunnel: vxlan, geneve, ipip, wireguard, tun …
     Tunnel,
-    /// A virtual router (VRF). It routes packets that its members have received.
+    /// A virtual router (VRF), which routes the packets that its member devices have received.
     Vrf,
     /// VLAN, bond, team and other kinds of uplinks.
     Other,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds Pods on the Node's own network (macvlan, ipvlan, an underlay bridge). They answer clients directly, so that
-//! replies bypass the Node and their source is never translated back to the node address.
+//! Finds Pods on the Node's own network (macvlan, ipvlan, an underlay bridge). Such Pods answer clients directly, so
+//! their replies bypass the Node and its reverse NAT, and the client receives them from an unknown address.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -96,7 +96,7 @@ mod tests {
 
     const DIRECT: Route = Route { ifindex: 7, has_gateway: false, mtu: None };
 
-    /// spidernet-io/spiderpool#2039.
+    /// Reported as spidernet-io/spiderpool#2039.
     #[test]
     fn a_pod_on_the_network_of_an_uplink_is_found() {
         for kind in [DeviceKind::Physical, DeviceKind::Bridge, DeviceKind::Veth, DeviceKind::Other] {

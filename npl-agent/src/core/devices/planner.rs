@@ -274,7 +274,8 @@ impl DevicePlanner {
     }
 }
 
-/// The policy engines that redirected packets would bypass. Rules that cannot be read may be those of one.
+/// The policy engines that redirected packets would bypass. If netfilter's rules cannot be read, redirect is
+/// refused too, because the rules may be those of a policy engine.
 fn redirect_refused_by(rule_names: Option<Result<&RuleNames, &String>>) -> Option<String> {
     match rule_names? {
         Ok(names) => {

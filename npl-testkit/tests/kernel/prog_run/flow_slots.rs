@@ -123,6 +123,26 @@ fn flow_whose_slots_other_established_flows_have_is_tracked_and_established() {
     });
 }
 
+/// The sweeper may remove the entry of either other flow before the Pod replies.
+#[test]
+fn flow_in_a_handshake_slot_is_found_when_its_own_slots_become_free() {
+    with_mappings(|lab| {
+        for (protocol, freed) in [(Udp, 0), (Udp, 1), (Sctp, 0), (Sctp, 1)] {
+            fill_slots(lab, protocol);
+            let (question, answer) = (packet(protocol, client(), node()), packet(protocol, pod(), client()));
+            let is_first = first_request(mapping(protocol), length(&question));
+            lab.ingress(&question).is(&to(&question, pod()), is_first);
+            let own = hash(flow(protocol));
+            let slots = [half_open::slot(own), half_open::second_slot(own)];
+            lab.set_word(flow(protocol), slots[freed], 0);
+            lab.egress(&answer).is(&from(&answer, node()), reply(mapping(protocol), length(&answer)));
+            for slot in [slots[0], slots[1], half_open::handshake_slot(own)] {
+                lab.set_word(flow(protocol), slot, 0);
+            }
+        }
+    });
+}
+
 /// A flow that only the flow table has, because other flows have its slots or had them, is not overlooked.
 #[test]
 fn direct_datagram_takes_over_a_flow_of_the_flow_table_whatever_its_slots_have() {
