@@ -260,7 +260,8 @@ pub const fn mid_stream_key(flow: u64) -> u64 {
 pub struct Numbers(pub u64);
 
 impl Numbers {
-    /// How far a Pod's numbers may be from the client's, in bytes: the largest receive window of today's hosts.
+    /// The largest accepted distance, in bytes, between the sequence number of one side and the acknowledgement number of
+    /// the other side: the largest receive window of today's hosts.
     pub const WINDOW: u32 = 1 << 25;
 
     /// The sequence number, host order.
@@ -518,7 +519,7 @@ mod tests {
         Event::ClientSegment { flags, is_proven: true }
     }
 
-    /// A segment with the client's address whose numbers do not match the connection.
+    /// A segment with the client's address whose sequence and acknowledgement numbers do not match the connection.
     fn forged(flags: u8) -> Event {
         Event::ClientSegment { flags, is_proven: false }
     }
@@ -744,8 +745,8 @@ mod tests {
             prop_assert_eq!(established_timeout_ns(after, TCP, false), established_timeout_ns(before, TCP, false));
         }
 
-        /// A sender who guesses no number can only open an entry, and that entry does not match a reply of another
-        /// connection.
+        /// A sender who guesses neither a sequence nor an acknowledgement number correctly can at most open an entry,
+        /// which matches no reply of another connection.
         #[test]
         fn no_sequence_of_forged_segments_takes_a_reply_of_another_connection(
             flags in vec((select(ALL_FLAGS.to_vec()), any::<bool>()), 1..20),

@@ -106,7 +106,7 @@ fn read_rules(table: &Table, chain: &str) -> io::Result<Vec<Rule>> {
 /// An element of an anonymous set or map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Element {
-    /// The key; `None` in a set of ranges.
+    /// The key; `None` in a set of ranges, because a range has no single key.
     key: Option<Vec<u8>>,
     verdict: Option<Verdict>,
 }

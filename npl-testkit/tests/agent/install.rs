@@ -21,7 +21,7 @@ use crate::world::{LIMIT, NODE, World, manifest};
 /// The agent's namespace.
 const NPL_SYSTEM: &str = "/api/v1/namespaces/npl-system";
 
-/// GKE and other providers admit Pods of the two system priority classes only in namespaces with a ResourceQuota for
+/// GKE and other providers admit Pods of the two system priority classes only in namespaces with a `ResourceQuota` for
 /// these classes.
 const PRIORITY_NEEDS_QUOTA: &str = "apiVersion: apiserver.config.k8s.io/v1
 kind: AdmissionConfiguration

@@ -29,8 +29,8 @@ const LOADING_TESTS: &str = "every_program_loads";
 const SKIPPED_ON_NEWER_KERNELS: [&str; 6] =
     ["--skip", "links::pins", "--skip", "links::map_limits", "--skip", "links::cleanup"];
 
-/// Parts of the names of the packet tests in the first of the two guests that share the tests of a kernel. Both guests
-/// take about the same time, each on one processor.
+/// Parts of the names of the packet tests in the first of the two guests that share the tests of a kernel. They are
+/// chosen so that both guests take about the same time, each on one processor.
 const FIRST_SHARE: [&str; 2] = ["differential::", "links::"];
 
 /// The scope of a guest that only loads the kernel programs.

@@ -199,7 +199,7 @@ fn first_sctp_fragment_after_the_last_one_is_not_buffered() {
     });
 }
 
-/// A slot is occupied for one second.
+/// A first fragment that waits for the next one occupies its slot for one second.
 #[test]
 fn first_sctp_fragment_takes_an_expired_slot() {
     stay_on_this_processor();

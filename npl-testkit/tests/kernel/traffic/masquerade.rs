@@ -13,7 +13,8 @@ use npl_testkit::traffic::{self, REQUEST_LIMIT, UdpOptions};
 
 use crate::world::{NODE_PORT, World};
 
-/// Ports of servers outside of the cluster: one masqueraded port of the Node can have one connection to each.
+/// Ports of servers outside of the cluster. All connections are masqueraded to one port of the Node, which can have only
+/// one connection to each server port.
 const OUTSIDE: [u16; 3] = [7070, 7071, 7072];
 
 /// `MASQUERADE --random-fully` may choose any port, here the node port of the first Pod.
