@@ -74,7 +74,8 @@ enum Update {
 }
 
 impl Guard {
-    /// Starts the thread. It compares the table with the wanted content at every change and every `resync`.
+    /// Starts the thread. It compares the table with the wanted content, and corrects the table, at every change of the
+    /// content and in intervals of `resync`.
     pub fn start(mode: GuardMode, resync: Duration) -> Self {
         let (updates, receiver) = mpsc::channel();
         let worker = Worker {

@@ -51,7 +51,7 @@ fn kubectl_npl(world: &World, programs: &Path, arguments: &[&str]) -> (i32, Stri
     (output.status.code().unwrap(), text)
 }
 
-/// The Pod of the agent, as scheduler and kubelet show it.
+/// Creates the Pod of the agent, with the status that scheduler and kubelet would write.
 fn create_agent_pod(world: &World) {
     let labels = json!({"app.kubernetes.io/name": "npl", "app.kubernetes.io/component": "agent"});
     let pod = json!({

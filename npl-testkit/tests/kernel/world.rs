@@ -140,7 +140,7 @@ impl World {
     /// Attaches the programs to `devices` and detaches them from all other devices.
     pub(crate) fn attach_to(&self, datapath: &mut Datapath, devices: &[Device]) -> Vec<DatapathError> {
         let programs: BTreeMap<_, _> = devices.iter().map(|device| (device.ifindex, ProgramSet::Uplink)).collect();
-        // Only the tests of XDP attach and detach XDP programs.
+        // The XDP programs of `devices` stay as they are: only the tests of XDP attach and detach them.
         let mut xdp = datapath.hooks.xdp_devices().unwrap();
         xdp.retain(|ifindex| programs.contains_key(ifindex));
         let plan = DevicePlan { programs, xdp, ..DevicePlan::default() };

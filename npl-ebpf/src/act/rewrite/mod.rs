@@ -354,7 +354,8 @@ fn add_to_sum(ctx: &TcContext, summand: u16) {
     let _sum_or_none = unsafe { bpf_csum_update(skb(ctx), u32::from(summand)) };
 }
 
-/// The transport checksum field after the rewrite. The kernel's helper updates the field for the new address.
+/// The value of the transport checksum field after the rewrite. The kernel's helper updates the field for the new
+/// address.
 #[inline(always)]
 fn transport_check<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     ctx: &TcContext,
