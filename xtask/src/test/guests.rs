@@ -130,7 +130,7 @@ fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments
     let mut test = Command::new(&binary.executable);
     test.args(arguments);
     let mut guest = Guest::for_packets(kernel, test);
-    guest.name.extend(scope.split_whitespace().flat_map(|word| ["-", word.trim_matches(',')]));
+    guest.name.extend(scope.split([' ', ',']).filter(|word| !word.is_empty()).flat_map(|word| ["-", word]));
     (format!("tests: {}{scope} under kernel {kernel}, emulated", binary.name), guest)
 }
 
