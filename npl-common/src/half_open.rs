@@ -4,9 +4,7 @@
 //!
 //! The cache is direct-mapped and never full: a flood overwrites slots, but allocates no memory and evicts no entries
 //! of the flow table. A flow has two candidate slots. It uses the second slot only if the first slot has an entry of
-//! another flow that waits for the Pod's first reply or is established. Only a flow that becomes established overwrites
-//! an established flow's entry: a flow whose candidate slots both have such entries waits in one of the slots of
-//! handshakes ([`overflow_slot`]). A word is read and written atomically:
+//! another flow that waits for the Pod's first reply. A word is read and written atomically:
 //!
 //! ```text
 //! 63            26 25  24 23        16 15        0
@@ -67,33 +65,6 @@ pub const fn second_handshake_slot(hash: u64) -> u32 {
     SLOTS | second_slot(hash) & (HANDSHAKE_SLOTS - 1)
 }
 
-/// The slot of a flow that is not established, if other established flows have both its candidate slots: one of the
-/// slots of handshakes.
-#[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-pub const fn overflow_slot(hash: u64) -> u32 {
-    handshake_slot(hash)
-}
-
-/// Whether a slot is one of those of flows, and not of handshakes.
-#[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-pub const fn is_flow_slot(index: u32) -> bool {
-    index < SLOTS
-}
-
-/// The slot for a new entry of a flow, from the words in its two candidate slots, which have no entry of the flow.
-#[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-pub const fn new_slot(hash: u64, first: u64, second: u64) -> u32 {
-    match (is_established(first), is_established(second)) {
-        (true, true) => overflow_slot(hash),
-        (true, false) => second_slot(hash),
-        (false, false) if is_waiting(first) => second_slot(hash),
-        (false, _) => slot(hash),
-    }
-}
-
 /// Packs an entry. `address_index` is the index of the node address, `node_port` is in host byte order.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
@@ -114,14 +85,6 @@ pub const fn matches(entry: u64, hash: u64) -> bool {
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn is_waiting(entry: u64) -> bool {
     node_port(entry) != 0 && phase(entry).is(Phase::REQUESTED)
-}
-
-/// Whether an entry is a copy of the flow table's entry. If a packet without a flow could overwrite it, a flood would
-/// make the requests and replies of established flows look up the flow table.
-#[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-pub const fn is_established(entry: u64) -> bool {
-    node_port(entry) != 0 && phase(entry).is(Phase::ESTABLISHED)
 }
 
 /// The phase of an entry.
@@ -170,9 +133,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{
-        HANDSHAKE_SLOTS, SLOTS, WORDS, address_index, entry, handshake_slot, has_same_nat_address, is_established,
-        is_waiting, matches, new_slot, node_port, overflow_slot, phase, second_handshake_slot, second_slot, slot,
-        with_phase,
+        HANDSHAKE_SLOTS, SLOTS, WORDS, address_index, entry, handshake_slot, has_same_nat_address, is_waiting, matches,
+        node_port, phase, second_handshake_slot, second_slot, slot, with_phase,
     };
     use crate::{
         conntrack::Phase,
@@ -199,25 +161,6 @@ mod tests {
         fn an_empty_slot_matches_no_flow(h: u64) {
             prop_assert!(!matches(0, h));
             prop_assert!(!is_waiting(0));
-            prop_assert!(!is_established(0));
-        }
-
-        #[test]
-        fn a_new_entry_takes_no_established_flows_slot(h: u64, others: [(u64, u64); 2]) {
-            let words = others.map(|(hash, bits)| entry(hash, Phase::from_bits(bits % 4), 0, 61_000));
-            let chosen = new_slot(h, words[0], words[1]);
-            let candidates = [slot(h), second_slot(h)];
-            if let Some(at) = candidates.iter().position(|candidate| *candidate == chosen) {
-                prop_assert!(!is_established(words[at]));
-            } else {
-                prop_assert_eq!(chosen, overflow_slot(h));
-                prop_assert!((SLOTS..WORDS).contains(&chosen));
-                prop_assert!(words.into_iter().all(is_established));
-            }
-            if is_waiting(words[0]) && !is_established(words[1]) {
-                prop_assert_eq!(chosen, candidates[1]);
-            }
-            prop_assert_eq!(new_slot(h, 0, words[1]), candidates[0]);
         }
     }
 

@@ -155,12 +155,12 @@ impl<'k, F: Family> Flow<'k, F> {
     /// Removes the entries of a UDP flow whose client sends to the Pod directly: replies follow the client's last
     /// datagram.
     ///
-    /// If the flow's slots are empty, the flow table has no entry either, so that most direct datagrams need no look-up
-    /// in that table.
+    /// If the slot is empty, the flow table has no entry either, so that most direct datagrams need no look-up in that
+    /// table.
     #[inline(always)]
     pub fn remove_if_direct(&self) {
-        let is_in_cache = half_open::matches(self.entry.load(), self.hash);
-        if is_in_cache || (!slots::is_vacant::<F>(self.hash) && self.table_entry().is_some()) {
+        let entry = self.entry.load();
+        if half_open::matches(entry, self.hash) || (entry != 0 && self.table_entry().is_some()) {
             self.remove();
         }
     }
@@ -259,7 +259,7 @@ impl<'k, F: Family> Flow<'k, F> {
                 field!(state, node_port).load() == request.nat.port && F::nat_address(entry) == request.nat.addr;
             if is_same && field!(state, generation).load() == request.generation {
                 self.refresh_by_client(state, request.segment);
-                if cached == 0 && half_open::is_flow_slot(self.slot) {
+                if cached == 0 {
                     // Writes "established" into an empty slot, so that later packets skip the flow table. Another
                     // flow's entry is kept, because that flow may be half-open.
                     self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
@@ -349,9 +349,6 @@ impl<'k, F: Family> Flow<'k, F> {
             lookup_cache::invalidate_reply(cached);
         }
         let transition = self.establish(request);
-        if transition == Transition::Established && !half_open::is_flow_slot(self.slot) {
-            slots::leave_overflow::<F>(self.hash, self.entry_of(Phase::ESTABLISHED, &request.nat));
-        }
         if transition == Transition::Established && has_handshake(self.protocol) {
             let (sequence, acknowledgement) = (request.segment.sequence(), request.segment.acknowledgement());
             slots::remove_handshake::<F>(reply_key(self.hash, acknowledgement));

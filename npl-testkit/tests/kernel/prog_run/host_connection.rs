@@ -5,19 +5,21 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
+use npl_agent::core::model::Protocol;
 use npl_common::names::PROG_EGRESS;
 use npl_common::reason::Reason;
+use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::Packet;
 use npl_testkit::packet::sctp_chunks::{ABORT, DATA};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::errors::{about_reply, too_large};
-use super::flow_slots;
 use super::fragments::pieces;
 use super::scene::{
     NODE_PORT, Sctp, Tcp, Udp, becomes, client, client_ip, establish, flow, from, is_reply_translated, length, node,
     other_pod_ip, pod, router, sctp, tcp, to, udp, with_mappings,
 };
+use super::sctp_flows;
 use crate::counters::{establishing_request, first_request, reason, request};
 use crate::lab::{FlowId, Lab, hash};
 
@@ -107,21 +109,55 @@ fn client_connection_is_translated_despite_an_earlier_host_connection() {
     });
 }
 
+fn packet(protocol: Protocol, from: SocketAddr, to: SocketAddr) -> Packet {
+    match protocol {
+        Tcp => tcp(from, to, PSH | ACK, b"data"),
+        Udp => udp(from, to, b"data"),
+        Sctp => sctp(from, to, DATA, b"data"),
+    }
+}
+
+fn mapping(protocol: Protocol) -> &'static str {
+    match protocol {
+        Tcp => "61000/tcp",
+        Udp => "61000/udp",
+        Sctp => "61000/sctp",
+    }
+}
+
+fn establish_by(lab: &mut Lab, protocol: Protocol) {
+    match protocol {
+        Tcp => establish(lab),
+        Udp => {
+            for _exchange in 0..2 {
+                lab.ingress(&packet(Udp, client(), node()));
+                lab.egress(&packet(Udp, pod(), client()));
+            }
+        }
+        Sctp => sctp_flows::establish(lab),
+    }
+    assert_eq!(own_phase(lab, protocol), Some(Phase::ESTABLISHED));
+}
+
+fn own_phase(lab: &mut Lab, protocol: Protocol) -> Option<Phase> {
+    lab.own_slot(flow(protocol)).map(half_open::phase)
+}
+
 /// A Pod with `CAP_NET_RAW` sends from the Node's address and another Pod's node port to that Pod's client.
 #[test]
 fn forged_host_connection_takes_no_established_flow() {
     for lost in ["nothing", "flow slot", "flow table"] {
         with_mappings(|lab| {
             for protocol in [Tcp, Udp, Sctp] {
-                flow_slots::establish_by(lab, protocol);
+                establish_by(lab, protocol);
                 match lost {
                     "flow slot" => lab.set_slot(flow(protocol), 0),
                     "flow table" => lab.evict(flow(protocol)),
                     _ => (),
                 }
-                leaves(lab, &flow_slots::packet(protocol, node(), client()));
-                let more = flow_slots::packet(protocol, client(), node());
-                let counted = request(flow_slots::mapping(protocol), length(&more));
+                leaves(lab, &packet(protocol, node(), client()));
+                let more = packet(protocol, client(), node());
+                let counted = request(mapping(protocol), length(&more));
                 lab.ingress(&more).is(&to(&more, pod()), counted);
             }
         });
@@ -133,8 +169,8 @@ fn forged_host_connection_takes_no_established_flow() {
 fn forged_host_connection_takes_no_new_connection() {
     with_mappings(|lab| {
         for protocol in [Tcp, Sctp] {
-            leaves(lab, &flow_slots::packet(protocol, node(), client()));
-            flow_slots::establish_by(lab, protocol);
+            leaves(lab, &packet(protocol, node(), client()));
+            establish_by(lab, protocol);
         }
     });
 }

@@ -10,7 +10,6 @@ mod checksum_complete;
 mod direct_connections;
 mod errors;
 pub(crate) mod extensions;
-mod flow_slots;
 mod flows;
 mod forged;
 pub(crate) mod fragments;
