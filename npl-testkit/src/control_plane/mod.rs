@@ -167,6 +167,17 @@ impl ControlPlane {
         }
     }
 
+    /// Kills the API server, which closes all connections at once. etcd keeps running with the data.
+    ///
+    /// An API server that is stopped serves open watches for up to a minute, and refuses new requests meanwhile: so
+    /// long that the controllers take the Nodes for dead when it returns.
+    pub fn kill_api_server(&mut self) -> Result<()> {
+        match self.api_server.take() {
+            Some(mut process) => process.kill().map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// Copies etcd's data while etcd is stopped. Returns once the API server is ready again.
     pub fn back_up_etcd(&mut self) -> Result<()> {
         self.etcd.kill()?;

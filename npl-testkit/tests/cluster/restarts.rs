@@ -68,7 +68,7 @@ pub(crate) fn container_runtimes_are_restarted(world: &mut World) {
 
 pub(crate) fn the_api_server_is_restarted(world: &mut World) {
     Under::default().load(world, |world| {
-        world.cluster.plane().stop_api_server().unwrap();
+        world.cluster.plane().kill_api_server().unwrap();
         let start = std::time::Instant::now();
         poll::until("the end of the outage", LIMIT, || (start.elapsed() > OUTAGE).then_some(())).unwrap();
         world.cluster.plane().start_api_server().unwrap();
