@@ -29,10 +29,11 @@ use crate::{
     },
     config::Config,
     core::{
+        devices::redirect::Forwarding,
         model::{
             Family,
             port_range::{LentPorts, port_range_warnings},
-            settings::Settings,
+            settings::{PortRange, Settings},
         },
         state::State,
     },
@@ -114,9 +115,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     datapath.hooks.prepare(forwarding)?;
     #[cfg(feature = "trace")]
     datapath.hooks.print_logs()?;
-    let (version, hooks, forwarding_mode) =
-        (env!("CARGO_PKG_VERSION"), datapath.hooks.mechanism(), forwarding.as_str());
-    info!(version, abi = ABI_VERSION, node = node_name, %port_range, hooks, forwarding = forwarding_mode, "npl-agent started");
+    log_start(&node_name, port_range, datapath.hooks.mechanism(), forwarding);
     let (problems, seen_problems) = latest::channel(Vec::new());
     let mut change_log = ChangeLog::new(problems);
     let local_clients = LocalClients::new(cgroup);
@@ -147,6 +146,18 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         ended = servers => ended.context("serve probes and metrics")?.context("serve probes and metrics"),
         ended = local_socket => match ended.context("serve the local socket")? {},
     }
+}
+
+fn log_start(node: &str, port_range: PortRange, hooks: &'static str, forwarding: Forwarding) {
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        abi = ABI_VERSION,
+        node,
+        %port_range,
+        hooks,
+        forwarding = forwarding.as_str(),
+        "npl-agent started"
+    );
 }
 
 /// Logs a warning for each setting that conflicts with the Node or with load balancers.

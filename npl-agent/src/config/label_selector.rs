@@ -2,6 +2,8 @@
 //! The syntax of label selectors, which kube only writes. The API server rejects an invalid selector on each list, so
 //! the agent checks it at start.
 
+use super::value::is_subdomain;
+
 /// Kubernetes' limit for a label value, and for the name in a label key.
 const NAME_BYTES: usize = 63;
 /// Kubernetes' limit for the prefix of a label key.
@@ -40,7 +42,7 @@ fn is_requirement(text: &str) -> bool {
 
 fn is_key(text: &str) -> bool {
     let (prefix, name) = text.rsplit_once('/').map_or((None, text), |(prefix, name)| (Some(prefix), name));
-    !name.is_empty() && is_value(name) && prefix.is_none_or(is_subdomain)
+    !name.is_empty() && is_value(name) && prefix.is_none_or(|prefix| is_subdomain(prefix, PREFIX_BYTES))
 }
 
 /// An empty value is valid.
@@ -49,14 +51,6 @@ fn is_value(text: &str) -> bool {
     let is_end = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
     bytes.len() <= NAME_BYTES && bytes.iter().copied().all(is_inner) && is_end(bytes.first()) && is_end(bytes.last())
-}
-
-fn is_subdomain(text: &str) -> bool {
-    let is_label = |label: &str| {
-        let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        !label.is_empty() && label.bytes().all(is_inner) && !label.starts_with('-') && !label.ends_with('-')
-    };
-    text.len() <= PREFIX_BYTES && text.split('.').all(is_label)
 }
 
 #[cfg(test)]

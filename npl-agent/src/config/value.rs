@@ -162,7 +162,7 @@ pub fn domain(text: &str) -> Result<String, ValueError> {
 }
 
 /// A DNS subdomain, as Kubernetes defines it: labels of lower-case letters, digits and inner dashes, with dots between.
-fn is_subdomain(text: &str, longest: usize) -> bool {
+pub(super) fn is_subdomain(text: &str, longest: usize) -> bool {
     let is_label = |label: &str| {
         !label.is_empty()
             && !label.starts_with('-')

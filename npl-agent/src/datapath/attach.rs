@@ -128,12 +128,8 @@ impl Hooks {
         Ok(self.pins.links()?.into_iter().collect())
     }
 
-    /// Attaches a program to a hook of a device, or replaces the program of an earlier agent without a gap.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel rejects the attachment, or an `ingress` qdisc occupies the handle of clsact.
-    pub fn attach(
+    /// As [`Datapath::attach`](super::load::Datapath::attach), except for the order of filters.
+    pub(super) fn attach(
         &mut self,
         device: &Device,
         direction: Direction,

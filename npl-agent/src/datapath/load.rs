@@ -157,7 +157,7 @@ impl Datapath {
     }
 
     /// Attaches a program to a hook of a device, ahead of the programs of other ABI versions, or replaces the program
-    /// of an earlier agent without a gap: see [`Hooks::attach`].
+    /// of an earlier agent without a gap.
     ///
     /// # Errors
     ///
@@ -169,9 +169,11 @@ impl Datapath {
         program: &'static str,
     ) -> Result<(), DatapathError> {
         let hook = (device.ifindex, direction);
-        let may_be_behind = self.hooks.may_be_behind_predecessor(device.ifindex, direction)?;
+        let may_be_behind = self.has_predecessors
+            && !self.moved_filters.contains(&hook)
+            && self.hooks.may_be_behind_predecessor(device.ifindex, direction)?;
         self.hooks.attach(device, direction, program)?;
-        if may_be_behind && !self.moved_filters.contains(&hook) {
+        if may_be_behind {
             self.move_to_head(device, direction, program)?;
             self.moved_filters.insert(hook);
         }

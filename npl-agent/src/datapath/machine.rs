@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The facts about this machine and this container on which the sizes of maps depend.
 
-use std::fs;
+use std::{fs, sync::OnceLock};
 
 use aya::maps::MapData;
 
@@ -32,11 +32,16 @@ pub(super) fn stated_entries(map: &MapData, name: &'static str) -> Result<usize,
     Ok(sizes::stated_entries(info.max_entries(), possible_cpus()?) as usize)
 }
 
-/// The number of CPUs for which the kernel has reserved per-CPU memory.
+/// The number of CPUs for which the kernel has reserved per-CPU memory. The number is read once, because it is constant
+/// until the machine boots again, and each sweep and scrape needs it.
 fn possible_cpus() -> Result<u32, DatapathError> {
+    static CPUS: OnceLock<u32> = OnceLock::new();
+    if let Some(cpus) = CPUS.get() {
+        return Ok(*cpus);
+    }
     let cpus =
         aya::util::nr_cpus().map_err(|(_, source)| DatapathError::PossibleCpus { path: POSSIBLE_CPUS, source })?;
-    Ok(u32::try_from(cpus).unwrap_or(u32::MAX))
+    Ok(*CPUS.get_or_init(|| u32::try_from(cpus).unwrap_or(u32::MAX)))
 }
 
 /// Memory that cannot be read counts as little, so that the maps have their smallest default size.

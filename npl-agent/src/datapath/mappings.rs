@@ -200,8 +200,8 @@ impl MappingWriter {
     }
 
     /// Removes the conntrack and socket reverse NAT entries of all endpoints that were removed since the last call,
-    /// with one read of each map. Returns the number of conntrack entries of IPv4 and IPv6. Until then, the generation makes conntrack entries of a former Pod invalid for the
-    /// next Pod with the same address.
+    /// with one read of each map. Until then, the generation makes conntrack entries of a former Pod invalid for the
+    /// next Pod with the same address. Returns the number of removed conntrack entries of IPv4 and IPv6.
     ///
     /// # Errors
     ///

@@ -48,8 +48,8 @@ fn fate(name: &str) -> &'static str {
 
 /// Moves or removes pinned maps whose type or layout differs from the object's, because aya would use them without a
 /// check. A map with another number of elements or other flags is moved, and elements of mappings, sources, conntrack
-/// and socket reverse NAT are copied later ([`predecessor::is_copied`]). A map that
-/// cannot be opened, for lack of file descriptors or permissions, is an error, because it may hold all mappings.
+/// and socket reverse NAT are copied later ([`predecessor::is_copied`]). A map that cannot be opened, for lack of file
+/// descriptors or permissions, is an error, because it may hold all mappings.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &TableSizes) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {

@@ -101,19 +101,23 @@ impl Kind {
 /// The endpoints of a Service port that does not exist are an empty assignment. Otherwise, a client would wait for the
 /// name, or keep the last members of a removed Service.
 pub(super) fn resource(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<(Version, Any)> {
-    let version = version(kind, name, snapshot)?;
+    let group = names::find(snapshot, name);
+    let version = version_of(kind, name, group)?;
     let resource = match kind {
         Kind::Cluster => cluster(name),
         Kind::Listener => listener(name),
         Kind::Routes => routes(name),
-        Kind::Endpoints => endpoints(name, names::find(snapshot, name)),
+        Kind::Endpoints => endpoints(name, group),
     };
     Some((version, resource))
 }
 
 /// The version of a resource, without building it.
 pub(super) fn version(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<Version> {
-    let group = names::find(snapshot, name);
+    version_of(kind, name, names::find(snapshot, name))
+}
+
+fn version_of(kind: Kind, name: &str, group: Option<&Arc<Group>>) -> Option<Version> {
     if kind == Kind::Endpoints {
         let members = group.map(|group| group.version).unwrap_or_default();
         return Some(of_content(kind, &format!("{name}\n{members}")));

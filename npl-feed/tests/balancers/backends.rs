@@ -50,6 +50,7 @@ impl Backends {
         self.runtime.block_on(task).unwrap();
         address
     }
+
     /// Replaces the server of a Pod by one that accepts connections, and resets each of them when a request arrives, as
     /// the kernel does with the connections of a process that crashes.
     pub(crate) fn crash(&mut self, pod: &str) {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An agent that reads only Services with certain labels.
 
-use npl_testkit::poll;
-
 use crate::world::{LIMIT, NAMESPACE, World};
 
 fn label(world: &World, label: &str) {
@@ -20,8 +18,7 @@ fn node_ports_of_a_service_follow_its_labels_and_the_selector() {
 
     label(&world, "canary=true");
     world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
-    let is_unmapped = || world.kernel_mappings().is_empty().then_some(());
-    poll::until("the kernel to have no mapping", LIMIT, is_unmapped).unwrap();
+    world.wait_for_kernel_mappings(0);
 
     label(&world, "canary-");
     world.assert_served("web-0");
@@ -30,5 +27,5 @@ fn node_ports_of_a_service_follow_its_labels_and_the_selector() {
     world.agent = None;
     world.start_agent(&["--service-selector", "tier=other", "--drain", "0s"]);
     world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
-    poll::until("the kernel to have no mapping", LIMIT, || world.kernel_mappings().is_empty().then_some(())).unwrap();
+    world.wait_for_kernel_mappings(0);
 }

@@ -308,22 +308,12 @@ impl Lab {
     }
 
     fn entry_of(&mut self, id: FlowId, slot: u32, key: u64) -> Option<u64> {
-        Some(self.word(id, slot)).filter(|entry| half_open::matches(*entry, key))
+        Some(self.slots(id).get(&slot, 0).unwrap()).filter(|entry| half_open::matches(*entry, key))
     }
 
     /// Overwrites the flow's slot of the half-open cache.
     pub(crate) fn set_slot(&mut self, id: FlowId, entry: u64) {
-        self.set_word(id, half_open::slot(hash(id)), entry);
-    }
-
-    /// The half-open cache's word at an index, for the flow's family.
-    pub(crate) fn word(&mut self, id: FlowId, index: u32) -> u64 {
-        self.slots(id).get(&index, 0).unwrap()
-    }
-
-    /// Overwrites the half-open cache's word at an index, for the flow's family.
-    pub(crate) fn set_word(&mut self, id: FlowId, index: u32, word: u64) {
-        self.slots(id).set(index, word, 0).unwrap();
+        self.slots(id).set(half_open::slot(hash(id)), entry, 0).unwrap();
     }
 
     /// Overwrites the slot of the scene's handshake.

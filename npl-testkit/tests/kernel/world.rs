@@ -98,6 +98,15 @@ impl World {
         world
     }
 
+    /// Attaches the programs to every uplink as filters on every kernel, as before Linux 6.6.
+    pub(crate) fn use_filters(&mut self) {
+        let mut datapath = self.datapath.take().unwrap();
+        self.attach_to(&mut datapath, &[]);
+        datapath.hooks.use_filters();
+        self.attach(&mut datapath);
+        self.datapath = Some(datapath);
+    }
+
     /// A Node without a datapath.
     pub(crate) fn bare(pods: u8, options: Options) -> Self {
         let run = Run::start().unwrap();

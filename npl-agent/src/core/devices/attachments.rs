@@ -9,9 +9,11 @@ use super::{Device, DeviceKind, DeviceSelection};
 const MAJOR: u16 = 0x4e50;
 /// The minor number of the handle of ABI version 0. Later versions have the following minor numbers.
 const MINOR: u16 = 0x4c00;
+/// The minor number of the temporary filter's handle, behind those of all versions.
+const STAND_IN_MINOR: u16 = MINOR + 0xff;
 /// The handle of the temporary filter that translates while NPL's filter is moved ahead of other filters, as major and
 /// minor number.
-pub const STAND_IN_HANDLE: (u16, u16) = (MAJOR, MINOR | 0xff);
+pub const STAND_IN_HANDLE: (u16, u16) = (MAJOR, STAND_IN_MINOR);
 /// The priority of NPL's filters: before all filters with a priority that the kernel chose.
 pub const FIRST: u16 = 1;
 /// The priority of NPL's filters that run after all other filters.
@@ -135,7 +137,7 @@ pub fn is_hook(kind: &str) -> bool {
 pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16), name: Option<&str>) -> Option<AttachmentOwner> {
     let is_npl = kind == "bpf" && [FIRST, LAST].contains(&priority);
     match handle {
-        (MAJOR, MINOR..=0x4cff) if is_npl => Some(AttachmentOwner::Npl),
+        (MAJOR, MINOR..=STAND_IN_MINOR) if is_npl => Some(AttachmentOwner::Npl),
         (0, 0) if is_npl => None,
         _ => Some(AttachmentOwner::Other(name.map_or_else(|| format!("a filter of kind {kind}"), str::to_owned))),
     }

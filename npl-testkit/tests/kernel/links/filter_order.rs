@@ -23,11 +23,7 @@ const LIMIT: Duration = Duration::from_mins(1);
 /// A Node whose programs are filters on every kernel, as before Linux 6.6.
 fn with_filters() -> World {
     let mut world = World::new(1);
-    let mut datapath = world.datapath.take().unwrap();
-    world.attach_to(&mut datapath, &[]);
-    datapath.hooks.use_filters();
-    world.attach(&mut datapath);
-    world.datapath = Some(datapath);
+    world.use_filters();
     world.assert_answers();
     world
 }

@@ -46,16 +46,12 @@ enum Mechanism {
 /// A Node whose programs are attached by `mechanism`. Filters have the handle of ABI `abi`.
 fn world(mechanism: Mechanism, abi: u32) -> World {
     let mut world = World::fresh(1);
-    let mut datapath = world.datapath.take().unwrap();
     if mechanism == Mechanism::Filters {
-        world.attach_to(&mut datapath, &[]);
-        datapath.hooks.use_filters();
-        world.attach(&mut datapath);
+        world.use_filters();
     }
-    if datapath.hooks.are_filters() {
+    if world.datapath().hooks.are_filters() {
         change_handles(&world, abi);
     }
-    world.datapath = Some(datapath);
     world
 }
 

@@ -136,11 +136,7 @@ fn establish_by(lab: &mut Lab, protocol: Protocol) {
         }
         Sctp => sctp_flows::establish(lab),
     }
-    assert_eq!(own_phase(lab, protocol), Some(Phase::ESTABLISHED));
-}
-
-fn own_phase(lab: &mut Lab, protocol: Protocol) -> Option<Phase> {
-    lab.own_slot(flow(protocol)).map(half_open::phase)
+    assert_eq!(lab.own_slot(flow(protocol)).map(half_open::phase), Some(Phase::ESTABLISHED));
 }
 
 /// A Pod with `CAP_NET_RAW` sends from the Node's address and another Pod's node port to that Pod's client.
