@@ -44,8 +44,9 @@ const _: () = assert!(SCTP_FRAGMENTS.is_power_of_two(), "a slot is chosen by a m
 
 /// Bytes of the longest frame that is saved.
 pub const MAX_FRAME: u32 = 2024;
-/// Bytes of the shortest frame: an IPv4 header and the smallest payload of a fragment.
-pub const MIN_FRAME: u32 = 28;
+/// Bytes of the shortest frame: an IPv4 header without a link-layer header, and one byte, which a last fragment may
+/// have.
+pub const MIN_FRAME: u32 = 21;
 /// The largest [`SavedFrame::excess`].
 pub const FRAME_EXCESS: u32 = MAX_FRAME - MIN_FRAME;
 
@@ -57,7 +58,7 @@ map_type! {
         /// Time of saving: in units of 1.07 s ([`crate::fragment::time`]), in the SCTP reassembly buffer in
         /// nanoseconds.
         pub time: u64,
-        /// Bytes of the frame beyond 28, [`MIN_FRAME`].
+        /// Bytes of the frame beyond 21, [`MIN_FRAME`].
         pub excess: u32,
         /// SCTP reassembly buffer: bytes of the datagram, plus [`REINJECTED`] (65 536) if the first fragment has
         /// waited; 0 while the last fragment is missing.

@@ -4,8 +4,9 @@
 #![expect(unsafe_code, reason = "no library in use creates such a device")]
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -13,6 +14,8 @@ use crate::netns::Netns;
 
 /// The link-layer type of InfiniBand (`ARPHRD_INFINIBAND`).
 pub const INFINIBAND: libc::c_ulong = 32;
+/// The link-layer type of devices without a link-layer header (`ARPHRD_NONE`).
+pub const NO_HEADER: libc::c_ulong = 0xfffe;
 
 const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
 const TUNSETLINK: libc::Ioctl = 0x4004_54cd;
@@ -29,7 +32,7 @@ struct Request {
 
 /// A TUN device; removed when dropped.
 #[derive(Debug)]
-pub struct Tun(#[expect(dead_code, reason = "the device is gone when it is closed")] File);
+pub struct Tun(File);
 
 impl Tun {
     /// Creates the device, down and without addresses.
@@ -40,7 +43,7 @@ impl Tun {
             *to = from;
         }
         let make = || -> io::Result<File> {
-            let file = File::options().read(true).write(true).open("/dev/net/tun")?;
+            let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
             // SAFETY: the request has the size that the kernel reads and writes, and outlives the call.
             check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) })?;
             // SAFETY: the argument is a number.
@@ -48,6 +51,24 @@ impl Tun {
             Ok(file)
         };
         netns.run(make)?.map(Self).with_context(|| format!("create the device {name}"))
+    }
+
+    /// Lets the device receive a packet, which starts with its IP header.
+    pub fn send(&self, packet: &[u8]) -> io::Result<()> {
+        (&self.0).write_all(packet)
+    }
+
+    /// The next packet that the device has sent, from its IP header on; `None` if there is none.
+    pub fn receive(&self) -> io::Result<Option<Vec<u8>>> {
+        let mut packet = vec![0; usize::from(u16::MAX)];
+        match (&self.0).read(&mut packet) {
+            Ok(length) => {
+                packet.truncate(length);
+                Ok(Some(packet))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }
 

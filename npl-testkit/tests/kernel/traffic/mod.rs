@@ -18,6 +18,7 @@ mod kernel_conntrack;
 mod kernel_nat_errors;
 mod masquerade;
 mod netkit;
+mod point_to_point;
 mod policy_engine;
 mod redirect;
 mod requests;
