@@ -487,6 +487,12 @@ pub const PROGRAM_LIST: &[Program] = &[
     program(SLOW_PATH_PROGRAMS[3], TAIL_CALL, "`npl_egress_l3`", SLOW_REPLIES),
     program(SLOW_PATH_PROGRAMS[4], TAIL_CALL, "`npl_rd_ingress`", SLOW_REQUESTS),
     program(SLOW_PATH_PROGRAMS[5], TAIL_CALL, "`npl_rd_pods`", SLOW_REPLIES),
+    program(
+        "npl_release",
+        "cgroup v2, `sock_release`",
+        CGROUP,
+        "Frees the socket reverse NAT entries of a socket that is closed.",
+    ),
     program("npl_recvmsg4", "cgroup v2, `recvmsg4`", CGROUP, SHOW_PEER),
     program("npl_recvmsg6", "cgroup v2, `recvmsg6`", CGROUP, SHOW_PEER),
     program("npl_getpeer4", "cgroup v2, `getpeername4`", CGROUP, SHOW_PEER),

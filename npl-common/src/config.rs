@@ -16,7 +16,7 @@ map_type! {
         pub port_min: u16,
         /// Last node port that any mapping may have, host order, inclusive.
         pub port_max: u16,
-        /// Bit 0: [`FLAG_XDP`]. Bits 8 to 15: position of the Node's primary IPv6 address in its address index map.
+        /// Bit 0: [`FLAG_XDP`]. Bit 1: [`FLAG_HOST_CLIENTS`]. Bits 8 to 15: position of the Node's primary IPv6 address in its address index map.
         /// Other bits are 0.
         pub flags: u32,
         /// [`crate::names::ABI_VERSION`], the layout version of all maps.
@@ -34,6 +34,9 @@ map_type! {
 /// a request that XDP has translated as if the client had sent it to the Pod directly, so TC must not treat it as a
 /// direct connection.
 pub const FLAG_XDP: u32 = 1;
+
+/// Of local clients, only processes in the host's network namespace are served: see [`Config::netns_cookie`].
+pub const FLAG_HOST_CLIENTS: u32 = 2;
 
 /// Position of the primary IPv6 address' index in [`Config::flags`].
 const PRIMARY_V6_SHIFT: u32 = 8;
@@ -57,8 +60,18 @@ impl Config {
     /// The configuration with [`FLAG_XDP`] set or cleared.
     #[must_use]
     pub const fn with_xdp(self, is_used: bool) -> Self {
-        let flags = self.flags & !FLAG_XDP;
-        Self { flags: if is_used { flags | FLAG_XDP } else { flags }, ..self }
+        self.with_flag(FLAG_XDP, is_used)
+    }
+
+    /// The configuration with [`FLAG_HOST_CLIENTS`] set or cleared.
+    #[must_use]
+    pub const fn with_host_clients_only(self, is_restricted: bool) -> Self {
+        self.with_flag(FLAG_HOST_CLIENTS, is_restricted)
+    }
+
+    const fn with_flag(self, flag: u32, is_set: bool) -> Self {
+        let others = self.flags & !flag;
+        Self { flags: if is_set { others | flag } else { others }, ..self }
     }
 
     /// The position of the Node's primary IPv6 address in its address index map.
@@ -86,10 +99,10 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::{Config, FLAG_XDP};
+    use super::{Config, FLAG_HOST_CLIENTS, FLAG_XDP};
 
     #[test]
-    fn the_flags_hold_xdp_and_the_index_of_the_primary_ipv6_address_apart() {
+    fn no_flag_changes_another_one_or_the_index_of_the_primary_ipv6_address() {
         let config = Config {
             seed: 0,
             primary_v4: [0; 4],
@@ -106,5 +119,9 @@ mod tests {
         assert_eq!(both.with_xdp(false).primary_v6_index(), 255);
         assert_eq!(both.with_primary_v6_index(0).flags, FLAG_XDP);
         assert_eq!(config.primary_v6_index(), 0, "that of an agent which did not write it");
+        let restricted = both.with_host_clients_only(true);
+        assert_eq!(restricted.flags ^ both.flags, FLAG_HOST_CLIENTS);
+        assert_eq!(restricted.with_xdp(false).flags & FLAG_HOST_CLIENTS, FLAG_HOST_CLIENTS);
+        assert_eq!(restricted.with_host_clients_only(false), both);
     }
 }

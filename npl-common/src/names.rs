@@ -229,6 +229,7 @@ pub fn slow_path_of(program: &str) -> Option<u32> {
 /// Every cgroup program, in the order of attachment: programs of reverse NAT are attached before those of NAT, so that
 /// no client sees the Pod's address instead of the address that it connected to.
 pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
+    SocketProgram { name: "npl_release", hook: RELEASE_HOOK },
     SocketProgram { name: "npl_recvmsg4", hook: "recvmsg4" },
     SocketProgram { name: "npl_recvmsg6", hook: "recvmsg6" },
     SocketProgram { name: "npl_getpeer4", hook: "getpeername4" },
@@ -238,6 +239,9 @@ pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
     SocketProgram { name: "npl_sendmsg4", hook: "sendmsg4" },
     SocketProgram { name: "npl_sendmsg6", hook: "sendmsg6" },
 ];
+
+/// The hook of the program that runs when a socket is closed; its program type differs from that of the other hooks.
+pub const RELEASE_HOOK: &str = "sock_release";
 
 /// A cgroup program that runs in system calls of sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

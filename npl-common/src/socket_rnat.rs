@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Socket reverse NAT: the address that a local client connected to, for `getpeername` and `recvmsg`. If an entry is
 //! lost, the client sees the Pod's address; its connection continues.
+//!
+//! Each socket has one more entry, whose key has an unspecified Pod address and port 0, and whose value is the socket's
+//! last Pod. The kernel program that runs when a socket is closed reads this entry and frees both. A datagram socket that
+//! has sent to several Pods leaves the entries of the earlier ones, until newer entries evict them.
 
-/// Entries per family; 16 Ki of them take less than 2 MiB.
+/// Entries per family, two for each open socket, unless `--max-flows` makes them more; 16 Ki of them take less than
+/// 2 MiB.
 pub const MAX_SOCKET_RNAT: u32 = 16_384;
 
 map_type! {
@@ -10,9 +15,9 @@ map_type! {
     pub struct SocketRnatKeyV4: 16, align 8 {
         /// The kernel's cookie of the socket, which is never reused.
         pub socket: u64,
-        /// Network order.
+        /// Network order; all zero in the entry that names the last Pod.
         pub pod_addr: [u8; 4],
-        /// Host order.
+        /// Host order; 0 in the entry that names the last Pod.
         pub pod_port: u16,
         /// Always zero.
         pub pad: u16,
@@ -36,9 +41,9 @@ map_type! {
 }
 
 map_type! {
-    /// The NAT address that the client connected or sent to last.
+    /// The NAT address that the client connected or sent to last; or the socket's last Pod.
     pub struct SocketRnatV4: 8, align 4 {
-        /// A node address or a loopback address, network order.
+        /// A node address, a loopback address, or the last Pod's address; network order.
         pub node_addr: [u8; 4],
         /// Host order.
         pub node_port: u16,

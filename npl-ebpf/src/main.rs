@@ -25,8 +25,8 @@ mod path;
 mod state;
 
 use aya_ebpf::{
-    macros::{cgroup_sock_addr, classifier, xdp},
-    programs::{SockAddrContext, TcContext, XdpContext},
+    macros::{cgroup_sock, cgroup_sock_addr, classifier, xdp},
+    programs::{SockAddrContext, SockContext, TcContext, XdpContext},
 };
 use npl_common::names::{
     SLOW_EGRESS, SLOW_EGRESS_L3, SLOW_INGRESS, SLOW_INGRESS_L3, SLOW_INGRESS_REDIRECT, SLOW_PODS_REDIRECT,
@@ -163,6 +163,13 @@ pub fn npl_rd_in_slow(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn npl_rd_pod_slow(ctx: TcContext) -> i32 {
     slow_path::translate::<Replies<REDIRECT>, ETHERNET>(&ctx)
+}
+
+/// Frees the socket reverse NAT entries of a socket that is closed.
+#[cgroup_sock(sock_release)]
+pub fn npl_release(ctx: SockContext) -> i32 {
+    socket::release(&ctx);
+    ALLOW
 }
 
 /// NAT for `connect` of local clients.

@@ -85,6 +85,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         bpffs,
         max_flows,
         cgroup,
+        local_clients: client_scope,
         guard,
         runtime_dir,
         listen,
@@ -118,7 +119,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     log_start(&node_name, port_range, datapath.hooks.mechanism(), forwarding);
     let (problems, seen_problems) = latest::channel(Vec::new());
     let mut change_log = ChangeLog::new(problems);
-    let local_clients = LocalClients::new(cgroup);
+    let local_clients = LocalClients::new(cgroup, client_scope);
     change_log.log_local_clients(&local_clients.serve(&mut datapath));
     let _sweeper = Sweeper::start(&bpffs, metrics.clone())?;
 

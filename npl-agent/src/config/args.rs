@@ -23,7 +23,7 @@ use crate::{
         view::PortState,
         why::Question,
     },
-    datapath::CgroupSelection,
+    datapath::{CgroupSelection, ClientScope},
     nft_guard::GuardMode,
     process::telemetry::LogFormat,
 };
@@ -250,6 +250,14 @@ pub struct RunArgs {
         value_parser = value::cgroup
     )]
     pub cgroup: CgroupSelection,
+
+    /// Of the processes in --cgroup, let all connect to mappings, or only those in the host's network namespace: the
+    /// Node's own and Pods on the host network. Give "host" beside egress policies or meshes that must see connections
+    /// of Pods to the node address. It requires Linux 5.14 or newer.
+    #[arg(
+        long, env = "NPL_LOCAL_CLIENTS", value_name = "all|host", default_value = "all", value_parser = value::client_scope
+    )]
+    pub local_clients: ClientScope,
 
     /// Maintain an nftables table that exempts replies of mapped Pod ports from masquerading, and sets the mark that
     /// reply routing needs. "auto" maintains it where the Node has source NAT rules or such a mark.

@@ -22,7 +22,7 @@ use crate::{
         model::{Family, settings::Settings},
         sizes::MaxFlows,
     },
-    datapath::CgroupSelection,
+    datapath::{CgroupSelection, ClientScope},
     kube::AnnotationKeys,
     nft_guard::GuardMode,
 };
@@ -59,6 +59,8 @@ pub struct Config {
     pub max_flows: MaxFlows,
     /// The local processes whose sockets can connect to mappings.
     pub cgroup: CgroupSelection,
+    /// The local processes of this cgroup that are served.
+    pub local_clients: ClientScope,
     /// Whether the agent maintains the nftables table.
     pub guard: GuardMode,
     /// The folder of the local socket.
@@ -118,6 +120,7 @@ impl TryFrom<RunArgs> for Config {
             bpffs,
             max_flows,
             cgroup,
+            local_clients,
             nft_guard,
             retire,
             runtime_dir,
@@ -154,6 +157,7 @@ impl TryFrom<RunArgs> for Config {
             bpffs,
             max_flows,
             cgroup,
+            local_clients,
             guard: nft_guard,
             runtime_dir,
             listen,

@@ -2,7 +2,7 @@
 
 use clap::{CommandFactory, Parser};
 
-use super::{CgroupSelection, Config, ConfigError, DeviceSelection};
+use super::{CgroupSelection, ClientScope, Config, ConfigError, DeviceSelection};
 use crate::{
     config::args::{Cli, Command},
     core::{
@@ -80,7 +80,7 @@ fn defaults_are_those_of_antrea_and_of_the_architecture() {
     assert_eq!(config.annotation_keys.mapping, "nodeportlocal.antrea.io");
     assert_eq!(config.service_selector, None);
     assert_eq!(config.resync.as_secs(), 30);
-    assert_eq!(config.cgroup, CgroupSelection::Auto);
+    assert_eq!((config.cgroup, config.local_clients), (CgroupSelection::Auto, ClientScope::All));
     assert_eq!(config.guard, GuardMode::Auto);
     assert_eq!(config.listen.to_string(), "127.0.0.1:9911");
     assert_eq!(config.metrics_listen, None);
@@ -159,6 +159,7 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
         ("--forwarding", "tunnel", "give stack, redirect or offload"),
         ("--bpffs", "sys/fs/bpf", "not an absolute path"),
         ("--cgroup", "sys/fs/cgroup", "give auto, none or an absolute path, for example /sys/fs/cgroup"),
+        ("--local-clients", "pods", "\"pods\" does not name local clients: give all or host"),
         ("--max-flows", "", "give auto or a number from 4096 to 8388608, for example 131072"),
         ("--max-flows", "4095", "\"4095\" is not a number of flows"),
         ("--max-flows", "1e6", "not a number of flows"),

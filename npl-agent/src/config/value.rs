@@ -17,7 +17,7 @@ use crate::{
             settings::{NodeIp, NodeIpSource, NodeIpSourceError},
         },
     },
-    datapath::CgroupSelection,
+    datapath::{CgroupSelection, ClientScope},
     nft_guard::GuardMode,
 };
 
@@ -76,6 +76,9 @@ pub enum ValueError {
     /// Neither a keyword nor an absolute path.
     #[error("{0:?} is not a cgroup: give auto, none or an absolute path, for example /sys/fs/cgroup")]
     Cgroup(String),
+    /// An unknown keyword.
+    #[error("{0:?} does not name local clients: give all or host")]
+    ClientScope(String),
     /// An unknown keyword.
     #[error("{0:?} is not a mode of the nftables guard: give auto, on or off")]
     Guard(String),
@@ -214,6 +217,14 @@ pub(super) fn guard(text: &str) -> Result<GuardMode, ValueError> {
         "on" => Ok(GuardMode::On),
         "off" => Ok(GuardMode::Off),
         _ => Err(ValueError::Guard(text.to_owned())),
+    }
+}
+
+pub(super) fn client_scope(text: &str) -> Result<ClientScope, ValueError> {
+    match text {
+        "all" => Ok(ClientScope::All),
+        "host" => Ok(ClientScope::Host),
+        _ => Err(ValueError::ClientScope(text.to_owned())),
     }
 }
 

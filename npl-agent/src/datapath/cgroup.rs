@@ -26,6 +26,16 @@ pub enum CgroupSelection {
     Directory(PathBuf),
 }
 
+/// The local clients, among the processes of the selected cgroup, that are served: `--local-clients`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ClientScope {
+    /// All processes, in every network namespace.
+    #[default]
+    All,
+    /// Processes in the host's network namespace: the Node's own, and Pods on the host network.
+    Host,
+}
+
 /// The directory of the selected cgroup; `None` if no local clients are selected.
 pub(super) fn locate(selection: &CgroupSelection) -> Result<Option<PathBuf>, DatapathError> {
     match selection {

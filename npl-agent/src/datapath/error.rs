@@ -178,6 +178,12 @@ pub enum DatapathError {
          --cgroup, or give --cgroup none"
     )]
     NoCgroup2,
+    /// `--local-clients host` on a kernel without network namespace cookies.
+    #[error(
+        "--local-clients host requires Linux 5.14 or newer, which tells network namespaces apart: give --cgroup a cgroup of the \
+         Node's own services, for example /sys/fs/cgroup/system.slice, or none"
+    )]
+    NoNetnsCookie,
     /// The directory of `--cgroup` is not in a cgroup v2 hierarchy.
     #[error(
         "{path} is not in a cgroup v2 hierarchy: give --cgroup the folder where one is mounted, or none",

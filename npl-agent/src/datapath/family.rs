@@ -318,14 +318,17 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError> {
         let mut pods = BTreeSet::new();
         self.read_socket_rnat(|key| {
-            pods.insert(L::socket_rnat_pod(key));
+            pods.extend(L::socket_rnat_pod(key));
         })?;
         Ok(pods)
     }
 
     fn remove_socket_rnat(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError> {
         let mut stale = Vec::new();
-        self.read_socket_rnat(|key| stale.extend(pods.contains(&L::socket_rnat_pod(key)).then_some(*key)))?;
+        self.read_socket_rnat(|key| {
+            let is_stale = L::socket_rnat_pod(key).is_some_and(|pod| pods.contains(&pod));
+            stale.extend(is_stale.then_some(*key));
+        })?;
         let mut remove =
             |key| tolerate_missing(self.socket_rnat.remove(key)).map_err(DatapathError::map("write", L::SOCKET_RNAT));
         stale.iter().try_for_each(&mut remove)

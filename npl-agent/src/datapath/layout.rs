@@ -63,8 +63,9 @@ pub(super) trait Layout {
     fn with_state(flow: &Self::Flow, state: FlowState) -> Self::Flow;
     /// The client and the NAT address of a conntrack entry.
     fn client_and_nat(key: &Self::FlowKey, flow: &Self::Flow) -> (SocketAddr, SocketAddr);
-    /// The Pod address and port (host byte order) that a local client is connected to.
-    fn socket_rnat_pod(key: &Self::SocketRnatKey) -> (IpAddr, u16);
+    /// The Pod address and port (host byte order) that a local client is connected to; `None` for the entry that names
+    /// the socket's last Pod.
+    fn socket_rnat_pod(key: &Self::SocketRnatKey) -> Option<(IpAddr, u16)>;
 }
 
 /// Converts a frontend to a key of the maps.
@@ -173,8 +174,8 @@ macro_rules! layout {
                 (client, SocketAddr::new($ip::from(flow.node_addr).into(), flow.state.node_port))
             }
 
-            fn socket_rnat_pod(key: &$socket_rnat_key) -> (IpAddr, u16) {
-                ($ip::from(key.pod_addr).into(), key.pod_port)
+            fn socket_rnat_pod(key: &$socket_rnat_key) -> Option<(IpAddr, u16)> {
+                (key.pod_port != 0).then(|| ($ip::from(key.pod_addr).into(), key.pod_port))
             }
         }
     };

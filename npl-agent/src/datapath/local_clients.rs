@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, links::FdLink};
+use aya::programs::ProgramError;
 use npl_common::{
     config::Config,
     names::{SOCKET_PROGRAMS, SocketProgram},
@@ -22,10 +22,11 @@ use npl_common::{
 
 use super::{
     attach::{Hooks, failed},
-    cgroup::{self, CgroupSelection},
+    cgroup::{self, CgroupSelection, ClientScope},
     error::DatapathError,
     load::Datapath,
     pins::{pin_error, unpin},
+    socket_program::LoadedSocketProgram,
     sys,
 };
 
@@ -54,14 +55,24 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the cgroup does not exist, or the kernel rejects an attachment. Attachments of an earlier agent then remain.
-    pub fn serve_local_clients(&mut self, selection: &CgroupSelection) -> Result<Option<ServedClients>, DatapathError> {
+    /// If the cgroup does not exist, the kernel cannot tell the host's network namespace from others although only the
+    /// host's clients are to be served, or the kernel rejects an attachment. Attachments of an earlier agent then remain.
+    pub fn serve_local_clients(
+        &mut self,
+        selection: &CgroupSelection,
+        scope: ClientScope,
+    ) -> Result<Option<ServedClients>, DatapathError> {
         let Some(path) = cgroup::locate(selection)? else {
             return self.hooks.leave_cgroups(None).map(|()| None);
         };
         let netns_cookie = sys::netns_cookie();
+        let is_restricted = scope == ClientScope::Host;
+        if is_restricted && netns_cookie.is_none() {
+            return Err(DatapathError::NoNetnsCookie);
+        }
         let old = self.tables.config()?;
-        let new = Config { netns_cookie: netns_cookie.unwrap_or_default(), ..old };
+        let new =
+            Config { netns_cookie: netns_cookie.unwrap_or_default(), ..old.with_host_clients_only(is_restricted) };
         if new != old {
             self.tables.set_config(new)?;
         }
@@ -75,7 +86,7 @@ impl Datapath {
 
 /// Updates a link to the program, unless the link already has this program. Returns false if the link is on another
 /// cgroup or cannot be updated.
-fn replace(link: &OwnedFd, program: &CgroupSockAddr, cgroup: u64) -> Result<bool, ProgramError> {
+fn replace(link: &OwnedFd, program: &LoadedSocketProgram, cgroup: u64) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_cgroup(cgroup) {
         return Ok(false);
@@ -117,11 +128,8 @@ impl Hooks {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(pin_error("open", &pin, error)),
         }
-        // The mode has no effect on a BPF link: programs of other software on the same hook always run.
-        let id = program.attach(&cgroup.folder, CgroupAttachMode::Single);
-        let link = id.and_then(|id| program.take_link(id)).map_err(refused)?;
         let interface = cgroup.path.display().to_string();
-        let link = FdLink::try_from(link).map_err(|source| DatapathError::Link {
+        let link = program.attach(&cgroup.folder).map_err(refused)?.map_err(|source| DatapathError::Link {
             operation: "take",
             program: name,
             interface,

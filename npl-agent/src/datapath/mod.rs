@@ -24,6 +24,7 @@ pub mod pins;
 mod predecessor;
 pub mod preflight;
 mod programs;
+mod socket_program;
 mod sys;
 pub mod tables;
 #[cfg(feature = "trace")]
@@ -31,7 +32,7 @@ mod trace;
 mod xdp;
 
 pub use attach::Hooks;
-pub use cgroup::CgroupSelection;
+pub use cgroup::{CgroupSelection, ClientScope};
 pub use error::DatapathError;
 pub use family::SweptFlows;
 pub use load::Datapath;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use aya::{
     maps::{MapData, MapInfo},
-    programs::{CgroupSockAddr, ProgramError, ProgramFd, SchedClassifier, Xdp},
+    programs::{CgroupSock, CgroupSockAddr, CgroupSockAttachType, ProgramError, ProgramFd, SchedClassifier, Xdp},
 };
 use aya_obj::{Object, ProgramSection, generated::bpf_prog_type, programs::XdpAttachType};
 use npl_common::names::{PINNED_MAPS, SOCKET_PROGRAMS};
@@ -143,6 +143,22 @@ impl ProgramKind for CgroupSockAddr {
             return Err(ProgramError::UnexpectedProgramType);
         };
         Self::from_pin(path, attach_type)
+    }
+
+    fn load(&mut self) -> Result<(), ProgramError> {
+        self.load()
+    }
+
+    fn fd(&self) -> Result<&ProgramFd, ProgramError> {
+        self.fd()
+    }
+}
+
+impl ProgramKind for CgroupSock {
+    const TYPE: bpf_prog_type = bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK;
+
+    fn from_pin(path: &Path, _name: &str) -> Result<Self, ProgramError> {
+        Self::from_pin(path, CgroupSockAttachType::SockRelease)
     }
 
     fn load(&mut self) -> Result<(), ProgramError> {

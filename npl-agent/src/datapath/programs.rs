@@ -15,7 +15,7 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader,
     maps::{MapData, MapInfo, ProgramArray},
-    programs::{CgroupSockAddr, Program, ProgramFd, SchedClassifier, Xdp},
+    programs::{Program, ProgramFd, SchedClassifier, Xdp},
 };
 use npl_common::names::{
     GLOBAL_DIRECT_READS, MAP_SLOW_PATH, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, PROG_XDP, PROG_XDP_FRAGS, PROGRAMS,
@@ -27,7 +27,9 @@ use super::{
     error::DatapathError,
     object::{self, ProgramKind, digest, embedded_object},
     pins::{Pins, pin_error, unpin},
-    preflight, sys,
+    preflight,
+    socket_program::LoadedSocketProgram,
+    sys,
     tables::open,
 };
 use crate::{core::sizes::TableSizes, process::memory};
@@ -63,7 +65,7 @@ pub(super) struct Programs {
     /// The ids of the maps that a reused program may use.
     known_maps: BTreeSet<u32>,
     classifiers: BTreeMap<&'static str, SchedClassifier>,
-    sockets: BTreeMap<&'static str, CgroupSockAddr>,
+    sockets: BTreeMap<&'static str, LoadedSocketProgram>,
     xdp: Option<Xdp>,
     /// The parsed object: present from the first load until [`Self::release_unused`].
     object: Option<Ebpf>,
@@ -158,10 +160,13 @@ impl Programs {
     }
 
     /// Loads a socket program, which is attached to a cgroup.
-    pub(super) fn load_socket_program(&mut self, which: &SocketProgram) -> Result<&mut CgroupSockAddr, DatapathError> {
+    pub(super) fn load_socket_program(
+        &mut self,
+        which: &SocketProgram,
+    ) -> Result<&mut LoadedSocketProgram, DatapathError> {
         let name = which.name;
         if !self.sockets.contains_key(name) {
-            let program = self.adopt_or_load(name)?;
+            let program = LoadedSocketProgram::open(self, which)?;
             self.sockets.insert(name, program);
         }
         self.sockets.get_mut(name).ok_or(DatapathError::Missing(name))
@@ -240,7 +245,8 @@ impl Programs {
         remove_folder(&self.pins.programs_of(&self.build))
     }
 
-    fn adopt_or_load<K: ProgramKind>(&mut self, name: &'static str) -> Result<K, DatapathError>
+    /// Reuses the pinned program of a name, or loads it.
+    pub(super) fn adopt_or_load<K: ProgramKind>(&mut self, name: &'static str) -> Result<K, DatapathError>
     where
         for<'a> &'a mut K: TryFrom<&'a mut Program>,
     {

@@ -2,7 +2,7 @@
 //! Serves clients on the Node itself and in its Pods: attaches the socket programs to their cgroup.
 
 use crate::{
-    datapath::{CgroupSelection, Datapath, ServedClients},
+    datapath::{CgroupSelection, ClientScope, Datapath, ServedClients},
     process::error_chain::ErrorChain,
 };
 
@@ -10,12 +10,13 @@ use crate::{
 #[derive(Debug)]
 pub struct LocalClients {
     selection: CgroupSelection,
+    scope: ClientScope,
 }
 
 impl LocalClients {
     /// Creates the selection; attaches no program yet.
-    pub const fn new(selection: CgroupSelection) -> Self {
-        Self { selection }
+    pub const fn new(selection: CgroupSelection, scope: ClientScope) -> Self {
+        Self { selection, scope }
     }
 
     /// Attaches missing socket programs. A failure affects only local clients.
@@ -24,6 +25,6 @@ impl LocalClients {
     ///
     /// The failure and its causes on one line.
     pub fn serve(&self, datapath: &mut Datapath) -> Result<Option<ServedClients>, String> {
-        datapath.serve_local_clients(&self.selection).map_err(|error| ErrorChain(&error).to_string())
+        datapath.serve_local_clients(&self.selection, self.scope).map_err(|error| ErrorChain(&error).to_string())
     }
 }

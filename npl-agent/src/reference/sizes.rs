@@ -17,7 +17,7 @@ pub(super) fn body() -> String {
         "`--max-flows` (`config.maxFlows` in the chart) is the number of established flows of each IP family that a Node has room \
          for. With `auto`, it follows the memory of the machine; where the maps of so many CPUs would not fit into the \
          container's default memory limit, it is smaller. Socket reverse NAT for local clients has room for an eighth as many \
-         sockets, at least 16 384.\n\n\
+         entries, at least 16 384; an open socket has two.\n\n\
          The kernel keeps 128 elements of each LRU map aside for each possible CPU, where other CPUs cannot use them. \
          `max_entries` of these maps is larger by that number, so that the stated number of flows is always available. \
          Possible CPUs are those in `/sys/devices/system/cpu/possible`, which hypervisors make larger than the number of CPUs \

@@ -9,6 +9,9 @@ use crate::base::{context::Access, error::Unparsed};
 pub trait Addressing: Sized {
     type Addr: Copy + PartialEq;
 
+    /// The address with all bits zero.
+    const UNSPECIFIED: Self::Addr;
+
     /// Contribution of an address to an Internet checksum. The sum of two addresses and two words fits in 32 bits.
     fn sum(addr: Self::Addr) -> u32;
     /// Change of the sum when `new` replaces `old`.

@@ -80,6 +80,8 @@ const LENGTH: usize = size_of::<Header>();
 impl Addressing for V4 {
     type Addr = u32;
 
+    const UNSPECIFIED: u32 = 0;
+
     #[inline(always)]
     fn sum(addr: u32) -> u32 {
         csum::sum32(addr)

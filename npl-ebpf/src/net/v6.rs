@@ -66,6 +66,8 @@ const LENGTH: usize = size_of::<Header>();
 impl Addressing for V6 {
     type Addr = Addr;
 
+    const UNSPECIFIED: Addr = [0; 4];
+
     #[inline(always)]
     fn sum(addr: Addr) -> u32 {
         csum::sum32(addr[0]) + csum::sum32(addr[1]) + csum::sum32(addr[2]) + csum::sum32(addr[3])

@@ -4,12 +4,15 @@
 //! address that it used.
 
 use aya_ebpf::{
-    EbpfContext as _,
+    EbpfContext,
     bindings::bpf_sock_addr,
     helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie},
-    programs::SockAddrContext,
+    programs::{SockAddrContext, SockContext},
 };
-use npl_common::{config::Config, mapping::Frontend};
+use npl_common::{
+    config::{Config, FLAG_HOST_CLIENTS},
+    mapping::Frontend,
+};
 
 use crate::{
     base::{maps::CONFIG, stats},
@@ -51,6 +54,9 @@ pub enum Call {
 /// `TCP_ESTABLISHED`, which is also the state of a connected datagram socket.
 const CONNECTED: u32 = 1;
 
+/// `AF_INET6`.
+const AF_INET6: u32 = 10;
+
 /// The first three words of an IPv4-mapped address.
 const MAPPED_PREFIX: [u32; 3] = [0, 0, 0xffff_u32.to_be()];
 
@@ -69,6 +75,7 @@ pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     }
     if known.is_none_or(|known| known.addr != nat.addr || known.port != nat.port) {
         A::Family::insert_socket_rnat(&flow, &nat);
+        A::Family::insert_socket_rnat(&last_pod(flow.socket), &flow.pod);
     }
     A::set_addr(call, backend.addr);
     set_port(call, backend.port);
@@ -82,6 +89,35 @@ pub fn request6(ctx: &SockAddrContext, kind: Call) {
     } else {
         request::<Inet6>(ctx, kind);
     }
+}
+
+/// Frees the entries of a socket that is closed.
+#[inline(always)]
+pub fn release(ctx: &SockContext) {
+    let socket = socket(ctx);
+    release_entries::<V4>(socket);
+    // SAFETY: a field of the kernel's context that the program may read.
+    if unsafe { (&raw const (*ctx.sock).family).read_volatile() } == AF_INET6 {
+        release_entries::<V6>(socket);
+    }
+}
+
+/// Frees the entries of a socket in one family's map. An IPv6 socket has entries in the IPv4 map if it sends to
+/// IPv4-mapped addresses.
+#[inline(always)]
+fn release_entries<F: Family>(socket: u64) {
+    let last = last_pod::<F>(socket);
+    // A removal takes a lock even without an entry, and most sockets have none.
+    if let Some(pod) = F::socket_rnat(&last) {
+        F::remove_socket_rnat(&SocketFlow { socket, pod });
+        F::remove_socket_rnat(&last);
+    }
+}
+
+/// The key of the entry that names the Pod to which a socket connected or sent last.
+#[inline(always)]
+fn last_pod<F: Family>(socket: u64) -> SocketFlow<F> {
+    SocketFlow { socket, pod: SocketAddr { addr: F::UNSPECIFIED, port: 0 } }
 }
 
 /// Shows a client the address that it connected to in place of the Pod's: `recvmsg` and `getpeername`.
@@ -108,7 +144,8 @@ pub fn reply6(ctx: &SockAddrContext) {
 #[inline(always)]
 fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) -> Option<Backend<F>> {
     let config = CONFIG.get(0)?;
-    if !config.contains(nat.port) {
+    let serves_host_only = config.flags & FLAG_HOST_CLIENTS != 0;
+    if !config.contains(nat.port) || (serves_host_only && !is_in_node_namespace(ctx, config)) {
         return None;
     }
     let is_of_node = if F::is_loopback(nat.addr) {
@@ -159,7 +196,7 @@ fn is_in_node_namespace(ctx: &SockAddrContext, config: &Config) -> bool {
 
 /// The kernel's cookie of the socket.
 #[inline(always)]
-fn socket(ctx: &SockAddrContext) -> u64 {
+fn socket(ctx: &impl EbpfContext) -> u64 {
     // SAFETY: the kernel's own context.
     unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use npl_agent::core::model::Protocol as MappingProtocol;
 use npl_agent::datapath::cleanup::remove_everything;
 use npl_agent::datapath::inspect::Inspection;
-use npl_agent::datapath::{CgroupSelection, Datapath, Pins};
+use npl_agent::datapath::{CgroupSelection, ClientScope, Datapath, Pins};
 use npl_common::names::{LINK_DIR, PROGRAM_DIR, SOCKET_PROGRAMS};
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
@@ -88,7 +88,7 @@ fn programs_move_to_another_cgroup() {
     let other = scene.world.run.client_cgroup("others").unwrap();
     let selection = CgroupSelection::Directory(other.path().to_owned());
     let mut next = scene.world.open();
-    let served = scene.world.node().run(|| next.serve_local_clients(&selection)).unwrap().unwrap();
+    let served = scene.world.node().run(|| next.serve_local_clients(&selection, ClientScope::All)).unwrap().unwrap();
     assert_eq!(served.unwrap().cgroup, other.path());
     wait_until_refused(&scene);
     assert_eq!(links(&scene).len(), SOCKET_PROGRAMS.len());
@@ -104,10 +104,10 @@ fn recreated_cgroup_is_served_again() {
     let selection = CgroupSelection::Directory(old.path().to_owned());
     let mut datapath = scene.world.datapath.take().unwrap();
     let node = scene.world.node();
-    node.run(|| datapath.serve_local_clients(&selection)).unwrap().unwrap();
+    node.run(|| datapath.serve_local_clients(&selection, ClientScope::All)).unwrap().unwrap();
     drop(old);
     let new = scene.world.run.client_cgroup(name).unwrap();
-    node.run(|| datapath.serve_local_clients(&selection)).unwrap().unwrap();
+    node.run(|| datapath.serve_local_clients(&selection, ClientScope::All)).unwrap().unwrap();
     let ask = || npl_testkit::traffic::request(node, Protocol::Udp, scene.world.frontend(), "you?");
     assert_eq!(new.run(ask).unwrap().unwrap().pod, "web-0");
 }
@@ -115,7 +115,7 @@ fn recreated_cgroup_is_served_again() {
 #[test]
 fn no_local_client_is_served_when_no_cgroup_is_selected() {
     let mut scene = Scene::fresh(1);
-    let served = scene.world.datapath().serve_local_clients(&CgroupSelection::None).unwrap();
+    let served = scene.world.datapath().serve_local_clients(&CgroupSelection::None, ClientScope::All).unwrap();
     assert_eq!(served, None);
     assert!(links(&scene).is_empty(), "{:?}", links(&scene));
     wait_until_refused(&scene);
@@ -125,7 +125,7 @@ fn no_local_client_is_served_when_no_cgroup_is_selected() {
 fn directory_outside_of_a_cgroup_hierarchy_is_refused() {
     let mut scene = Scene::unserved(1);
     let selection = CgroupSelection::Directory(Path::new("/proc/self").to_owned());
-    let error = scene.world.datapath().serve_local_clients(&selection).unwrap_err().to_string();
+    let error = scene.world.datapath().serve_local_clients(&selection, ClientScope::All).unwrap_err().to_string();
     assert!(error.starts_with("/proc/self is not in a cgroup v2 hierarchy: ") && error.contains("--cgroup"), "{error}");
     scene.world.assert_answers();
 }
@@ -147,7 +147,12 @@ fn another_instance_on_the_same_cgroup_keeps_serving() {
     let server = |port| (scene.world.node_ip(), port).into();
     scene.assert_answers(scene.world.node(), server(62_000), "web-1");
     scene.assert_answers(scene.world.node(), server(NODE_PORT), "web-0");
-    scene.world.node().run(|| other_instance.serve_local_clients(&CgroupSelection::None)).unwrap().unwrap();
+    scene
+        .world
+        .node()
+        .run(|| other_instance.serve_local_clients(&CgroupSelection::None, ClientScope::All))
+        .unwrap()
+        .unwrap();
     scene.assert_answers(scene.world.node(), server(NODE_PORT), "web-0");
 }
 

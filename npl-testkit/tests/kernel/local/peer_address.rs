@@ -5,6 +5,8 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use npl_agent::core::model::{Family, Protocol};
+use npl_agent::datapath::Pins;
+use npl_agent::datapath::tables::Tables;
 use npl_common::stats::MappingStats;
 use npl_testkit::echo::Answer;
 use npl_testkit::{poll, traffic};
@@ -196,4 +198,35 @@ fn each_local_connection_counts_as_one_new_flow() {
 
 fn totals(world: &mut World) -> MappingStats {
     world.datapath().tables.totals(Family::V4).unwrap()
+}
+
+/// Also of a socket whose connection was refused, and which the kernel therefore disconnects.
+#[test]
+fn entries_of_a_closed_socket_are_freed() {
+    const NO_SERVER: u16 = NODE_PORT + 9;
+    let mut scene = Scene::fresh(1);
+    let tables = Tables::open(&Pins::new(scene.world.bpffs.path())).unwrap();
+    let entries = || Family::ALL.map(|family| tables.socket_rnat_fill(family).unwrap().0);
+    for pod_ip in scene.world.pod().ips() {
+        let (frontend, backend) = mapping(Protocol::Tcp, NO_SERVER, (pod_ip, POD_PORT + 9).into(), 1);
+        scene.world.datapath().upsert_mapping(frontend, backend).unwrap();
+    }
+    for from in [scene.world.node(), &scene.world.pod().netns] {
+        for server in scene.server_addresses() {
+            assert_eq!(entries(), [0, 0]);
+            let tcp = scene.cgroup.run(|| traffic::tcp_connect(from, server).unwrap()).unwrap();
+            assert_eq!(tcp.peer_addr().unwrap(), server);
+            let connected = scene.cgroup.run(|| traffic::udp_socket(from, server, true).unwrap()).unwrap();
+            let unconnected = scene.socket(from, server);
+            assert_eq!(ask(&unconnected, server).1, server);
+            assert_eq!(entries().iter().sum::<usize>(), 6, "two for each socket");
+            let mut refused = server;
+            refused.set_port(NO_SERVER);
+            scene.cgroup.run(|| traffic::tcp_connect(from, refused).unwrap_err()).unwrap();
+            drop((tcp, connected, unconnected));
+            // A child process that another test forks keeps the sockets open until it executes its program.
+            let are_freed = || (entries() == [0, 0]).then_some(());
+            poll::until("the release of the sockets", LIMIT, are_freed).unwrap();
+        }
+    }
 }

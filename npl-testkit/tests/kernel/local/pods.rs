@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests clients in Pods of the Node.
 
+use npl_agent::datapath::ClientScope;
 use npl_testkit::echo::EchoServer;
 
-use super::scene::{PROTOCOLS, Scene, loopback_frontends, mapped};
+use super::scene::{PROTOCOLS, Scene, has_loopback, loopback_frontends, mapped};
 use crate::world::NODE_PORT;
 
 #[test]
@@ -42,5 +43,27 @@ fn loopback_of_a_pod_is_not_translated() {
     for server in loopback_frontends() {
         scene.assert_answers(client, server, "sidecar");
         scene.assert_answers(client, mapped(server), "sidecar");
+    }
+}
+
+/// Egress policies and meshes must see connections of Pods to the node address, and not to the Pod behind it.
+#[test]
+fn pods_are_not_served_if_only_the_host_is() {
+    let mut scene = Scene::new(2);
+    let mut datapath = scene.world.datapath.take().unwrap();
+    let restricted = scene.serve_scope(&mut datapath, ClientScope::Host);
+    if !has_loopback() {
+        let error = restricted.unwrap_err().to_string();
+        assert!(error.contains("requires Linux 5.14"), "{error}");
+        return;
+    }
+    let client = &scene.world.pods[1].0.netns;
+    for server in scene.server_addresses() {
+        scene.assert_answers(scene.world.node(), server, "web-0");
+        scene.assert_refused(client, server);
+    }
+    scene.serve(&mut datapath);
+    for server in scene.server_addresses() {
+        scene.assert_answers(client, server, "web-0");
     }
 }

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use aya::util::KernelVersion;
-use npl_agent::datapath::{CgroupSelection, Datapath, ServedClients};
+use npl_agent::datapath::{CgroupSelection, ClientScope, Datapath, DatapathError, ServedClients};
 use npl_testkit::client_cgroup::ClientCgroup;
 use npl_testkit::echo::{Answer, Protocol};
 use npl_testkit::netns::Netns;
@@ -53,9 +53,18 @@ impl Scene {
 
     /// Attaches the cgroup programs as a starting agent does.
     pub(super) fn serve(&self, datapath: &mut Datapath) -> ServedClients {
+        self.serve_scope(datapath, ClientScope::All).unwrap().unwrap()
+    }
+
+    /// As [`Self::serve`], for the clients of a scope.
+    pub(super) fn serve_scope(
+        &self,
+        datapath: &mut Datapath,
+        scope: ClientScope,
+    ) -> Result<Option<ServedClients>, DatapathError> {
         let selection = CgroupSelection::Directory(self.cgroup.path().to_owned());
-        let serve = || datapath.serve_local_clients(&selection);
-        self.world.node().run(serve).unwrap().unwrap().unwrap()
+        let serve = || datapath.serve_local_clients(&selection, scope);
+        self.world.node().run(serve).unwrap()
     }
 
     /// Sends one request from a client in the cgroup.
