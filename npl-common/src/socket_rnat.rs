@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Socket reverse NAT: the address that a local client connected to, for `getpeername` and `recvmsg`. If an entry is
 //! lost, the client sees the Pod's address; its connection continues.
+//!
+//! A sender with a node address and a port of the range has an entry whose key and value name the same address: the
+//! socket received a datagram from a client that the Node masquerades, and its answer must not be translated.
 
 /// Entries per family; 16 Ki of them take less than 2 MiB.
 pub const MAX_SOCKET_RNAT: u32 = 16_384;

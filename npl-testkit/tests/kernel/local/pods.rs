@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests clients in Pods of the Node.
 
-use npl_testkit::echo::EchoServer;
+use std::net::UdpSocket;
+
+use npl_testkit::echo::{Answer, EchoServer};
+use npl_testkit::traffic::REQUEST_LIMIT;
 
 use super::scene::{PROTOCOLS, Scene, loopback_frontends, mapped};
 use crate::world::NODE_PORT;
@@ -42,5 +45,31 @@ fn loopback_of_a_pod_is_not_translated() {
     for server in loopback_frontends() {
         scene.assert_answers(client, server, "sidecar");
         scene.assert_answers(client, mapped(server), "sidecar");
+    }
+}
+
+/// The Node masquerades the clients of a Service's node port, by `--random-fully` behind any port. The Pod's answer to
+/// such a port goes to the client, not to the Pod whose mapping has the same node port.
+#[test]
+fn answer_to_a_masqueraded_client_behind_a_node_port_reaches_the_client() {
+    const SERVICE: u16 = 5353;
+    let scene = Scene::new(2);
+    let server = &scene.world.pods[1].0;
+    let serve = || EchoServer::start_in(&server.netns, "server", &[SERVICE]).unwrap();
+    let _server = scene.cgroup.run(serve).unwrap();
+    for (nat, server_ip) in scene.world.frontends().into_iter().zip(server.ips()) {
+        // The address and port that the Node's masquerading gives to the client.
+        let client = scene.world.node().run(|| UdpSocket::bind(nat)).unwrap().unwrap();
+        client.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
+        for _ in 0..2 {
+            client.send_to(b"who are you?", (server_ip, SERVICE)).unwrap();
+            let mut buffer = [0; 512];
+            let (length, sender) = client.recv_from(&mut buffer).unwrap();
+            let answer: Answer = serde_json::from_slice(&buffer[..length]).unwrap();
+            assert_eq!((answer.pod.as_str(), answer.client, sender.ip()), ("server", nat, server_ip));
+        }
+        drop(client);
+        // The mapping still serves clients of the Pod.
+        scene.assert_answers(&server.netns, nat, "web-0");
     }
 }
