@@ -36,10 +36,20 @@ pub const ENVOY: LoadBalancer = LoadBalancer {
 pub const HAPROXY: LoadBalancer =
     LoadBalancer { name: "haproxy", arguments: &["-db", "-f", "haproxy.cfg"], files: &["haproxy.cfg"] };
 
-/// nginx, by DNS. A worker process would survive a killed master process, so that there is only one process.
+/// nginx, by DNS. There is only one process, because worker processes would survive a killed master process. `user`:
+/// a user namespace with one user has no other.
 pub const NGINX: LoadBalancer = LoadBalancer {
     name: "nginx",
-    arguments: &["-p", ".", "-c", "nginx.conf", "-e", "stderr", "-g", "daemon off; master_process off; pid nginx.pid;"],
+    arguments: &[
+        "-p",
+        ".",
+        "-c",
+        "nginx.conf",
+        "-e",
+        "stderr",
+        "-g",
+        "daemon off; master_process off; pid nginx.pid; user root;",
+    ],
     files: &["nginx.conf"],
 };
 
