@@ -84,13 +84,10 @@ impl LoadBalancer {
     ///
     /// # Errors
     ///
-    /// If the page does not contain the configuration or one of the replaced texts, or a file cannot be written.
+    /// If the page does not contain the configuration, or a file cannot be written.
     pub fn configure(&self, command: &mut Command, folder: &Path, replacements: &[(&str, &str)]) -> Result<()> {
-        let page = tools::repository_file(PAGE);
-        let page = fs::read_to_string(&page).with_context(|| format!("read {}", page.display()))?;
         for file in self.files {
-            let text = block(&page, file).with_context(|| format!("{PAGE} has no code block {file}"))?;
-            let text = replacements.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
+            let text = replacements.iter().fold(example(file)?, |text, (from, to)| text.replace(from, to));
             fs::write(folder.join(file), text).with_context(|| format!("write {file} into {}", folder.display()))?;
         }
         command.args(self.arguments).current_dir(folder).env("HOME", folder);
@@ -104,6 +101,17 @@ fn programs() -> Result<PathBuf> {
     folder.with_context(|| format!("set {PROGRAMS_VARIABLE}, as `cargo xtask test` does"))
 }
 
+/// The page's example of a configuration file.
+///
+/// # Errors
+///
+/// If the page cannot be read or has no such example.
+pub fn example(file: &str) -> Result<String> {
+    let page = tools::repository_file(PAGE);
+    let page = fs::read_to_string(&page).with_context(|| format!("read {}", page.display()))?;
+    block(&page, file).map(str::to_owned).with_context(|| format!("{PAGE} has no code block {file}"))
+}
+
 /// The page's code block with this name after its language.
 fn block<'a>(page: &'a str, name: &str) -> Option<&'a str> {
     let marker = format!(" {name}\n");
@@ -115,10 +123,7 @@ fn block<'a>(page: &'a str, name: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
-    use super::{ALL, PAGE, block};
-    use crate::tools;
+    use super::{ALL, block, example};
 
     #[test]
     fn a_block_is_found_by_the_name_after_its_language() {
@@ -129,9 +134,8 @@ mod tests {
 
     #[test]
     fn the_page_configures_every_load_balancer() {
-        let page = fs::read_to_string(tools::repository_file(PAGE)).unwrap();
         for file in ALL.iter().flat_map(|it| it.files) {
-            assert!(block(&page, file).is_some_and(|text| !text.is_empty()), "{file}");
+            assert!(!example(file).unwrap().is_empty(), "{file}");
         }
     }
 }

@@ -16,6 +16,7 @@
 
 mod api_server;
 mod backends;
+mod grpc;
 mod load;
 mod memory;
 mod network;

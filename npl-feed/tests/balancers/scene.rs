@@ -38,10 +38,10 @@ use crate::{
 };
 
 /// The timeout of each wait.
-const LIMIT: Duration = Duration::from_mins(3);
+pub(crate) const LIMIT: Duration = Duration::from_mins(3);
 /// The number of successive requests without a request to a Pod, after which the load balancer counts as not using the
 /// Pod.
-const QUIET: usize = 150;
+pub(crate) const QUIET: usize = 150;
 /// The port on which each load balancer listens in docs/load-balancers.md.
 const BALANCER: &str = "127.0.0.1:8000";
 
@@ -62,14 +62,14 @@ pub(crate) struct Scene {
 }
 
 /// A feed whose cluster objects come from the test.
-struct Feed {
+pub(crate) struct Feed {
     runtime: Runtime,
     changes: mpsc::Sender<Change>,
 }
 
 impl Feed {
     /// Starts a replica that is reached at the address of a Node.
-    fn start(node_ip: &str, pods: Vec<Pod>) -> Self {
+    pub(crate) fn start(node_ip: &str, pods: Vec<Pod>) -> Self {
         let at = |port: u16| format!("{node_ip}:{port}");
         let arguments = ["npl-feed", "--xds", &at(30180), "--http", &at(30181), "--dns", &at(30153), "--drain", "3s"];
         let config = Config::try_parse_from(arguments).unwrap();
@@ -91,7 +91,7 @@ impl Feed {
         feed
     }
 
-    fn send(&self, change: Change) {
+    pub(crate) fn send(&self, change: Change) {
         self.runtime.block_on(self.changes.send(change)).unwrap();
     }
 }
@@ -284,7 +284,7 @@ impl Scene {
     }
 }
 
-fn last_lines(log: &str) -> String {
+pub(crate) fn last_lines(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(30)..].join("\n")
 }
@@ -308,12 +308,12 @@ pub(crate) fn new_folder(purpose: &str) -> PathBuf {
 }
 
 /// The address of a Pod's node port.
-fn address(number: u16) -> SocketAddr {
+pub(crate) fn address(number: u16) -> SocketAddr {
     let node = NODES[usize::from(number) % NODES.len()];
     SocketAddr::new(node.parse().unwrap(), 61_000 + number)
 }
 
-fn pod(name: &str, app: &str, number: u16) -> Pod {
+pub(crate) fn pod(name: &str, app: &str, number: u16) -> Pod {
     let at = address(number);
     let annotation =
         format!(r#"[{{"podPort":8080,"nodeIP":"{}","nodePort":{},"protocol":"tcp"}}]"#, at.ip(), at.port());

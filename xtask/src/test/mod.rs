@@ -245,6 +245,9 @@ impl Suite<'_> {
             if binary.name == test_binary::BALANCERS || binary.kind == Kind::RealCluster {
                 command.env("NPL_BALANCERS_DIR", setup::balancers()?);
             }
+            if binary.name == test_binary::BALANCERS {
+                command.env("NPL_GRPC_DIR", setup::grpc()?);
+            }
             Ok(run_tests(command, deadline, counts)? && (may_be_empty || counts.passed > 0))
         });
     }
