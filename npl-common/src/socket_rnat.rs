@@ -5,6 +5,10 @@
 //! Each socket has one more entry, whose key has an unspecified Pod address and port 0, and whose value is the socket's
 //! last Pod. The kernel program that runs when a socket is closed reads this entry and frees both. A datagram socket that
 //! has sent to several Pods leaves the entries of the earlier ones, until newer entries evict them.
+//!
+//! A sender with a node address and a port of the range has an entry whose key and value name the same address: the
+//! socket received a datagram from a client that the Node masquerades, and its answer must not be translated. A socket that has sent through a mapping
+//! records no such sender, so that a forged datagram does not end its translation.
 
 /// Entries per family, two for each open socket, unless `--max-flows` makes them more; 16 Ki of them take less than
 /// 2 MiB.

@@ -45,7 +45,7 @@ use crate::{
         reply::Replies,
         request::Requests,
         slow_path,
-        socket::{self, Call, Inet},
+        socket::{self, Call, Inet, ReplyCall},
         xdp,
     },
 };
@@ -203,28 +203,28 @@ pub fn npl_sendmsg6(ctx: SockAddrContext) -> i32 {
 /// Socket reverse NAT: the sender's address that `recvmsg` returns.
 #[cgroup_sock_addr(recvmsg4)]
 pub fn npl_recvmsg4(ctx: SockAddrContext) -> i32 {
-    socket::reply::<Inet>(&ctx);
+    socket::reply::<Inet>(&ctx, ReplyCall::Receive);
     ALLOW
 }
 
 /// As [`npl_recvmsg4`], for IPv6 sockets.
 #[cgroup_sock_addr(recvmsg6)]
 pub fn npl_recvmsg6(ctx: SockAddrContext) -> i32 {
-    socket::reply6(&ctx);
+    socket::reply6(&ctx, ReplyCall::Receive);
     ALLOW
 }
 
 /// Socket reverse NAT: the peer's address that `getpeername` returns.
 #[cgroup_sock_addr(getpeername4)]
 pub fn npl_getpeer4(ctx: SockAddrContext) -> i32 {
-    socket::reply::<Inet>(&ctx);
+    socket::reply::<Inet>(&ctx, ReplyCall::PeerName);
     ALLOW
 }
 
 /// As [`npl_getpeer4`], for IPv6 sockets.
 #[cgroup_sock_addr(getpeername6)]
 pub fn npl_getpeer6(ctx: SockAddrContext) -> i32 {
-    socket::reply6(&ctx);
+    socket::reply6(&ctx, ReplyCall::PeerName);
     ALLOW
 }
 

@@ -34,6 +34,7 @@ pub mod http;
 pub mod interrupt;
 pub mod kernel;
 pub mod live_frames;
+pub mod load_balancers;
 pub mod maps;
 pub mod meter;
 pub mod mounts;

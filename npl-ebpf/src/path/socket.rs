@@ -51,6 +51,13 @@ pub enum Call {
     Send,
 }
 
+/// The kind of the system call that returns the address of a peer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum ReplyCall {
+    Receive,
+    PeerName,
+}
+
 /// `TCP_ESTABLISHED`, which is also the state of a connected datagram socket.
 const CONNECTED: u32 = 1;
 
@@ -66,6 +73,9 @@ pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     let call = ctx.sock_addr;
     let nat = SocketAddr::<A::Family> { addr: A::Family::unspecified_as_loopback(A::addr(call)), port: port(call) };
     let Some(protocol) = protocol(call) else { return };
+    if kind == Call::Send && has_received_from(ctx, &nat) {
+        return;
+    }
     let Some(backend) = backend(ctx, &nat, protocol) else { return remove_if_direct(ctx, kind, nat) };
     let pod = SocketAddr { addr: backend.addr, port: backend.port };
     let flow = SocketFlow::<A::Family> { socket: socket(ctx), pod };
@@ -120,24 +130,48 @@ fn last_pod<F: Family>(socket: u64) -> SocketFlow<F> {
     SocketFlow { socket, pod: SocketAddr { addr: F::UNSPECIFIED, port: 0 } }
 }
 
-/// Shows a client the address that it connected to in place of the Pod's: `recvmsg` and `getpeername`.
+/// Shows a client the address that it connected to in place of the Pod's, and records senders that have a node address
+/// and a node port, unless the socket has sent through a mapping.
 #[inline(always)]
-pub fn reply<A: AddressField>(ctx: &SockAddrContext) {
+pub fn reply<A: AddressField>(ctx: &SockAddrContext, kind: ReplyCall) {
     let call = ctx.sock_addr;
-    let pod = SocketAddr { addr: A::addr(call), port: port(call) };
-    let Some(nat) = A::Family::socket_rnat(&SocketFlow { socket: socket(ctx), pod }) else { return };
-    A::set_addr(call, nat.addr);
-    set_port(call, nat.port);
+    let flow = SocketFlow { socket: socket(ctx), pod: SocketAddr { addr: A::addr(call), port: port(call) } };
+    if let Some(nat) = A::Family::socket_rnat(&flow) {
+        A::set_addr(call, nat.addr);
+        set_port(call, nat.port);
+    } else if kind == ReplyCall::Receive
+        && is_nat_address(&flow.pod)
+        && A::Family::socket_rnat(&last_pod(flow.socket)).is_none()
+    {
+        A::Family::insert_socket_rnat(&flow, &flow.pod);
+    }
 }
 
 /// As [`reply`], for a call with an IPv6 or IPv4-mapped address.
 #[inline(always)]
-pub fn reply6(ctx: &SockAddrContext) {
+pub fn reply6(ctx: &SockAddrContext, kind: ReplyCall) {
     if is_mapped(ctx.sock_addr) {
-        reply::<Ipv4Mapped>(ctx);
+        reply::<Ipv4Mapped>(ctx, kind);
     } else {
-        reply::<Inet6>(ctx);
+        reply::<Inet6>(ctx, kind);
     }
+}
+
+/// Whether this is a node address with a port of the range.
+#[inline(always)]
+fn is_nat_address<F: Family>(address: &SocketAddr<F>) -> bool {
+    CONFIG
+        .get(0)
+        .is_some_and(|config| config.contains(address.port) && F::node_address_index(config, address.addr).is_some())
+}
+
+/// Whether the socket has received a datagram from this node address and port of the range. The sender is then a
+/// client that the Node masquerades, such as a client of a Service's node port, and the socket is answering: the
+/// datagram belongs to this client, not to the Pod whose mapping has the same node port.
+#[inline(always)]
+fn has_received_from<F: Family>(ctx: &SockAddrContext, sender: &SocketAddr<F>) -> bool {
+    let flow = || SocketFlow { socket: socket(ctx), pod: SocketAddr { addr: sender.addr, port: sender.port } };
+    is_nat_address(sender) && F::socket_rnat(&flow()).is_some()
 }
 
 /// The Pod behind the mapping of this node address and port, if the mapping's allow-list admits the client.

@@ -16,18 +16,20 @@
 
 mod api_server;
 mod backends;
+mod grpc;
 mod load;
 mod memory;
 mod network;
 mod scene;
 mod tls;
 
-use scene::{Balancer, Scene};
+use npl_testkit::load_balancers::{CADDY, ENVOY, HAPROXY, LoadBalancer, NGINX, TRAEFIK};
+use scene::Scene;
 
 /// Runs one load balancer through all events in the life of a Service.
-fn serve_all_requests(test: &str, balancer: &Balancer) {
+fn serve_all_requests(test: &str, balancer: &LoadBalancer, replicas: usize) {
     network::inside(test, || {
-        let mut scene = Scene::start(balancer);
+        let mut scene = Scene::start(balancer, replicas);
         scene.scale_up();
         scene.roll();
         scene.lose_a_pod();
@@ -39,52 +41,26 @@ fn serve_all_requests(test: &str, balancer: &Balancer) {
 
 #[test]
 fn envoy_serves_all_requests() {
-    let balancer = Balancer {
-        program: "envoy",
-        arguments: &["--disable-hot-restart", "--concurrency", "1", "--log-level", "warn", "-c", "envoy.yaml"],
-        files: &["envoy.yaml"],
-        replicas: 1,
-    };
-    serve_all_requests("envoy_serves_all_requests", &balancer);
+    serve_all_requests("envoy_serves_all_requests", &ENVOY, 1);
 }
 
 #[test]
 fn haproxy_serves_all_requests() {
-    let balancer =
-        Balancer { program: "haproxy", arguments: &["-db", "-f", "haproxy.cfg"], files: &["haproxy.cfg"], replicas: 1 };
-    serve_all_requests("haproxy_serves_all_requests", &balancer);
+    serve_all_requests("haproxy_serves_all_requests", &HAPROXY, 1);
 }
 
 #[test]
 fn nginx_serves_all_requests() {
-    let balancer = Balancer {
-        program: "nginx",
-        arguments: &["-p", ".", "-c", "nginx.conf", "-e", "stderr", "-g", "daemon off; pid nginx.pid; user root;"],
-        files: &["nginx.conf"],
-        replicas: 1,
-    };
-    serve_all_requests("nginx_serves_all_requests", &balancer);
+    serve_all_requests("nginx_serves_all_requests", &NGINX, 1);
 }
 
+/// Caddy looks up the address of a member for each new connection to the Pod, and needs a running replica.
 #[test]
 fn caddy_serves_all_requests() {
-    let balancer = Balancer {
-        program: "caddy",
-        arguments: &["run", "--adapter", "caddyfile", "--config", "Caddyfile"],
-        files: &["Caddyfile"],
-        // Caddy looks up the address of a member for each new connection to the Pod, and needs a running replica.
-        replicas: 2,
-    };
-    serve_all_requests("caddy_serves_all_requests", &balancer);
+    serve_all_requests("caddy_serves_all_requests", &CADDY, 2);
 }
 
 #[test]
 fn traefik_serves_all_requests() {
-    let balancer = Balancer {
-        program: "traefik",
-        arguments: &["--configFile=traefik.yaml"],
-        files: &["traefik.yaml", "routers.yaml"],
-        replicas: 1,
-    };
-    serve_all_requests("traefik_serves_all_requests", &balancer);
+    serve_all_requests("traefik_serves_all_requests", &TRAEFIK, 1);
 }

@@ -24,6 +24,7 @@ use npl_feed::{
     follow, run,
     status::Status,
 };
+use npl_testkit::load_balancers::LoadBalancer;
 use tokio::{
     runtime::Runtime,
     sync::{mpsc, watch},
@@ -37,24 +38,12 @@ use crate::{
 };
 
 /// The timeout of each wait.
-const LIMIT: Duration = Duration::from_mins(3);
+pub(crate) const LIMIT: Duration = Duration::from_mins(3);
 /// The number of successive requests without a request to a Pod, after which the load balancer counts as not using the
 /// Pod.
-const QUIET: usize = 150;
+pub(crate) const QUIET: usize = 150;
 /// The port on which each load balancer listens in docs/load-balancers.md.
 const BALANCER: &str = "127.0.0.1:8000";
-const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/load-balancers.md");
-/// The directory of the load balancers' programs.
-const PROGRAMS: &str = "NPL_BALANCERS_DIR";
-
-/// A load balancer: its program, and the code blocks of the document that configure it.
-pub(crate) struct Balancer {
-    pub(crate) program: &'static str,
-    pub(crate) arguments: &'static [&'static str],
-    pub(crate) files: &'static [&'static str],
-    /// The number of replicas of the feed that the configuration names. Only the first one is ever stopped.
-    pub(crate) replicas: usize,
-}
 
 /// All running parts of a test. They are dropped in field order.
 pub(crate) struct Scene {
@@ -73,14 +62,14 @@ pub(crate) struct Scene {
 }
 
 /// A feed whose cluster objects come from the test.
-struct Feed {
+pub(crate) struct Feed {
     runtime: Runtime,
     changes: mpsc::Sender<Change>,
 }
 
 impl Feed {
     /// Starts a replica that is reached at the address of a Node.
-    fn start(node_ip: &str, pods: Vec<Pod>) -> Self {
+    pub(crate) fn start(node_ip: &str, pods: Vec<Pod>) -> Self {
         let at = |port: u16| format!("{node_ip}:{port}");
         let arguments = ["npl-feed", "--xds", &at(30180), "--http", &at(30181), "--dns", &at(30153), "--drain", "3s"];
         let config = Config::try_parse_from(arguments).unwrap();
@@ -102,16 +91,17 @@ impl Feed {
         feed
     }
 
-    fn send(&self, change: Change) {
+    pub(crate) fn send(&self, change: Change) {
         self.runtime.block_on(self.changes.send(change)).unwrap();
     }
 }
 
 impl Scene {
-    /// Starts two Pods, a Pod of another Service on the same Node, the feed, and the load balancer under load.
-    pub(crate) fn start(balancer: &Balancer) -> Self {
+    /// Starts two Pods, a Pod of another Service on the same Node, as many replicas of the feed as the configuration
+    /// names, and the load balancer under load. Only the first replica is ever stopped.
+    pub(crate) fn start(balancer: &LoadBalancer, replicas: usize) -> Self {
         let clients = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let folder = new_folder(balancer.program);
+        let folder = new_folder(balancer.name);
         let mut backends = Backends::new(clients.handle());
         let mut pods = BTreeMap::new();
         for (name, app, number) in [("web-0", "web", 0), ("web-1", "web", 1), ("other-0", "other", 2)] {
@@ -119,11 +109,11 @@ impl Scene {
             backends.start(name, address(number));
             pods.insert(name.to_owned(), pod);
         }
-        let replicas = NODES.iter().take(balancer.replicas);
+        let replicas = NODES.iter().take(replicas);
         let feeds = replicas.map(|node_ip| Some(Feed::start(node_ip, pods.values().cloned().collect()))).collect();
         let log = folder.join("log");
         let process = launch(balancer, &folder, &log);
-        let name = balancer.program;
+        let name = balancer.name;
         let mut scene = Self { load: None, process, log, feeds, backends, pods, started: 3, clients, name, folder };
         scene.wait("the first answer", |scene| {
             let answer = scene.clients.block_on(load::request(BALANCER.parse().unwrap()));
@@ -294,25 +284,18 @@ impl Scene {
     }
 }
 
-fn last_lines(log: &str) -> String {
+pub(crate) fn last_lines(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(30)..].join("\n")
 }
 
 /// Starts a load balancer with the configuration that the document shows.
-fn launch(balancer: &Balancer, folder: &Path, log: &Path) -> Child {
-    let document = fs::read_to_string(DOCUMENT).unwrap();
-    for file in balancer.files {
-        fs::write(folder.join(file), block(&document, file)).unwrap();
-    }
-    let programs = env::var_os(PROGRAMS).unwrap_or_else(|| panic!("set {PROGRAMS}, as `cargo xtask test` does"));
-    let programs = PathBuf::from(programs);
+fn launch(balancer: &LoadBalancer, folder: &Path, log: &Path) -> Child {
     let output = fs::File::create(log).unwrap();
-    let mut command = Command::new(programs.join(balancer.program));
-    command.args(balancer.arguments).current_dir(folder).env("HOME", folder).process_group(0);
-    command.env("LD_LIBRARY_PATH", programs.join("lib"));
-    command.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
-    command.spawn().unwrap_or_else(|error| panic!("start {}: {error}", balancer.program))
+    let mut command = Command::new(balancer.program().unwrap());
+    balancer.configure(&mut command, folder, &[]).unwrap();
+    command.process_group(0).stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
+    command.spawn().unwrap_or_else(|error| panic!("start {}: {error}", balancer.name))
 }
 
 /// Creates a directory with a random name. A PID would not be unique, because processes in other PID namespaces may
@@ -324,21 +307,13 @@ pub(crate) fn new_folder(purpose: &str) -> PathBuf {
     folder
 }
 
-/// The document's code block with this name.
-fn block<'a>(document: &'a str, name: &str) -> &'a str {
-    let marker = format!(" {name}\n");
-    let blocks = document.split("```").skip(1).step_by(2);
-    let found = blocks.filter_map(|block| block.split_once(&marker).filter(|(language, _)| !language.contains('\n')));
-    found.map(|(_, text)| text).next().unwrap_or_else(|| panic!("{DOCUMENT} has no block {name}"))
-}
-
 /// The address of a Pod's node port.
-fn address(number: u16) -> SocketAddr {
+pub(crate) fn address(number: u16) -> SocketAddr {
     let node = NODES[usize::from(number) % NODES.len()];
     SocketAddr::new(node.parse().unwrap(), 61_000 + number)
 }
 
-fn pod(name: &str, app: &str, number: u16) -> Pod {
+pub(crate) fn pod(name: &str, app: &str, number: u16) -> Pod {
     let at = address(number);
     let annotation =
         format!(r#"[{{"podPort":8080,"nodeIP":"{}","nodePort":{},"protocol":"tcp"}}]"#, at.ip(), at.port());

@@ -67,7 +67,7 @@ impl Images {
     /// The sandbox image, whose container keeps a Pod's namespaces open.
     pub(super) const PAUSE: &str = concat!("localhost/npl-pause:", env!("CARGO_PKG_VERSION"));
 
-    const FILES: [&str; 3] = ["npl-pause.oci.tar", "npl-echo.oci.tar", "npl-agent.oci.tar"];
+    const FILES: [&str; 4] = ["npl-pause.oci.tar", "npl-echo.oci.tar", "npl-agent.oci.tar", "npl-feed.oci.tar"];
 
     pub(super) fn find() -> Result<Self> {
         let folder = env::var_os(IMAGES_VARIABLE).map_or_else(|| tools::repository_file("target"), PathBuf::from);

@@ -88,7 +88,8 @@ pub(crate) fn renew(world: &World, workload: &str) {
     world.wait_for_rollout(NAMESPACE, workload);
 }
 
-fn set_up(world: &World) {
+/// Applies the workloads under load and waits until they are ready.
+pub(crate) fn set_up(world: &World) {
     let manifest = tools::repository_file("npl-testkit/tests/cluster/manifests/busy.yaml");
     world.kubectl(&["apply", "--filename", manifest.to_str().unwrap()]);
     for workload in ["deployment/web", "deployment/elastic", "statefulset/store"] {

@@ -7,6 +7,7 @@
 #![expect(clippy::print_stdout, reason = "the harness prints results")]
 
 mod agent;
+mod balancers;
 mod chart;
 mod clients;
 mod commands;
@@ -83,6 +84,7 @@ const TESTS: &[ClusterTest] = &[
     ),
     ClusterTest::new("container_runtimes_are_restarted", restarts::container_runtimes_are_restarted),
     ClusterTest::new("etcd_is_restarted", restarts::etcd_is_restarted),
+    ClusterTest::new("real_load_balancers_lose_no_request", balancers::real_load_balancers_lose_no_request),
     ClusterTest::new("a_crashing_container_affects_no_other_pod", moves::a_crashing_container_affects_no_other_pod),
     ClusterTest::new(
         "a_killed_cluster_leaves_nothing_behind_and_another_is_not_affected",

@@ -43,14 +43,16 @@ pub(crate) fn pods_are_replaced_under_the_same_names_with_a_delayed_balancer(wor
     println!("    each terminating Pod still received requests for {} s", LATE.as_secs());
 }
 
+/// Scales the workload `elastic` and waits until its Pods are ready.
+pub(crate) fn scale(world: &World, count: usize) {
+    let replicas = format!("--replicas={count}");
+    world.kubectl(&["scale", "deployment/elastic", &replicas, "--namespace", NAMESPACE]);
+    let is_scaled = || (names(world, "elastic").len() == count).then_some(());
+    poll::until(&format!("{count} Pods"), LIMIT, is_scaled).unwrap();
+    world.wait_for_rollout(NAMESPACE, "deployment/elastic");
+}
+
 pub(crate) fn forty_pods_are_created_and_deleted(world: &mut World) {
-    let scale = |world: &World, count: usize| {
-        let replicas = format!("--replicas={count}");
-        world.kubectl(&["scale", "deployment/elastic", &replicas, "--namespace", NAMESPACE]);
-        let is_scaled = || (names(world, "elastic").len() == count).then_some(());
-        poll::until(&format!("{count} Pods"), LIMIT, is_scaled).unwrap();
-        world.wait_for_rollout(NAMESPACE, "deployment/elastic");
-    };
     let report = Under::default().load(world, |world| {
         scale(world, MANY);
         // Every Pod must receive a request before the deletion.
@@ -64,21 +66,27 @@ pub(crate) fn forty_pods_are_created_and_deleted(world: &mut World) {
     assert!(report.pods.len() >= MANY, "only {} Pods responded", report.pods.len());
 }
 
+/// Drains a Node that has Pods under load, and makes it schedulable again.
+pub(crate) fn drain(world: &World) {
+    let on_node = |world: &World| load::pods(world).iter().filter(|pod| pod.node == "node-2").count();
+    // Repeat the rollout if the scheduler has placed too few Pods on the Node.
+    for _ in 0..5 {
+        if on_node(world) <= 2 {
+            load::renew(world, "deployment/web");
+        }
+    }
+    assert!(on_node(world) > 2, "the Node must have more Pods than may be evicted at the same time");
+    world.kubectl(&["drain", "node-2", "--ignore-daemonsets", "--timeout=60s"]);
+    assert_eq!(on_node(world), 0);
+    world.kubectl(&["uncordon", "node-2"]);
+}
+
 pub(crate) fn a_node_is_drained_and_uncordoned(world: &mut World) {
     Under::default().load(world, |world| {
-        let on_node = |world: &World| load::pods(world).iter().filter(|pod| pod.node == "node-2").count();
-        // Repeat the rollout if the scheduler has placed too few Pods on the Node.
-        for _ in 0..5 {
-            if on_node(world) <= 2 {
-                load::renew(world, "deployment/web");
-            }
-        }
-        assert!(on_node(world) > 2, "the Node must have more Pods than may be evicted at the same time");
-        world.kubectl(&["drain", "node-2", "--ignore-daemonsets", "--timeout=60s"]);
-        assert_eq!(on_node(world), 0);
-        world.kubectl(&["uncordon", "node-2"]);
+        drain(world);
         load::renew(world, "deployment/web");
-        assert!(on_node(world) > 0, "the uncordoned Node must have Pods");
+        let has_pods = load::pods(world).iter().any(|pod| pod.node == "node-2");
+        assert!(has_pods, "the uncordoned Node must have Pods");
     });
 }
 

@@ -102,6 +102,19 @@ const HELM: Part = Part {
     variables: &[],
 };
 
+/// The gRPC client and server of the test of proxyless gRPC.
+const GRPC: Part = Part {
+    name: "grpc",
+    words: "a gRPC client and server",
+    time: "half a minute",
+    module: "grpc",
+    versioned: "google.golang.org/grpc",
+    linker_flags: "-s -w",
+    packages: &["npl/grpc"],
+    files: &[],
+    variables: &[("CGO_ENABLED", "0")],
+};
+
 /// Programs that are compiled together into one directory of the cache.
 struct Part {
     /// The name of the directory in the cache, and in messages.
@@ -229,6 +242,11 @@ pub(crate) fn helm() -> Result<PathBuf> {
     Ok(obtain(&HELM, &AtomicBool::new(false))?.join("helm"))
 }
 
+/// Returns the directory of the program `grpc`, which is built if it is missing.
+pub(crate) fn grpc() -> Result<PathBuf> {
+    obtain(&GRPC, &AtomicBool::new(false))
+}
+
 /// Returns the directory with `etcd` and `kube-apiserver`: the user's or the cached one, which is built if it is
 /// missing.
 fn obtain_control_plane(cancelled: &AtomicBool) -> Result<PathBuf> {
@@ -256,6 +274,11 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
     let further = format!("{:?} {:?}", part.files, part.variables);
     if !part.files.is_empty() || !part.variables.is_empty() {
         made_from.push(further.as_bytes());
+    }
+    let source = module.join("main.go");
+    let source = if source.exists() { read("main.go")? } else { Vec::new() };
+    if !source.is_empty() {
+        made_from.push(&source);
     }
     cache::obtain(part.name, &made_from, |folder| {
         build(part, &module, &version, folder, cancelled)?;

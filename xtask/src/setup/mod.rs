@@ -20,7 +20,7 @@ pub(crate) use bpf_linker::{LLVM as BPF_LINKER_LLVM, obtain as bpf_linker};
 use crate::{ebpf, process};
 use apt::Program;
 pub(crate) use kernels::{BRIEF_KERNELS, DEFAULT_KERNELS, Image as KernelImage, Kernel, KernelName, parse_kernels};
-pub(crate) use kubernetes::{Background as KubernetesBuild, Component, Extent, Kubernetes, helm};
+pub(crate) use kubernetes::{Background as KubernetesBuild, Component, Extent, Kubernetes, grpc, helm};
 
 /// A requirement of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -242,8 +242,11 @@ impl Suite<'_> {
             if binary.name == test_binary::TRACE {
                 build_ebpf::build_trace()?;
             }
-            if binary.name == test_binary::BALANCERS {
+            if binary.name == test_binary::BALANCERS || binary.kind == Kind::RealCluster {
                 command.env("NPL_BALANCERS_DIR", setup::balancers()?);
+            }
+            if binary.name == test_binary::BALANCERS {
+                command.env("NPL_GRPC_DIR", setup::grpc()?);
             }
             Ok(run_tests(command, deadline, counts)? && (may_be_empty || counts.passed > 0))
         });

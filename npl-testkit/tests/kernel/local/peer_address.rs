@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// Sends to `server` from an unconnected socket, and returns the answer and its source address.
 #[track_caller]
-fn ask(socket: &UdpSocket, server: SocketAddr) -> (Answer, SocketAddr) {
+pub(super) fn ask(socket: &UdpSocket, server: SocketAddr) -> (Answer, SocketAddr) {
     socket.send_to(b"who are you?", server).unwrap();
     receive(socket)
 }

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests clients in Pods of the Node.
 
-use npl_agent::datapath::ClientScope;
-use npl_testkit::echo::EchoServer;
+use std::net::UdpSocket;
 
+use npl_agent::datapath::ClientScope;
+use npl_testkit::echo::{Answer, EchoServer};
+use npl_testkit::poll;
+use npl_testkit::traffic::REQUEST_LIMIT;
+
+use super::peer_address::ask;
 use super::scene::{PROTOCOLS, Scene, has_loopback, loopback_frontends, mapped};
 use crate::world::NODE_PORT;
 
@@ -65,5 +70,47 @@ fn pods_are_not_served_if_only_the_host_is() {
     scene.serve(&mut datapath);
     for server in scene.server_addresses() {
         scene.assert_answers(client, server, "web-0");
+    }
+}
+
+/// The Node masquerades the clients of a Service's node port, by `--random-fully` behind any port. The Pod's answer to
+/// such a port goes to the client, not to the Pod whose mapping has the same node port.
+#[test]
+fn answer_to_a_masqueraded_client_behind_a_node_port_reaches_the_client() {
+    const SERVICE: u16 = 5353;
+    let scene = Scene::new(2);
+    let server = &scene.world.pods[1].0;
+    let serve = || EchoServer::start_in(&server.netns, "server", &[SERVICE]).unwrap();
+    let _server = scene.cgroup.run(serve).unwrap();
+    for (nat, server_ip) in scene.world.frontends().into_iter().zip(server.ips()) {
+        // The address and port that the Node's masquerading gives to the client.
+        let client = scene.world.node().run(|| UdpSocket::bind(nat)).unwrap().unwrap();
+        client.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
+        for _ in 0..2 {
+            client.send_to(b"who are you?", (server_ip, SERVICE)).unwrap();
+            let mut buffer = [0; 512];
+            let (length, sender) = client.recv_from(&mut buffer).unwrap();
+            let answer: Answer = serde_json::from_slice(&buffer[..length]).unwrap();
+            assert_eq!((answer.pod.as_str(), answer.client, sender.ip()), ("server", nat, server_ip));
+        }
+        drop(client);
+        // The mapping still serves clients of the Pod.
+        scene.assert_answers(&server.netns, nat, "web-0");
+    }
+}
+
+/// A datagram may be forged: it must not end the translation of a client that has sent through the mapping.
+#[test]
+fn client_of_a_mapping_is_served_after_a_datagram_from_the_node_port_itself() {
+    let scene = Scene::new(2);
+    let client = &scene.world.pods[1].0.netns;
+    for nat in scene.world.frontends() {
+        let socket = scene.socket(client, nat);
+        let answer = ask(&socket, nat).0;
+        let forger = scene.world.node().run(|| UdpSocket::bind(nat)).unwrap().unwrap();
+        forger.send_to(b"forged", answer.client).unwrap();
+        let (length, sender) = poll::uninterrupted(|| socket.recv_from(&mut [0; 64])).unwrap();
+        assert_eq!((length, sender), (b"forged".len(), nat));
+        assert_eq!(ask(&socket, nat).0.pod, "web-0");
     }
 }

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Real load balancers, with the configuration that docs/load-balancers.md shows.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::tools;
+
+/// The directory of the load balancers' programs.
+const PROGRAMS_VARIABLE: &str = "NPL_BALANCERS_DIR";
+
+/// The page with the configurations.
+const PAGE: &str = "docs/load-balancers.md";
+
+/// A load balancer: its program, and the code blocks of the page that configure it.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadBalancer {
+    /// The program's name.
+    pub name: &'static str,
+    arguments: &'static [&'static str],
+    files: &'static [&'static str],
+}
+
+/// Envoy, by xDS.
+pub const ENVOY: LoadBalancer = LoadBalancer {
+    name: "envoy",
+    arguments: &["--disable-hot-restart", "--concurrency", "1", "--log-level", "warn", "-c", "envoy.yaml"],
+    files: &["envoy.yaml"],
+};
+
+/// `HAProxy`, by DNS.
+pub const HAPROXY: LoadBalancer =
+    LoadBalancer { name: "haproxy", arguments: &["-db", "-f", "haproxy.cfg"], files: &["haproxy.cfg"] };
+
+/// nginx, by DNS. There is only one process, because worker processes would survive a killed master process. `user`:
+/// a user namespace with one user has no other.
+pub const NGINX: LoadBalancer = LoadBalancer {
+    name: "nginx",
+    arguments: &[
+        "-p",
+        ".",
+        "-c",
+        "nginx.conf",
+        "-e",
+        "stderr",
+        "-g",
+        "daemon off; master_process off; pid nginx.pid; user root;",
+    ],
+    files: &["nginx.conf"],
+};
+
+/// Caddy, by DNS.
+pub const CADDY: LoadBalancer = LoadBalancer {
+    name: "caddy",
+    arguments: &["run", "--adapter", "caddyfile", "--config", "Caddyfile"],
+    files: &["Caddyfile"],
+};
+
+/// Traefik, by polling.
+pub const TRAEFIK: LoadBalancer = LoadBalancer {
+    name: "traefik",
+    arguments: &["--configFile=traefik.yaml"],
+    files: &["traefik.yaml", "routers.yaml"],
+};
+
+/// All load balancers.
+pub const ALL: [LoadBalancer; 5] = [ENVOY, HAPROXY, NGINX, CADDY, TRAEFIK];
+
+impl LoadBalancer {
+    /// The path of the program.
+    ///
+    /// # Errors
+    ///
+    /// If the environment does not name the directory of the programs.
+    pub fn program(&self) -> Result<PathBuf> {
+        Ok(programs()?.join(self.name))
+    }
+
+    /// Writes the configuration into `folder`, with the replacements, and makes `command` use it.
+    ///
+    /// # Errors
+    ///
+    /// If the page does not contain the configuration, or a file cannot be written.
+    pub fn configure(&self, command: &mut Command, folder: &Path, replacements: &[(&str, &str)]) -> Result<()> {
+        for file in self.files {
+            let text = replacements.iter().fold(example(file)?, |text, (from, to)| text.replace(from, to));
+            fs::write(folder.join(file), text).with_context(|| format!("write {file} into {}", folder.display()))?;
+        }
+        command.args(self.arguments).current_dir(folder).env("HOME", folder);
+        command.env("LD_LIBRARY_PATH", programs()?.join("lib"));
+        Ok(())
+    }
+}
+
+fn programs() -> Result<PathBuf> {
+    let folder = env::var_os(PROGRAMS_VARIABLE).map(PathBuf::from);
+    folder.with_context(|| format!("set {PROGRAMS_VARIABLE}, as `cargo xtask test` does"))
+}
+
+/// The page's example of a configuration file.
+///
+/// # Errors
+///
+/// If the page cannot be read or has no such example.
+pub fn example(file: &str) -> Result<String> {
+    let page = tools::repository_file(PAGE);
+    let page = fs::read_to_string(&page).with_context(|| format!("read {}", page.display()))?;
+    block(&page, file).map(str::to_owned).with_context(|| format!("{PAGE} has no code block {file}"))
+}
+
+/// The page's code block with this name after its language.
+fn block<'a>(page: &'a str, name: &str) -> Option<&'a str> {
+    let marker = format!(" {name}\n");
+    let blocks = page.split("```").skip(1).step_by(2);
+    let mut found =
+        blocks.filter_map(|block| block.split_once(&marker).filter(|(language, _)| !language.contains('\n')));
+    found.next().map(|(_, text)| text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ALL, block, example};
+
+    #[test]
+    fn a_block_is_found_by_the_name_after_its_language() {
+        let page = "```sh\nls a.yaml\n```\ntext\n```yaml a.yaml\nkey: value\n```\n";
+        assert_eq!(block(page, "a.yaml"), Some("key: value\n"));
+        assert_eq!(block(page, "b.yaml"), None);
+    }
+
+    #[test]
+    fn the_page_configures_every_load_balancer() {
+        for file in ALL.iter().flat_map(|it| it.files) {
+            assert!(!example(file).unwrap().is_empty(), "{file}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Envoy, `HAProxy`, nginx, Caddy and Traefik outside of the cluster, with exactly the configuration of
+//! docs/load-balancers.md except for addresses, during all events of the cluster. A Pod of the Service must answer every
+//! request.
+
+mod load;
+mod scene;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
+use npl_testkit::poll;
+
+use self::scene::Scene;
+use crate::load::renew;
+use crate::moves::{drain, scale};
+use crate::world::{self, AGENT_NAMESPACE, LIMIT, World};
+
+/// The duration of the API server's outage, longer than the feed's watches take to notice the outage.
+const OUTAGE: Duration = Duration::from_secs(3);
+
+/// The number of Pods of the workload that is scaled up.
+const MANY: usize = 40;
+
+/// The number of agents and of replicas of the feed.
+const REPLICAS: usize = 2;
+
+pub(crate) fn real_load_balancers_lose_no_request(world: &mut World) {
+    let mut scene = Scene::start(world);
+    scene.during(world, "rolling update, also of another Service's Pods", |world| {
+        world.kubectl(&["rollout", "restart", "deployment/web", "--namespace", world::NAMESPACE]);
+        renew(world, "deployment/web");
+        world.wait_for_rollout(world::NAMESPACE, "deployment/web");
+    });
+    scene.during(world, "update of a StatefulSet", |world| renew(world, "statefulset/store"));
+    scene.during(world, "scaled to 40 Pods", |world| scale(world, MANY));
+    scene.during(world, "scaled to one Pod", |world| scale(world, 1));
+    scene.during(world, "a Node is drained and uncordoned", |world| drain(world));
+    scene.during(world, "agents killed and updated", |world| {
+        kill(world, "agent", "npl-agent", REPLICAS);
+        renew(world, "deployment/elastic");
+        world.kubectl(&["rollout", "restart", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE]);
+        renew(world, "deployment/elastic");
+        world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
+    });
+    scene.during(world, "feed updated after one replica was killed", |world| {
+        kill(world, "feed", "npl-feed", 1);
+        renew(world, "deployment/elastic");
+        world.kubectl(&["rollout", "restart", "deployment/npl-feed", "--namespace", AGENT_NAMESPACE]);
+        renew(world, "deployment/elastic");
+        world.wait_for_rollout(AGENT_NAMESPACE, "deployment/npl-feed");
+    });
+    scene.during_outage_of_the_feed(world, "both replicas of the feed killed", |world| {
+        kill(world, "feed", "npl-feed", REPLICAS);
+        renew(world, "deployment/elastic");
+        world.wait_for_rollout(AGENT_NAMESPACE, "deployment/npl-feed");
+    });
+    scene.during(world, "API server away", |world| {
+        world.cluster.plane().kill_api_server().unwrap();
+        let start = Instant::now();
+        poll::until("the end of the outage", LIMIT, || (start.elapsed() > OUTAGE).then_some(())).unwrap();
+        world.cluster.plane().start_api_server().unwrap();
+        renew(world, "deployment/elastic");
+    });
+    scene.finish(world);
+}
+
+/// Kills the process of `count` Pods of a component with SIGKILL; the kubelets start new containers.
+fn kill(world: &World, component: &str, program: &str, count: usize) {
+    let pods = world.pods(AGENT_NAMESPACE, &format!("app.kubernetes.io/component={component}"));
+    assert_eq!(pods.len(), REPLICAS, "{pods:?}");
+    for pod in pods.iter().take(count) {
+        let processes = world.cluster.node(&pod.node).unwrap().pod_processes(&pod.uid).unwrap();
+        let is_program =
+            |pid: &&u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == program);
+        let process = processes.iter().find(is_program).unwrap();
+        signal::kill(Pid::from_raw(i32::try_from(*process).unwrap()), Signal::SIGKILL).unwrap();
+    }
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Real load balancers outside of the cluster, each under its own load, and two replicas of the feed as a Deployment.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use npl_testkit::api_client::ApiClient;
+use npl_testkit::cluster::pods_with_label;
+use npl_testkit::load_balancers::{self, LoadBalancer};
+use npl_testkit::process::Process;
+use npl_testkit::real_cluster::CLIENT;
+use npl_testkit::{poll, tools};
+
+use super::load::{self, Load};
+use crate::load::{NAMESPACE, pods, set_up};
+use crate::world::{AGENT_NAMESPACE, LIMIT, World};
+
+/// The manifest of the feed.
+const FEED: &str = "deploy/npl-feed.yaml";
+
+/// The port of the first load balancer; each further one has the next port.
+const FIRST_PORT: u16 = 8000;
+
+/// The time between two lists of the Service's Pods, shorter than the life of every Pod that answers.
+const LIST_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The shortest time in which Caddy gives up a request: 16 retries at intervals of 50 ms (`lb_retries` and
+/// `lb_try_interval`).
+const CADDY_RETRIES: Duration = Duration::from_millis(16 * 50);
+
+/// A load balancer under load. The load ends first.
+struct Running {
+    name: &'static str,
+    load: Load,
+    process: Process,
+}
+
+/// The names of all Pods that the Service has had.
+struct Names {
+    seen: Arc<Mutex<BTreeSet<String>>>,
+    stop: Option<mpsc::Sender<()>>,
+    worker: Option<JoinHandle<()>>,
+}
+
+/// All load balancers.
+pub(crate) struct Scene {
+    balancers: Vec<Running>,
+    names: Names,
+    failures: Vec<String>,
+}
+
+impl Scene {
+    /// Installs the feed as a user does, and starts the load balancers.
+    pub(crate) fn start(world: &mut World) -> Self {
+        set_up(world);
+        for manifest in ["npl-testkit/tests/cluster/manifests/balanced.yaml", FEED] {
+            world.kubectl(&["apply", "--filename", tools::repository_file(manifest).to_str().unwrap()]);
+        }
+        world.wait_for_rollout(AGENT_NAMESPACE, "deployment/npl-feed");
+        let names = Names::follow(world.cluster.cluster().client());
+        let processes: Vec<(LoadBalancer, u16, Process)> = load_balancers::ALL
+            .into_iter()
+            .zip(FIRST_PORT..)
+            .map(|(balancer, port)| (balancer, port, launch(world, &balancer, port)))
+            .collect();
+        let client = world.cluster.client().clone();
+        for (balancer, port, process) in &processes {
+            let answers = || client.run(|| load::request(*port, CLIENT.0).ok()).unwrap();
+            let first = poll::until(&format!("the first answer by {}", balancer.name), LIMIT, answers);
+            assert!(first.is_ok(), "{first:?}\n{}", process.log_tail(20));
+        }
+        let run = |(balancer, port, process): (LoadBalancer, u16, Process)| Running {
+            name: balancer.name,
+            load: Load::start(&client, port, CLIENT.0),
+            process,
+        };
+        let mut scene = Self { balancers: processes.into_iter().map(run).collect(), names, failures: Vec::new() };
+        scene.during(world, "nothing changes", |_world| {});
+        scene
+    }
+
+    /// Runs an event under load until every ready Pod answers by each load balancer. No request may be lost.
+    pub(crate) fn during(&mut self, world: &mut World, event: &str, run: impl FnOnce(&mut World)) {
+        self.observe(world, event, run, |_name, _took| 0);
+    }
+
+    /// As [`Self::during`], while no replica of the feed runs. Caddy looks up the address of a member for each new
+    /// connection to a Pod. Without a replica, each client of Caddy loses one request per sequence of retries; the
+    /// other load balancers keep the addresses and lose none.
+    pub(crate) fn during_outage_of_the_feed(&mut self, world: &mut World, event: &str, run: impl FnOnce(&mut World)) {
+        let sequences = |took: Duration| took.as_millis() / CADDY_RETRIES.as_millis() + 1;
+        let most = |name: &str, took| {
+            let sequences = if name == load_balancers::CADDY.name { sequences(took) } else { 0 };
+            u128::from(load::CLIENTS) * sequences
+        };
+        self.observe(world, event, run, most);
+    }
+
+    fn observe(
+        &mut self,
+        world: &mut World,
+        event: &str,
+        run: impl FnOnce(&mut World),
+        most: impl Fn(&str, Duration) -> u128,
+    ) {
+        let start = Instant::now();
+        run(world);
+        let after = start.elapsed();
+        self.settle(world, event);
+        let took = start.elapsed();
+        println!("    {event} ({:.1} s, {:.1} s until all answer):", after.as_secs_f32(), took.as_secs_f32());
+        let known = self.names.seen.lock().unwrap().clone();
+        for Running { name, load, process } in &mut self.balancers {
+            let seen = load.take();
+            println!("        {name}: {seen}");
+            let wrong: Vec<_> = seen.answers.keys().filter(|pod| !known.contains(*pod)).collect();
+            if !wrong.is_empty() {
+                self.failures.push(format!("{event}, {name}: answered by Pods of no or another Service: {wrong:?}"));
+            }
+            let (lost, most) = (seen.lost.len() as u128, most(name, took));
+            if lost > most {
+                let first: Vec<_> = seen.lost.iter().take(5).collect();
+                let log = process.log_tail(5);
+                self.failures.push(format!("{event}, {name}: {lost} requests lost, at most {most}: {first:?}\n{log}"));
+            }
+            world.answered += seen.answers.values().sum::<u64>();
+        }
+    }
+
+    /// Ends all load balancers, removes the feed, and checks that each request has been answered by a Pod of the
+    /// Service.
+    pub(crate) fn finish(self, world: &World) {
+        let Self { balancers, names, failures } = self;
+        drop(balancers);
+        drop(names);
+        world.kubectl(&["delete", "--filename", tools::repository_file(FEED).to_str().unwrap(), "--timeout=60s"]);
+        world.kubectl(&["delete", "service/web", "--namespace", NAMESPACE]);
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
+    }
+
+    /// Waits until each load balancer has received, after this call, an answer of every ready Pod.
+    fn settle(&mut self, world: &World, event: &str) {
+        let before: Vec<_> = self.balancers.iter().map(|it| it.load.seen().answers).collect();
+        let mut missing = Vec::new();
+        let complete = || {
+            let pods = pods(world);
+            missing.clear();
+            for (balancer, before) in self.balancers.iter_mut().zip(&before) {
+                assert_eq!(balancer.process.exit_status(), None, "{}", balancer.process.log_tail(20));
+                let now = balancer.load.seen().answers;
+                let is_silent = |pod: &&String| now.get(*pod) == before.get(*pod);
+                let silent = pods.iter().map(|pod| &pod.name).filter(is_silent);
+                missing.extend(silent.map(|pod| format!("{pod} by {}", balancer.name)));
+            }
+            (missing.is_empty() && pods.iter().all(|pod| pod.is_ready)).then_some(())
+        };
+        let done = poll::until("an answer of every Pod by every load balancer", LIMIT, complete);
+        assert!(done.is_ok(), "{event}: {done:?}: {missing:?}");
+    }
+}
+
+/// Starts a load balancer in the client's namespace. Its configuration names the Nodes of the cluster.
+fn launch(world: &World, balancer: &LoadBalancer, port: u16) -> Process {
+    let folder = world.cluster.run().file(&format!("balancer-{}", balancer.name));
+    fs::create_dir_all(&folder).unwrap();
+    let mut command = world.cluster.client().command(balancer.program().unwrap()).unwrap();
+    let [first, second] = [0, 1].map(|at: usize| world.cluster.nodes()[at].number().v4().to_string());
+    let (port, service) = (port.to_string(), format!("web.{NAMESPACE}"));
+    let replacements = [
+        ("192.0.2.11", second.as_str()),
+        ("192.0.2.10", first.as_str()),
+        ("web.default", service.as_str()),
+        ("8000", port.as_str()),
+    ];
+    balancer.configure(&mut command, &folder, &replacements).unwrap();
+    Process::spawn(balancer.name, command, &folder.join("log")).unwrap()
+}
+
+impl Names {
+    /// Lists the Pods until this value is dropped.
+    fn follow(client: &ApiClient) -> Self {
+        let seen = Arc::<Mutex<BTreeSet<String>>>::default();
+        let (stop, stopped) = mpsc::channel::<()>();
+        let (client, names) = (client.clone(), Arc::clone(&seen));
+        let worker = thread::spawn(move || {
+            loop {
+                // The API server is away during one of the events.
+                let list = client.get(&pods_with_label(NAMESPACE, "load=yes")).unwrap_or_default();
+                let name = |pod: &serde_json::Value| pod["metadata"]["name"].as_str().map(str::to_owned);
+                names.lock().unwrap().extend(list["items"].as_array().into_iter().flatten().filter_map(name));
+                if stopped.recv_timeout(LIST_INTERVAL) != Err(mpsc::RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+        });
+        Self { seen, stop: Some(stop), worker: Some(worker) }
+    }
+}
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        self.stop = None;
+        // A panicked worker has already printed its message.
+        drop(self.worker.take().map(JoinHandle::join));
+    }
+}
