@@ -81,9 +81,9 @@ impl State {
             Change::Pods(pods) => {
                 self.listed.0 = true;
                 let listed: BTreeSet<&PodKey> = pods.iter().map(|pod| &pod.object.key).collect();
-                let gone: Vec<PodKey> = self.pods.keys().filter(|key| !listed.contains(key)).cloned().collect();
-                for key in gone {
-                    self.remove_pod(&key);
+                let absent: Vec<PodKey> = self.pods.keys().filter(|key| !listed.contains(key)).cloned().collect();
+                for key in absent {
+                    self.withdraw(&key, now);
                 }
                 for pod in pods {
                     self.put_pod(pod, now);
@@ -214,6 +214,15 @@ impl State {
             served.withdrawn.drain(..beyond);
         }
         self.attach_pod(served);
+    }
+
+    /// Withdraws all entries of a Pod that a list lacks. The lists contain only Pods with the annotation, so the Pod may
+    /// be deleted, or the agent may have withdrawn its annotation and still translate for `--drain`.
+    fn withdraw(&mut self, key: &PodKey, now: u64) {
+        let Some(served) = self.pods.get(key) else { return };
+        let mut pod = served.pod.clone();
+        pod.object.annotation = None;
+        self.put_pod(pod, now);
     }
 
     fn remove_pod(&mut self, key: &PodKey) {

@@ -25,7 +25,7 @@ use crate::core::model::{Change, NamedPort, Node, Pod, Service};
 const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// Maximum number of Pods per page of a list. Pods without the annotation are dropped after each page, which bounds the
-/// memory in a large cluster.
+/// memory in a large cluster; [`crate::core::state::State`] lets known Pods that a list lacks drain.
 const PODS_PER_PAGE: u32 = 500;
 const SERVICES_PER_PAGE: u32 = 500;
 

@@ -54,6 +54,30 @@ fn a_withdrawn_member_drains_for_the_time_of_the_drain() {
     assert_eq!((web(&mut state), state.next_end()), (Vec::new(), None));
 }
 
+/// The list has no Pods without annotation, so an absent Pod may have lost its annotation while the watch was
+/// interrupted, or before.
+#[test]
+fn a_pod_that_a_list_lacks_drains_like_a_withdrawn_one() {
+    let withdrawn = Pod { object: model::Pod { annotation: None, ..one().object }, ..one() };
+    for (mut state, start) in [(cluster(vec![one()]), 5_000), (cluster(vec![one()]), 1_000)] {
+        if start < 5_000 {
+            put(&mut state, withdrawn.clone(), start);
+        }
+        state.apply(Change::Pods(Vec::new()), 5_000);
+        assert_eq!(web(&mut state), ["a 192.0.2.1:61000 draining"]);
+        assert_eq!(state.next_end(), Some(start + DRAIN), "a list does not prolong the drain");
+        state.expire(start + DRAIN);
+        assert_eq!((web(&mut state), state.pod_count()), (Vec::new(), 0));
+    }
+}
+
+#[test]
+fn a_pod_that_a_list_lacks_yields_its_node_port_to_a_listed_pod() {
+    let mut state = cluster(vec![one()]);
+    state.apply(Change::Pods(vec![pod("b", "n1", &annotation(8080, "192.0.2.1", 61000))]), 0);
+    assert_eq!((web(&mut state), state.pod_count()), (vec!["b 192.0.2.1:61000 ready".to_owned()], 1));
+}
+
 #[test]
 fn a_pod_without_annotation_is_kept_only_while_it_drains() {
     let withdrawn = Pod { object: model::Pod { annotation: None, ..one().object }, ..one() };
