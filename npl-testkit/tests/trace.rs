@@ -120,7 +120,7 @@ impl Traced {
         PrivateBpffs::mount(Path::new(BPFFS)).unwrap().run(confined).unwrap();
     }
 
-    #[expect(clippy::wildcard_enum_match_arm, reason = "the object has programs of three types")]
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the object has programs of four types")]
     fn load() -> Self {
         let mut datapath = Datapath::open(Path::new(BPFFS)).unwrap();
         datapath.configure("61000-61100".parse().unwrap(), || 1).unwrap();
@@ -135,6 +135,7 @@ impl Traced {
         for (name, program) in programs.programs_mut() {
             let loaded = match program {
                 Program::SchedClassifier(program) => program.load(),
+                Program::CgroupSock(program) => program.load(),
                 Program::CgroupSockAddr(program) => program.load(),
                 Program::Xdp(program) => program.load(),
                 _ => panic!("{name} is of another type"),
