@@ -218,7 +218,7 @@ const VARIABLES: &[VariableCase] = &[
     (&[("extraEnv", r#"[{"name":"A","value":"b"}]"#)], "A", "b"),
     (&[("localClients.enabled", "false")], "NPL_CGROUP", "none"),
     (&[("localClients.cgroup", "\"system.slice\"")], "NPL_CGROUP", "/cgroup/system.slice"),
-    (&[("localClients.scope", "host")], "NPL_LOCAL_CLIENTS", "host"),
+    (&[("localClients.scope", "\"host\"")], "NPL_LOCAL_CLIENTS", "host"),
     (&[("probes.port", "9000")], "NPL_LISTEN", "127.0.0.1:9000"),
     (&[("metrics.enabled", "true"), ("metrics.port", "9000")], "NPL_METRICS_LISTEN", "[$(HOST_IP)]:9000"),
 ];
