@@ -2,7 +2,7 @@
 //! Socket reverse NAT: the address that a local client connected to, for `getpeername` and `recvmsg`. If an entry is
 //! lost, the client sees the Pod's address; its connection continues.
 //!
-//! Each socket has one more entry, whose key has an unspecified Pod address and port 0, and whose value is the socket's
+//! Each socket has one more entry, whose key has Pod port 0, and whose value is the socket's
 //! last Pod. The kernel program that runs when a socket is closed reads this entry and frees both. A datagram socket that
 //! has sent to several Pods leaves the entries of the earlier ones, until newer entries evict them.
 //!
@@ -19,7 +19,7 @@ map_type! {
     pub struct SocketRnatKeyV4: 16, align 8 {
         /// The kernel's cookie of the socket, which is never reused.
         pub socket: u64,
-        /// Network order; all zero in the entry that names the last Pod.
+        /// Network order; a part of the cookie in the entry that names the last Pod.
         pub pod_addr: [u8; 4],
         /// Host order; 0 in the entry that names the last Pod.
         pub pod_port: u16,

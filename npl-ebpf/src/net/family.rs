@@ -12,6 +12,8 @@ pub trait Addressing: Sized {
     /// The address with all bits zero.
     const UNSPECIFIED: Self::Addr;
 
+    /// The address whose 32-bit words all have this value.
+    fn of_repeated(word: u32) -> Self::Addr;
     /// Contribution of an address to an Internet checksum. The sum of two addresses and two words fits in 32 bits.
     fn sum(addr: Self::Addr) -> u32;
     /// Change of the sum when `new` replaces `old`.

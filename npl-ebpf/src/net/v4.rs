@@ -83,6 +83,11 @@ impl Addressing for V4 {
     const UNSPECIFIED: u32 = 0;
 
     #[inline(always)]
+    fn of_repeated(word: u32) -> u32 {
+        word
+    }
+
+    #[inline(always)]
     fn sum(addr: u32) -> u32 {
         csum::sum32(addr)
     }

@@ -69,6 +69,11 @@ impl Addressing for V6 {
     const UNSPECIFIED: Addr = [0; 4];
 
     #[inline(always)]
+    fn of_repeated(word: u32) -> Addr {
+        [word; 4]
+    }
+
+    #[inline(always)]
     fn sum(addr: Addr) -> u32 {
         csum::sum32(addr[0]) + csum::sum32(addr[1]) + csum::sum32(addr[2]) + csum::sum32(addr[3])
     }

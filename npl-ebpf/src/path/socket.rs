@@ -127,7 +127,9 @@ fn release_entries<F: Family>(socket: u64) {
 /// The key of the entry that names the Pod to which a socket connected or sent last.
 #[inline(always)]
 fn last_pod<F: Family>(socket: u64) -> SocketFlow<F> {
-    SocketFlow { socket, pod: SocketAddr { addr: F::UNSPECIFIED, port: 0 } }
+    // Not the unspecified address: for so many zero bytes, the compiler calls `memset`, which the verifier rejects
+    // without CAP_PERFMON.
+    SocketFlow { socket, pod: SocketAddr { addr: F::of_repeated(socket as u32), port: 0 } }
 }
 
 /// Shows a client the address that it connected to in place of the Pod's, and records senders that have a node address
