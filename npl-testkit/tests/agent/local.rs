@@ -25,7 +25,8 @@ fn local_clients_are_served_with_and_without_a_running_agent() {
             assert_eq!(ask(&world, &cgroup, protocol).unwrap().pod, "web-0");
         }
         let status = options.command_json("status").unwrap();
-        assert_eq!(status.pointer("/socketHooks/7").unwrap(), "sendmsg6", "{status}");
+        let hooks: Vec<_> = SOCKET_PROGRAMS.iter().map(|program| program.hook).collect();
+        assert_eq!(*status.pointer("/socketHooks").unwrap(), serde_json::json!(hooks), "{status}");
         world.agent().kill().unwrap();
     }
     options.command(&["cleanup"]).unwrap();

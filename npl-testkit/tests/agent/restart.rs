@@ -73,7 +73,7 @@ fn programs(world: &World) -> BTreeMap<String, u32> {
 fn a_restarted_agent_loads_no_program() {
     let (mut world, _cgroup) = World::with_local_clients(&[]);
     let before = programs(&world);
-    assert_eq!(before.len(), 4 + 8, "there must be 4 device programs and 8 socket programs: {before:?}");
+    assert_eq!(before.len(), 4 + SOCKET_PROGRAMS.len(), "device programs and socket programs: {before:?}");
     world.agent().kill().unwrap();
     world.agent().restart().unwrap();
     world.assert_served("web-0");
