@@ -16,8 +16,8 @@ map_type! {
         pub port_min: u16,
         /// Last node port that any mapping may have, host order, inclusive.
         pub port_max: u16,
-        /// Bit 0: [`FLAG_XDP`]. Bit 1: [`FLAG_HOST_CLIENTS`]. Bits 8 to 15: position of the Node's primary IPv6 address in its address index map.
-        /// Other bits are 0.
+        /// Bit 0: [`FLAG_XDP`]. Bit 1: [`FLAG_HOST_CLIENTS`]. Bits 8 to 15: position of the Node's primary IPv6 address
+        /// in its address index map. Other bits are 0.
         pub flags: u32,
         /// [`crate::names::ABI_VERSION`], the layout version of all maps.
         pub abi: u32,

@@ -2,13 +2,13 @@
 //! Socket reverse NAT: the address that a local client connected to, for `getpeername` and `recvmsg`. If an entry is
 //! lost, the client sees the Pod's address; its connection continues.
 //!
-//! Each socket has one more entry, whose key has Pod port 0, and whose value is the socket's
-//! last Pod. The kernel program that runs when a socket is closed reads this entry and frees both. A datagram socket that
-//! has sent to several Pods leaves the entries of the earlier ones, until newer entries evict them.
+//! Each socket has one more entry, whose key has Pod port 0, and whose value is the socket's last Pod. The kernel program
+//! that runs when a socket is closed reads this entry and frees both. A datagram socket that has sent to several Pods
+//! leaves the entries of the earlier ones, until newer entries evict them.
 //!
 //! A sender with a node address and a port of the range has an entry whose key and value name the same address: the
-//! socket received a datagram from a client that the Node masquerades, and its answer must not be translated. A socket that has sent through a mapping
-//! records no such sender, so that a forged datagram does not end its translation.
+//! socket received a datagram from a client that the Node masquerades, and its answer must not be translated. A socket
+//! that has sent through a mapping records no such sender, so that a forged datagram does not end its translation.
 
 /// Entries per family, two for each open socket, unless `--max-flows` makes them more; 16 Ki of them take less than
 /// 2 MiB.

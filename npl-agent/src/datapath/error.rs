@@ -180,8 +180,9 @@ pub enum DatapathError {
     NoCgroup2,
     /// `--local-clients host` on a kernel without network namespace cookies.
     #[error(
-        "--local-clients host requires Linux 5.14 or newer, which tells network namespaces apart: give --cgroup a cgroup of the \
-         Node's own services, for example /sys/fs/cgroup/system.slice, or none"
+        "--local-clients host requires Linux 5.14 or newer: an older kernel does not report the cookie of a network namespace; \
+         give --local-clients all, and --cgroup the cgroup of the Node's own services, for example \
+         /sys/fs/cgroup/system.slice"
     )]
     NoNetnsCookie,
     /// The directory of `--cgroup` is not in a cgroup v2 hierarchy.

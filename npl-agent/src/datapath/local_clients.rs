@@ -55,8 +55,8 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the cgroup does not exist, the kernel cannot tell the host's network namespace from others although only the
-    /// host's clients are to be served, or the kernel rejects an attachment. Attachments of an earlier agent then remain.
+    /// If the cgroup does not exist, the scope is [`ClientScope::Host`] and the kernel reports no cookie of the network
+    /// namespace, or the kernel rejects an attachment. Attachments of an earlier agent then remain.
     pub fn serve_local_clients(
         &mut self,
         selection: &CgroupSelection,

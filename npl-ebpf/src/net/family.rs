@@ -9,9 +9,6 @@ use crate::base::{context::Access, error::Unparsed};
 pub trait Addressing: Sized {
     type Addr: Copy + PartialEq;
 
-    /// The address with all bits zero.
-    const UNSPECIFIED: Self::Addr;
-
     /// The address whose 32-bit words all have this value.
     fn of_repeated(word: u32) -> Self::Addr;
     /// Contribution of an address to an Internet checksum. The sum of two addresses and two words fits in 32 bits.
@@ -133,4 +130,12 @@ impl Fragment {
 pub struct SocketAddr<F: Addressing> {
     pub addr: F::Addr,
     pub port: u16,
+}
+
+impl<F: Addressing> SocketAddr<F> {
+    /// Whether both have the same address and port.
+    #[inline(always)]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.addr == other.addr && self.port == other.port
+    }
 }

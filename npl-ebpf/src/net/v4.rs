@@ -80,8 +80,6 @@ const LENGTH: usize = size_of::<Header>();
 impl Addressing for V4 {
     type Addr = u32;
 
-    const UNSPECIFIED: u32 = 0;
-
     #[inline(always)]
     fn of_repeated(word: u32) -> u32 {
         word

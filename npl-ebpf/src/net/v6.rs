@@ -66,8 +66,6 @@ const LENGTH: usize = size_of::<Header>();
 impl Addressing for V6 {
     type Addr = Addr;
 
-    const UNSPECIFIED: Addr = [0; 4];
-
     #[inline(always)]
     fn of_repeated(word: u32) -> Addr {
         [word; 4]

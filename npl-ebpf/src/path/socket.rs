@@ -73,18 +73,28 @@ pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     let call = ctx.sock_addr;
     let nat = SocketAddr::<A::Family> { addr: A::Family::unspecified_as_loopback(A::addr(call)), port: port(call) };
     let Some(protocol) = protocol(call) else { return };
-    if kind == Call::Send && has_received_from(ctx, &nat) {
+    let direct = SocketFlow { socket: socket(ctx), pod: nat };
+    let known = A::Family::socket_rnat(&direct);
+    let nat = &direct.pod;
+    // The socket answers a client that the Node masquerades, such as a client of a Service's node port, and that
+    // `reply` has recorded: the datagram belongs to this client, not to the Pod whose mapping has the same node port.
+    if kind == Call::Send && known.as_ref().is_some_and(|sender| sender.is_same(nat)) {
         return;
     }
-    let Some(backend) = backend(ctx, &nat, protocol) else { return remove_if_direct(ctx, kind, nat) };
+    let Some(backend) = backend(ctx, nat, protocol) else {
+        if known.is_some() {
+            remove_if_direct(ctx, kind, &direct);
+        }
+        return;
+    };
     let pod = SocketAddr { addr: backend.addr, port: backend.port };
-    let flow = SocketFlow::<A::Family> { socket: socket(ctx), pod };
+    let flow = SocketFlow::<A::Family> { socket: direct.socket, pod };
     let known = A::Family::socket_rnat(&flow);
     if known.is_none() {
         stats::count_local_flow(backend.stats_index);
     }
-    if known.is_none_or(|known| known.addr != nat.addr || known.port != nat.port) {
-        A::Family::insert_socket_rnat(&flow, &nat);
+    if known.is_none_or(|known| !known.is_same(nat)) {
+        A::Family::insert_socket_rnat(&flow, nat);
         A::Family::insert_socket_rnat(&last_pod(flow.socket), &flow.pod);
     }
     A::set_addr(call, backend.addr);
@@ -167,15 +177,6 @@ fn is_nat_address<F: Family>(address: &SocketAddr<F>) -> bool {
         .is_some_and(|config| config.contains(address.port) && F::node_address_index(config, address.addr).is_some())
 }
 
-/// Whether the socket has received a datagram from this node address and port of the range. The sender is then a
-/// client that the Node masquerades, such as a client of a Service's node port, and the socket is answering: the
-/// datagram belongs to this client, not to the Pod whose mapping has the same node port.
-#[inline(always)]
-fn has_received_from<F: Family>(ctx: &SockAddrContext, sender: &SocketAddr<F>) -> bool {
-    let flow = || SocketFlow { socket: socket(ctx), pod: SocketAddr { addr: sender.addr, port: sender.port } };
-    is_nat_address(sender) && F::socket_rnat(&flow()).is_some()
-}
-
 /// The Pod behind the mapping of this node address and port, if the mapping's allow-list admits the client.
 #[inline(always)]
 fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) -> Option<Backend<F>> {
@@ -207,10 +208,9 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
 /// The entry of a connected socket stays: on each send of an IPv6 socket that is connected to an IPv4 Pod, the kernel
 /// calls the IPv4 program with the Pod's address.
 #[inline(always)]
-fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, pod: SocketAddr<F>) {
-    let flow = SocketFlow { socket: socket(ctx), pod };
-    if F::socket_rnat(&flow).is_some() && (kind == Call::Connect || !is_connected(ctx)) {
-        F::remove_socket_rnat(&flow);
+fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, flow: &SocketFlow<F>) {
+    if kind == Call::Connect || !is_connected(ctx) {
+        F::remove_socket_rnat(flow);
     }
 }
 

@@ -16,11 +16,7 @@ use npl_common::{
 use super::tuple::{Backend, FlowTuple, SocketFlow};
 use crate::{
     base::cell::Cell,
-    net::{
-        V4, V6,
-        family::{Addressing, SocketAddr},
-        route::Routing,
-    },
+    net::{V4, V6, family::SocketAddr, route::Routing},
 };
 
 /// A family with its maps.
@@ -142,6 +138,7 @@ mod v4 {
     };
 
     pub(super) type Addr = u32;
+    pub(super) const UNSPECIFIED: Addr = 0;
 
     #[inline(always)]
     pub(super) const fn bytes(addr: Addr) -> [u8; 4] {
@@ -180,6 +177,7 @@ mod v6 {
     };
 
     pub(super) type Addr = [u32; 4];
+    pub(super) const UNSPECIFIED: Addr = [0; 4];
 
     #[inline(always)]
     pub(super) fn bytes(addr: Addr) -> [u8; 16] {
@@ -234,7 +232,7 @@ macro_rules! family_maps {
             #[inline(always)]
             fn node_address(index: u8) -> Option<Self::Addr> {
                 let addr = $of::addr(&$of::NODE_ADDRESS_INDEX.get(u32::from(index))?.addr);
-                if addr == Self::UNSPECIFIED { None } else { Some(addr) }
+                if addr == $of::UNSPECIFIED { None } else { Some(addr) }
             }
 
             #[inline(always)]
