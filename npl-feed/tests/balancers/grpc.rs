@@ -7,12 +7,10 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
 
 use npl_feed::core::model::Change;
-use npl_testkit::load_balancers;
+use npl_testkit::{load_balancers, poll};
 
 use crate::{
     network::{self, NODES},
@@ -48,12 +46,9 @@ fn answers(folder: &Path) -> Vec<String> {
 }
 
 fn wait(folder: &Path, what: &str, is_over: impl Fn(&[String]) -> bool) {
-    let start = Instant::now();
-    while !is_over(&answers(folder)) {
-        let errors = fs::read_to_string(folder.join("errors")).unwrap_or_default();
-        assert!(start.elapsed() < LIMIT, "no {what}: {:?}\n{}", answers(folder).last(), scene::last_lines(&errors));
-        thread::park_timeout(Duration::from_millis(5));
-    }
+    let waited = poll::until(what, LIMIT, || is_over(&answers(folder)).then_some(()));
+    let errors = || fs::read_to_string(folder.join("errors")).unwrap_or_default();
+    assert!(waited.is_ok(), "{waited:?}: {:?}\n{}", answers(folder).last(), scene::last_lines(&errors()));
 }
 
 fn wait_for_answer_of(folder: &Path, name: &str) {

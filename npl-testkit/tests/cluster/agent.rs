@@ -23,6 +23,14 @@ pub(crate) fn on(world: &World, node: &str) -> Pod {
     agents(world).into_iter().find(|pod| pod.node == node).unwrap()
 }
 
+/// The ID of a Pod's process with this program.
+pub(crate) fn process_of(world: &World, pod: &Pod, program: &str) -> u32 {
+    let processes = world.cluster.node(&pod.node).unwrap().pod_processes(&pod.uid).unwrap();
+    let is_program =
+        |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == program);
+    processes.into_iter().find(is_program).unwrap()
+}
+
 pub(crate) fn the_agent_is_ready_on_every_node(world: &mut World) {
     let agents = agents(world);
     let mut nodes: Vec<&str> = agents.iter().filter(|pod| pod.is_ready).map(|pod| pod.node.as_str()).collect();
@@ -32,9 +40,7 @@ pub(crate) fn the_agent_is_ready_on_every_node(world: &mut World) {
 
 pub(crate) fn the_agent_has_two_capabilities_and_no_more(world: &mut World) {
     for pod in agents(world) {
-        let processes = world.cluster.node(&pod.node).unwrap().pod_processes(&pod.uid).unwrap();
-        let is_agent = |pid: &&u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|it| it == "npl-agent\n");
-        let agent = processes.iter().find(is_agent).unwrap();
+        let agent = process_of(world, &pod, "npl-agent");
         let status = fs::read_to_string(format!("/proc/{agent}/status")).unwrap();
         let value = |field: &str| status.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default().trim();
         for field in ["CapEff:", "CapPrm:", "CapBnd:"] {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Components of the cluster that are restarted under load.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use npl_testkit::poll;
 
@@ -68,12 +68,17 @@ pub(crate) fn container_runtimes_are_restarted(world: &mut World) {
 
 pub(crate) fn the_api_server_is_restarted(world: &mut World) {
     Under::default().load(world, |world| {
-        world.cluster.plane().kill_api_server().unwrap();
-        let start = std::time::Instant::now();
-        poll::until("the end of the outage", LIMIT, || (start.elapsed() > OUTAGE).then_some(())).unwrap();
-        world.cluster.plane().start_api_server().unwrap();
+        interrupt_the_api_server(world);
         load::renew(world, "deployment/elastic");
     });
+}
+
+/// Kills the API server, and starts the server again after the outage.
+pub(crate) fn interrupt_the_api_server(world: &mut World) {
+    world.cluster.plane().kill_api_server().unwrap();
+    let start = Instant::now();
+    poll::until("the end of the outage", LIMIT, || (start.elapsed() > OUTAGE).then_some(())).unwrap();
+    world.cluster.plane().start_api_server().unwrap();
 }
 
 pub(crate) fn etcd_is_restarted(world: &mut World) {

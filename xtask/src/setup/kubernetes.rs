@@ -275,11 +275,8 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
     if !part.files.is_empty() || !part.variables.is_empty() {
         made_from.push(further.as_bytes());
     }
-    let source = module.join("main.go");
-    let source = if source.exists() { read("main.go")? } else { Vec::new() };
-    if !source.is_empty() {
-        made_from.push(&source);
-    }
+    let source = module.join("main.go").exists().then(|| read("main.go")).transpose()?;
+    made_from.extend(source.as_deref());
     cache::obtain(part.name, &made_from, |folder| {
         build(part, &module, &version, folder, cancelled)?;
         for file in part.files {

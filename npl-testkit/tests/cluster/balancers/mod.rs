@@ -6,20 +6,15 @@
 mod load;
 mod scene;
 
-use std::fs;
-use std::time::{Duration, Instant};
-
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
-use npl_testkit::poll;
 
 use self::scene::Scene;
+use crate::agent;
 use crate::load::renew;
 use crate::moves::{drain, scale};
-use crate::world::{self, AGENT_NAMESPACE, LIMIT, World};
-
-/// The duration of the API server's outage, longer than the feed's watches take to notice the outage.
-const OUTAGE: Duration = Duration::from_secs(3);
+use crate::restarts::interrupt_the_api_server;
+use crate::world::{self, AGENT_NAMESPACE, World};
 
 /// The number of Pods of the workload that is scaled up.
 const MANY: usize = 40;
@@ -58,10 +53,7 @@ pub(crate) fn real_load_balancers_lose_no_request(world: &mut World) {
         world.wait_for_rollout(AGENT_NAMESPACE, "deployment/npl-feed");
     });
     scene.during(world, "API server away", |world| {
-        world.cluster.plane().kill_api_server().unwrap();
-        let start = Instant::now();
-        poll::until("the end of the outage", LIMIT, || (start.elapsed() > OUTAGE).then_some(())).unwrap();
-        world.cluster.plane().start_api_server().unwrap();
+        interrupt_the_api_server(world);
         renew(world, "deployment/elastic");
     });
     scene.finish(world);
@@ -72,10 +64,7 @@ fn kill(world: &World, component: &str, program: &str, count: usize) {
     let pods = world.pods(AGENT_NAMESPACE, &format!("app.kubernetes.io/component={component}"));
     assert_eq!(pods.len(), REPLICAS, "{pods:?}");
     for pod in pods.iter().take(count) {
-        let processes = world.cluster.node(&pod.node).unwrap().pod_processes(&pod.uid).unwrap();
-        let is_program =
-            |pid: &&u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == program);
-        let process = processes.iter().find(is_program).unwrap();
-        signal::kill(Pid::from_raw(i32::try_from(*process).unwrap()), Signal::SIGKILL).unwrap();
+        let process = agent::process_of(world, pod, program);
+        signal::kill(Pid::from_raw(i32::try_from(process).unwrap()), Signal::SIGKILL).unwrap();
     }
 }

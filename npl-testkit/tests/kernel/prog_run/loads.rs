@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The verifier accepts the programs; its decision depends only on the kernel and on the loader's capabilities.
 
-use crate::lab::{with_lab, with_loader_lab};
+use crate::lab::{Lab, with_lab, with_loader_lab};
 
 /// The test loads all tail-called programs too. On some kernels it is the only test that runs.
 #[test]
 fn every_program_loads_with_the_agents_capabilities() {
     with_lab(|lab| {
         assert!(!lab.datapath.hooks.are_unmitigated());
-        let refused: Vec<_> = lab.datapath.hooks.load_all().into_iter().filter_map(Result::err).collect();
-        assert!(refused.is_empty(), "{refused:?}");
+        assert_all_load(lab);
     });
 }
 
@@ -17,7 +16,12 @@ fn every_program_loads_with_the_agents_capabilities() {
 fn every_program_loads_with_the_loaders_capabilities() {
     with_loader_lab(|lab| {
         assert!(lab.datapath.hooks.are_unmitigated());
-        let refused: Vec<_> = lab.datapath.hooks.load_all().into_iter().filter_map(Result::err).collect();
-        assert!(refused.is_empty(), "{refused:?}");
+        assert_all_load(lab);
     });
+}
+
+#[track_caller]
+fn assert_all_load(lab: &mut Lab) {
+    let refused: Vec<_> = lab.datapath.hooks.load_all().into_iter().filter_map(Result::err).collect();
+    assert!(refused.is_empty(), "{refused:?}");
 }
