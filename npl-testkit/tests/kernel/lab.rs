@@ -93,8 +93,12 @@ static LOADER_POOL: BpffsPool = BpffsPool::new();
 
 /// Runs `test` on a datapath without mappings, node addresses and flows.
 pub(crate) fn with_lab(test: impl FnOnce(&mut Lab) + Send) {
-    let needs_perfmon = KernelVersion::current().unwrap() < LOADS_WITHOUT_PERFMON;
-    with_rights(&AGENT_POOL, needs_perfmon, test);
+    with_rights(&AGENT_POOL, needs_perfmon(), test);
+}
+
+/// Whether [`with_lab`] adds `CAP_PERFMON` to the agent's capabilities, because this kernel requires it.
+pub(crate) fn needs_perfmon() -> bool {
+    KernelVersion::current().unwrap() < LOADS_WITHOUT_PERFMON
 }
 
 /// As [`with_lab`], with the capabilities of the init container, which loads the programs before the agent starts.
