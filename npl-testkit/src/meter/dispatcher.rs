@@ -6,10 +6,12 @@
 //! waits for an RCU grace period in both steps: some 28 ms per call, in which no packet is sent. A program that is
 //! attached to a device is in the dispatcher already, so that the kernel skips both steps.
 
+use std::error::Error;
+use std::fmt;
 use std::fs::File;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use aya::programs::Xdp;
 use aya::programs::xdp::{XdpLink, XdpMode};
 use nix::sched::{CloneFlags, setns, unshare};
@@ -47,19 +49,35 @@ impl IdleDevice {
     }
 }
 
+/// The generator's own calls took too much of a sample.
+#[derive(Clone, Copy, Debug)]
+pub struct Overhead {
+    cost: Duration,
+    calls: u32,
+    sample: Duration,
+}
+
+impl fmt::Display for Overhead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cost, calls, sample } = *self;
+        let overhead = cost * calls;
+        write!(
+            f,
+            "the generator's own overhead is {overhead:.1?} of a sample of {sample:.1?} ({calls} calls of {cost:.1?}), \
+             more than 1 %: the rate would be too low"
+        )
+    }
+}
+
+impl Error for Overhead {}
+
 /// Checks that `calls` calls without packets take at most one hundredth of a sample.
 ///
 /// # Errors
 ///
 /// If they take longer: the rate would contain time that is not spent on packets.
-pub(super) fn check(cost: Duration, calls: u32, sample: Duration) -> Result<()> {
-    let overhead = cost * calls;
-    ensure!(
-        overhead * 1000 <= sample * TOLERATED_PER_MILLE,
-        "the generator's own overhead is {overhead:.1?} of a sample of {sample:.1?} ({calls} calls of {cost:.1?}), more than \
-         1 %: the rate would be too low"
-    );
-    Ok(())
+pub(super) fn check(cost: Duration, calls: u32, sample: Duration) -> Result<(), Overhead> {
+    if cost * calls * 1000 <= sample * TOLERATED_PER_MILLE { Ok(()) } else { Err(Overhead { cost, calls, sample }) }
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ use npl_common::traffic::{
     Traffic, fate,
 };
 
+pub use self::dispatcher::Overhead;
 pub use self::frame::{Segment, frame};
 
 use self::dispatcher::IdleDevice;
@@ -120,6 +121,17 @@ pub enum Clients {
     /// Each packet has a random port and a random address among the 268 million that follow the address of the first
     /// packet.
     Random,
+}
+
+/// Packets that were sent, and the time for sending them.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    packets: u64,
+    arrived: u64,
+    elapsed: Duration,
+    /// Calls of the generator.
+    calls: u32,
+    cost_of_a_call: Duration,
 }
 
 /// Packets were lost.
@@ -229,22 +241,39 @@ impl Meter {
     ///
     /// # Errors
     ///
-    /// [`Lost`], if more packets were lost than [`TOLERATED_PER_MILLE`]. Any other error if the generator's calls
+    /// [`Lost`], if more packets were lost than [`TOLERATED_PER_MILLE`]. [`Overhead`], if the generator's calls
     /// themselves took more than 1 % of the time.
     pub fn measure(&mut self, packets: u64, limit: Duration) -> Result<f64> {
+        let sent = self.send_and_count(packets, limit)?;
+        dispatcher::check(sent.cost_of_a_call, sent.calls, sent.elapsed)?;
+        #[expect(clippy::cast_precision_loss, reason = "some millions")]
+        Ok(sent.arrived as f64 / sent.elapsed.as_secs_f64() / 1e6)
+    }
+
+    /// Sends packets without measuring a rate.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`], as for [`Self::measure`].
+    pub fn warm_up(&mut self, packets: u64) -> Result<()> {
+        self.send_and_count(packets, Duration::MAX).map(drop)
+    }
+
+    fn send_and_count(&mut self, packets: u64, limit: Duration) -> Result<Sent> {
         let idle_device = &self.idle_device;
         let generator: &mut Xdp =
             self.ebpf.program_mut(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let _in_dispatcher = idle_device.attach(generator)?;
         let before = self.arrived()?;
-        let (packets, elapsed) = self.send_alone(packets, limit)?;
+        let mut sent = self.send_alone(packets, limit)?;
+        let packets = sent.packets;
         let expected = packets - packets * TOLERATED_PER_MILLE / 1000;
         let arrived = self.wait_for(before + expected)? - before;
         if arrived < expected {
             bail!(Lost { arrived, packets });
         }
-        #[expect(clippy::cast_precision_loss, reason = "some millions")]
-        Ok(arrived as f64 / elapsed.as_secs_f64() / 1e6)
+        sent.arrived = arrived;
+        Ok(sent)
     }
 
     /// Sends packets from the calling thread. Its processor also does all of the Node's work on these packets.
@@ -254,15 +283,14 @@ impl Meter {
         self.entry.netns().run(|| live_frames::run(program, &self.frame, self.ifindex, packets))?
     }
 
-    /// Sends packets from a processor reserved for this work. Returns the number of packets of the sample and the
-    /// elapsed time.
-    fn send_alone(&self, packets: u64, limit: Duration) -> Result<(u64, Duration)> {
+    /// Sends packets from a processor reserved for this work.
+    fn send_alone(&self, packets: u64, limit: Duration) -> Result<Sent> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();
         self.entry.netns().run(|| {
             live_frames::occupy_one_processor()?;
             let call = |packets| live_frames::run(program, &self.frame, self.ifindex, packets);
-            let cost = cost_of_a_call(call)?;
+            let cost_of_a_call = cost_of_a_call(call)?;
             let stopwatch = Stopwatch::start()?;
             let (mut sent, mut calls) = (0, 0);
             while sent < packets && stopwatch.elapsed()? < limit {
@@ -271,9 +299,7 @@ impl Meter {
                 call(now)?;
                 (sent, calls) = (sent + u64::from(now), calls + 1);
             }
-            let elapsed = stopwatch.elapsed()?;
-            dispatcher::check(cost, calls, elapsed)?;
-            Ok((sent, elapsed))
+            Ok(Sent { packets: sent, arrived: 0, elapsed: stopwatch.elapsed()?, calls, cost_of_a_call })
         })?
     }
 

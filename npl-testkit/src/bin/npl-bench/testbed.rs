@@ -12,7 +12,7 @@ use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::core::devices::xdp::Attach;
 use npl_common::names::PROG_INGRESS;
 use npl_testkit::echo::{EchoServer, Protocol};
-use npl_testkit::meter::{self, Arrival, Clients, Entry, Flows, Lost, Meter};
+use npl_testkit::meter::{self, Arrival, Clients, Entry, Flows, Lost, Meter, Overhead};
 use npl_testkit::run::Run;
 use npl_testkit::topology::{Client, Offload, Options, Pod, Topology};
 use npl_testkit::{poll, traffic};
@@ -110,13 +110,14 @@ impl Testbed {
         self.flows.iter().any(|(other, _)| *other == case)
     }
 
-    /// Measures one sample in million packets per second. A sample that loses packets is discarded and repeated.
+    /// Measures one sample in million packets per second. A sample that loses packets, or
+    /// whose generator was too slow, is discarded and repeated.
     pub(crate) fn sample(&mut self, case: Case, effort: Effort) -> Result<f64> {
         let mut left = TRIES;
         loop {
             left -= 1;
             match self.prepare(case).and_then(|()| self.measure(case, effort)) {
-                Err(error) if left > 0 && error.is::<Lost>() => {
+                Err(error) if left > 0 && (error.is::<Lost>() || error.is::<Overhead>()) => {
                     eprintln!("bench: {case}: {error:#}; repeating the sample");
                 }
                 result => return result,
@@ -126,22 +127,24 @@ impl Testbed {
 
     fn measure(&mut self, case: Case, effort: Effort) -> Result<f64> {
         let packets = if case.workload.is_one_flow() { effort.established } else { effort.new_flows };
-        self.send(case, packets, effort.longest)
+        let rate = self.meter.measure(packets, effort.longest)?;
+        self.forget_flows(case)?;
+        Ok(rate)
     }
 
-    fn send(&mut self, case: Case, packets: u64, longest: Duration) -> Result<f64> {
-        let rate = self.meter.measure(packets, longest)?;
+    /// Empties the table of kernel conntrack, which has room for the flows of one sample only.
+    fn forget_flows(&self, case: Case) -> Result<()> {
         if !case.workload.is_one_flow() && case.mode.has_conntrack() {
-            // The conntrack table has room for the flows of one sample only.
             self.topology.node().forget_connections()?;
         }
-        Ok(rate)
+        Ok(())
     }
 
     /// Sets up the network for the case and warms up caches.
     fn prepare(&mut self, case: Case) -> Result<()> {
         self.turn_to(case).with_context(|| format!("prepare {case}"))?;
-        self.send(case, WARM_UP, Duration::MAX).context("warm up").map(drop)
+        self.meter.warm_up(WARM_UP).context("warm up")?;
+        self.forget_flows(case)
     }
 
     fn turn_to(&mut self, case: Case) -> Result<()> {
