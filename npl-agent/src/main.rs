@@ -106,6 +106,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Status(args) => runtime.block_on(cli::status::show(&args)),
         Command::Mappings(args) => runtime.block_on(cli::mappings::show(&args)).map(|()| ExitCode::SUCCESS),
         Command::Why(args) => runtime.block_on(cli::why::show(&args)),
+        Command::Trace(args) => runtime.block_on(cli::trace::run(&args)).map(|()| ExitCode::SUCCESS),
         Command::Flows(args) => runtime.block_on(cli::flows::show(&args)).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => runtime.block_on(cli::doctor::show(&args)),
         Command::Top(args) => runtime.block_on(cli::top::show(&args)).map(|()| ExitCode::SUCCESS),

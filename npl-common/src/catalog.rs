@@ -22,12 +22,14 @@ use crate::{
         MAP_MAPPING_V6, MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6, MAP_NODE_ADDRESS_INDEX_V4, MAP_NODE_ADDRESS_INDEX_V6,
         MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_V6, MAP_REASON, MAP_REPLY_CACHE_V4, MAP_REPLY_CACHE_V6, MAP_SCTP_BUFFER,
         MAP_SLOW_PATH, MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6, MAP_STACK_SEEN_V4, MAP_STACK_SEEN_V6, MAP_STATS,
-        MAP_UNMAPPED_V4, MAP_UNMAPPED_V6, MAP_UPLINK, MAP_XDP_DEVICE, PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD,
-        PROG_INGRESS, PROG_INGRESS_L3, PROG_INGRESS_OFFLOAD, PROG_INGRESS_REDIRECT, PROG_PODS_OFFLOAD,
-        PROG_PODS_REDIRECT, PROG_TO_PODS, PROG_XDP, PROG_XDP_FRAGS, SLOW_PATH_PROGRAMS,
+        MAP_TRACE_CPU, MAP_TRACE_FILTER, MAP_TRACE_RING, MAP_UNMAPPED_V4, MAP_UNMAPPED_V6, MAP_UPLINK, MAP_XDP_DEVICE,
+        PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_L3, PROG_INGRESS_OFFLOAD,
+        PROG_INGRESS_REDIRECT, PROG_PODS_OFFLOAD, PROG_PODS_REDIRECT, PROG_TO_PODS, PROG_XDP, PROG_XDP_FRAGS,
+        SLOW_PATH_PROGRAMS,
     },
     next_hop::{MAX_NEXT_HOPS, MAX_UPLINKS, PodAddressV4, PodAddressV6, PodNextHop},
     offload::{self, StackSeen},
+    packet_trace::{RING_BYTES, TraceCpu, TraceFilter},
     reason::MAX_REASONS,
     socket_rnat::{MAX_SOCKET_RNAT, SocketRnatKeyV4, SocketRnatKeyV6, SocketRnatV4, SocketRnatV6},
     stats::{MAX_STATS, MappingStats},
@@ -70,6 +72,8 @@ pub enum MapKind {
     LpmTrie,
     /// Program file descriptors for tail calls.
     ProgramArray,
+    /// A ring buffer, which all CPUs share.
+    RingBuffer,
 }
 
 impl MapKind {
@@ -82,6 +86,7 @@ impl MapKind {
             Self::PerCpuArray => 6,
             Self::LruHash => 9,
             Self::LpmTrie => 11,
+            Self::RingBuffer => 27,
         }
     }
 
@@ -94,6 +99,7 @@ impl MapKind {
             Self::PerCpuArray => "percpu_array",
             Self::LruHash => "lru_hash",
             Self::LpmTrie => "lpm_trie",
+            Self::RingBuffer => "ringbuf",
         }
     }
 }
@@ -101,6 +107,8 @@ impl MapKind {
 /// A key or value.
 #[derive(Debug, Clone, Copy)]
 pub enum Content {
+    /// Nothing: a ring buffer has neither keys nor values of a fixed size. The text names its records.
+    None(&'static str),
     /// A `u32`, and its meaning.
     U32(&'static str),
     /// A `u64`, and its meaning.
@@ -115,7 +123,7 @@ impl Content {
     /// The types, one for each name of the map, or one for all names; none for a number.
     pub const fn layouts(self) -> &'static [Layout] {
         match self {
-            Self::U32(_) | Self::U64(_) => &[],
+            Self::None(_) | Self::U32(_) | Self::U64(_) => &[],
             Self::Type(layouts) | Self::Prefix(layouts) => layouts,
         }
     }
@@ -125,6 +133,7 @@ impl Content {
         let layouts = self.layouts();
         let of_type = layouts.get(position).or(layouts.first()).map_or(0, |layout| layout.size);
         match self {
+            Self::None(_) => 0,
             Self::U32(_) => size_of::<u32>(),
             Self::U64(_) => size_of::<u64>(),
             Self::Type(_) => of_type,
@@ -399,6 +408,36 @@ pub const MAPS: &[Map] = &[
         purpose: "Packets by reason.",
         written_by: PROGRAMS,
         when_full: NEVER,
+    },
+    Map {
+        names: &[MAP_TRACE_FILTER],
+        kind: MapKind::Array,
+        capacity: 1,
+        key: Content::U32("0"),
+        value: Content::Type(&[TraceFilter::LAYOUT]),
+        purpose: "The packets that `npl-agent trace` follows; off unless the command runs.",
+        written_by: "`npl-agent trace`; a program turns tracing off when its time is over",
+        when_full: NEVER,
+    },
+    Map {
+        names: &[MAP_TRACE_CPU],
+        kind: MapKind::PerCpuArray,
+        capacity: 1,
+        key: Content::U32("0"),
+        value: Content::Type(&[TraceCpu::LAYOUT]),
+        purpose: "The record of packet tracing that a CPU is writing, and the numbers of records that this CPU left out.",
+        written_by: PROGRAMS,
+        when_full: NEVER,
+    },
+    Map {
+        names: &[MAP_TRACE_RING],
+        kind: MapKind::RingBuffer,
+        capacity: RING_BYTES,
+        key: Content::None("none"),
+        value: Content::None("none; its records are of the type `TraceRecord`"),
+        purpose: "Records of packet tracing, which `npl-agent trace` reads.",
+        written_by: PROGRAMS,
+        when_full: "further records are counted as lost",
     },
 ];
 

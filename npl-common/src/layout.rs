@@ -106,6 +106,12 @@ pub const LAYOUTS: &[Layout] = &[
     crate::lookup_cache::CachedMappingV4::LAYOUT,
     crate::lookup_cache::CachedMappingV6::LAYOUT,
     crate::lookup_cache::CachedReply::LAYOUT,
+    crate::packet_trace::EndpointFilter::LAYOUT,
+    crate::packet_trace::TraceFilter::LAYOUT,
+    crate::packet_trace::PacketEnd::LAYOUT,
+    crate::packet_trace::PacketCopy::LAYOUT,
+    crate::packet_trace::TraceRecord::LAYOUT,
+    crate::packet_trace::TraceCpu::LAYOUT,
 ];
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ pub mod mapping;
 pub mod names;
 pub mod next_hop;
 pub mod offload;
+pub mod packet_trace;
 pub mod reason;
 pub mod socket_rnat;
 pub mod stats;

@@ -100,6 +100,13 @@ pub const MAP_STATS: &str = "npl_stats";
 /// Counters per reason: per-CPU array of `u64`, indexed by [`crate::reason::Reason`].
 pub const MAP_REASON: &str = "npl_reason";
 
+/// The filter of packet tracing: array of one [`crate::packet_trace::TraceFilter`].
+pub const MAP_TRACE_FILTER: &str = "npl_tracefilter";
+/// Packet tracing's records of running programs: per-CPU array of one [`crate::packet_trace::TraceCpu`].
+pub const MAP_TRACE_CPU: &str = "npl_trace_cpu";
+/// Packet tracing's ring buffer of [`crate::packet_trace::TraceRecord`].
+pub const MAP_TRACE_RING: &str = "npl_trace_ring";
+
 /// Every map that is pinned, by name.
 pub const PINNED_MAPS: &[&str] = &[
     MAP_CONFIG,
@@ -141,6 +148,9 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_STACK_SEEN_V6,
     MAP_STATS,
     MAP_REASON,
+    MAP_TRACE_FILTER,
+    MAP_TRACE_CPU,
+    MAP_TRACE_RING,
 ];
 
 /// A one-byte constant of the object, which the loader sets: 1 if programs read packets through pointers, 0 if through

@@ -34,7 +34,7 @@ const ELEMENTS_A_RUN: u32 = 32;
 const FRAME: [u8; 64] = [0; 64];
 
 /// Removes all elements of a pinned map, or sets them to zero in maps whose elements cannot be removed. Program arrays
-/// stay unchanged.
+/// and ring buffers stay unchanged: the reader of a ring buffer discards earlier records.
 ///
 /// # Errors
 ///
@@ -50,7 +50,7 @@ pub fn empty(pin: &Path) -> Result<()> {
         set_to_zero(fd, info.max_entries(), i16::try_from(info.value_size())?)
     } else if matches!(kind, MapType::PerCpuArray) {
         set_to_zero_everywhere(fd, info.max_entries(), usize::try_from(info.value_size())?)
-    } else if matches!(kind, MapType::ProgramArray) {
+    } else if matches!(kind, MapType::ProgramArray | MapType::RingBuf) {
         Ok(())
     } else {
         bail!("{} has the unsupported map type {kind:?}", pin.display())

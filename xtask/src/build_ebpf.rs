@@ -79,7 +79,7 @@ pub(crate) fn lint() -> Result<()> {
 }
 
 /// Parts of the names of aya-log's maps and functions, and the map of packets to log.
-const LOG_NAMES: [&str; 3] = ["AYA_LOG", "aya_log", "npl_trace"];
+const LOG_NAMES: [&str; 3] = ["AYA_LOG", "aya_log", "npl_log_note"];
 
 fn target_dir() -> PathBuf {
     paths::target_dir().join("ebpf")

@@ -15,6 +15,7 @@ pub mod retire;
 pub mod status;
 mod style;
 pub mod top;
+pub mod trace;
 pub mod why;
 
 use std::{

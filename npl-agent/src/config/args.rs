@@ -53,6 +53,11 @@ const FLOWS_EXAMPLES: &str = "Examples:
   npl-agent flows --client 198.51.100.0/24         those of these clients
   npl-agent flows --output json | jq -r .client    one JSON object per line";
 
+const TRACE_EXAMPLES: &str = "Examples:
+  npl-agent trace --client 198.51.100.7 --node-port 61000    one client's packets to one node port
+  npl-agent trace -n shop --pod web-0 --count 20             the first 20 records of a Pod's packets
+  npl-agent trace --client 198.51.100.0/24 --pcap - | wireshark -k -i -";
+
 const TOP_EXAMPLES: &str = "Examples:
   npl-agent top
   kubectl --namespace npl-system exec -it daemonset/npl-agent -- /npl-agent top";
@@ -90,6 +95,11 @@ pub enum Command {
     /// recent first. Flows whose handshake is not complete are not listed.
     #[command(after_help = FLOWS_EXAMPLES)]
     Flows(FlowsArgs),
+    /// Follow packets of a client, Pod or node port through the kernel programs: each packet before and after a program,
+    /// with the program's verdict and reason. Connections of local clients are not shown, because no program at a device
+    /// translates their packets.
+    #[command(after_help = TRACE_EXAMPLES)]
+    Trace(TraceArgs),
     /// Follow the busiest mappings of this Node on a terminal of 80 columns and 24 lines: packets, new flows, packets
     /// that were not translated, problems.
     #[command(after_help = TOP_EXAMPLES)]
@@ -430,6 +440,56 @@ pub struct FlowsArgs {
     /// Show the flows of this protocol: tcp, udp or sctp.
     #[arg(long, value_name = "PROTOCOL")]
     pub protocol: Option<Protocol>,
+}
+
+/// Flags of `trace`.
+#[derive(Debug, Clone, Args)]
+pub struct TraceArgs {
+    /// Where to read, and how to print; JSON is one object per line.
+    #[command(flatten)]
+    pub node: NodeViewArgs,
+
+    /// Follow the packets of clients with this address or in this range.
+    #[arg(long, value_name = "IP|CIDR")]
+    pub client: Option<SourceRange>,
+
+    /// Follow the packets with this port of the client.
+    #[arg(long, value_name = "PORT")]
+    pub client_port: Option<u16>,
+
+    /// Follow the packets to and from this node port.
+    #[arg(long, value_name = "PORT")]
+    pub node_port: Option<u16>,
+
+    /// Follow the packets of Pods of this namespace only; needs --pod.
+    #[arg(long, short, value_name = "NAME", requires = "pod")]
+    pub namespace: Option<String>,
+
+    /// Follow the packets of Pods whose name begins with this text: those to their node ports, and those to and from their
+    /// addresses. Needs a running agent.
+    #[arg(long, value_name = "NAME")]
+    pub pod: Option<String>,
+
+    /// Follow the packets of this protocol, and ICMP errors about them: tcp, udp or sctp.
+    #[arg(long, value_name = "PROTOCOL")]
+    pub protocol: Option<Protocol>,
+
+    /// End after this many records.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+
+    /// End after this time: a number with the units ms, s, m and h.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
+    pub duration: Duration,
+
+    /// Record this many packets per second and CPU at most.
+    #[arg(long, value_name = "NUMBER", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..))]
+    pub rate: u64,
+
+    /// Write the first 128 bytes of each packet, before and after translation, to this new pcapng file instead of printing
+    /// the records; `-`: to standard output.
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
 }
 
 /// Flags of `top`.

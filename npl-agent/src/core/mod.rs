@@ -26,6 +26,7 @@ pub mod doctor;
 pub mod flows;
 pub mod model;
 pub mod op;
+pub mod packet_trace;
 pub mod pages;
 pub mod ports;
 pub mod publish;

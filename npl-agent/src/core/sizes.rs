@@ -169,6 +169,8 @@ pub fn memory_of(map: &Map, position: usize, entries: u32, possible_cpus: u32) -
         MapKind::LruHash => entries * element + rounded * BUCKET,
         MapKind::LpmTrie => 0,
         MapKind::ProgramArray => rounded * POINTER,
+        // The kernel also has three pages for its positions, which are not counted here.
+        MapKind::RingBuffer => entries,
     }
 }
 

@@ -93,6 +93,9 @@ pub enum DatapathError {
         path = .0.display()
     )]
     Incomplete(PathBuf),
+    /// Another command traces packets on this Node.
+    #[error("another `npl-agent trace` runs on this Node: end that command, or wait until it ends")]
+    AlreadyTracing,
     /// A pin of a running agent was removed or replaced.
     #[error(
         "{path} was removed or replaced while this agent was running: the agent exits, and its restart recreates the \

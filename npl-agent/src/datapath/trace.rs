@@ -24,7 +24,7 @@ use super::{
 const LOGS: &str = "AYA_LOGS";
 
 /// The maps that only the trace build has: the ring buffer of logs, and the records of packets to log.
-const MAPS: [&str; 2] = [LOGS, "npl_trace"];
+const MAPS: [&str; 2] = [LOGS, "npl_log_note"];
 
 /// The log target, by which `NPL_LOG` selects these lines.
 const TARGET: &str = "npl_ebpf";

@@ -64,6 +64,7 @@ fn map_section(map: &Map) -> String {
         _ if map.names.iter().all(|name| follows_the_node(name)) => {
             "number of elements [by `--max-flows`](sizes.md)".to_owned()
         }
+        bytes if map.kind == MapKind::RingBuffer => format!("{} bytes", number(bytes as usize)),
         1 => "1 element".to_owned(),
         several => format!("{} elements", number(several as usize)),
     };
@@ -89,6 +90,7 @@ fn content(content: Content) -> String {
         links.collect::<Vec<_>>().join(", ")
     };
     match content {
+        Content::None(meaning) => meaning.to_owned(),
         Content::U32(meaning) => format!("`u32`: {meaning}"),
         Content::U64(meaning) => format!("`u64`: {meaning}"),
         Content::Type(layouts) => types(layouts),

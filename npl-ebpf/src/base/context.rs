@@ -135,6 +135,24 @@ impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
     pub fn ether_type(&self) -> Option<u32> {
         self.read::<u16, { ETHERNET - size_of::<u16>() }>().map(u32::from)
     }
+
+    /// Copies up to `WORDS` whole words from offset `OFFSET` on, and returns their number.
+    #[cfg(not(feature = "trace"))]
+    #[inline(always)]
+    pub fn copy_words<const OFFSET: usize, const WORDS: usize>(&self, to: *mut u64) -> u32 {
+        let mut copied = 0;
+        while copied < WORDS {
+            let start = self.0.data() + OFFSET + copied * size_of::<u64>();
+            if start + size_of::<u64>() > self.0.data_end() {
+                break;
+            }
+            // SAFETY: the frame has these bytes as checked, and `to` has room for `WORDS` words. The load may be
+            // unaligned, as in `read`.
+            unsafe { to.add(copied).write((start as *const u64).read_unaligned()) };
+            copied += 1;
+        }
+        copied as u32
+    }
 }
 
 impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {

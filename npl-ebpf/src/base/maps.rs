@@ -5,7 +5,7 @@
 //! written by one aligned store.
 
 use aya_ebpf::{
-    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf},
     macros::btf_map,
 };
 use npl_common::{
@@ -23,6 +23,7 @@ use npl_common::{
     names::SLOW_PATH_PROGRAMS,
     next_hop::{MAX_NEXT_HOPS, MAX_UPLINKS, PodAddressV4, PodAddressV6, PodNextHop},
     offload::{self, StackSeen},
+    packet_trace::{RING_BYTES, TraceCpu, TraceFilter, TraceRecord},
     reason::MAX_REASONS,
     socket_rnat::{MAX_SOCKET_RNAT, SocketRnatKeyV4, SocketRnatKeyV6, SocketRnatV4, SocketRnatV6},
     stats::{MAX_STATS, MappingStats},
@@ -191,3 +192,16 @@ pub static STATS: PerCpuArray<MappingStats, { MAX_STATS as usize }> = PerCpuArra
 /// The counters of each reason. The kernel programs write this map.
 #[btf_map(name = "npl_reason")]
 pub static REASONS: PerCpuArray<u64, { MAX_REASONS as usize }> = PerCpuArray::new();
+
+/// The filter of packet tracing. `npl-agent trace` writes this map; a program sets [`TraceFilter::until`] to 0 once that
+/// time has passed.
+#[btf_map(name = "npl_tracefilter")]
+pub static TRACE_FILTER: Array<TraceFilter, 1> = Array::new();
+
+/// The record of packet tracing that each CPU is writing. The kernel programs write this map.
+#[btf_map(name = "npl_trace_cpu")]
+pub static TRACE_CPU: PerCpuArray<TraceCpu, 1> = PerCpuArray::new();
+
+/// Records of packet tracing. The kernel programs write this map.
+#[btf_map(name = "npl_trace_ring")]
+pub static TRACE_RING: RingBuf<TraceRecord, { RING_BYTES as usize }> = RingBuf::new();

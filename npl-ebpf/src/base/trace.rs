@@ -25,7 +25,7 @@ pub struct Note {
 }
 
 /// One record per processor, written and read within one run of a program.
-#[btf_map(name = "npl_trace")]
+#[btf_map(name = "npl_log_note")]
 static NOTE: PerCpuArray<Note, 1> = PerCpuArray::new();
 
 /// This processor's record.

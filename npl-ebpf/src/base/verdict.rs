@@ -100,12 +100,12 @@ impl Verdict {
     }
 
     #[inline(always)]
-    pub(super) const fn kind(self) -> u32 {
+    pub const fn kind(self) -> u32 {
         self.0 & ((1 << kind::BITS) - 1)
     }
 
     #[inline(always)]
-    pub(super) const fn detail(self) -> u32 {
+    pub const fn detail(self) -> u32 {
         self.0 >> kind::BITS
     }
 

@@ -66,7 +66,7 @@ fn run_steps<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
             trace::step::<F, H, L2>(skb(ctx), drop_unwritable)
         }
         IS_FRAGMENT => trace::step::<F, H, L2>(skb(ctx), translate_fragment::<F, H, L2>),
-        IS_LEAVING if !H::ON_ARRIVAL => record_leaving::<F, L2>(skb(ctx)),
+        IS_LEAVING if !H::ON_ARRIVAL => trace::step::<F, H, L2>(skb(ctx), record_leaving::<F, L2>),
         IS_UNREADABLE if H::ON_ARRIVAL => trace::step::<F, H, L2>(skb(ctx), judge_unreadable::<F, L2>),
         _ if !fragment_buffer::reinject_noted(skb(ctx), H::ON_ARRIVAL) => {
             trace::step::<F, H, L2>(skb(ctx), drop_unwritable)
@@ -79,7 +79,7 @@ fn run_steps<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
 /// Drops a packet whose skb the kernel's helper failed to overwrite with a saved frame.
 #[inline(always)]
 fn drop_unwritable(_skb: *mut __sk_buff) -> i32 {
-    Verdict::drop(Reason::RewriteFailed).into_action()
+    trace::decide(Verdict::drop(Reason::RewriteFailed))
 }
 
 /// Stores the key and length of an SCTP first or last fragment for the later steps.
@@ -101,7 +101,7 @@ fn begin_sctp<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) {
 fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
     let Some(chain) = F::parse_chain(ctx, L2) else {
-        return if H::ON_ARRIVAL { IS_UNREADABLE } else { Verdict::UNRELATED.into_action() };
+        return if H::ON_ARRIVAL { IS_UNREADABLE } else { trace::decide(Verdict::UNRELATED) };
     };
     if chain.headers.protocol == F::ICMP {
         return IS_ICMP;
@@ -110,7 +110,7 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         return IS_FRAGMENT;
     }
     let is_first = chain.fragment.is_first;
-    let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED.into_action() };
+    let Some(config) = CONFIG.get(0) else { return trace::decide(Verdict::UNRELATED) };
     let hash = if is_first { fragment::hash(config, &chain, H::END) } else { 0 };
     let (destination, protocol) = (chain.headers.destination, chain.headers.protocol);
     let verdict = match Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end) {
@@ -135,7 +135,7 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
     let is_dropped = verdict.is_drop();
     // Converted before the branches, because in a program without `CAP_PERFMON` the verifier loses the bounds of the
     // reason number after them.
-    let action = verdict.into_action();
+    let action = trace::decide(verdict);
     if !is_first || is_dropped {
         return action;
     }
@@ -153,8 +153,8 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
 #[inline(never)]
 fn translate_fragment<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
-    let Some(chain) = F::parse_chain(ctx, L2) else { return Verdict::UNRELATED.into_action() };
-    H::later_fragment::<F, L2>(ctx, chain).into_action()
+    let Some(chain) = F::parse_chain(ctx, L2) else { return trace::decide(Verdict::UNRELATED) };
+    trace::decide(H::later_fragment::<F, L2>(ctx, chain))
 }
 
 /// Counts a packet to a node address whose extension headers could not be parsed up to a transport header.
@@ -163,30 +163,30 @@ fn judge_unreadable<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let destination = F::destination_of_chain(&TcContext::new(skb), L2);
     let is_node_address = |addr| CONFIG.get(0).is_some_and(|config| F::node_address_index(config, addr).is_some());
     let is_for_node = destination.is_some_and(is_node_address);
-    if is_for_node { Verdict::pass(Reason::Ipv6ExtensionHeaders) } else { Verdict::UNRELATED }.into_action()
+    trace::decide(if is_for_node { Verdict::pass(Reason::Ipv6ExtensionHeaders) } else { Verdict::UNRELATED })
 }
 
 /// Records an outgoing packet with a source port of the node port range as a packet of the Node's own connection.
 #[inline(never)]
 fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
-    let Some(chain) = F::parse_chain(ctx, L2) else { return Verdict::UNRELATED.into_action() };
+    let Some(chain) = F::parse_chain(ctx, L2) else { return trace::decide(Verdict::UNRELATED) };
     let Some(packet) = Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end) else {
-        return Verdict::UNRELATED.into_action();
+        return trace::decide(Verdict::UNRELATED);
     };
     // A packet that is truncated before its TCP flags is treated as a packet without flags.
     let tcp_flags = packet.segment(ctx).map_or(0, |segment| segment.flags);
     host_connection::record_leaving(&packet, tcp_flags);
-    Verdict::UNRELATED.into_action()
+    trace::decide(Verdict::UNRELATED)
 }
 
 #[inline(never)]
 fn translate_error<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
-    let Some(outer) = F::parse_chain(ctx, L2) else { return Verdict::UNRELATED.into_action() };
+    let Some(outer) = F::parse_chain(ctx, L2) else { return trace::decide(Verdict::UNRELATED) };
     if outer.fragment.is_first || outer.fragment.is_later {
-        return Verdict::UNRELATED.into_action();
+        return trace::decide(Verdict::UNRELATED);
     }
-    let Some(header) = icmp::error_header(ctx, &outer) else { return Verdict::UNRELATED.into_action() };
-    H::error::<F, L2>(ctx, outer, header).into_action()
+    let Some(header) = icmp::error_header(ctx, &outer) else { return trace::decide(Verdict::UNRELATED) };
+    trace::decide(H::error::<F, L2>(ctx, outer, header))
 }

@@ -6,7 +6,10 @@
 use aya_ebpf::programs::{TcContext, XdpContext};
 use npl_common::config::{Config, FLAG_XDP};
 
-use super::request::{self, Accepted};
+use super::{
+    request::{self, Accepted},
+    trace,
+};
 use crate::{
     act::rewrite,
     base::{
@@ -40,13 +43,9 @@ pub fn translate<const MULTI_BUFFER: bool>(ctx: XdpContext) -> u32 {
     verdict.into_frame_action()
 }
 
-#[cfg(not(feature = "trace"))]
-use translate_family as judge;
-
-#[cfg(feature = "trace")]
 #[inline(always)]
 fn judge<F: Family, const MULTI_BUFFER: bool>(frame: &Frame<MULTI_BUFFER>) -> Verdict {
-    super::trace::frame::<F, MULTI_BUFFER>(frame, translate_family::<F, MULTI_BUFFER>)
+    trace::frame::<F, MULTI_BUFFER>(frame, translate_family::<F, MULTI_BUFFER>)
 }
 
 #[inline(always)]

@@ -67,7 +67,7 @@ impl SourceRange {
     }
 
     /// Whether this range contains an address.
-    pub(super) fn contains(self, ip: IpAddr) -> bool {
+    pub fn contains(self, ip: IpAddr) -> bool {
         Self::new(ip, self.length) == Some(self)
     }
 

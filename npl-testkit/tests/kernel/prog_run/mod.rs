@@ -18,6 +18,7 @@ mod l3;
 mod loads;
 mod lookup_cache;
 mod offload;
+mod packet_trace;
 mod reasons;
 mod redirect;
 mod replies;

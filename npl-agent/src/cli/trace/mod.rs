@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `npl-agent trace`: follows packets through the kernel programs.
+
+mod output;
+mod pcap;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use tokio::{
+    io::unix::AsyncFd,
+    signal::unix::{SignalKind, signal},
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
+};
+
+use self::output::Output;
+use super::note;
+use crate::{
+    config::args::TraceArgs,
+    core::{
+        packet_trace::{Endpoint, Selection, Step},
+        view::AgentView,
+    },
+    datapath::{PacketTrace, Pins, TRACE_LEASE, preflight},
+    local,
+};
+
+/// How often the filter's lease is extended within its length.
+const EXTENSIONS: u32 = 3;
+
+/// Arms the filter, and prints or writes the records until the time or the number of records is reached, the operator
+/// interrupts the command, or the reader of the output goes away.
+///
+/// # Errors
+///
+/// If no packets are selected, the Pod is not known, another command traces packets, or a map cannot be accessed.
+pub async fn run(args: &TraceArgs) -> anyhow::Result<()> {
+    let bpffs = &args.node.view.bpffs;
+    preflight::check_bpffs(bpffs)?;
+    let selection = selection(args).await?;
+    let filter = selection.filter(args.rate)?;
+    let mut output = Output::new(args)?;
+    let mut trace = PacketTrace::arm(&Pins::new(bpffs), filter)?;
+    note(&format!("following packets for {}; interrupt with Ctrl-C", humantime(args.duration)));
+    let outcome = follow(args, &selection, &mut trace, &mut output).await;
+    let left_out = trace.left_out();
+    drop(trace);
+    let shown = outcome?;
+    let left_out = left_out?;
+    note(&format!("{shown} records"));
+    if left_out.rate_limited > 0 {
+        note(&format!(
+            "{} more records exceeded --rate {} per second and CPU: select fewer packets, or raise it",
+            left_out.rate_limited, args.rate
+        ));
+    }
+    if left_out.lost > 0 {
+        note(&format!(
+            "{} more records were lost, because the ring buffer was full: select fewer packets",
+            left_out.lost
+        ));
+    }
+    Ok(())
+}
+
+/// Hands the records to `output`, and returns their number.
+async fn follow(
+    args: &TraceArgs,
+    selection: &Selection,
+    trace: &mut PacketTrace,
+    output: &mut Output,
+) -> anyhow::Result<u64> {
+    let descriptor = trace.readiness().context("wait for records")?;
+    #[expect(unsafe_code, reason = "tokio cannot know that the descriptor stays the same")]
+    // SAFETY: the descriptor is owned, and always returns itself.
+    let readiness = unsafe { AsyncFd::register(descriptor) }.context("wait for records")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("wait for signals")?;
+    let mut terminate = signal(SignalKind::terminate()).context("wait for signals")?;
+    let mut lease = interval(TRACE_LEASE / EXTENSIONS);
+    lease.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let end = Instant::now() + args.duration;
+    let mut shown = 0;
+    loop {
+        tokio::select! {
+            biased;
+            _ = interrupt.recv() => return Ok(shown),
+            _ = terminate.recv() => return Ok(shown),
+            () = sleep_until(end) => return Ok(shown),
+            _ = lease.tick() => trace.extend()?,
+            ready = readiness.readable() => ready.context("wait for records")?.clear_ready(),
+        }
+        // A bounded batch, so that signals, the end and the lease are looked at under load too.
+        for _ in 0..BATCH {
+            let Some(record) = trace.next_record() else { break };
+            let Some(step) = Step::of(&record) else { continue };
+            let Some((before, after)) = step.packets() else { continue };
+            if !selection.admits(&before, after.as_ref()) {
+                continue;
+            }
+            let is_read = output.add(&step, &before, after.as_ref())?;
+            shown += u64::from(is_read);
+            if !is_read || args.count.is_some_and(|count| shown >= count) {
+                return Ok(shown);
+            }
+        }
+        output.flush()?;
+    }
+}
+
+/// Records that are read between two looks at signals and clocks.
+const BATCH: usize = 256;
+
+async fn selection(args: &TraceArgs) -> anyhow::Result<Selection> {
+    let mut endpoints: Vec<Endpoint> = args.node_port.map(Endpoint::NodePort).into_iter().collect();
+    if let Some(pod) = &args.pod {
+        let agent = local::ask(&args.node.runtime_dir).await;
+        let agent = agent.context("read the Pod's node ports from the running agent; without one, use --node-port")?;
+        let of_pod = endpoints_of(&agent, args.namespace.as_deref(), pod);
+        if of_pod.is_empty() {
+            bail!(
+                "no Pod whose name begins with `{pod}` has a node port on this Node{}: see `npl-agent mappings`",
+                args.namespace.as_ref().map(|name| format!(" in namespace {name}")).unwrap_or_default()
+            );
+        }
+        endpoints.extend(of_pod);
+    }
+    let selection =
+        Selection { client: args.client, client_port: args.client_port, endpoints, protocol: args.protocol };
+    if selection.client.is_none() && selection.client_port.is_none() && selection.endpoints.is_empty() {
+        bail!("no packets are selected: give --client, --client-port, --pod or --node-port");
+    }
+    Ok(selection)
+}
+
+/// The node ports and addresses of the Pods whose names begin with `pod`.
+fn endpoints_of(agent: &AgentView, namespace: Option<&str>, pod: &str) -> Vec<Endpoint> {
+    let is_wanted = |name: Option<&str>| name.is_some_and(|name| name.starts_with(pod));
+    let views = agent.node_ports.iter().filter(|view| {
+        is_wanted(view.pod.as_deref()) && namespace.is_none_or(|wanted| view.namespace.as_deref() == Some(wanted))
+    });
+    let mut endpoints = Vec::new();
+    for view in views {
+        let node_port = Endpoint::NodePort(view.frontend.node_port.0);
+        for endpoint in [Some(node_port), view.pod_ip.map(Endpoint::Address)].into_iter().flatten() {
+            if !endpoints.contains(&endpoint) {
+                endpoints.push(endpoint);
+            }
+        }
+    }
+    endpoints
+}
+
+fn humantime(duration: Duration) -> String {
+    if duration.subsec_millis() == 0 {
+        super::duration(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+    } else {
+        format!("{duration:?}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::core::{
+        model::{Family, Frontend, NodePort, PodPort, Protocol},
+        packet_trace::Endpoint,
+        view::{AgentView, NodePortView, PortState},
+    };
+
+    use super::endpoints_of;
+
+    fn view(pod: &str, node_port: u16, pod_ip: &str) -> NodePortView {
+        NodePortView {
+            frontend: Frontend { family: Family::V4, node_port: NodePort(node_port), protocol: Protocol::Tcp },
+            state: PortState::Published,
+            namespace: Some("shop".to_owned()),
+            pod: Some(pod.to_owned()),
+            pod_port: Some(PodPort(8080)),
+            pod_ip: Some(pod_ip.parse().unwrap()),
+            services: Vec::new(),
+            age_millis: None,
+            ends_in_millis: None,
+        }
+    }
+
+    #[test]
+    fn a_pod_is_followed_by_its_node_ports_and_its_address() {
+        let node_ports = vec![
+            view("web-0", 61_000, "10.244.1.5"),
+            view("web-0", 61_001, "10.244.1.5"),
+            view("db-0", 61_002, "10.244.1.6"),
+        ];
+        let agent = AgentView { node_ports, ..AgentView::default() };
+        let address = Endpoint::Address("10.244.1.5".parse().unwrap());
+        let expected = [Endpoint::NodePort(61_000), address, Endpoint::NodePort(61_001)];
+        assert_eq!(endpoints_of(&agent, Some("shop"), "web-0"), expected);
+        assert_eq!(endpoints_of(&agent, None, "web"), expected);
+        assert_eq!(endpoints_of(&agent, Some("bank"), "web-0"), []);
+        assert_eq!(endpoints_of(&agent, None, "cache"), []);
+    }
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Prints the records of packet tracing, or writes their packets to a file.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write as _},
+    time::{Duration, SystemTime},
+};
+
+use anyhow::Context as _;
+use nix::net::if_::if_indextoname;
+use serde::Serialize;
+
+use super::pcap::Capture;
+use crate::{
+    config::args::{OutputFormat, TraceArgs},
+    core::packet_trace::{Step, Verdict, packet::Packet},
+    datapath::kernel_clock,
+};
+
+/// Where the records go.
+#[derive(Debug)]
+pub(super) struct Output {
+    kind: Kind,
+    /// The time of day at which the kernel's monotonic clock was zero, since the Unix epoch.
+    boot: Duration,
+    names: BTreeMap<u32, String>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Text { is_json: bool, has_header: bool },
+    Capture(Capture),
+}
+
+/// One record in JSON.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Line<'a> {
+    /// Seconds since the Unix epoch.
+    time: f64,
+    device: &'a str,
+    hook: &'static str,
+    /// `request` or `reply`: the direction that the program translates.
+    direction: &'static str,
+    is_slow_path: bool,
+    verdict: &'static str,
+    reason: Option<&'static str>,
+    length: u32,
+    before: &'a Packet,
+    /// Absent if the packet is unchanged.
+    after: Option<&'a Packet>,
+}
+
+impl Output {
+    pub(super) fn new(args: &TraceArgs) -> anyhow::Result<Self> {
+        let is_json = args.node.view.output == OutputFormat::Json;
+        let kind = match &args.pcap {
+            Some(path) => Kind::Capture(Capture::create(path)?),
+            None => Kind::Text { is_json, has_header: is_json },
+        };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Ok(Self { kind, boot: now.saturating_sub(kernel_clock()), names: BTreeMap::new() })
+    }
+
+    /// Prints or writes a record; `false` if the reader of the output has gone away.
+    pub(super) fn add(&mut self, step: &Step, before: &Packet, after: Option<&Packet>) -> anyhow::Result<bool> {
+        let device = self.names.entry(step.ifindex).or_insert_with(|| name_of(step.ifindex));
+        let time = self.boot + Duration::from_nanos(step.nanoseconds);
+        match &mut self.kind {
+            Kind::Capture(capture) => capture.add(step, device, time),
+            Kind::Text { is_json: true, .. } => {
+                let after = after.filter(|_| is_translated(step));
+                print(&(serde_json::to_string(&line(step, device, time, before, after))? + "\n"))
+            }
+            Kind::Text { has_header, .. } => {
+                let header = if std::mem::replace(has_header, true) { String::new() } else { header() };
+                print(&(header + &text(step, device, time, before, after)))
+            }
+        }
+    }
+
+    /// Hands over all buffered output.
+    pub(super) fn flush(&mut self) -> anyhow::Result<()> {
+        if let Kind::Capture(capture) = &mut self.kind { capture.flush() } else { Ok(()) }
+    }
+}
+
+fn name_of(ifindex: u32) -> String {
+    let name = if_indextoname(ifindex).ok().and_then(|name| name.into_string().ok());
+    name.unwrap_or_else(|| format!("if{ifindex}"))
+}
+
+/// Prints to standard output; `false` if its reader has gone away.
+fn print(text: &str) -> anyhow::Result<bool> {
+    let mut out = anstream::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error).context("write to standard output"),
+    }
+}
+
+const fn is_translated(step: &Step) -> bool {
+    matches!(step.verdict, Verdict::Translated | Verdict::Redirected)
+}
+
+const fn direction(step: &Step) -> &'static str {
+    if step.is_reply { "reply" } else { "request" }
+}
+
+fn line<'a>(step: &Step, device: &'a str, time: Duration, before: &'a Packet, after: Option<&'a Packet>) -> Line<'a> {
+    Line {
+        time: time.as_secs_f64(),
+        device,
+        hook: step.hook.as_str(),
+        direction: direction(step),
+        is_slow_path: step.is_slow_path,
+        verdict: step.verdict.as_str(),
+        reason: step.reason.map(npl_common::reason::Reason::name),
+        length: step.length,
+        before,
+        after,
+    }
+}
+
+fn header() -> String {
+    format!("{:<15} {:<15} {:<7} {:<7} {}\n", "TIME (UTC)", "DEVICE", "HOOK", "PROGRAM", "PACKET AND VERDICT")
+}
+
+/// `11:22:33.123456 eth0 ingress request tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]: translated to …`.
+fn text(step: &Step, device: &str, time: Duration, before: &Packet, after: Option<&Packet>) -> String {
+    let outcome = match (step.verdict, after) {
+        (verdict @ (Verdict::Translated | Verdict::Redirected), Some(after)) => {
+            format!("{} as {after}", verdict.as_str())
+        }
+        (verdict, _) => verdict.as_str().to_owned(),
+    };
+    let reason = step.reason.map(|reason| format!(" ({})", reason.name())).unwrap_or_default();
+    let slow_path = if step.is_slow_path { ", slow path" } else { "" };
+    format!(
+        "{:<15} {device:<15} {:<7} {:<7} {before}: {outcome}{reason}{slow_path}\n",
+        time_of_day(time),
+        step.hook.as_str(),
+        direction(step)
+    )
+}
+
+fn time_of_day(time: Duration) -> String {
+    let seconds = time.as_secs() % 86_400;
+    let (hours, minutes, seconds) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    format!("{hours:02}:{minutes:02}:{seconds:02}.{:06}", time.subsec_micros())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use npl_common::reason::Reason;
+
+    use super::{line, text};
+    use crate::core::packet_trace::{Hook, Step, Verdict, packet::Packet};
+
+    fn packet(destination: &str, port: u16) -> Packet {
+        Packet {
+            source: "192.0.2.7".parse().unwrap(),
+            destination: destination.parse().unwrap(),
+            protocol: 6,
+            ports: Some([50_000, port]),
+            flags: "S".to_owned(),
+            is_fragment: false,
+            quoted: None,
+        }
+    }
+
+    fn step(verdict: Verdict, reason: Option<Reason>) -> Step {
+        Step {
+            nanoseconds: 0,
+            ifindex: 2,
+            hook: Hook::Ingress,
+            is_reply: false,
+            is_slow_path: false,
+            verdict,
+            reason,
+            length: 60,
+            before: Vec::new(),
+            after: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_line_has_the_packet_and_the_verdict_with_its_reason() {
+        let (before, after) = (packet("10.0.0.1", 61_000), packet("10.244.1.5", 8080));
+        let time = Duration::from_micros(86_400_000_000 + 3_723_000_456);
+        let shown = |step: &Step| text(step, "eth0", time, &before, Some(&after));
+        assert_eq!(
+            shown(&step(Verdict::Translated, None)),
+            "01:02:03.000456 eth0            ingress request tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]: translated as tcp \
+             192.0.2.7:50000 > 10.244.1.5:8080 [S]\n"
+        );
+        assert_eq!(
+            shown(&step(Verdict::Dropped, Some(Reason::SourceRefused))),
+            "01:02:03.000456 eth0            ingress request tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]: dropped \
+             (source_refused)\n"
+        );
+    }
+
+    #[test]
+    fn json_has_the_packet_after_translation() {
+        let (before, after) = (packet("10.0.0.1", 61_000), packet("10.244.1.5", 8080));
+        let step = step(Verdict::Translated, None);
+        let value =
+            serde_json::to_value(line(&step, "eth0", Duration::from_millis(1500), &before, Some(&after))).unwrap();
+        assert_eq!(value["time"], 1.5);
+        assert_eq!(value["verdict"], "translated");
+        assert_eq!(value["before"]["destination"], "10.0.0.1");
+        assert_eq!(value["after"]["ports"][1], 8080);
+    }
+}

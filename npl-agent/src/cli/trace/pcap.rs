@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Writes the packets of records to a pcapng file: those before and those after a program as separate interfaces.
+
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    fs::OpenOptions,
+    io::{self, BufWriter, Write},
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use npl_common::packet_trace::SNAP_LENGTH;
+use pcap_file::{
+    DataLink, PcapError,
+    pcapng::{
+        PcapNgWriter,
+        blocks::{
+            enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption},
+            interface_description::{InterfaceDescriptionBlock, InterfaceDescriptionOption},
+        },
+    },
+};
+
+use crate::core::packet_trace::{Hook, Step, Verdict};
+
+/// The resolution of time stamps: 10⁻⁹ s, which pcap-file writes.
+const NANOSECONDS: u8 = 9;
+
+/// A pcapng file. Each device, hook and side of the program is an interface whose packets begin with the IP header.
+pub(super) struct Capture {
+    writer: PcapNgWriter<Buffered>,
+    interfaces: BTreeMap<(u32, Hook, Side), u32>,
+}
+
+/// Buffers whole blocks, so that a reader of a pipe sees complete packets at each flush.
+type Buffered = BufWriter<Box<dyn Write + Send>>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Side {
+    Before,
+    After,
+}
+
+impl std::fmt::Debug for Capture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Capture").field("interfaces", &self.interfaces).finish_non_exhaustive()
+    }
+}
+
+impl Capture {
+    /// Creates the file; `-` is standard output.
+    pub(super) fn create(path: &Path) -> anyhow::Result<Self> {
+        let to: Box<dyn Write + Send> = if path == Path::new("-") {
+            Box::new(io::stdout())
+        } else {
+            // An existing file is never overwritten: the command may run as root.
+            let file = OpenOptions::new().write(true).create_new(true).open(path);
+            Box::new(file.with_context(|| format!("create {}", path.display()))?)
+        };
+        Self::to(to)
+    }
+
+    fn to(to: Box<dyn Write + Send>) -> anyhow::Result<Self> {
+        let writer = PcapNgWriter::new(BufWriter::new(to)).context("write the capture")?;
+        Ok(Self { writer, interfaces: BTreeMap::new() })
+    }
+
+    /// Writes the packet before the program, and after the program if it was rewritten; `false` if the reader has gone
+    /// away.
+    pub(super) fn add(&mut self, step: &Step, device: &str, time: Duration) -> anyhow::Result<bool> {
+        let is_rewritten = matches!(step.verdict, Verdict::Translated | Verdict::Redirected);
+        let sides = [(Side::Before, &step.before), (Side::After, &step.after)];
+        for (side, bytes) in sides.into_iter().take(if is_rewritten { 2 } else { 1 }) {
+            let written = self.write(step, device, time, side, bytes);
+            if is_closed(&written) {
+                return Ok(false);
+            }
+            written.context("write the capture")?;
+        }
+        Ok(true)
+    }
+
+    /// Hands over all buffered packets.
+    pub(super) fn flush(&mut self) -> anyhow::Result<()> {
+        match self.writer.get_mut().flush() {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => bail!("write the capture: {error}"),
+            _ => Ok(()),
+        }
+    }
+
+    fn write(&mut self, step: &Step, device: &str, time: Duration, side: Side, bytes: &[u8]) -> Result<(), PcapError> {
+        let next = u32::try_from(self.interfaces.len()).unwrap_or(u32::MAX);
+        let interface_id = match self.interfaces.get(&(step.ifindex, step.hook, side)) {
+            Some(known) => *known,
+            None => {
+                self.writer.write_pcapng_block(interface(step.hook, device, side))?;
+                self.interfaces.insert((step.ifindex, step.hook, side), next);
+                next
+            }
+        };
+        let reason = step.reason.map(|reason| format!(" ({})", reason.name())).unwrap_or_default();
+        let comment = EnhancedPacketOption::Comment(Cow::Owned(format!("{}{reason}", step.verdict.as_str())));
+        let data = Cow::Borrowed(bytes);
+        let options = vec![comment];
+        let block = EnhancedPacketBlock { interface_id, timestamp: time, original_len: step.length, data, options };
+        self.writer.write_pcapng_block(block).map(drop)
+    }
+}
+
+fn interface(hook: Hook, device: &str, side: Side) -> InterfaceDescriptionBlock<'static> {
+    let side = match side {
+        Side::Before => "before",
+        Side::After => "after",
+    };
+    let name = InterfaceDescriptionOption::IfName(Cow::Owned(format!("{device} {} {side}", hook.as_str())));
+    let options = vec![name, InterfaceDescriptionOption::IfTsResol(NANOSECONDS)];
+    InterfaceDescriptionBlock { linktype: DataLink::RAW, snaplen: SNAP_LENGTH, options }
+}
+
+fn is_closed(written: &Result<(), PcapError>) -> bool {
+    matches!(written, Err(PcapError::IoError(error)) if error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{self, Write},
+        sync::{Arc, Mutex},
+        time::Duration,
+    };
+
+    use npl_common::reason::Reason;
+    use pcap_file::pcapng::{Block, PcapNgReader};
+
+    use super::Capture;
+    use crate::core::packet_trace::{Hook, Step, Verdict};
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn step(verdict: Verdict, reason: Option<Reason>) -> Step {
+        Step {
+            nanoseconds: 0,
+            ifindex: 2,
+            hook: Hook::Ingress,
+            is_reply: false,
+            is_slow_path: false,
+            verdict,
+            reason,
+            length: 1500,
+            before: vec![0x45; 128],
+            after: vec![0x46; 128],
+        }
+    }
+
+    #[test]
+    fn packets_before_and_after_translation_are_on_interfaces_of_their_own() {
+        let bytes = Shared::default();
+        let mut capture = Capture::to(Box::new(bytes.clone())).unwrap();
+        let time = Duration::new(1_700_000_000, 123_456_789);
+        assert!(capture.add(&step(Verdict::Translated, None), "eth0", time).unwrap());
+        assert!(capture.add(&step(Verdict::Dropped, Some(Reason::SourceRefused)), "eth0", time).unwrap());
+        capture.flush().unwrap();
+        let bytes = bytes.0.lock().unwrap().clone();
+        let mut reader = PcapNgReader::new(bytes.as_slice()).unwrap();
+        let mut shown = Vec::new();
+        while let Some(block) = reader.next_block() {
+            match block.unwrap() {
+                Block::InterfaceDescription(interface) => shown.push(format!("{:?}", interface.options)),
+                Block::EnhancedPacket(packet) => {
+                    assert_eq!((packet.timestamp, packet.original_len), (time, 1500));
+                    shown.push(format!("{} {:x} {:?}", packet.interface_id, packet.data[0], packet.options));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(
+            shown,
+            [
+                "[IfName(\"eth0 ingress before\"), IfTsResol(9)]",
+                "0 45 [Comment(\"translated\")]",
+                "[IfName(\"eth0 ingress after\"), IfTsResol(9)]",
+                "1 46 [Comment(\"translated\")]",
+                "0 45 [Comment(\"dropped (source_refused)\")]",
+            ]
+        );
+    }
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Parses the start of an IP packet.
+
+use std::{fmt, net::IpAddr};
+
+use etherparse::{Ipv6ExtensionSlice, LaxIpSlice};
+use serde::Serialize;
+
+use crate::core::model::Protocol;
+
+/// TCP flags with the letters of tcpdump, in its order.
+const FLAGS: [(u8, char); 8] =
+    [(0x02, 'S'), (0x01, 'F'), (0x04, 'R'), (0x08, 'P'), (0x20, 'U'), (0x40, 'E'), (0x80, 'W'), (0x10, '.')];
+/// Offset of the flags in a TCP header.
+const TCP_FLAGS: usize = 13;
+/// Bytes of an ICMP header.
+const ICMP_HEADER: usize = 8;
+/// Types of ICMP errors (RFC 792) and of `ICMPv6` errors (RFC 4443), with their protocol.
+const ERRORS: [(u8, &[u8]); 2] = [(1, &[3, 4, 5, 11, 12]), (58, &[1, 2, 3, 4])];
+
+/// Addresses, ports and flags of a packet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Packet {
+    /// The source address.
+    pub source: IpAddr,
+    /// The destination address.
+    pub destination: IpAddr,
+    /// The IANA number of the transport protocol.
+    pub protocol: u8,
+    /// Source and destination port; `None` for later fragments and for protocols without ports.
+    pub ports: Option<[u16; 2]>,
+    /// The TCP flags with the letters of tcpdump, such as `S.` for SYN and ACK; empty for other protocols.
+    pub flags: String,
+    /// Whether the packet is a fragment.
+    pub is_fragment: bool,
+    /// The packet that an ICMP error quotes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quoted: Option<Box<Self>>,
+}
+
+impl Packet {
+    /// Parses the first bytes of a packet, from the IP header on; `None` if they contain no whole IP header.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let mut packet = Self::without_quote(bytes)?;
+        packet.quoted = quote(bytes, packet.protocol).and_then(Self::without_quote).map(Box::new);
+        Some(packet)
+    }
+
+    fn without_quote(bytes: &[u8]) -> Option<Self> {
+        let (ip, _incomplete) = LaxIpSlice::from_slice(bytes).ok()?;
+        let payload = ip.payload();
+        let is_later = is_later_fragment(&ip);
+        let protocol = Protocol::from_number(payload.ip_number.0).filter(|_| !is_later);
+        let ports = protocol.and_then(|_| ports(payload.payload));
+        let flags = protocol.filter(|protocol| *protocol == Protocol::Tcp).and_then(|_| payload.payload.get(TCP_FLAGS));
+        Some(Self {
+            source: ip.source_addr(),
+            destination: ip.destination_addr(),
+            protocol: payload.ip_number.0,
+            ports,
+            flags: flags.map(|flags| letters(*flags)).unwrap_or_default(),
+            is_fragment: payload.fragmented,
+            quoted: None,
+        })
+    }
+
+    /// Source and destination, each with its port if the packet has ports.
+    pub fn ends(&self) -> [(IpAddr, Option<u16>); 2] {
+        let [source, destination] = self.ports.map_or([None; 2], |ports| ports.map(Some));
+        [(self.source, source), (self.destination, destination)]
+    }
+
+    /// The name of the protocol, or its number.
+    fn protocol_name(&self) -> String {
+        match (Protocol::from_number(self.protocol), self.protocol) {
+            (Some(protocol), _) => protocol.as_str().to_owned(),
+            (None, 1 | 58) => "icmp".to_owned(),
+            (None, number) => format!("proto {number}"),
+        }
+    }
+}
+
+/// `tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]`.
+impl fmt::Display for Packet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [source, destination] = self.ends().map(|(ip, port)| match (ip, port) {
+            (IpAddr::V6(ip), Some(port)) => format!("[{ip}]:{port}"),
+            (ip, Some(port)) => format!("{ip}:{port}"),
+            (ip, None) => ip.to_string(),
+        });
+        write!(f, "{} {source} > {destination}", self.protocol_name())?;
+        if !self.flags.is_empty() {
+            write!(f, " [{}]", self.flags)?;
+        }
+        if self.is_fragment {
+            f.write_str(" fragment")?;
+        }
+        self.quoted.as_ref().map_or(Ok(()), |quoted| write!(f, " about {quoted}"))
+    }
+}
+
+fn is_later_fragment(ip: &LaxIpSlice<'_>) -> bool {
+    match ip {
+        LaxIpSlice::Ipv4(ip) => ip.header().fragments_offset().value() != 0,
+        LaxIpSlice::Ipv6(ip) => ip.extensions().clone().into_iter().any(
+            |header| matches!(header, Ipv6ExtensionSlice::Fragment(fragment) if fragment.fragment_offset().value() != 0),
+        ),
+    }
+}
+
+/// The packet that an ICMP error quotes.
+fn quote(bytes: &[u8], protocol: u8) -> Option<&[u8]> {
+    let (_, errors) = ERRORS.into_iter().find(|(of, _)| *of == protocol)?;
+    let (ip, _incomplete) = LaxIpSlice::from_slice(bytes).ok()?;
+    let error = ip.payload().payload;
+    let is_error = error.first().is_some_and(|kind| errors.contains(kind)) && !is_later_fragment(&ip);
+    error.get(ICMP_HEADER..).filter(|_| is_error)
+}
+
+fn ports(header: &[u8]) -> Option<[u16; 2]> {
+    let [a, b, c, d, ..] = *header else { return None };
+    Some([u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])])
+}
+
+fn letters(flags: u8) -> String {
+    let letters: String = FLAGS.iter().filter(|(flag, _)| flags & flag != 0).map(|(_, letter)| letter).collect();
+    if letters.is_empty() { "none".to_owned() } else { letters }
+}
+
+#[cfg(test)]
+mod tests {
+    use etherparse::PacketBuilder;
+
+    use super::Packet;
+
+    fn shown(bytes: &[u8]) -> String {
+        Packet::parse(bytes).unwrap().to_string()
+    }
+
+    #[test]
+    fn a_packet_is_shown_in_the_notation_of_tcpdump() {
+        let mut syn = Vec::new();
+        let builder = PacketBuilder::ipv4([192, 0, 2, 7], [10, 0, 0, 1], 64).tcp(50_000, 61_000, 1, 1000).syn();
+        builder.write(&mut syn, &[]).unwrap();
+        assert_eq!(shown(&syn), "tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]");
+        let mut answer = Vec::new();
+        let builder = PacketBuilder::ipv6([1; 16], [2; 16], 64).tcp(61_000, 50_000, 1, 1000).syn().ack(2);
+        builder.write(&mut answer, &[]).unwrap();
+        let shown = shown(&answer);
+        assert!(shown.ends_with("[S.]") && shown.contains("]:61000 > ["), "{shown}");
+    }
+
+    #[test]
+    fn a_packet_that_the_record_cuts_off_is_parsed_as_far_as_it_goes() {
+        let mut datagram = Vec::new();
+        let builder = PacketBuilder::ipv4([192, 0, 2, 7], [10, 0, 0, 1], 64).udp(50_000, 61_000);
+        builder.write(&mut datagram, &[0; 1000]).unwrap();
+        assert_eq!(shown(&datagram[..128]), "udp 192.0.2.7:50000 > 10.0.0.1:61000");
+        assert_eq!(shown(&datagram[..22]), "udp 192.0.2.7 > 10.0.0.1");
+        assert_eq!(Packet::parse(&datagram[..19]), None);
+        assert_eq!(Packet::parse(&[]), None);
+    }
+
+    #[test]
+    fn an_icmp_error_is_shown_with_the_packet_that_it_quotes() {
+        let mut quoted = Vec::new();
+        let builder = PacketBuilder::ipv4([10, 0, 0, 1], [192, 0, 2, 7], 64).udp(61_000, 50_000);
+        builder.write(&mut quoted, &[]).unwrap();
+        let mut error = Vec::new();
+        let unreachable =
+            etherparse::Icmpv4Type::DestinationUnreachable(etherparse::icmpv4::DestUnreachableHeader::Host);
+        let builder = PacketBuilder::ipv4([198, 51, 100, 1], [10, 0, 0, 1], 64).icmpv4(unreachable);
+        builder.write(&mut error, &quoted).unwrap();
+        let expected = "icmp 198.51.100.1 > 10.0.0.1 about udp 10.0.0.1:61000 > 192.0.2.7:50000";
+        assert_eq!(shown(&error), expected);
+    }
+
+    #[test]
+    fn bytes_of_a_later_fragment_are_not_ports() {
+        let mut fragment = Vec::new();
+        let builder = PacketBuilder::ipv4([192, 0, 2, 7], [10, 0, 0, 1], 64).udp(50_000, 61_000);
+        builder.write(&mut fragment, &[0; 64]).unwrap();
+        fragment[6..8].copy_from_slice(&[0x20, 0]);
+        assert_eq!(shown(&fragment), "udp 192.0.2.7:50000 > 10.0.0.1:61000 fragment");
+        fragment[6..8].copy_from_slice(&[0, 8]);
+        assert_eq!(shown(&fragment), "udp 192.0.2.7 > 10.0.0.1 fragment");
+    }
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Selects packets by client, Pod, node port and protocol: as a filter for the programs, and exactly.
+
+use std::{iter, net::IpAddr};
+
+use npl_common::packet_trace::{EndpointFilter, IPV6, MAX_ENDPOINTS, PORT_MASK, TraceFilter};
+
+use super::packet::Packet;
+use crate::core::model::{Protocol, sources::SourceRange};
+
+/// A client, and the Node's or Pods' endpoints that it may use. An absent condition holds for every packet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// The addresses of clients.
+    pub client: Option<SourceRange>,
+    /// The port of the client.
+    pub client_port: Option<u16>,
+    /// Node ports and Pods; a packet has to match one of them.
+    pub endpoints: Vec<Endpoint>,
+    /// The transport protocol; for an ICMP error, that of the packet that it quotes.
+    pub protocol: Option<Protocol>,
+}
+
+/// A node port, or a Pod's address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Endpoint {
+    /// This port of any address.
+    NodePort(u16),
+    /// Any port of this address.
+    Address(IpAddr),
+}
+
+/// A filter has no room for all endpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the selection has {0} node ports and Pod addresses, and a filter has room for {MAX_ENDPOINTS}: select one Pod, or one \
+     node port by --node-port"
+)]
+pub struct TooManyEndpoints(usize);
+
+impl Selection {
+    /// The filter for the programs, which is not armed. A packet whose ports the programs do not find, such as a fragment,
+    /// matches by its addresses alone.
+    ///
+    /// # Errors
+    ///
+    /// If the filter has no room for all endpoints.
+    pub fn filter(&self, records_per_second: u64) -> Result<TraceFilter, TooManyEndpoints> {
+        if self.endpoints.len() > MAX_ENDPOINTS {
+            return Err(TooManyEndpoints(self.endpoints.len()));
+        }
+        let mut endpoints = [EndpointFilter::NONE; MAX_ENDPOINTS];
+        let wanted = self.endpoints.iter().map(|endpoint| match *endpoint {
+            Endpoint::NodePort(port) => filter(None, Some(port)),
+            Endpoint::Address(ip) => filter(SourceRange::new(ip, bits(ip)), None),
+        });
+        let any = self.endpoints.is_empty().then_some(EndpointFilter::ANY);
+        for (place, endpoint) in endpoints.iter_mut().zip(wanted.chain(any)) {
+            *place = endpoint;
+        }
+        Ok(TraceFilter {
+            until: 0,
+            rate: records_per_second,
+            protocol: self.protocol.map_or(0, |protocol| protocol.number().into()),
+            client: filter(self.client, self.client_port),
+            endpoints,
+        })
+    }
+
+    /// Whether a packet, before or after a program, has the client at one end and one of the endpoints at an end.
+    pub fn admits(&self, before: &Packet, after: Option<&Packet>) -> bool {
+        let ends = || {
+            let packets = iter::once(before).chain(after);
+            packets.flat_map(|packet| iter::once(packet).chain(packet.quoted.as_deref())).flat_map(Packet::ends)
+        };
+        let has_client = ends()
+            .any(|(ip, port)| self.client.is_none_or(|range| range.contains(ip)) && is_port(port, self.client_port));
+        let has_endpoint = self.endpoints.is_empty()
+            || ends().any(|(ip, port)| {
+                self.endpoints.iter().any(|endpoint| match *endpoint {
+                    Endpoint::NodePort(wanted) => is_port(port, Some(wanted)),
+                    Endpoint::Address(wanted) => ip == wanted,
+                })
+            });
+        let judged = before.quoted.as_deref().unwrap_or(before);
+        let is_protocol = |protocol| Protocol::from_number(judged.protocol).is_none_or(|found| found == protocol);
+        has_client && has_endpoint && self.protocol.is_none_or(is_protocol)
+    }
+}
+
+fn is_port(found: Option<u16>, wanted: Option<u16>) -> bool {
+    found.zip(wanted).is_none_or(|(found, wanted)| found == wanted)
+}
+
+fn filter(range: Option<SourceRange>, port: Option<u16>) -> EndpointFilter {
+    let (addr, addr_mask, family) = range.map_or(([0; 2], [0; 2], None), |range| {
+        (words(range.first()), words(mask(range)), Some(if range.first().is_ipv6() { IPV6 } else { 0 }))
+    });
+    let port_mask = if port.is_some() { PORT_MASK } else { 0 } | if family.is_some() { IPV6 } else { 0 };
+    let port = u32::from(port.unwrap_or_default()) | family.unwrap_or_default();
+    EndpointFilter { addr, addr_mask, port, port_mask, unused: 0 }
+}
+
+/// The address whose bits of the range's prefix are one.
+fn mask(range: SourceRange) -> IpAddr {
+    let all: IpAddr = if range.first().is_ipv6() { [0xff; 16].into() } else { [0xff; 4].into() };
+    SourceRange::new(all, range.length()).map_or(all, SourceRange::first)
+}
+
+const fn bits(ip: IpAddr) -> u8 {
+    if ip.is_ipv6() { 128 } else { 32 }
+}
+
+/// An address as two words in memory order; an IPv4 address is in the first four bytes.
+fn words(ip: IpAddr) -> [u64; 2] {
+    let mut bytes = [0; 16];
+    match ip {
+        IpAddr::V4(ip) => bytes.split_at_mut(4).0.copy_from_slice(&ip.octets()),
+        IpAddr::V6(ip) => bytes = ip.octets(),
+    }
+    let word =
+        |start: usize| bytes.get(start..start + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_ne_bytes);
+    [word(0), word(8)]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use npl_common::packet_trace::{IPV6, PORT_MASK, PacketEnd, TraceFilter};
+
+    use super::{Endpoint, Selection, TooManyEndpoints, words};
+    use crate::core::packet_trace::packet::Packet;
+
+    const CLIENT: &str = "192.0.2.7";
+    const NODE: &str = "10.0.0.1";
+    const POD: &str = "10.244.1.5";
+
+    fn packet(ends: [(&str, u16); 2]) -> Packet {
+        let [(source, source_port), (destination, destination_port)] = ends;
+        Packet {
+            source: source.parse().unwrap(),
+            destination: destination.parse().unwrap(),
+            protocol: 6,
+            ports: Some([source_port, destination_port]),
+            flags: String::new(),
+            is_fragment: false,
+            quoted: None,
+        }
+    }
+
+    fn end((ip, port): (IpAddr, Option<u16>)) -> PacketEnd {
+        let family = if ip.is_ipv6() { IPV6 } else { 0 };
+        let port_mask = if port.is_some() { PORT_MASK | IPV6 } else { IPV6 };
+        PacketEnd { addr: words(ip), port: u32::from(port.unwrap_or_default()) | family, port_mask }
+    }
+
+    /// The programs' decision, as `npl-ebpf/src/path/trace/record.rs` makes it.
+    fn is_recorded(filter: &TraceFilter, before: &Packet, after: &Packet) -> bool {
+        let ends: Vec<PacketEnd> = before.ends().into_iter().chain(after.ends()).map(end).collect();
+        let has =
+            |wanted: &npl_common::packet_trace::EndpointFilter| ends.iter().any(|end| wanted.difference(end) == 0);
+        has(&filter.client) && filter.endpoints.iter().any(has)
+    }
+
+    /// Checks the filter of the programs and the exact selection.
+    fn check(selection: &Selection, before: &Packet, after: &Packet, expected: bool) {
+        assert_eq!(selection.admits(before, Some(after)), expected, "{selection:?} for {before} and {after}");
+        let filter = selection.filter(1).unwrap();
+        assert_eq!(is_recorded(&filter, before, after), expected, "filter of {selection:?} for {before} and {after}");
+    }
+
+    #[test]
+    fn each_condition_selects_packets_of_both_directions() {
+        let request = packet([(CLIENT, 50_000), (NODE, 61_000)]);
+        let translated = packet([(CLIENT, 50_000), (POD, 8080)]);
+        let reply = packet([(POD, 8080), (CLIENT, 50_000)]);
+        let answered = packet([(NODE, 61_000), (CLIENT, 50_000)]);
+        let client = |text: &str| Selection { client: Some(text.parse().unwrap()), ..Selection::default() };
+        let endpoint = |endpoint| Selection { endpoints: vec![endpoint], ..Selection::default() };
+        for (selection, expected) in [
+            (Selection::default(), true),
+            (client(CLIENT), true),
+            (client("192.0.2.0/24"), true),
+            (client("192.0.3.0/24"), false),
+            (client("2001:db8::/32"), false),
+            (endpoint(Endpoint::NodePort(61_000)), true),
+            (endpoint(Endpoint::NodePort(61_001)), false),
+            (endpoint(Endpoint::Address(POD.parse().unwrap())), true),
+            (endpoint(Endpoint::Address("10.244.1.6".parse().unwrap())), false),
+            (Selection { client_port: Some(50_000), ..client(CLIENT) }, true),
+            (Selection { client_port: Some(50_001), ..client(CLIENT) }, false),
+            (Selection { client_port: Some(8080), ..client(CLIENT) }, false),
+        ] {
+            check(&selection, &request, &translated, expected);
+            check(&selection, &reply, &answered, expected);
+        }
+    }
+
+    #[test]
+    fn addresses_of_ipv6_are_compared_whole() {
+        let selection = |text: &str| Selection { client: Some(text.parse().unwrap()), ..Selection::default() };
+        let packet = packet([("2001:db8::7", 1), ("fd00::1", 2)]);
+        check(&selection("2001:db8::7"), &packet, &packet, true);
+        check(&selection("2001:db8::8"), &packet, &packet, false);
+        check(&selection("2001:db8::/64"), &packet, &packet, true);
+        check(&selection("2001:db8:0:1::/64"), &packet, &packet, false);
+    }
+
+    #[test]
+    fn a_fragment_without_ports_matches_by_its_addresses() {
+        let fragment = Packet { ports: None, ..packet([(CLIENT, 0), (NODE, 0)]) };
+        let selection = Selection { endpoints: vec![Endpoint::NodePort(61_000)], ..Selection::default() };
+        check(&selection, &fragment, &fragment, true);
+    }
+
+    #[test]
+    fn a_selection_of_too_many_endpoints_says_what_to_do() {
+        let selection = Selection { endpoints: (1..10).map(Endpoint::NodePort).collect(), ..Selection::default() };
+        assert_eq!(selection.filter(1), Err(TooManyEndpoints(9)));
+    }
+}

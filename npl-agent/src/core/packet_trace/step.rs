@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One run of a program on a packet, as its record describes it.
+
+use npl_common::{
+    packet_trace::{self, PacketCopy, TraceRecord},
+    reason::Reason,
+};
+use serde::Serialize;
+
+use super::packet::Packet;
+
+/// The hook of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hook {
+    /// TC ingress.
+    Ingress,
+    /// TC egress.
+    Egress,
+    /// XDP.
+    Xdp,
+}
+
+/// The verdict of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// No mapping can match the packet; passed unchanged.
+    Unrelated,
+    /// Passed unchanged, for a reason.
+    Passed,
+    /// Rewritten, and passed to the host's stack.
+    Translated,
+    /// Rewritten, and redirected to another device.
+    Redirected,
+    /// Dropped, for a reason.
+    Dropped,
+}
+
+/// One run of a program on a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Time of the run, by the kernel's monotonic clock, in nanoseconds.
+    pub nanoseconds: u64,
+    /// Index of the program's device.
+    pub ifindex: u32,
+    /// The hook.
+    pub hook: Hook,
+    /// Whether the program translates replies.
+    pub is_reply: bool,
+    /// Whether the slow path decided.
+    pub is_slow_path: bool,
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The reason of a packet that was passed unchanged or dropped.
+    pub reason: Option<Reason>,
+    /// Bytes of the packet, from the IP header on.
+    pub length: u32,
+    /// The start of the packet before the program ran.
+    pub before: Vec<u8>,
+    /// The start of the packet after the program ran.
+    pub after: Vec<u8>,
+}
+
+impl Hook {
+    /// The name in tables.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+            Self::Xdp => "xdp",
+        }
+    }
+}
+
+impl Verdict {
+    /// The name in tables.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unrelated => "unrelated",
+            Self::Passed => "passed",
+            Self::Translated => "translated",
+            Self::Redirected => "redirected",
+            Self::Dropped => "dropped",
+        }
+    }
+
+    const fn of(number: u8) -> Option<Self> {
+        match number {
+            packet_trace::verdict::UNRELATED => Some(Self::Unrelated),
+            packet_trace::verdict::PASSED => Some(Self::Passed),
+            packet_trace::verdict::TRANSLATED => Some(Self::Translated),
+            packet_trace::verdict::REDIRECTED => Some(Self::Redirected),
+            packet_trace::verdict::DROPPED => Some(Self::Dropped),
+            _ => None,
+        }
+    }
+}
+
+impl Step {
+    /// Reads a record; `None` if it has a hook, verdict or reason of another version of the programs.
+    pub fn of(record: &TraceRecord) -> Option<Self> {
+        let verdict = Verdict::of(record.verdict)?;
+        let hook = match record.hook {
+            packet_trace::hook::INGRESS => Hook::Ingress,
+            packet_trace::hook::EGRESS => Hook::Egress,
+            packet_trace::hook::XDP => Hook::Xdp,
+            _ => return None,
+        };
+        let reason = match verdict {
+            Verdict::Passed | Verdict::Dropped => {
+                Some(Reason::ALL.iter().copied().find(|reason| *reason as u32 == record.reason)?)
+            }
+            Verdict::Unrelated | Verdict::Translated | Verdict::Redirected => None,
+        };
+        let [before, after] = record.packets.map(|copy| bytes(&copy));
+        Some(Self {
+            nanoseconds: record.time,
+            ifindex: record.ifindex,
+            hook,
+            is_reply: record.is_reply != 0,
+            is_slow_path: record.is_slow_path != 0,
+            verdict,
+            reason,
+            length: record.length,
+            before,
+            after,
+        })
+    }
+
+    /// The packet before and after the program; `None` if it has no IP header.
+    pub fn packets(&self) -> Option<(Packet, Option<Packet>)> {
+        Some((Packet::parse(&self.before)?, Packet::parse(&self.after)))
+    }
+}
+
+fn bytes(copy: &PacketCopy) -> Vec<u8> {
+    copy.bytes.iter().copied().take(copy.captured as usize).collect()
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Arms the filter of packet tracing and reads the records of the programs, for `npl-agent trace`.
+
+use std::{
+    fmt,
+    fs::File,
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    ptr,
+    time::Duration,
+};
+
+use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
+use npl_common::{
+    names::{MAP_TRACE_CPU, MAP_TRACE_FILTER, MAP_TRACE_RING},
+    packet_trace::{TraceCpu, TraceFilter, TraceRecord},
+};
+
+use super::{
+    error::DatapathError,
+    pins::{Pins, pin_error},
+    sys,
+    tables::open,
+};
+
+/// The time for which the filter stays armed without [`PacketTrace::extend`]: the programs turn tracing off if the
+/// command was killed.
+pub const LEASE: Duration = Duration::from_secs(3);
+
+/// An armed filter, which this value's drop turns off.
+pub struct PacketTrace {
+    filter: Array<MapData, TraceFilter>,
+    cpus: PerCpuArray<MapData, TraceCpu>,
+    ring: RingBuf<MapData>,
+    armed: TraceFilter,
+    before: LeftOut,
+    _lock: Flock<File>,
+}
+
+impl fmt::Debug for PacketTrace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PacketTrace").field("armed", &self.armed).finish_non_exhaustive()
+    }
+}
+
+/// Records that match the filter, but were not written to the ring buffer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Records that exceeded the rate limit.
+    pub rate_limited: u64,
+    /// Records for which the ring buffer had no room.
+    pub lost: u64,
+}
+
+impl PacketTrace {
+    /// Arms a filter. Records of an earlier command are discarded.
+    ///
+    /// # Errors
+    ///
+    /// If another command traces packets, or a map cannot be opened or written.
+    pub fn arm(pins: &Pins, filter: TraceFilter) -> Result<Self, DatapathError> {
+        let lock = lock(pins)?;
+        let mut trace = Self {
+            filter: open(pins, MAP_TRACE_FILTER)?,
+            cpus: open(pins, MAP_TRACE_CPU)?,
+            ring: open(pins, MAP_TRACE_RING)?,
+            armed: filter,
+            before: LeftOut::default(),
+            _lock: lock,
+        };
+        while trace.ring.next().is_some() {}
+        trace.before = trace.all_left_out()?;
+        trace.extend()?;
+        Ok(trace)
+    }
+
+    /// Keeps the filter armed for another [`LEASE`].
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be written.
+    pub fn extend(&mut self) -> Result<(), DatapathError> {
+        let until = u64::try_from((sys::now() + LEASE).as_nanos()).unwrap_or(u64::MAX);
+        let armed = TraceFilter { until, ..self.armed };
+        self.filter.set(0, armed, 0).map_err(DatapathError::map("write", MAP_TRACE_FILTER))
+    }
+
+    /// The next record; `None` if the ring buffer has none. A record of another size, written by programs of another
+    /// version, is skipped.
+    pub fn next_record(&mut self) -> Option<TraceRecord> {
+        loop {
+            let item = self.ring.next()?;
+            if item.len() == size_of::<TraceRecord>() {
+                #[expect(unsafe_code, reason = "the record's bytes are read as its type")]
+                // SAFETY: the item has the bytes of the type, for which all bytes are valid; no alignment is assumed.
+                return Some(unsafe { ptr::read_unaligned(item.as_ptr().cast()) });
+            }
+        }
+    }
+
+    /// A file descriptor that is readable when records arrive.
+    ///
+    /// # Errors
+    ///
+    /// If the descriptor cannot be duplicated.
+    pub fn readiness(&self) -> io::Result<OwnedFd> {
+        self.ring.as_fd().try_clone_to_owned()
+    }
+
+    /// The records that were left out since the filter was armed.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be read.
+    pub fn left_out(&self) -> Result<LeftOut, DatapathError> {
+        let now = self.all_left_out()?;
+        Ok(LeftOut {
+            rate_limited: now.rate_limited.saturating_sub(self.before.rate_limited),
+            lost: now.lost.saturating_sub(self.before.lost),
+        })
+    }
+
+    fn all_left_out(&self) -> Result<LeftOut, DatapathError> {
+        let cpus = self.cpus.get(&0, 0).map_err(DatapathError::map("read", MAP_TRACE_CPU))?;
+        Ok(cpus.iter().fold(LeftOut::default(), |sum, cpu| LeftOut {
+            rate_limited: sum.rate_limited.wrapping_add(cpu.rate_limited),
+            lost: sum.lost.wrapping_add(cpu.lost),
+        }))
+    }
+}
+
+impl Drop for PacketTrace {
+    fn drop(&mut self) {
+        // If the write fails, the programs turn tracing off when the lease is over.
+        drop(self.filter.set(0, TraceFilter::OFF, 0));
+    }
+}
+
+/// Excludes a second command that would arm another filter. The lock is on the folder of the pins, which only root can
+/// open; the agent's lock is on its parent.
+fn lock(pins: &Pins) -> Result<Flock<File>, DatapathError> {
+    let folder = pins.version();
+    let opened = File::open(folder).map_err(|source| pin_error("open", folder, source))?;
+    Flock::lock(opened, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        Errno::EWOULDBLOCK => DatapathError::AlreadyTracing,
+        errno => pin_error("lock", folder, errno.into()),
+    })
+}

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Records of packets for `npl-agent trace`: each packet that matches the filter before and after a program, with the
+//! program's verdict.
+//!
+//! While no filter is armed, a program only looks up the filter before and after its work. The functions that record are
+//! not inlined, so that their stack is free while the program works.
+
+use core::hint::black_box;
+
+use aya_ebpf::{
+    bindings::{__sk_buff, xdp_md},
+    helpers::generated::bpf_skb_load_bytes,
+    programs::{TcContext, XdpContext},
+};
+use npl_common::{
+    mapping::protocol,
+    packet_trace::{
+        EndpointFilter, IPV6, PORT_MASK, PacketCopy, PacketEnd, SNAP_LENGTH, TraceCpu, TraceFilter, hook,
+        verdict::PENDING,
+    },
+};
+
+use crate::{
+    act::rewrite::SOURCE,
+    base::{
+        cell::{Cell, field},
+        clock,
+        context::{Access as _, ETHERNET, Frame, skb},
+        maps::{TRACE_CPU, TRACE_FILTER, TRACE_RING},
+        verdict::{Verdict, kind},
+    },
+    net::{V4, V6, family::HeaderLayout as _},
+    path::hook::Hook,
+    state::maps::Family,
+};
+
+/// Positions in `TraceRecord::packets`.
+const BEFORE: usize = 0;
+const AFTER: usize = 1;
+
+/// Flags of [`origin`] beside the hook.
+const IS_REPLY: u32 = 1 << 8;
+const IS_SLOW_PATH: u32 = 1 << 16;
+
+/// Nanoseconds of the interval that the rate limit counts.
+const SECOND: u64 = 1_000_000_000;
+
+/// Decides the verdict on a fast-path packet, rewrites the packet if it is translated, and records the run unless the
+/// slow path takes over.
+#[inline(always)]
+pub fn packet<F: Family, H: Hook, const L2: usize>(
+    ctx: &TcContext,
+    judge: impl FnOnce(&TcContext) -> Verdict,
+) -> Verdict {
+    if is_armed() {
+        begin::<F, L2>(skb(ctx), origin::<H>());
+    }
+    let verdict = judge(ctx);
+    if !verdict.is_slow_path() && is_armed() {
+        set_verdict(verdict);
+        end::<F, L2>(skb(ctx));
+        submit();
+    }
+    verdict
+}
+
+/// Runs a step of the slow path, and records the run if the step decides. Each step records before the next one runs,
+/// because a later step may re-inject a fragment, whose programs overwrite this CPU's record.
+#[inline(always)]
+pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl FnOnce(*mut __sk_buff) -> i32) -> i32 {
+    if is_armed() {
+        begin::<F, L2>(skb, origin::<H>() | IS_SLOW_PATH);
+    }
+    let action = step(skb);
+    if is_armed() {
+        end::<F, L2>(skb);
+        submit();
+    }
+    action
+}
+
+/// TC's action for a verdict of a step, which is noted for the record.
+#[inline(always)]
+pub fn decide(verdict: Verdict) -> i32 {
+    if is_armed() {
+        set_verdict(verdict);
+    }
+    verdict.into_action()
+}
+
+/// Decides the verdict on a frame, rewrites the frame if it is translated, and records the run. A frame that is passed
+/// unchanged is recorded by the TC program.
+#[inline(always)]
+pub fn frame<F: Family, const MULTI_BUFFER: bool>(
+    frame: &Frame<MULTI_BUFFER>,
+    judge: impl FnOnce(&Frame<MULTI_BUFFER>) -> Verdict,
+) -> Verdict {
+    if is_armed() {
+        begin_frame::<F, MULTI_BUFFER>(frame.0.ctx);
+    }
+    let verdict = judge(frame);
+    if (verdict.is_translated() || verdict.is_drop()) && is_armed() {
+        set_verdict(verdict);
+        end_frame::<F, MULTI_BUFFER>(frame.0.ctx);
+        submit();
+    }
+    verdict
+}
+
+/// Whether a filter is armed.
+#[inline(always)]
+fn is_armed() -> bool {
+    TRACE_FILTER.get_ptr_mut(0).is_some_and(|filter| field!(filter, until).load() != 0)
+}
+
+/// The hook, and the kind of packets that the program translates.
+#[inline(always)]
+const fn origin<H: Hook>() -> u32 {
+    let hook = if H::ON_ARRIVAL { hook::INGRESS } else { hook::EGRESS };
+    hook as u32 | if H::END == SOURCE { IS_REPLY } else { 0 }
+}
+
+#[inline(always)]
+fn set_verdict(verdict: Verdict) {
+    if let Some(cpu) = TRACE_CPU.get_ptr_mut(0) {
+        let reason = if matches!(verdict.kind(), kind::PASSED | kind::DROPPED) { verdict.detail() } else { 0 };
+        field!(cpu, record.reason).store(reason);
+        field!(cpu, record.verdict).store(verdict.kind() as u8);
+    }
+}
+
+#[inline(never)]
+fn begin<F: Family, const L2: usize>(skb: *mut __sk_buff, origin: u32) {
+    if let Some(cpu) = begin_record(origin) {
+        let ctx = &TcContext::new(skb);
+        set_packet(cpu, ctx.ifindex(), ctx.length().wrapping_sub(L2 as u32));
+        copy_packet::<F, L2>(skb, packet_copy::<BEFORE>(cpu));
+    }
+}
+
+#[inline(never)]
+fn end<F: Family, const L2: usize>(skb: *mut __sk_buff) {
+    let Some(cpu) = decided() else { return };
+    copy_packet::<F, L2>(skb, packet_copy::<AFTER>(cpu));
+}
+
+#[inline(never)]
+fn begin_frame<F: Family, const MULTI_BUFFER: bool>(ctx: *mut xdp_md) {
+    if let Some(cpu) = begin_record(hook::XDP.into()) {
+        // After the map look-ups: without `CAP_PERFMON`, their keys must not overwrite the context that `black_box` puts
+        // on the stack.
+        let frame = Frame::<MULTI_BUFFER>(XdpContext::new(black_box(ctx)));
+        set_packet(cpu, frame.ifindex(), frame.length().wrapping_sub(ETHERNET as u32));
+        copy_frame::<F, MULTI_BUFFER>(&frame, packet_copy::<BEFORE>(cpu));
+    }
+}
+
+#[inline(never)]
+fn end_frame<F: Family, const MULTI_BUFFER: bool>(ctx: *mut xdp_md) {
+    let Some(cpu) = decided() else { return };
+    copy_frame::<F, MULTI_BUFFER>(&Frame::<MULTI_BUFFER>(XdpContext::new(black_box(ctx))), packet_copy::<AFTER>(cpu));
+}
+
+/// Begins this CPU's record, or turns tracing off if its time is over: the command may have been killed.
+#[inline(always)]
+fn begin_record(origin: u32) -> Option<*mut TraceCpu> {
+    let filter = TRACE_FILTER.get_ptr_mut(0)?;
+    let cpu = TRACE_CPU.get_ptr_mut(0)?;
+    let now = clock::nanoseconds();
+    if field!(filter, until).load() <= now {
+        field!(filter, until).store(0);
+        return None;
+    }
+    field!(cpu, record.time).store(now);
+    field!(cpu, record.hook).store(origin as u8);
+    field!(cpu, record.is_reply).store(u8::from(origin & IS_REPLY != 0));
+    field!(cpu, record.is_slow_path).store(u8::from(origin & IS_SLOW_PATH != 0));
+    field!(cpu, record.verdict).store(PENDING);
+    field!(cpu, record.reason).store(0);
+    Some(cpu)
+}
+
+#[inline(always)]
+fn set_packet(cpu: *mut TraceCpu, ifindex: u32, length: u32) {
+    field!(cpu, record.ifindex).store(ifindex);
+    field!(cpu, record.length).store(length);
+}
+
+/// This CPU's record, if its program has decided.
+#[inline(always)]
+fn decided() -> Option<*mut TraceCpu> {
+    TRACE_CPU.get_ptr_mut(0).filter(|cpu| field!(*cpu, record.verdict).load() != PENDING)
+}
+
+#[inline(always)]
+fn packet_copy<const POSITION: usize>(cpu: *mut TraceCpu) -> *mut PacketCopy {
+    // SAFETY: this CPU's element; no Rust reference is made.
+    unsafe { &raw mut (*cpu).record.packets[POSITION] }
+}
+
+/// Copies the start of a packet whose IP header starts at offset `L2`.
+#[inline(always)]
+fn copy_packet<F: Family, const L2: usize>(skb: *mut __sk_buff, copy: *mut PacketCopy) {
+    let length = TcContext::new(skb).length().wrapping_sub(L2 as u32);
+    // The helper rejects a length of 0, which becomes a length that no such packet has. The mask shows the bounds to the
+    // verifier.
+    let captured = (length.min(SNAP_LENGTH).wrapping_sub(1) & (SNAP_LENGTH - 1)) + 1;
+    // SAFETY: the element has room for `SNAP_LENGTH` bytes, and `captured` is at most that.
+    let to = unsafe { (&raw mut (*copy).bytes).cast() };
+    // SAFETY: the context is valid, and the helper writes exactly `captured` bytes or fails.
+    let status = unsafe { bpf_skb_load_bytes(skb.cast(), L2 as u32, to, captured) };
+    describe::<F>(copy, if status == 0 { captured } else { 0 });
+}
+
+/// Copies whole words of a frame's start: before Linux 5.18, no helper copies bytes of a frame.
+#[inline(always)]
+fn copy_frame<F: Family, const MULTI_BUFFER: bool>(frame: &Frame<MULTI_BUFFER>, copy: *mut PacketCopy) {
+    // SAFETY: the element has room for `SNAP_LENGTH` bytes, and is aligned.
+    let to = unsafe { (&raw mut (*copy).bytes).cast::<u64>() };
+    let words = frame.copy_words::<ETHERNET, { SNAP_LENGTH as usize / size_of::<u64>() }>(to);
+    describe::<F>(copy, words * size_of::<u64>() as u32);
+}
+
+/// Stores addresses, protocol and ports of the copied bytes. Ports after options or extension headers are not looked
+/// for: the command parses the bytes itself.
+#[inline(always)]
+fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
+    // SAFETY: this CPU's element; the bytes are aligned to eight.
+    let bytes = unsafe { (&raw const (*copy).bytes).cast::<u8>() };
+    let is_ipv6 = const { F::ETHER_TYPE != V4::ETHER_TYPE };
+    let has_addresses = captured >= F::LENGTH as u32;
+    let has_ports = captured >= (F::LENGTH + size_of::<u32>()) as u32;
+    // SAFETY: all offsets are constants within the bytes, and are multiples of the size that is read.
+    let (next, first_byte, fragment, ports) = unsafe {
+        let next = bytes.add(if is_ipv6 { 6 } else { 9 }).read();
+        let fragment = if is_ipv6 { 0 } else { bytes.add(6).cast::<u16>().read() & u16::to_be(0x1fff) };
+        (next, bytes.read(), fragment, bytes.add(F::LENGTH).cast::<[u16; 2]>().read())
+    };
+    let is_plain = is_ipv6 || first_byte == 0x45;
+    let has_ports =
+        has_ports && is_plain && fragment == 0 && matches!(next, protocol::TCP | protocol::UDP | protocol::SCTP);
+    let family = if is_ipv6 { IPV6 } else { 0 };
+    let port_mask = if has_ports { PORT_MASK | IPV6 } else { IPV6 };
+    let mut index = 0;
+    while index < 2 {
+        // SAFETY: as above; the source is followed by the destination.
+        let [first, second] = unsafe {
+            let at = bytes.add(F::LENGTH - (2 - index) * size_of::<F::Addr>());
+            if is_ipv6 {
+                [at.cast::<u64>().read(), at.add(8).cast::<u64>().read()]
+            } else {
+                [at.cast::<u32>().read().into(), 0]
+            }
+        };
+        let port = if has_ports { u16::from_be(ports[index]).into() } else { 0 };
+        // Word by word: a loop that sets bytes would be rejected without `CAP_PERFMON`.
+        field!(copy, ends[index].addr[0]).store(if has_addresses { first } else { 0 });
+        field!(copy, ends[index].addr[1]).store(if has_addresses { second } else { 0 });
+        field!(copy, ends[index].port).store(port | family);
+        field!(copy, ends[index].port_mask).store(port_mask);
+        index += 1;
+    }
+    // In IPv6, an extension header may come first.
+    let is_known = has_addresses && (!is_ipv6 || has_ports || next == V6::ICMP);
+    field!(copy, protocol).store(if is_known { next.into() } else { 0 });
+    field!(copy, captured).store(captured);
+}
+
+/// Writes this CPU's record to the ring buffer if its program has decided and the record matches the filter.
+#[inline(never)]
+fn submit() {
+    let (Some(filter), Some(cpu)) = (TRACE_FILTER.get_ptr_mut(0), decided()) else { return };
+    if !matches(filter, cpu) {
+        return;
+    }
+    let now = field!(cpu, record.time).load();
+    if now.wrapping_sub(field!(cpu, second_began).load()) >= SECOND {
+        field!(cpu, second_began).store(now);
+        field!(cpu, in_second).store(0);
+    }
+    let in_second = field!(cpu, in_second).load();
+    let is_rate_limited = in_second >= field!(filter, rate).load();
+    let mut is_lost = false;
+    if !is_rate_limited {
+        field!(cpu, in_second).store(in_second + 1);
+        // SAFETY: this CPU's element, which no other program writes during this call.
+        is_lost = TRACE_RING.output(unsafe { &(*cpu).record }, 0).is_err();
+    }
+    // Both, always: a shared increment at one of two offsets would be rejected without `CAP_PERFMON`.
+    add(field!(cpu, rate_limited), is_rate_limited);
+    add(field!(cpu, lost), is_lost);
+}
+
+#[inline(always)]
+fn add(counter: Cell<u64>, is_counted: bool) {
+    counter.store(counter.load().wrapping_add(is_counted.into()));
+}
+
+/// Whether one end of the packet, before or after the program, matches the client, and one end matches an endpoint. ICMP
+/// always matches: the command compares the packet that an error quotes.
+#[inline(always)]
+fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
+    let wanted = field!(filter, protocol).load();
+    let found = field!(cpu, record.packets[BEFORE].protocol).load();
+    if found == V4::ICMP.into() || found == V6::ICMP.into() {
+        return true;
+    }
+    if wanted != 0 && found != 0 && wanted != u64::from(found) {
+        return false;
+    }
+    // SAFETY: this CPU's element; no Rust reference is made.
+    let end = |packet: usize, end: usize| unsafe { &raw const (*cpu).record.packets[packet].ends[end] };
+    let misses = misses_of(filter, end(BEFORE, 0))
+        & misses_of(filter, end(BEFORE, 1))
+        & misses_of(filter, end(AFTER, 0))
+        & misses_of(filter, end(AFTER, 1));
+    misses == 0
+}
+
+/// Bits of [`misses_of`].
+const MISSES_ENDPOINTS: u64 = 1;
+const MISSES_CLIENT: u64 = 2;
+
+/// Which parts of the filter an end does not match. Not inlined, so that the values of one end at a time are on the stack.
+#[inline(never)]
+fn misses_of(filter: *const TraceFilter, end: *const PacketEnd) -> u64 {
+    // SAFETY: only the command writes the filter, and a mixture of two filters only records other packets. The end is in
+    // this CPU's element, which no other program writes during this call.
+    let (filter, end) = unsafe { (&*filter, &*end) };
+    // Without a loop: the verifier of a program without `CAP_PERFMON` rejects a variable offset that it sees twice. Each
+    // `black_box` keeps the compiler from loading the next endpoint earlier, for which the stack has no room.
+    let [a, b, c, d, e, f, g, h] = &filter.endpoints;
+    let misses_endpoints = black_box(differs(a, end));
+    let misses_endpoints = black_box(misses_endpoints & differs(b, end));
+    let misses_endpoints = black_box(misses_endpoints & differs(c, end));
+    let misses_endpoints = black_box(misses_endpoints & differs(d, end));
+    let misses_endpoints = black_box(misses_endpoints & differs(e, end));
+    let misses_endpoints = black_box(misses_endpoints & differs(f, end));
+    let misses_endpoints = black_box(misses_endpoints & differs(g, end));
+    let misses_endpoints = black_box(misses_endpoints & differs(h, end));
+    misses_endpoints * MISSES_ENDPOINTS | differs(&filter.client, end) * MISSES_CLIENT
+}
+
+/// 0 if the filter matches the end; 1 otherwise. Without branches, each of which the verifier would follow separately.
+#[inline(always)]
+fn differs(filter: &EndpointFilter, end: &PacketEnd) -> u64 {
+    let difference = filter.difference(end);
+    (difference | difference.wrapping_neg()) >> 63
+}
