@@ -99,12 +99,13 @@ impl Parts {
         command.envs(components.iter().map(|(component, folder)| (component.variable(), folder)));
     }
 
-    /// The files of [`Self::pass_to`] that an agent and an API server on another machine need.
+    /// The files that an agent and an API server on another machine need: a part of those that [`Self::pass_to`] names.
     pub(crate) fn of_agent(&self) -> impl Iterator<Item = PathBuf> {
         [self.agent.clone(), self.kubernetes.control_plane.clone()].into_iter()
     }
 
-    /// The files of [`Self::pass_to`] that a real cluster with a bridge network on another machine needs.
+    /// The files that a real cluster with a bridge network on another machine needs: a part of those that
+    /// [`Self::pass_to`] names.
     pub(crate) fn of_nodes(&self) -> impl Iterator<Item = PathBuf> {
         let Kubernetes { control_plane, components } = &self.kubernetes;
         [control_plane].into_iter().chain(components.get(&Component::Nodes)).cloned().chain(image::archives())
