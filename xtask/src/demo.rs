@@ -54,7 +54,7 @@ impl Preparation {
         Ok(Self { has_nodes: extent.contains(&Component::Nodes), kubernetes: KubernetesBuild::start(extent) })
     }
 
-    /// Installs missing packages and builds the agent, with the targets of the further arguments for cargo.
+    /// Installs missing packages, and builds the agent and the targets that the further arguments for cargo select.
     pub(crate) fn build_agent(self, further: &[&str]) -> Result<AgentBuilt> {
         setup::ensure(&[Need::TestNetwork])?;
         if self.has_nodes {
