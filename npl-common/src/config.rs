@@ -30,9 +30,9 @@ map_type! {
     }
 }
 
-/// At least one device runs the XDP program; `npl_xdp_dev` has the indexes of these devices. On these devices, TC sees
-/// a request that XDP has translated as if the client had sent it to the Pod directly, so TC must not treat it as a
-/// direct connection.
+/// At least one device runs the XDP program; `npl_xdp_devices` has the indexes of these devices. On these devices, TC
+/// sees a request that XDP has translated as if the client had sent it to the Pod directly, so TC must not treat it as
+/// a direct connection.
 pub const FLAG_XDP: u32 = 1;
 
 /// Of local clients, only processes in the host's network namespace are served: see [`Config::netns_cookie`].
@@ -44,7 +44,7 @@ const PRIMARY_V6_SHIFT: u32 = 8;
 /// Maximum number of devices that run the XDP program at the same time.
 pub const MAX_XDP_DEVICES: u32 = 256;
 
-/// The value of every device in `npl_xdp_dev`.
+/// The value of every device in `npl_xdp_devices`.
 pub const XDP_ATTACHED: u32 = 1;
 
 const _: () = assert!(core::mem::offset_of!(Config, primary_v4) == 8, "one aligned word");

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Names that maps had in earlier ABI versions, from which an agent copies entries at an upgrade.
+//! Names that maps had in earlier builds. At an upgrade, an agent copies the entries of maps of an earlier ABI version,
+//! and renames the pins of maps of its own ABI version.
 
 use crate::names::{
-    MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, MAP_SOCKET_RNAT_V4,
-    MAP_SOCKET_RNAT_V6,
+    MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, MAP_SCTP_BUFFER,
+    MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6, MAP_UNMAPPED_V4, MAP_UNMAPPED_V6, MAP_XDP_DEVICE,
 };
 
 /// Maps whose keys and values have the same layout in ABI 1: today's name, and the name in ABI 1. Only the flow tables
@@ -17,4 +18,12 @@ pub const ABI_1: [(&str, &str); 8] = [
     (MAP_FLOW_V6, "npl_flow_v6"),
     (MAP_SOCKET_RNAT_V4, "npl_peer_v4"),
     (MAP_SOCKET_RNAT_V6, "npl_peer_v6"),
+];
+
+/// Maps of ABI 2 that have the same layout but another name in earlier builds: today's name, and the former name.
+pub const ABI_2: [(&str, &str); 4] = [
+    (MAP_UNMAPPED_V4, "npl_unmap_v4"),
+    (MAP_UNMAPPED_V6, "npl_unmap_v6"),
+    (MAP_SCTP_BUFFER, "npl_sctpbuf"),
+    (MAP_XDP_DEVICE, "npl_xdp_dev"),
 ];

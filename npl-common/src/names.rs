@@ -61,15 +61,15 @@ pub const MAP_SOCKET_RNAT_V6: &str = "npl_sk_rnat_v6";
 /// [`crate::fragment_buffer::SavedFrame`].
 pub const MAP_FRAGMENT_BUFFER: &str = "npl_fragbuf";
 /// SCTP reassembly buffer, first fragments that wait for the last one: array of [`crate::fragment_buffer::SavedFrame`].
-pub const MAP_SCTP_BUFFER: &str = "npl_sctpbuf";
+pub const MAP_SCTP_BUFFER: &str = "npl_sctp_reasm";
 /// The Node's own connections from ports of the range, IPv4: array of `u64`, see [`crate::host_connection`].
 pub const MAP_HOST_CONNECTION_V4: &str = "npl_hostconn_v4";
 /// As [`MAP_HOST_CONNECTION_V4`], IPv6.
 pub const MAP_HOST_CONNECTION_V6: &str = "npl_hostconn_v6";
 /// Time of the last packet to an unmapped node port, IPv4: array of `u64` by port, see [`crate::unmapped`].
-pub const MAP_UNMAPPED_V4: &str = "npl_unmap_v4";
+pub const MAP_UNMAPPED_V4: &str = "npl_unmapped_v4";
 /// As [`MAP_UNMAPPED_V4`], IPv6.
-pub const MAP_UNMAPPED_V6: &str = "npl_unmap_v6";
+pub const MAP_UNMAPPED_V6: &str = "npl_unmapped_v6";
 /// Slow-path programs for tail calls: program array of [`SLOW_PATH_PROGRAMS`].
 pub const MAP_SLOW_PATH: &str = "npl_slow";
 /// `CRC32c` table for SCTP checksums: array of [`crate::crc::TABLE`].
@@ -77,7 +77,7 @@ pub const MAP_CRC: &str = "npl_crc";
 /// Uplinks that replies are redirected to: device index to [`crate::next_hop::UPLINK`].
 pub const MAP_UPLINK: &str = "npl_uplink";
 /// Devices that run the XDP program: device index to [`crate::config::XDP_ATTACHED`].
-pub const MAP_XDP_DEVICE: &str = "npl_xdp_dev";
+pub const MAP_XDP_DEVICE: &str = "npl_xdp_devices";
 /// Next hops of Pods in redirect and offload mode, IPv4: [`crate::next_hop::PodAddressV4`] to
 /// [`crate::next_hop::PodNextHop`].
 pub const MAP_NEXT_HOP_V4: &str = "npl_nexthop_v4";

@@ -175,8 +175,8 @@ impl Options {
         Ok(output)
     }
 
-    /// Runs a subcommand as [`Self::command`] does, and returns its exit code and standard output; standard error too
-    /// if the command printed nothing else.
+    /// Runs a subcommand as [`Self::command`] does. Returns its exit code and its standard output, or its standard
+    /// error if standard output is empty.
     pub fn exit_code_and_output(&self, arguments: &[&str]) -> Result<(i32, String)> {
         let mut command = self.netns.command(&self.binary)?;
         // With an interval of 0 s, `status` reads the counters once. A second reading for the rates would take another

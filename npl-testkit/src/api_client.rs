@@ -115,7 +115,7 @@ impl ApiClient {
         self.json(&Method::DELETE, &format!("{path}?gracePeriodSeconds=0"), None).map(drop)
     }
 
-    /// Watches a collection and passes each event to `on_event` until that returns `false` or `limit` has passed.
+    /// Watches a collection and passes each event to `on_event` until `on_event` returns `false` or `limit` has passed.
     pub fn watch(&self, path: &str, limit: Duration, mut on_event: impl FnMut(Value) -> bool + Send) -> Result<()> {
         let separator = if path.contains('?') { '&' } else { '?' };
         // The server closes the stream at this timeout, so a read cannot block longer.

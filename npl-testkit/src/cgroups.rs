@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Control groups for test Nodes: one child of the root of every mounted hierarchy, cgroup v1 or v2.
+//! cgroups for test Nodes: each is a child of the root of a mounted hierarchy, v1 or v2.
 //!
 //! Each kubelet manages its cgroup root exclusively. Each Node therefore has a cgroup namespace whose root is its own
 //! group, so that several kubelets do not conflict. The group's name identifies every group of a Node for cleanup.
@@ -76,7 +76,7 @@ impl Hierarchy {
 
     /// Creates a group that processes can join.
     fn add(&self, group: &Path) -> Result<()> {
-        fs::create_dir(group).with_context(|| format!("create control group {}", group.display()))?;
+        fs::create_dir(group).with_context(|| format!("create cgroup {}", group.display()))?;
         let has_cpuset =
             matches!(&self.version, Version::V1(controllers) if controllers.iter().any(|it| it == "cpuset"));
         // These files are empty in a new group, and a process cannot join the group until they are set.
@@ -93,7 +93,7 @@ impl Cgroup {
     /// Creates the group in every hierarchy.
     pub fn create(name: &str) -> Result<Self> {
         let cgroup = Self { name: name.to_owned(), hierarchies: Hierarchy::all()? };
-        ensure!(!cgroup.hierarchies.is_empty(), "no control groups are mounted at {ROOT}: mount cgroup2 there");
+        ensure!(!cgroup.hierarchies.is_empty(), "no cgroups are mounted at {ROOT}: mount cgroup2 there");
         for hierarchy in &cgroup.hierarchies {
             if hierarchy.version == Version::V2 {
                 pass_controllers_on(&hierarchy.point)?;
@@ -175,7 +175,7 @@ pub(crate) fn remove(name: &str) -> Result<()> {
 /// Removes a group directory and its children after the last process has exited. An absent directory is no error.
 pub(crate) fn delete(group: &Path) -> Result<()> {
     let mut last = None;
-    poll::until_gone("the removal of a control group", REMOVED_WITHIN, || {
+    poll::until_gone("the removal of a cgroup", REMOVED_WITHIN, || {
         last = remove_tree(group).err();
         last.is_none()
     })

@@ -72,5 +72,5 @@ fn own() -> Result<PathBuf> {
         mounts.into_iter().find(|mount| mount.kind == "cgroup2").context("no cgroup v2 hierarchy is mounted")?;
     let table = fs::read_to_string("/proc/self/cgroup").context("read /proc/self/cgroup")?;
     let path = table.lines().find_map(|line| line.strip_prefix("0::/"));
-    Ok(mount.point.join(path.context("this process is in no cgroup of version 2")?))
+    Ok(mount.point.join(path.context("this process is in no cgroup v2 group")?))
 }

@@ -49,7 +49,7 @@ struct Pin {
 pub enum Place {
     /// Before all programs on the hook.
     Ahead,
-    /// By a filter also where the kernel has TCX: at the head of priority 1, as Cilium's filters.
+    /// As a filter, even if the kernel has TCX: ahead of all filters of priority 1, like Cilium's filters.
     AheadAsFilter,
     /// After all programs on the hook.
     Behind,

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::netns::Netns;
 use crate::traffic;
 
-/// Sends a GET request for `path` and returns the status and the body. By HTTP/1.0, which has no chunked bodies.
+/// Sends a GET request for `path` and returns the status and the body. Uses HTTP/1.0, which has no chunked bodies.
 pub fn get(from: &Netns, server: SocketAddr, path: &str) -> Result<(u16, String)> {
     let mut stream = traffic::tcp_connect(from, server)?;
     let request = format!("GET {path} HTTP/1.0\r\nHost: {server}\r\nConnection: close\r\n\r\n");

@@ -62,9 +62,9 @@ fn set_priority() -> io::Result<()> {
 
 /// Measures the time during which the calling thread runs.
 ///
-/// Time in which the thread was runnable while another process ran is excluded: the kernel reserves 5 % of each second
-/// for processes without real-time priority, which would distort long samples only. Softirq work of the thread's
-/// packets is included; some kernels exclude that work from the thread's CPU time.
+/// The stopwatch excludes the time in which the thread was runnable while another process ran: the kernel reserves 5 %
+/// of each second for processes without real-time priority, which would distort only long samples. The stopwatch
+/// includes the softirq work for the thread's packets, which some kernels exclude from the thread's CPU time.
 #[derive(Debug)]
 pub struct Stopwatch {
     start: Instant,

@@ -36,8 +36,8 @@ pub const ENVOY: LoadBalancer = LoadBalancer {
 pub const HAPROXY: LoadBalancer =
     LoadBalancer { name: "haproxy", arguments: &["-db", "-f", "haproxy.cfg"], files: &["haproxy.cfg"] };
 
-/// nginx, by DNS. There is only one process, because worker processes would survive a killed master process. `user`:
-/// a user namespace with one user has no other.
+/// nginx, by DNS. There is only one process, because worker processes would survive a killed master process. It runs as
+/// root, because the user namespace of the test has no other user.
 pub const NGINX: LoadBalancer = LoadBalancer {
     name: "nginx",
     arguments: &[

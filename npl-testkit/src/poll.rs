@@ -73,7 +73,7 @@ fn wait<T>(
     }
 }
 
-/// A limit on a machine with this load per processor: a task gets one part in `load` of a processor.
+/// A time limit, extended for a machine with this load per processor: a task gets `1 / load` of a processor's time.
 fn extended(limit: Duration, load: f32) -> Duration {
     limit.mul_f32(load.clamp(1.0, LARGEST_EXTENSION))
 }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_grow_with_the_load_and_end_all_the_same() {
+    fn limits_grow_with_the_load_up_to_a_maximum() {
         let limit = Duration::from_secs(20);
         for (load, seconds) in [(0.0, 20), (0.9, 20), (1.0, 20), (3.0, 60), (1000.0, 200)] {
             assert_eq!(extended(limit, load), Duration::from_secs(seconds), "{load}");

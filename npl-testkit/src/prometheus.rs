@@ -43,11 +43,11 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts Prometheus in a network namespace; it scrapes `target` every second as the job `npl-agent`, with the
-    /// header `Accept` of its own.
+    /// Starts Prometheus in a network namespace. Prometheus scrapes `target` every second as the job `npl-agent`, with
+    /// its default `Accept` header.
     ///
     /// # Errors
-    /// If it does not become ready.
+    /// If Prometheus does not become ready.
     pub fn start(run: &Run, netns: &Netns, target: SocketAddr) -> Result<Self> {
         let listen = netns.free_address()?;
         let configuration = run.file("prometheus.yaml");

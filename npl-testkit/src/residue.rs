@@ -209,7 +209,7 @@ fn netns_lines(prefix: &str) -> impl Iterator<Item = String> {
 }
 
 fn cgroup_lines(prefix: &str) -> Result<impl Iterator<Item = String>> {
-    Ok(cgroups::names(prefix)?.into_iter().map(|name| format!("control group {name}")))
+    Ok(cgroups::names(prefix)?.into_iter().map(|name| format!("cgroup {name}")))
 }
 
 /// Network devices of this network namespace.

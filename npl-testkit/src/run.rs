@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One run of a test or demo, which owns all objects that it creates outside this process.
 //!
-//! The run's identifier is enough to find all of these objects: names of namespaces and control groups contain the
+//! The run's identifier is enough to find all of these objects: names of namespaces and cgroups contain the
 //! identifier, and files and mounts are in the run's directory. One function therefore removes a run, whether it
 //! completed, was interrupted or was killed.
 
@@ -26,7 +26,7 @@ use crate::{process, tools};
 /// The parent directory of all runs' directories.
 pub const ROOT: &str = "/run/npl-testkit";
 
-/// The prefix of the names of all runs' namespaces and control groups.
+/// The prefix of the names of all runs' namespaces and cgroups.
 const PREFIX: &str = "npl-";
 
 /// Identifies the process that owns a run by PID and start time, because PIDs are reused.
@@ -86,7 +86,7 @@ impl Run {
         Netns::of_process(&format!("{}{name}", self.name_prefix()), pid)
     }
 
-    /// Creates the control group `npl-<run>-<name>`.
+    /// Creates the cgroup `npl-<run>-<name>`.
     pub fn cgroup(&self, name: &str) -> Result<Cgroup> {
         Cgroup::create(&format!("{}{name}", self.name_prefix()))
     }
@@ -101,7 +101,7 @@ impl Run {
         ClientCgroup::create(&format!("{}{name}", self.name_prefix()))
     }
 
-    /// The prefix of the names of its namespaces and control groups.
+    /// The prefix of the names of the run's namespaces and cgroups.
     pub fn name_prefix(&self) -> String {
         name_prefix(&self.id)
     }
@@ -237,7 +237,7 @@ fn processes_in(netns: &str) -> Result<Vec<u32>> {
     Ok(pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
 }
 
-/// The prefix of the names of a run's namespaces and control groups.
+/// The prefix of the names of a run's namespaces and cgroups.
 pub(crate) fn name_prefix(id: &str) -> String {
     format!("{PREFIX}{id}-")
 }

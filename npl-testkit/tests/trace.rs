@@ -236,7 +236,7 @@ fn reply_is_logged_as_it_left_the_pod() {
 }
 
 #[test]
-fn xdp_logs_what_no_program_of_tc_sees() {
+fn xdp_logs_the_requests_that_it_translates_or_drops_before_tc() {
     Traced::with(|traced| {
         for scene in Scene::of_both_families() {
             traced.map(&scene);
@@ -251,7 +251,7 @@ fn xdp_logs_what_no_program_of_tc_sees() {
 }
 
 #[test]
-fn packet_of_no_mapping_is_not_logged() {
+fn packet_to_a_port_outside_of_the_range_is_not_logged() {
     Traced::with(|traced| {
         for scene in Scene::of_both_families() {
             traced.map(&scene);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Limits on the size and stack of the kernel programs, in npl-ebpf/budget.toml. A change that exceeds a limit raises
-//! the limit and gives the reason.
+//! Limits on the instructions and the stack of each kernel program, in npl-ebpf/budget.toml. A commit whose programs
+//! exceed a limit must raise the limit and give the reason.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exceeds_its_limit_is_told_with_what_to_do() {
+    fn an_exceeded_limit_is_reported_with_a_remedy() {
         let limits =
             parse("# why\n\na = { instructions = 100, stack = 64 }\nb = { stack = 8, instructions = 9 }\n").unwrap();
         assert!(problems(&[program("a", 100, 64), program("b", 9, 8)], &limits).is_empty());

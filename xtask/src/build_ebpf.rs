@@ -124,7 +124,8 @@ fn install(linked: &Path, object: &Path) -> Result<()> {
     fs::rename(&stripped, object).with_context(|| format!("install {}", object.display()))
 }
 
-/// Checks that a trace build's object logs, and that any other object has no map, symbol or text of logs.
+/// Checks that the object of a trace build contains at least one of [`LOG_NAMES`], and that any other object contains
+/// none of them.
 fn check_logs(object: &[u8], is_trace: bool) -> Result<()> {
     let found = LOG_NAMES.iter().filter(|name| object.windows(name.len()).any(|part| part == name.as_bytes()));
     match found.copied().collect::<Vec<_>>().as_slice() {

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::kernel_object::{CALL, Function, INSTRUCTION};
 
-/// The number of the frame pointer register, which points to the end of a function's stack frame.
+/// The number of the frame pointer register `r10`, which points to the highest address of a function's stack frame.
 const FRAME: u8 = 10;
 /// The section of the functions that several programs call.
 const SHARED: &str = ".text";
@@ -44,7 +44,8 @@ fn of_program(program: &Function, functions: &[Function]) -> Result<Use> {
     Ok(Use { name, section, instructions: u64::try_from(instructions)?, stack })
 }
 
-/// Returns the stack of a function with its calls, and adds the offsets of the called functions to `called`.
+/// Returns the bytes of stack that a function and its deepest chain of calls use, and adds the offsets of the called
+/// functions to `called`.
 fn walk(function: &Function, functions: &[Function], called: &mut BTreeSet<usize>, depth: usize) -> Result<u64> {
     if depth > MAX_DEPTH {
         bail!("more than {MAX_DEPTH} calls are nested");
@@ -75,8 +76,8 @@ fn calls(function: &Function) -> Vec<usize> {
     targets
 }
 
-/// Bytes of a function's own stack frame: its largest distance from the frame pointer, rounded as older kernels do. The
-/// sum over nested calls is an upper bound.
+/// Bytes of a function's own stack frame: its largest distance from the frame pointer, rounded up to 32 bytes as older
+/// kernels do. Newer kernels round to fewer bytes, so the sum over nested calls is an upper bound.
 fn frame(code: &[u8]) -> u64 {
     const CLASS: u8 = 0x07;
     const LOAD: u8 = 1;
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_calls_counts_too() {
+    fn called_functions_count_toward_a_program() {
         let functions = [
             // Calls `first` and `second`, by distances from the beginning of their section.
             function("program", "classifier", 0, &[STORE, call(-1), call(1), EXIT]),
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_target_or_without_end_is_refused() {
+    fn calls_without_a_target_and_endless_recursion_are_refused() {
         let nowhere = [function("program", "classifier", 0, &[call(7), EXIT])];
         let endless =
             [function("program", "classifier", 0, &[call(-1), EXIT]), function("f", ".text", 0, &[call(-1), EXIT])];

@@ -64,13 +64,15 @@ fn lock(path: &Path, name: &str) -> Result<File> {
     match file.try_lock() {
         Ok(()) => return Ok(file),
         Err(TryLockError::Error(error)) => return Err(error).with_context(|| format!("lock {}", path.display())),
-        Err(TryLockError::WouldBlock) => say(&format!("{name}: waiting for another run that makes it")),
+        Err(TryLockError::WouldBlock) => say(&format!("{name}: waiting for another run of xtask that builds it")),
     }
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(file.lock().map(|()| file)));
     match receiver.recv_timeout(LOCK_DEADLINE) {
         Ok(locked) => locked.with_context(|| format!("lock {}", path.display())),
-        Err(_) => bail!("another run has been making {name} for 20 minutes: end that run and repeat this command"),
+        Err(_) => {
+            bail!("another xtask has been building {name} for 20 minutes: end that process and repeat this command")
+        }
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) const UNPRIVILEGED: [&str; 6] =
 pub(crate) fn run(_options: &Options) -> Result<()> {
     let mut failed = Vec::new();
     let last = [
-        // The last check, because the build of the agent checks the budget too.
+        // Not in `STATIC`, which `cargo xtask test` runs too: its build of the agent checks the budget.
         Check { name: "budget of the kernel programs", run: || build_ebpf::build().map(drop) },
         Check { name: "tests", run: tests },
     ];

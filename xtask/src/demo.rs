@@ -54,7 +54,7 @@ impl Preparation {
         Ok(Self { has_nodes: extent.contains(&Component::Nodes), kubernetes: KubernetesBuild::start(extent) })
     }
 
-    /// Installs missing packages and builds the agent, with the targets of the further arguments for cargo.
+    /// Installs missing packages, and builds the agent and the targets that the further arguments for cargo select.
     pub(crate) fn build_agent(self, further: &[&str]) -> Result<AgentBuilt> {
         setup::ensure(&[Need::TestNetwork])?;
         if self.has_nodes {
@@ -99,12 +99,13 @@ impl Parts {
         command.envs(components.iter().map(|(component, folder)| (component.variable(), folder)));
     }
 
-    /// The files of [`Self::pass_to`] that an agent and an API server on another machine need.
+    /// The files that an agent and an API server on another machine need: a part of those that [`Self::pass_to`] names.
     pub(crate) fn of_agent(&self) -> impl Iterator<Item = PathBuf> {
         [self.agent.clone(), self.kubernetes.control_plane.clone()].into_iter()
     }
 
-    /// The files of [`Self::pass_to`] that a real cluster with a bridge network on another machine needs.
+    /// The files that a real cluster with a bridge network on another machine needs: a part of those that
+    /// [`Self::pass_to`] names.
     pub(crate) fn of_nodes(&self) -> impl Iterator<Item = PathBuf> {
         let Kubernetes { control_plane, components } = &self.kubernetes;
         [control_plane].into_iter().chain(components.get(&Component::Nodes)).cloned().chain(image::archives())

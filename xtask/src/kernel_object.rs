@@ -27,7 +27,7 @@ type Symbol<'a> = ElfSymbol64<'a, 'a, LittleEndian>;
 
 /// The functions of a 64-bit little-endian ELF file, sorted by name.
 ///
-/// Calls of global functions, which the linker leaves to the loader, are resolved.
+/// Resolves calls of global functions, which the linker leaves unresolved for the loader.
 pub(crate) fn functions(file: &[u8]) -> Result<Vec<Function>> {
     let file = ElfFile64::<LittleEndian>::parse(file).context("read it as a 64-bit little-endian ELF file")?;
     let mut functions = Vec::new();
@@ -79,11 +79,11 @@ mod tests {
     use super::{CALL, INSTRUCTION, functions};
 
     #[test]
-    fn our_own_binary_has_this_function() {
+    fn this_function_is_found_in_the_test_binary() {
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let functions = functions(&own).unwrap();
         assert!(
-            functions.iter().any(|f| f.name.contains("our_own_binary") && f.section == ".text" && !f.code.is_empty())
+            functions.iter().any(|f| f.name.contains("this_function") && f.section == ".text" && !f.code.is_empty())
         );
     }
 
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_and_truncated_ones_are_refused() {
+    fn truncated_files_and_files_other_than_elf_are_refused() {
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         assert!(functions(b"#!/bin/sh").is_err());
         for end in [0, 5, 40, 63, 64, own.len() / 2, own.len() - 60] {

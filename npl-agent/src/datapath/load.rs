@@ -75,6 +75,7 @@ impl Datapath {
 
     fn adopt(pins: Pins, sizes: TableSizes) -> Result<Self, DatapathError> {
         pins.create()?;
+        predecessor::rename_pins(&pins)?;
         let programs = Programs::open(&pins, sizes)?;
         let mut tables = Tables::open(&pins)?;
         tables.copy_from_predecessors(&pins, Entries::All)?;

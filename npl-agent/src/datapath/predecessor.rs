@@ -13,7 +13,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fs, io,
     os::fd::{AsFd as _, OwnedFd},
     path::PathBuf,
 };
@@ -192,6 +192,21 @@ pub(super) fn keep_for_copying(pins: &Pins, name: &str) -> Result<(), DatapathEr
     // An agent that was killed before it had copied the elements left a map there. That map is older than this one.
     unpin(&to)?;
     fs::rename(&from, &to).map_err(|source| pin_error("move", &from, source))
+}
+
+/// Renames the pins of maps for which earlier builds of this ABI version used another name. These maps keep their
+/// contents, which programs of both builds use until this agent has replaced the earlier programs.
+pub(super) fn rename_pins(pins: &Pins) -> Result<(), DatapathError> {
+    for (name, former) in former_names::ABI_2 {
+        let from = pins.map(former);
+        // After a rollback, both names are pinned. The attached programs use the map of the former name, so this map
+        // replaces the other one.
+        match fs::rename(&from, pins.map(name)) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => return Err(pin_error("rename", &from, source)),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// The ifindex of every device with programs that use a predecessor's maps. A program of this ABI version uses maps

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::core::devices::{Device, xdp::XdpReason};
 
-/// The map `npl_xdp_dev`: the ifindexes of devices with the XDP program, which the TC programs read.
+/// The map `npl_xdp_devices`: the ifindexes of devices with the XDP program, which the TC programs read.
 #[derive(Debug)]
 pub(super) struct XdpDevices(Table<u32, u32>);
 

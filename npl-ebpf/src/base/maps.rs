@@ -77,7 +77,7 @@ pub static SOCKET_RNAT_V4: LruHashMap<SocketRnatKeyV4, SocketRnatV4, { MAX_SOCKE
 
 /// The time of the last packet to each unmapped node port. The kernel programs write this map; the agent writes an element
 /// when it removes a mapping.
-#[btf_map(name = "npl_unmap_v4")]
+#[btf_map(name = "npl_unmapped_v4")]
 pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
 /// Next hops of Pods to which packets are redirected. The agent writes this map, and updates it when routes change.
@@ -139,7 +139,7 @@ pub static SOCKET_RNAT_V6: LruHashMap<SocketRnatKeyV6, SocketRnatV6, { MAX_SOCKE
 
 /// The time of the last packet to each unmapped node port. The kernel programs write this map; the agent writes an element
 /// when it removes a mapping.
-#[btf_map(name = "npl_unmap_v6")]
+#[btf_map(name = "npl_unmapped_v6")]
 pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
 /// Next hops of Pods to which packets are redirected. The agent writes this map, and updates it when routes change.
@@ -174,7 +174,7 @@ pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
 
 /// Devices that run the XDP program, by ifindex. The agent writes this map. Programs look up a device only if
 /// [`npl_common::config::FLAG_XDP`] is set.
-#[btf_map(name = "npl_xdp_dev")]
+#[btf_map(name = "npl_xdp_devices")]
 pub static XDP_DEVICE: HashMap<u32, u32, { MAX_XDP_DEVICES as usize }> = HashMap::new();
 
 /// The fragment buffer. The kernel programs write this map.
@@ -182,7 +182,7 @@ pub static XDP_DEVICE: HashMap<u32, u32, { MAX_XDP_DEVICES as usize }> = HashMap
 pub static FRAGMENT_BUFFER: PerCpuArray<SavedFrame, { fragment_buffer::ELEMENTS as usize }> = PerCpuArray::new();
 
 /// The SCTP reassembly buffer. The kernel programs write this map.
-#[btf_map(name = "npl_sctpbuf")]
+#[btf_map(name = "npl_sctp_reasm")]
 pub static SCTP_BUFFER: Array<SavedFrame, { fragment_buffer::SCTP_FRAGMENTS as usize }> = Array::new();
 
 /// The counters of each mapping. The kernel programs write this map.

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use clap::Parser;
 use npl_testkit::residue::Residue;
 
-/// Lists the objects that test runs may have created: network namespaces, devices, control groups, mounts, pins, BPF
+/// Lists the objects that test runs may have created: network namespaces, devices, cgroups, mounts, pins, BPF
 /// objects, qdiscs and processes.
 #[derive(Debug, Parser)]
 struct Arguments {

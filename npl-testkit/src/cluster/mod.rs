@@ -62,7 +62,8 @@ impl Cluster {
         })
     }
 
-    /// As `self`, for threads that already run in the control plane's namespace: requests need no extra thread.
+    /// Returns `self` with a client for threads that already run in the control plane's namespace: requests need no
+    /// extra thread to enter the namespace.
     #[must_use]
     pub fn from_inside(self) -> Self {
         Self { client: self.client.from_inside(), ..self }
@@ -186,7 +187,7 @@ impl Cluster {
         self.client.merge_patch(&path, &json!({"status": status})).map(drop)
     }
 
-    /// A command that runs `program` as an administrator, where the API server is reached.
+    /// A command that runs `program` with the administrator's kubeconfig, in the namespace of the API server.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
         let mut command = match &self.netns {
             Some(netns) => netns.command(program)?,

@@ -27,7 +27,7 @@ pub(super) fn decode(annotation: &str, limit: i64) -> Vec<Fields> {
 /// A list of elements. Other JSON values decode as an empty list.
 struct List(Vec<Element>);
 
-/// The fields of an object in order. Other JSON values decode without fields.
+/// The fields of a JSON object, in their order. JSON values of other types decode as an object without fields.
 struct Element(Vec<(String, Value)>);
 
 impl Element {

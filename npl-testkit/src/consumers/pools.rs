@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pools of a consumer over time: one for each port of a Service. A pool has every entry of the target port,
-//! whatever the protocol of the entry, and keeps removed members for minutes.
+//! The pools of a consumer over time: one for each port of a Service. A pool contains the entries of all protocols for
+//! the target port, and keeps removed members for minutes.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -66,8 +66,8 @@ impl Pools {
         Self { consumer, keeps_dead, ports, members: BTreeMap::new() }
     }
 
-    /// Reads a Pod's annotation at a time; `None` if the annotation is absent or the Pod is deleted. `services` select
-    /// the Pod.
+    /// Updates the pools with a Pod's annotation at the time `now`; `None` if the annotation is absent or the Pod is
+    /// deleted. `services` are the names of the Services that select the Pod.
     pub fn observe(&mut self, pod: &str, services: &[&str], annotation: Option<&str>, now: Duration) {
         let mut named = Vec::new();
         for pool in self.ports.iter().filter(|pool| services.contains(&pool.service.as_str())) {
@@ -87,23 +87,24 @@ impl Pools {
         }
     }
 
-    /// The members to which the pools send at a time.
+    /// The members to which the pools send requests at the time `now`.
     pub fn members(&self, now: Duration) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(move |(_, until)| until.is_none_or(|until| now < until)).map(|(member, _)| member)
     }
 
-    /// The members whose address reaches another Pod than the one that named them, with that other Pod. `answers` names
-    /// the Pod that responds at an address by a protocol.
-    pub fn strangers(
+    /// The misdirected members: those at whose address another Pod responds than the Pod whose annotation named the
+    /// member. Each has the name of the Pod that responds. `answers` returns the Pod that responds at an address and
+    /// protocol.
+    pub fn misdirected(
         &self,
         now: Duration,
         answers: impl Fn(SocketAddr, Protocol) -> Option<String>,
     ) -> Vec<(Member, String)> {
-        let stranger = |member: &Member| {
+        let wrong_pod = |member: &Member| {
             let pod = answers(member.server, member.pool.protocol).filter(|pod| *pod != member.pod)?;
             Some((member.clone(), pod))
         };
-        self.members(now).filter_map(stranger).collect()
+        self.members(now).filter_map(wrong_pod).collect()
     }
 }
 
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_whose_protocols_two_pods_share_leads_a_pool_to_a_stranger() {
+    fn a_node_port_that_two_pods_share_by_protocol_misdirects_a_pool() {
         let ports =
             vec![pool("dns", 53, Protocol::Tcp), pool("dns", 53, Protocol::Udp), pool("web", 80, Protocol::Tcp)];
         for consumer in CONSUMERS {
@@ -135,14 +136,14 @@ mod tests {
                 (61_001, Protocol::Tcp) => Some("web-0".to_owned()),
                 _ => None,
             };
-            let strangers = pools.strangers(Duration::ZERO, answers);
-            let [(member, pod)] = strangers.as_slice() else { panic!("{consumer:?}: {strangers:?}") };
+            let misdirected = pools.misdirected(Duration::ZERO, answers);
+            let [(member, pod)] = misdirected.as_slice() else { panic!("{consumer:?}: {misdirected:?}") };
             assert_eq!((member.pod.as_str(), member.pool.protocol, pod.as_str()), ("dns-0", Protocol::Tcp, "web-0"));
         }
     }
 
     #[test]
-    fn a_dead_member_leads_to_the_next_pod_of_its_number_until_it_is_dropped() {
+    fn a_removed_member_reaches_the_next_pod_of_its_node_port_until_it_is_dropped() {
         let minutes = Duration::from_mins(2);
         for consumer in CONSUMERS {
             let mut pools = Pools::new(consumer, minutes, vec![pool("web", 80, Protocol::Tcp)]);
@@ -150,13 +151,13 @@ mod tests {
             pools.observe("web-0", &["web"], Some(&annotation), Duration::ZERO);
             pools.observe("web-0", &["web"], None, Duration::from_secs(1));
             let answers = |_, _| Some("web-1".to_owned());
-            assert_eq!(pools.strangers(minutes, answers).len(), 1, "{consumer:?}");
-            assert_eq!(pools.strangers(minutes + Duration::from_secs(1), answers), [], "{consumer:?}");
+            assert_eq!(pools.misdirected(minutes, answers).len(), 1, "{consumer:?}");
+            assert_eq!(pools.misdirected(minutes + Duration::from_secs(1), answers), [], "{consumer:?}");
         }
     }
 
     #[test]
-    fn a_member_that_is_named_again_stays() {
+    fn a_member_that_is_annotated_again_stays_in_the_pool() {
         let mut pools = Pools::new(Consumer::Cis, Duration::from_secs(9), vec![pool("web", 80, Protocol::Tcp)]);
         let annotation = format!("[{}]", element(80, 61_000, "tcp"));
         for (value, second) in [(Some(annotation.as_str()), 0), (None, 1), (Some(annotation.as_str()), 2)] {

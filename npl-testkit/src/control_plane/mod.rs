@@ -169,8 +169,8 @@ impl ControlPlane {
 
     /// Kills the API server, which closes all connections at once. etcd keeps running with the data.
     ///
-    /// An API server that is stopped serves open watches for up to a minute, and refuses new requests meanwhile: so
-    /// long that the controllers take the Nodes for dead when it returns.
+    /// After SIGTERM, an API server would serve open watches for up to a minute and reject new requests. After such an
+    /// outage, the controllers would treat the Nodes as failed.
     pub fn kill_api_server(&mut self) -> Result<()> {
         match self.api_server.take() {
             Some(mut process) => process.kill().map(drop),

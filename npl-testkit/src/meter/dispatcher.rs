@@ -24,7 +24,7 @@ const LOOPBACK: u32 = 1;
 /// The largest part of a sample that calls may take without sending packets, in thousandths.
 const TOLERATED_PER_MILLE: u32 = 10;
 
-/// The loopback device of a network namespace of its own, on which no packet is ever received.
+/// The loopback device of a separate network namespace. The device never receives a packet.
 #[derive(Debug)]
 pub(super) struct IdleDevice {
     namespace: File,

@@ -34,7 +34,8 @@ use crate::{poll, tools};
 /// Packets sent between two checks for an interruption.
 const CHUNK: u32 = 50_000;
 
-/// Packets of a call, and number of calls, that measure the cost of a call. A call without packets does not run.
+/// Packets per call, and number of calls, that measure the cost of a call. A call with zero packets would not run the
+/// program.
 const SMALLEST: u32 = 2;
 const SMALL_CALLS: usize = 9;
 
@@ -319,7 +320,7 @@ impl Meter {
     }
 }
 
-/// The median time of calls with almost no packets. Their packets do not belong to the sample.
+/// The median time of calls that send [`SMALLEST`] packets. These packets do not belong to the sample.
 fn cost_of_a_call(call: impl Fn(u32) -> Result<()>) -> Result<Duration> {
     let mut times = [Duration::ZERO; SMALL_CALLS];
     for time in &mut times {

@@ -28,14 +28,14 @@ const VARIABLE: &str = "NPL_CALICO_DIR";
 /// The API server user of Calico.
 const USER: &str = "npl:calico";
 
-/// Its programs and its custom resource definitions.
+/// Calico's programs, and the file with its custom resource definitions.
 const FILES: [&str; 3] = ["calico-node", "calico", "crds.yaml"];
 
 /// The directory of the CNI plug-ins, relative to the Node's directory.
 const PLUGINS: &str = "run/npl/cni-plugins";
 
-/// Felix ends itself when its settings change, as they do after its first start, and is started again. A Felix that
-/// cannot start ends at once, so a number of ends within a minute is final. `$0` is the program.
+/// Runs Felix (`$0`) and starts it again after it has exited: Felix exits when its settings change, for the first time
+/// shortly after the first start. A Felix that exits 20 times within a minute cannot start, and the script fails.
 const FELIX: &str = r#"
 first=$(date +%s) ends=0
 until "$0" -felix; do
@@ -43,7 +43,7 @@ until "$0" -felix; do
     if [ $((now - first)) -ge 60 ]; then first=$now ends=0; fi
     ends=$((ends + 1))
     if [ "$ends" -ge 20 ]; then
-        echo "Felix has ended 20 times within a minute, and is not started again: the lines above say why" >&2
+        echo "Felix has exited 20 times within a minute and is not started again: the lines above show why" >&2
         exit 1
     fi
 done"#;
@@ -92,7 +92,7 @@ impl Calico {
             link(&entry.path(), entry.file_name())?;
         }
         tools::copy_program(&self.folder.join("calico"), &folder.join("calico"))?;
-        // One program, which its name turns into either plug-in.
+        // Calico has one program for both plug-ins; the name by which it is called selects the plug-in.
         link(Path::new("calico"), "calico-ipam".into())?;
         Ok(Path::new("/").join(PLUGINS))
     }
@@ -172,10 +172,10 @@ const VARIABLES: [(&str, &str); 22] = [
     ("FELIX_LOGSEVERITYSCREEN", "info"),
     // Felix refreshes routes by deleting and adding all IPv6 routes, which loses packets.
     ("FELIX_ROUTEREFRESHINTERVAL", "0"),
-    // Without cgo these parts are stubs that panic, or files that do not exist.
+    // In a build without cgo, the code of these features panics or reads files that do not exist.
     ("FELIX_BPFENABLED", "false"),
     ("FELIX_XDPENABLED", "false"),
-    // Felix reads this one with its exact spelling.
+    // Felix reads this variable only in this spelling.
     ("FELIX_DebugSkipCTLBCleanup", "true"),
     ("FELIX_HEALTHENABLED", "false"),
 ];
@@ -208,11 +208,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_felix_that_cannot_start_is_given_up_with_the_reason() {
+    fn a_felix_that_keeps_exiting_is_not_started_again_and_the_reason_is_logged() {
         let run = |program: &str| Command::new("sh").args(["-c", FELIX, program]).output().unwrap();
         let failed = run("false");
         let text = String::from_utf8_lossy(&failed.stderr);
-        assert!(!failed.status.success() && text.contains("Felix has ended 20 times within a minute"), "{text}");
+        assert!(!failed.status.success() && text.contains("Felix has exited 20 times within a minute"), "{text}");
         assert!(run("true").status.success());
     }
 }

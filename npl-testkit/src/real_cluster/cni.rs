@@ -72,7 +72,8 @@ impl Cni {
         }
     }
 
-    /// Whether a bridge on each Node connects Pods, whose address the Node uses towards them.
+    /// Whether a bridge on each Node connects the Node's Pods. The Node then uses the bridge's address as the source of
+    /// its packets to these Pods.
     pub const fn has_bridge(self) -> bool {
         match self {
             Self::Bridge | Self::FlannelVxlan | Self::FlannelHostGw => true,
@@ -81,8 +82,8 @@ impl Cni {
     }
 }
 
-/// Creates the directory of the CNI configuration in the Node's directory. A Node becomes ready once it contains a
-/// file.
+/// Creates the directory of the CNI configuration in the Node's directory. A Node becomes ready once this directory
+/// contains a file.
 pub(super) fn create_folder(directory: &Path) -> Result<()> {
     let folder = directory.join(FOLDER);
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))

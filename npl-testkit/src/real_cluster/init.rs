@@ -59,7 +59,7 @@ pub struct InitArguments {
     /// The Node's directory.
     #[arg(long)]
     pub directory: PathBuf,
-    /// The Node's control group, which contains this process.
+    /// The Node's cgroup, which contains this process.
     #[arg(long)]
     pub cgroup: String,
     /// The directory of kubelet and kube-proxy.
@@ -109,7 +109,7 @@ fn start_first(arguments: &InitArguments) -> Result<ExitStatus> {
     child.wait().context("wait for the inner process")
 }
 
-/// `PR_SET_PDEATHSIG` is tied to a thread; this process has only one.
+/// `PR_SET_PDEATHSIG` refers to the parent thread; the outer process has only one thread.
 #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
 fn die_with_outer(command: &mut Command) {
     // If the outer process has already exited, removing the run kills the inner one, which is in the Node's network

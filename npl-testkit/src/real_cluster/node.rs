@@ -129,7 +129,7 @@ impl Node {
         &self.directory
     }
 
-    /// The name of the Node's control group.
+    /// The name of the Node's cgroup.
     pub fn cgroup(&self) -> &str {
         &self.cgroup
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measures when a watch shows each of many new Pods with its address, with its annotation, and ready.
+//! Measures when a watch first delivers the address, the annotation and the readiness of each of many new Pods.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

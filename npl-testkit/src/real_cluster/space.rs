@@ -103,12 +103,12 @@ impl Space {
         self.inside(|| tools::output(&mut command)).context("enter the Node")?
     }
 
-    /// Makes a command join the Node's control group before it enters the cgroup namespace: a process outside the
+    /// Makes a command join the Node's cgroup before it enters the cgroup namespace: a process outside the
     /// namespace's root cannot be moved from inside.
     #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
     fn join(&self, command: &mut Command) -> Result<()> {
         self.cgroup.hold_system(command)?;
-        let file = self.open("cgroup").context("open the Node's control group namespace")?;
+        let file = self.open("cgroup").context("open the Node's cgroup namespace")?;
         let enter = move || setns(&file, CloneFlags::CLONE_NEWCGROUP).map_err(io::Error::from);
         // SAFETY: the hook makes one system call and allocates nothing.
         unsafe {

@@ -95,7 +95,7 @@ route replace 2001:db8:0:1::/64 dev {device} src 2001:db8:0:2::2
 route replace default via 2001:db8:0:1::10 dev {device} src 2001:db8:0:2::2",
 };
 
-/// A separate network, through which the Node's addresses on the first uplink are reachable as well.
+/// A second network, through which clients also reach the Node's addresses of the first uplink.
 pub(super) const SECOND_UPLINK: Uplink = Uplink {
     node: "addr add 203.0.113.10/24 dev {device}
 addr add 2001:db8:0:3::10/64 dev {device} nodad",

@@ -76,7 +76,7 @@ fn objects_at_the_limits_of_the_api_are_served() {
 }
 
 #[test]
-fn meaningless_services_do_not_affect_others() {
+fn unserved_services_do_not_affect_the_service_of_a_pod() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();

@@ -25,7 +25,7 @@ const BOND: &str = "link add up0 type bond mode active-backup miimon 50 primary 
 /// The interface index differs from that of the peer, so that the kernel reports carrier changes without delay.
 const SECOND_PAIR: &str = "link add eth1 index 101 type veth peer name eth1 netns";
 
-/// The client's end: a switch with both cables, in front of the client.
+/// The client's end: a switch that connects both cables with the client.
 const SWITCH: &str = "link add sw0 type bridge forward_delay 0
 link set eth0 master sw0
 link set eth1 master sw0
@@ -139,7 +139,7 @@ fn wait_for_look(world: &World, new_address: &str) {
 fn assert_nothing_is_lost(world: &mut World, new_address: &str) {
     world.assert_served("web-0");
     let conversation = Conversation::open(world, "web-0");
-    conversation.assert_goes_on("web-0", "before anything");
+    conversation.assert_goes_on("web-0", "before the first change");
     assert_bond_is_attached(world);
     let (before, said) = (pins(world), world.agent_log().len());
     assert_eq!(before.len(), 2, "the bond needs two links, for requests and replies: {before:?}");
@@ -157,7 +157,7 @@ fn assert_nothing_is_lost(world: &mut World, new_address: &str) {
         !["programs are attached to the device", "carry the programs"].iter().any(|message| log.contains(message)),
         "{log}"
     );
-    conversation.assert_goes_on("web-0", "after everything");
+    conversation.assert_goes_on("web-0", "after the last change");
 }
 
 /// The test runs with forwarding through the host's stack and with redirect.

@@ -178,8 +178,8 @@ fn the_attach_option_moves_requests_to_xdp_and_back_and_status_shows_why() {
     }
 }
 
-/// The number of devices whose removal blocks the kernel's RTNL lock for about four seconds, as if hundreds of Pods
-/// were created and deleted: each has its own grace period.
+/// A number of devices whose removal holds the kernel's RTNL lock for about four seconds, as if hundreds of Pods were
+/// deleted: the kernel waits for one RCU grace period per device.
 const MANY: usize = 250;
 
 /// The states of the agent's threads, one letter each (`proc_pid_stat(5)`).

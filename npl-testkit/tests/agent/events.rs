@@ -37,7 +37,7 @@ fn described(world: &World, kind: &str, name: &str) -> String {
 }
 
 #[test]
-fn exhaustion_is_reported_on_the_pod_once_and_ends_with_the_first_free_port() {
+fn port_exhaustion_is_reported_on_the_pod_once_and_ends_with_the_first_free_port() {
     let mut world = World::new();
     world.create_node();
     let holder = world.topology.node().run(|| TcpListener::bind("0.0.0.0:61000").unwrap()).unwrap();

@@ -41,7 +41,8 @@ impl Bystander {
         Self { load, node_ports: node_ports(world) }
     }
 
-    /// Verifies that the load was served, the node ports are unchanged, and the Pod was not written again.
+    /// Verifies that the load was served, that the node ports are unchanged, and that the agent has not written to the
+    /// Pod again.
     pub(crate) fn end(self, world: &World) {
         // The fault may have lasted less than a tenth of a second.
         let has_run = || (self.load.report().total() > 20).then_some(());

@@ -64,10 +64,10 @@ fn a_cluster_that_limits_critical_priorities_admits_the_agents_pods() {
     let (_plane, cluster) = installed_with(&run, PRIORITY_NEEDS_QUOTA);
     let quota = format!("{NPL_SYSTEM}/resourcequotas/npl-agent");
     let hard = cluster.client().get(&quota).unwrap()["spec"]["hard"].take();
-    // No quota controller runs here, so the test writes its part.
+    // No quota controller runs here, so the test writes the status of the quota.
     let status = json!({"status": {"hard": hard, "used": {"pods": "0"}}});
     cluster.client().merge_patch(&format!("{quota}/status"), &status).unwrap();
-    // The API server learns of quotas and priority classes by its own watches.
+    // The API server applies quotas and priority classes once its own watches have delivered them.
     let mut last = None;
     let admitted = poll::until("the agent's Pod to be admitted", LIMIT, || {
         create_agent_pod(&cluster, "admitted").map_err(|error| last = Some(error)).ok()
@@ -102,7 +102,7 @@ fn installed_elsewhere(run: &Run, plane: &ControlPlane, cluster: &Cluster) -> Ap
     agent_token(plane, cluster, NODE, "agent-0")
 }
 
-/// The name of a Node that exceeds the 128 bytes of an Event's `reportingInstance`.
+/// A Node's name that is longer than the 128 bytes of an Event's `reportingInstance`.
 fn long_node() -> String {
     format!("{NODE}.{}", "zone-with-a-long-name.".repeat(6)) + "example.org"
 }
@@ -196,7 +196,7 @@ fn the_patch_for_nodes_without_a_bpf_file_system_mounts_one_before_the_programs_
 }
 
 #[test]
-fn load_mounts_a_bpf_file_system_where_there_is_none() {
+fn load_mounts_a_bpf_file_system_where_none_is_mounted() {
     let world = World::new();
     let folder = world.run.file("sys-fs-bpf");
     fs::create_dir(&folder).unwrap();
@@ -258,7 +258,7 @@ fn an_agent_needs_only_its_own_folder_of_the_bpf_file_system() {
 }
 
 #[test]
-fn an_agent_that_no_admission_policy_confines_says_so() {
+fn an_agent_that_no_admission_policy_confines_logs_a_warning() {
     let mut world = World::new();
     world.create_node();
     world.create_pod("web-0");

@@ -98,7 +98,7 @@ fn the_plugin_shows_and_checks_the_whole_cluster() {
     assert!(code == 2 && refused.contains("no agent's Pod is on Node node-9"), "{code} {refused}");
     assert_eq!(run(&["check"]), (0, "Every annotation matches its Services and its Node.\n".to_owned()));
 
-    // A Node without an agent hides no other Node's chains.
+    // The chains of the other Nodes are shown although this Node has no agent.
     world.cluster.create_pod(&PodObject::new(NAMESPACE, "far", "node-2", "web")).unwrap();
     let (code, chain) = run(&["why", "service/shop/web"]);
     let missing = "the Pods on Node node-2 are not examined: no agent's Pod is on this Node";

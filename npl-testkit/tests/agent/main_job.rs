@@ -43,7 +43,7 @@ fn the_annotation_has_exactly_the_documented_format() {
 }
 
 #[test]
-fn a_datagram_without_checksum_is_answered_too() {
+fn a_datagram_without_checksum_is_answered() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();

@@ -81,7 +81,7 @@ fn missing_permissions_are_reported_with_a_remedy() {
 }
 
 #[test]
-fn an_api_server_that_is_down_is_waited_for() {
+fn the_agent_waits_for_an_api_server_that_is_down() {
     let mut world = World::new();
     world.create_node();
     world.plane.stop_api_server().unwrap();
@@ -95,7 +95,7 @@ fn an_api_server_that_is_down_is_waited_for() {
 }
 
 #[test]
-fn a_missing_node_object_is_waited_for_and_logged() {
+fn the_agent_waits_for_a_missing_node_object_and_logs_the_wait() {
     let world = World::new();
     let mut agent = Agent::launch(world.agent_options(&[])).unwrap();
     let log = agent.process().log().to_owned();

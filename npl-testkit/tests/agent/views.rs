@@ -57,7 +57,7 @@ fn the_exit_code_of_status_is_its_verdict() {
     {
         assert!(healthy.contains(expected), "{expected} is not in {healthy}");
     }
-    assert!(!healthy.contains('\x1b'), "colors are for terminals");
+    assert!(!healthy.contains('\x1b'), "there must be no colors if the output is no terminal");
     // A Service that cannot be served as requested.
     let named = Port::new("none", 81, Protocol::Tcp).to("no-such-port");
     world.cluster.create_service(&ServiceObject::new(NAMESPACE, "second", "web", vec![named]).enabled()).unwrap();
@@ -75,7 +75,7 @@ fn the_exit_code_of_status_is_its_verdict() {
 }
 
 #[test]
-fn why_and_flows_answer_for_a_pod_by_its_name() {
+fn why_and_flows_find_a_pod_by_its_name() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
@@ -215,7 +215,10 @@ fn a_retiring_agent_serves_during_the_drain_and_is_ready_after_the_cleanup() {
     let residue = Residue::look_at(&world.run, world.bpffs.path()).unwrap();
     let left: Vec<&str> = residue.lines().filter(|line| line.contains("program") || line.contains("map ")).collect();
     assert!(left.is_empty(), "{left:?}");
-    assert!(retiring.process().exit_status().is_none(), "kubectl waits for Pods that are available");
+    assert!(
+        retiring.process().exit_status().is_none(),
+        "kubectl waits for available Pods, so a retired agent keeps running"
+    );
 
     // The operator cancels the uninstallation.
     drop(retiring);
@@ -223,7 +226,7 @@ fn a_retiring_agent_serves_during_the_drain_and_is_ready_after_the_cleanup() {
     world.assert_served("web-0");
     world.agent().kill().unwrap();
 
-    // A Node whose uplink is gone serves no client, and is retired all the same.
+    // A Node without an uplink serves no client, but is retired like any other.
     let mut retiring = Agent::start(world.agent_options(&["--retire", "--drain", "0s", "--devices", "gone0"])).unwrap();
     world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
     let log = std::fs::read_to_string(retiring.process().log()).unwrap();

@@ -155,7 +155,7 @@ fn rule() -> Value {
 }
 
 #[test]
-fn each_alert_fires_when_it_should_and_only_then() {
+fn each_alert_fires_on_its_fault_and_not_on_harmless_series() {
     let run = Run::start().unwrap();
     let rules = run.file("rules.yaml");
     fs::write(&rules, rule()["spec"].to_string()).unwrap();

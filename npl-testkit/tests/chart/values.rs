@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::objects::{find, rendered};
 
-/// A value and the object field that it sets. An expected field of `null` is absent.
+/// A value of the chart and the object field that it sets. If the expected content is `null`, the field must be absent.
 struct Case {
     /// The value as a path and JSON, followed by other values that it requires.
     set: &'static [(&'static str, &'static str)],
@@ -330,7 +330,7 @@ fn every_value_has_a_case() {
 }
 
 #[test]
-fn a_digest_wins_over_the_tag_in_every_container() {
+fn a_digest_takes_precedence_over_the_tag_in_every_container() {
     let digest = format!("sha256:{}", "a".repeat(64));
     let set = [("image.digest", &*json!(digest).to_string()), ("image.tag", "\"v9\""), ("mountBpffs.enabled", "true")];
     let objects = rendered(&set);
@@ -400,7 +400,7 @@ fn every_object_has_the_labels_of_kubernetes_and_a_namespaced_one_the_releases_n
 
 /// `OpenShift`'s default security context constraints reject a fixed user ID.
 #[test]
-fn the_hook_runs_as_a_user_of_the_namespaces_range_on_openshift() {
+fn the_hook_sets_no_user_id_on_openshift() {
     let context = |objects: &[Value]| {
         let job = find(objects, "Job", "npl-retire").unwrap();
         job.pointer("/spec/template/spec/securityContext").unwrap().clone()

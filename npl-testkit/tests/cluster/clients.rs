@@ -36,7 +36,7 @@ enum Place {
 }
 
 impl Client {
-    /// Sends one request. On a Node, the sending process is in the Node's control group, which has the agent's socket
+    /// Sends one request. On a Node, the sending process is in the Node's cgroup, which has the agent's socket
     /// programs.
     pub(crate) fn ask(&self, protocol: Protocol, server: SocketAddr) -> Result<Answer> {
         let space = match &self.place {
@@ -48,7 +48,8 @@ impl Client {
         serde_json::from_str(&space.output(command)?).context("parse the response")
     }
 
-    /// The source addresses that the kernel chooses towards a Pod: without a bridge, one of several of the Node.
+    /// The source addresses, one of each family, that the kernel chooses for packets to a Pod. Without a bridge, the
+    /// kernel chooses among several addresses of the Node.
     fn sources_towards(&self, pod: &Pod) -> Vec<IpAddr> {
         let source = |address: &IpAddr| {
             let route = self.netns.ip(&format!("route get {address}")).unwrap();

@@ -54,8 +54,8 @@ const TESTS: &[ClusterTest] = &[
         policy::an_agent_may_write_its_annotation_and_nothing_else,
     ),
     ClusterTest::new(
-        "every_client_is_answered_by_the_pod_it_asked_for",
-        traffic::every_client_is_answered_by_the_pod_it_asked_for,
+        "every_client_is_answered_by_the_pod_of_the_node_port",
+        traffic::every_client_is_answered_by_the_pod_of_the_node_port,
     ),
     ClusterTest::new("a_node_reaches_its_own_pods_by_loopback", traffic::a_node_reaches_its_own_pods_by_loopback),
     ClusterTest::new(
@@ -100,8 +100,8 @@ const TESTS: &[ClusterTest] = &[
 /// Tests that depend on the network, for clusters with other networks.
 const NETWORK_TESTS: &[ClusterTest] = &[
     ClusterTest::new(
-        "every_client_is_answered_by_the_pod_it_asked_for",
-        traffic::every_client_is_answered_by_the_pod_it_asked_for,
+        "every_client_is_answered_by_the_pod_of_the_node_port",
+        traffic::every_client_is_answered_by_the_pod_of_the_node_port,
     ),
     ClusterTest::new(
         "a_policy_for_the_clients_address_is_enforced",
@@ -118,7 +118,7 @@ const OFFLOAD_TESTS: &[ClusterTest] = &[
     ),
     ClusterTest::new(
         "every_client_is_answered_while_agents_offload",
-        traffic::every_client_is_answered_by_the_pod_it_asked_for,
+        traffic::every_client_is_answered_by_the_pod_of_the_node_port,
     ),
     ClusterTest::new(
         "a_policy_is_enforced_while_agents_offload",

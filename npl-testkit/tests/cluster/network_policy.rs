@@ -28,8 +28,8 @@ fn policy(ingress: &Value) -> Value {
     })
 }
 
-/// The number of a Pod's entries through which a client gets an answer. The client connects to all entries in parallel,
-/// because a refused connection waits for its timeout.
+/// The number of a Pod's annotation entries at which a client gets an answer. The client connects to all entries in
+/// parallel, because a connection that the policy drops waits for its timeout.
 fn answering(world: &World, client: &Client, pod: &Pod) -> usize {
     let (entries, answering) = (world.entries(&pod.name, PORTS), AtomicUsize::new(0));
     thread::scope(|scope| {

@@ -14,7 +14,7 @@ use crate::world::{LIMIT, NAMESPACE, Pod, World};
 /// The number of node ports of a Pod of the shop: TCP and UDP, each in both families.
 pub(crate) const PORTS: usize = 4;
 
-pub(crate) fn every_client_is_answered_by_the_pod_it_asked_for(world: &mut World) {
+pub(crate) fn every_client_is_answered_by_the_pod_of_the_node_port(world: &mut World) {
     let pods = world.wait_for_shop(4);
     let clients = clients::all(world);
     assert_eq!(clients.len(), 5, "the clients are the external client, two Nodes, and one Pod per Node");

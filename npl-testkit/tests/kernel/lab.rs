@@ -291,7 +291,7 @@ impl Lab {
         }
     }
 
-    /// The flow's entry in the half-open cache: in its own slot, or else the entry of its handshake.
+    /// The flow's entry in the half-open cache: from the flow's own slot, or else from the slot of its handshake.
     pub(crate) fn slot(&mut self, id: FlowId) -> Option<u64> {
         self.own_slot(id).or_else(|| self.handshake(id))
     }
@@ -325,7 +325,7 @@ impl Lab {
         self.slots(id).set(half_open::handshake_slot(handshake_key(id)), entry, 0).unwrap();
     }
 
-    /// Empties the slots of the scene's handshake, as a flood may.
+    /// Empties the slots of the scene's handshake, as if a SYN flood had overwritten them.
     pub(crate) fn forget_handshake(&mut self, id: FlowId) {
         let reply_key = conntrack::reply_key(hash(id), numbers(id).1);
         for key in [handshake_key(id), reply_key] {

@@ -33,7 +33,7 @@ pub(crate) const POD_PORT: u16 = 8080;
 /// The node port of the first Pod; each further Pod has the next port.
 pub(crate) const NODE_PORT: u16 = 61_000;
 
-/// Time limit for the kernel to detach a program; far longer than needed.
+/// Time limit for the kernel to detach a program, far above the usual duration.
 const DETACH_LIMIT: Duration = Duration::from_secs(10);
 
 /// A Node with NPL's datapath. The fields are dropped in this order.

@@ -62,7 +62,7 @@ pub(crate) enum Threads {
     Each,
 }
 
-/// An emulated machine. It has control groups of version 2 only.
+/// An emulated machine. It has only cgroup v2.
 #[derive(Debug)]
 pub(crate) struct Guest {
     /// The name of the guest and of its RAM disk.

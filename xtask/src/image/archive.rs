@@ -94,7 +94,8 @@ impl Image<'_> {
     }
 }
 
-/// Copies a binary without its symbols, a quarter of its size: a panic names its line without them.
+/// Copies a binary without its symbols, which are a quarter of its size: a panic message names file and line without
+/// symbols, too.
 fn strip(from: &Path, to: &Path) -> Result<()> {
     process::ask(Command::new("strip").arg("--strip-all").arg("-o").arg(to).arg(from))
         .with_context(|| format!("strip {}", from.display()))

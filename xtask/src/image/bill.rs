@@ -26,7 +26,7 @@ pub(super) fn write() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The bill of the agent and of all packages that are linked into it.
+/// The bill: the agent and all packages that are linked into the agent.
 fn of(metadata: &Value) -> Option<Value> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let packages: BTreeMap<String, &Value> =
@@ -80,7 +80,7 @@ mod tests {
     use super::of;
 
     #[test]
-    fn the_bill_has_what_is_linked_and_nothing_of_builds_and_tests() {
+    fn the_bill_lists_linked_packages_and_no_dependency_of_builds_or_tests() {
         let package = |name: &str| json!({ "id": name, "name": name, "version": "1.0.0", "license": "MIT/Apache-2.0" });
         let on = |name: &str, kind: Option<&str>| json!({ "pkg": name, "dep_kinds": [{ "kind": kind }] });
         let node = |name: &str, deps: Vec<serde_json::Value>| json!({ "id": name, "deps": deps });

@@ -47,7 +47,7 @@ pub(crate) fn download(package: &str, folder: &Path) -> Result<PathBuf> {
         bail!("this machine has no apt-get: install {package}, so that its programs are in the search path");
     }
     let fetch = |folder: &Path| {
-        // The user _apt may not write to the folder, which apt-get would warn of.
+        // Without this option, apt-get warns that the user _apt may not write to the folder.
         let mut command = apt_get();
         command.args(["-o", "APT::Sandbox::User=root", "download", package]).current_dir(folder);
         process::run_quietly(&mut command)

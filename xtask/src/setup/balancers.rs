@@ -65,7 +65,7 @@ const PROGRAMS: [Program; 5] = [
 
 /// Returns the cache directory with the programs and `lib`. Downloads the programs if they are missing.
 pub(crate) fn obtain() -> Result<PathBuf> {
-    // One of the tests runs curl, also if the cache has the programs.
+    // The tests run curl even if the cache already has the load balancers.
     super::ensure(&[Need::Balancers])?;
     let made_from = PROGRAMS.map(|program| program.sha256.as_bytes());
     cache::obtain("balancers", &made_from, |folder| {

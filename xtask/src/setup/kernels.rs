@@ -42,10 +42,11 @@ const DEVICES: [&str; 11] =
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KernelName(pub(crate) Option<Kernel>);
 
-/// Kernels that run all packet tests. The oldest one has filters instead of TCX links; the host's own kernel runs all
-/// packet tests without emulation, which is ten to thirty times slower.
+/// Kernels that run all packet tests in an emulator. The oldest one attaches programs as filters instead of TCX links.
+/// The host's own kernel runs all packet tests too, without the emulator, which is ten to thirty times slower.
 pub(crate) const DEFAULT_KERNELS: &str = "5.10";
-/// Kernels that only load the programs: their verifiers check speculative execution differently.
+/// Kernels on which tests only load the programs, because each of their verifiers checks speculative execution in
+/// another way.
 pub(crate) const BRIEF_KERNELS: &str = "6.1,6.12,latest";
 
 impl FromStr for KernelName {

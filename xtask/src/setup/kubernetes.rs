@@ -26,7 +26,7 @@ const LINKER_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=VE
 /// No debug information, which the linker would remove, and no inlining: this reduces the build time by 40 %.
 const COMPILER_FLAGS: &str = "all=-dwarf=false -l";
 
-/// The part for every command with a real API server.
+/// The programs of every command that starts a real API server.
 const CONTROL_PLANE: Part = Part {
     name: "control-plane",
     words: "Kubernetes' API server and etcd",
@@ -39,7 +39,7 @@ const CONTROL_PLANE: Part = Part {
     variables: &[],
 };
 
-/// The part for real Nodes.
+/// The programs of real Nodes.
 const NODES: Part = Part {
     name: "kubernetes",
     words: "kubelet, kube-proxy, scheduler and controllers",
@@ -57,7 +57,7 @@ const NODES: Part = Part {
     variables: &[],
 };
 
-/// The part for Nodes whose Pod network is flannel.
+/// The programs of Nodes whose Pod network is flannel.
 const FLANNEL: Part = Part {
     name: "flannel",
     words: "flannel's daemon",
@@ -70,7 +70,7 @@ const FLANNEL: Part = Part {
     variables: &[],
 };
 
-/// The part for Nodes whose Pod network and policy engine is Calico.
+/// The programs of Nodes whose Pod network and policy engine is Calico.
 const CALICO: Part = Part {
     name: "calico",
     words: "Calico's daemon and CNI plug-in",
@@ -87,7 +87,7 @@ const CALICO: Part = Part {
     variables: &[("CGO_ENABLED", "0")],
 };
 
-/// The part that renders and installs the chart. Without these flags, Helm renders for Kubernetes 1.20.
+/// Helm, which renders and installs the chart. Without these linker flags, Helm renders for Kubernetes 1.20.
 const HELM: Part = Part {
     name: "helm",
     words: "Helm",

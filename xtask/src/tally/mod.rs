@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_side_by_side_all_come_to_their_end() {
+    fn parallel_steps_all_run_despite_a_failure() {
         let mut tally = Tally::start(Some("kernel"));
         let steps = ["kernel 1", "kernel 2", "kernel 3", "another"].map(str::to_owned);
         let all = steps.into_iter().zip([step(2, 0), step(3, 1), step(4, 0), step(5, 0)]).collect();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_after_one_that_failed_run_and_all_failures_are_listed() {
+    fn a_failed_step_stops_no_later_step_and_all_failures_are_listed() {
         let mut tally = Tally::start(None);
         tally.check("good", || Ok(()));
         tally.check("bad", || bail!("no"));

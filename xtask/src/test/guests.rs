@@ -17,11 +17,12 @@ use crate::tally::{Counts, Tally};
 use crate::test_binary::{Kind, TestBinary};
 use crate::{build, paths};
 
-/// The time limit of a guest. Emulation is ten to thirty times slower; guests that run at the same time take about 25
-/// minutes, and 35 minutes on a slow machine.
+/// The time limit of a guest. Emulation is ten to thirty times slower than the host; guests that run at the same time
+/// take about 25 minutes, and 35 minutes on a slow machine.
 const GUEST_DEADLINE: Duration = Duration::from_hours(1);
 
-/// The prefix of the names of the tests that load every kernel program, as the agent does and as `npl-agent load` does.
+/// The prefix of the names of two tests, which load every kernel program with the capabilities of the agent and with
+/// those of `npl-agent load`.
 const LOADING_TESTS: &str = "every_program_loads";
 
 /// Tests of the agent's own files, which do not depend on the kernel's version. Among the emulated kernels only the
@@ -29,8 +30,8 @@ const LOADING_TESTS: &str = "every_program_loads";
 const SKIPPED_ON_NEWER_KERNELS: [&str; 6] =
     ["--skip", "links::pins", "--skip", "links::map_limits", "--skip", "links::cleanup"];
 
-/// Parts of the names of the packet tests in the first of the two guests that share the tests of a kernel. They are
-/// chosen so that both guests take about the same time, each on one processor.
+/// Two guests share the packet tests of a kernel, each on one processor. The first guest runs the tests with one of
+/// these texts in their names, so that both guests take about the same time.
 const FIRST_SHARE: [&str; 2] = ["differential::", "links::"];
 
 /// Tests that need a TUN device, for which guests have no device node. They do not depend on the kernel's version.
@@ -156,7 +157,7 @@ fn clock_step(kernel: Kernel, binary: &TestBinary) -> String {
     format!("tests: {} on a bond, and while its clock is set, under kernel {kernel}, emulated", binary.name)
 }
 
-/// A guest with an API server and an agent, whose clock no other process depends on.
+/// A guest with an API server and an agent. Tests may set the guest's clock, because no other process depends on it.
 fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (String, Guest) {
     let mut test = Command::new(&binary.executable);
     test.args(OWN_MACHINE_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);
@@ -168,7 +169,7 @@ fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (Stri
 }
 
 fn nodes_step(kernel: Kernel, binary: &TestBinary) -> String {
-    format!("tests: {} on control groups 2 alone, under kernel {kernel}, emulated", binary.name)
+    format!("tests: {} on cgroup v2 alone, under kernel {kernel}, emulated", binary.name)
 }
 
 /// A guest in which a real cluster starts. Each of its processors has an emulator thread: with one thread for both, the

@@ -34,8 +34,8 @@ pub(crate) struct Options {
     /// Kernels that only load the kernel programs, by emulation.
     #[arg(long, value_delimiter = ',', default_value = BRIEF_KERNELS, conflicts_with = "filter")]
     load_kernels: Vec<KernelName>,
-    /// Also start a real cluster on an emulated machine with the newest of those kernels and control groups of version
-    /// 2 only: some 7 minutes more.
+    /// Also start a real cluster on an emulated machine with the newest of those kernels and only cgroup v2; takes
+    /// about 7 minutes more.
     #[arg(long)]
     emulated_cluster: bool,
     /// Run only the steps that need a real cluster.
@@ -124,7 +124,7 @@ fn run_all(options: &Options, tally: &mut Tally) {
         .and_then(|_built| tally.prepare("build of the tests", || test_binary::compile(&mut tests())));
     let images = ready(&agent_built).and_then(|it| tally.prepare("images", || it.pack_images()));
     let parts = agent_built.and_then(|it| tally.prepare("build of Kubernetes", || it.finish()));
-    let before = ready(&binaries).and_then(|_built| tally.prepare("a look at the machine", Leftovers::look));
+    let before = ready(&binaries).and_then(|_built| tally.prepare("list of the machine's objects", Leftovers::look));
     match binaries {
         Ok(binaries) => Suite { options, binaries, images, parts, before }.run(tally),
         Err(missing) => {
@@ -189,7 +189,7 @@ impl Suite<'_> {
                 }
             }
         }
-        let name = format!("nothing is left behind, also of the {REAL_CLUSTER}");
+        let name = format!("no object is left behind, also none of the {REAL_CLUSTER}");
         match &self.before {
             Ok(before) => tally.check(&name, || before.check()),
             Err(missing) => tally.not_run(&name, *missing),

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_with_another_number_is_found() {
+    fn a_document_with_another_value_is_found() {
         let fact = Fact { name: "floor", file: "a.rs", before: "FLOOR = \"", documents: &["README.md"] };
         let findings = |code, text| check_fact(&Tree::of(&[("a.rs", code), ("README.md", text)]), &fact).len();
         assert_eq!(findings("const FLOOR = \"5.10\";", "Linux 5.10"), 0);

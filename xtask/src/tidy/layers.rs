@@ -119,7 +119,7 @@ fn check_layers(file: &File<'_>) -> Vec<Finding> {
     let refused = file.used.iter().filter_map(|used| match rank(used) {
         Some(other) if other <= own_rank => None,
         Some(_) => Some(format!("`{own}` is below `{used}` and may not use it")),
-        None => Some(format!("`{own}` is below main.rs and may not use `crate::{used}` of it")),
+        None => Some(format!("`{own}` is below main.rs and may not use `crate::{used}`, which main.rs declares")),
     });
     refused.map(|rule| Finding::error(file.path, rule)).collect()
 }
@@ -203,7 +203,7 @@ mod tests {
             ("use crate::{base::clock, act::{redirect as r}};", "`net` is below `act` and may not use it"),
             ("fn f() { crate::state::conntrack::f() }", "`net` is below `state` and may not use it"),
             ("use super::super::state;", "`net` is below `state` and may not use it"),
-            ("use crate::Verdict;", "`net` is below main.rs and may not use `crate::Verdict` of it"),
+            ("use crate::Verdict;", "`net` is below main.rs and may not use `crate::Verdict`, which main.rs declares"),
         ] {
             assert_eq!(found(&[("npl-ebpf/src/net/tcp.rs", code)]), [format!("npl-ebpf/src/net/tcp.rs: {expected}")]);
         }

@@ -23,7 +23,7 @@ use tree::Tree;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {}
 
-/// A place that violates a rule.
+/// A line or file that violates a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Finding {
     place: String,

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use super::Finding;
 use super::tree::Tree;
 
-/// A document and the names of its rows.
+/// A document with a table, and the names of the table's rows.
 struct Page {
     path: &'static str,
     lines: &'static [Lines],

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reports vague phrases in comments and documents, which leave open who or what is meant.
+//! Reports phrases in comments and documents that leave open who or what is meant.
 //!
 //! The rule does not apply to CHANGELOG.md and docs/design, which describe the past.
 
@@ -7,7 +7,7 @@ use super::Finding;
 use super::rust_code::comment_start;
 use super::tree::{Tree, is_history};
 
-/// Phrases, each with advice how to rewrite the sentence.
+/// Unclear phrases, each with advice on how to rewrite the sentence.
 const PHRASES: [(&str, &str); 20] = [
     ("whoever", "name the client, the process or the operator"),
     ("is told", "say who reports what to whom"),
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn code_other_words_and_documents_of_the_past_are_left_alone() {
+    fn code_other_words_and_documents_of_the_past_are_not_reported() {
         assert!(places("a/b.rs", "let whoever = \"is told\"; // As it is: told later. Passed bytes.").is_empty());
         assert!(places("CHANGELOG.md", "whoever").is_empty());
         assert!(places("docs/design/0001-flow-state.md", "whoever").is_empty());

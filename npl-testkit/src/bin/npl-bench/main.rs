@@ -69,11 +69,11 @@ struct Effort {
     new_flows: u64,
     /// The longest duration of a sample of packets; the sample then ends with fewer packets.
     longest: Duration,
-    /// Turns per round of the mapping and of the Pod's own address, for requests.
+    /// Turns per round for requests. A turn measures the mapping and the Pod's own address.
     turns: usize,
     /// Requests per turn over one connection through a Node.
     questions: usize,
-    /// Turns per round of the mapping and of the Pod's own address, for streams.
+    /// Turns per round for streams. A turn measures the mapping and the Pod's own address.
     streams: usize,
     /// The duration of one turn of streams.
     stream: Duration,
@@ -94,7 +94,8 @@ struct Effort {
 /// Threads that build test networks.
 const BUILDERS: usize = 4;
 
-/// The number of rounds in the same networks. The memory layout of a network changes its speed by up to 5 %.
+/// The number of rounds that use the same networks. Later rounds use new networks, because the memory layout of a
+/// network changes its speed by up to 5 %.
 const ROUNDS_IN_A_PLACE: usize = 3;
 
 const QUICK: Effort = Effort {

@@ -58,7 +58,7 @@ impl Ours {
         }
         let bpffs = run.bpffs(&format!("bpf-{name}"))?;
         let mut datapath = open_datapath(bpffs.path(), manner.are_mitigated)?;
-        // A port range without Pod ports.
+        // The range must contain no Pod port.
         let range: PortRange = format!("{FIRST_NODE_PORT}-{}", FIRST_NODE_PORT + MOST_MAPPINGS).parse()?;
         // The seed is arbitrary; a fixed one leads to the same hash collisions in every run.
         datapath.configure(range, || 0x4e50_4c00_4e50_4c01)?;

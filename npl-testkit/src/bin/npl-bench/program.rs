@@ -39,7 +39,7 @@ const DIRECT: Figure = figure("program/direct", "ns", Stage::Program, &[]);
 const REPLY_MISS: Figure = figure("program/reply-miss", "ns", Stage::Program, &[]);
 /// Passing a packet whose destination port is outside the range.
 const MISS: Figure = figure("program/miss", "ns", Stage::Program, &[Aim::Median(10.0)]);
-/// Processing a SYN from a new client, measured at the uplink of a Node.
+/// Translating a SYN from a new client, measured at the uplink of a Node.
 const SYN_FLOOD: Figure =
     figure("program/syn-flood", "ns", Stage::Program, &[Aim::Ratio(1.5)]).beside("an established flow");
 

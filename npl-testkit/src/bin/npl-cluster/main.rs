@@ -36,7 +36,7 @@ enum Command {
     Up(UpArguments),
     /// Remove the cluster, and the remains of killed ones.
     Down {
-        /// Remove all running clusters, also those of others.
+        /// Remove all running clusters, including those of other users.
         #[arg(long, conflicts_with = "cluster")]
         all: bool,
     },

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, ensure};
 use npl_testkit::echo::Answer;
 use npl_testkit::netns::Netns;
 
-/// The number of clients, so that a slow request does not lower the rate much.
+/// The number of clients of a load balancer. With several clients, a slow request hardly lowers the rate.
 pub(crate) const CLIENTS: u32 = 4;
 
 /// Requests per second of all clients of a load balancer.

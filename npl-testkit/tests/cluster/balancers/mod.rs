@@ -52,7 +52,7 @@ pub(crate) fn real_load_balancers_lose_no_request(world: &mut World) {
         renew(world, "deployment/elastic");
         world.wait_for_rollout(AGENT_NAMESPACE, "deployment/npl-feed");
     });
-    scene.during(world, "API server away", |world| {
+    scene.during(world, "API server down", |world| {
         interrupt_the_api_server(world);
         renew(world, "deployment/elastic");
     });

@@ -31,7 +31,7 @@ const LIST_INTERVAL: Duration = Duration::from_millis(500);
 /// `lb_try_interval`).
 const CADDY_RETRIES: Duration = Duration::from_millis(16 * 50);
 
-/// A load balancer under load. The load ends first.
+/// A load balancer under load. When this value is dropped, the load ends before the load balancer.
 struct Running {
     name: &'static str,
     load: Load,
@@ -82,7 +82,8 @@ impl Scene {
         scene
     }
 
-    /// Runs an event under load until every ready Pod answers by each load balancer. No request may be lost.
+    /// Runs an event under load, and waits until every ready Pod has answered through each load balancer. No request
+    /// may be lost.
     pub(crate) fn during(&mut self, world: &mut World, event: &str, run: impl FnOnce(&mut World)) {
         self.observe(world, event, run, |_name, _took| 0);
     }
@@ -141,7 +142,7 @@ impl Scene {
         assert!(failures.is_empty(), "{}", failures.join("\n"));
     }
 
-    /// Waits until each load balancer has received, after this call, an answer of every ready Pod.
+    /// Waits until each load balancer has received an answer of every ready Pod, counted from this call on.
     fn settle(&mut self, world: &World, event: &str) {
         let before: Vec<_> = self.balancers.iter().map(|it| it.load.seen().answers).collect();
         let mut missing = Vec::new();
@@ -187,7 +188,7 @@ impl Names {
         let (client, names) = (client.clone(), Arc::clone(&seen));
         let worker = thread::spawn(move || {
             loop {
-                // The API server is away during one of the events.
+                // The API server is down during one of the events.
                 let list = client.get(&pods_with_label(NAMESPACE, "load=yes")).unwrap_or_default();
                 let name = |pod: &serde_json::Value| pod["metadata"]["name"].as_str().map(str::to_owned);
                 names.lock().unwrap().extend(list["items"].as_array().into_iter().flatten().filter_map(name));

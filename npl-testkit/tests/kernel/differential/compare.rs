@@ -120,7 +120,7 @@ fn normalize(frames: &mut [Frame], is_from_node: bool, are_fragments: bool) {
     }
 }
 
-/// Whether a router treats a frame's packet differently from a bridge, because of its source, header or options.
+/// Whether a router would drop or specially process a frame's packet because of the packet's source, header or options.
 fn needs_router(frame: &[u8]) -> bool {
     let is_cut = end_of_packet(frame) > frame.len();
     match frame[12] {

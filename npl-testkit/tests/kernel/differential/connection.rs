@@ -145,7 +145,7 @@ struct SentPacket {
     arrived: Vec<u8>,
 }
 
-/// Turns a connection into steps.
+/// Builds the steps of a connection: the frames that each endpoint sends.
 struct Writer<'t> {
     connection: &'t Connection,
     addresses: Addresses,

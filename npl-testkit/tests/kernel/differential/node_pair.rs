@@ -37,7 +37,7 @@ const PODS: usize = 3;
 const NARROW_MTU: u32 = 1400;
 pub(super) const WIDE_MTU: u32 = 1600;
 
-/// Time limit for a frame to arrive; only reached if one is lost.
+/// Time limit for a frame to arrive; a wait reaches this limit only if the frame is lost.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// UDP port of markers: when a marker arrives, all packets before it have arrived too.
@@ -62,7 +62,7 @@ pub(super) enum Endpoint {
 impl Endpoint {
     pub(super) const ALL: [Self; 1 + PODS] = [Self::Client, Self::Pod(0), Self::Pod(1), Self::Pod(2)];
 
-    /// The Ethernet header of the frames that it sends to the Node.
+    /// The Ethernet header of the frames that the endpoint sends to the Node.
     pub(super) fn ethernet(self) -> Ethernet {
         let (own, node) = match self {
             Self::Client => (link_address(1), link_address(2)),

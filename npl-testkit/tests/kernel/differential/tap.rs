@@ -96,7 +96,7 @@ impl Tap {
     pub(super) fn wait(&self, limit: Duration) -> bool {
         let mut poll = libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let milliseconds = libc::c_int::try_from(limit.as_millis()).unwrap();
-        // SAFETY: one element, which outlives the call.
+        // SAFETY: the array has one element and outlives the call.
         unsafe { libc::poll(&raw mut poll, 1, milliseconds) == 1 }
     }
 }

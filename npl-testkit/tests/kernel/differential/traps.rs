@@ -370,7 +370,7 @@ fn fragments(scene: &Scene) -> Vec<Step> {
 }
 
 /// With a reused identification, the last fragment matches the record of the previous datagram and is not saved. The
-/// number of datagrams is so large that two of them, or one at two hooks, share a slot.
+/// number of datagrams is so large that some slots are shared: by two datagrams, or by two hooks for one datagram.
 fn reused_identifications(scene: &Scene) -> Vec<Step> {
     let actions = (1..=200).flat_map(|number| {
         [Order::Ascending, Order::Descending].map(|order| {

@@ -34,7 +34,7 @@ fn cleanup_removes_all_of_npls_state() {
 }
 
 #[test]
-fn cleanup_leaves_foreign_qdiscs_filters_and_pins() {
+fn cleanup_leaves_third_party_qdiscs_filters_and_pins() {
     let mut world = World::bare(1, Options::default());
     tc(&world, "qdisc add dev eth0 clsact");
     tc(&world, "filter add dev eth0 ingress pref 10 protocol ip u32 match u32 0 0 flowid 1:1");
@@ -52,7 +52,7 @@ fn cleanup_leaves_foreign_qdiscs_filters_and_pins() {
 }
 
 #[test]
-fn cleanup_keeps_a_qdisc_with_a_later_foreign_filter() {
+fn cleanup_keeps_a_qdisc_with_a_later_third_party_filter() {
     let mut world = World::fresh(1);
     // With TCX links, the device has no qdisc yet.
     if world.datapath().hooks.mechanism() == "tcx" {

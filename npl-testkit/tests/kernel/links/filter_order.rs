@@ -17,7 +17,7 @@ use npl_testkit::traffic::{Load, tcp_ask, tcp_connect};
 
 use crate::world::World;
 
-/// Time limit for twenty requests; far longer than needed.
+/// Time limit for twenty requests, far above the usual duration.
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// A Node whose programs are filters on every kernel, as before Linux 6.6.
@@ -56,19 +56,19 @@ fn is_served(world: &World) -> bool {
 
 /// Before Linux 6.6, the newest of the filters with the same priority runs first.
 #[test]
-fn filter_that_comes_ahead_of_npls_is_overtaken() {
+fn npls_filter_is_moved_ahead_of_a_newer_filter() {
     let mut world = with_filters();
     let mut uplinks = uplinks_of(&world);
     let _cilium = attach_as_cilium(&world);
-    assert!(!is_served(&world), "the foreign filter ends the chain ahead of NPL's");
+    assert!(!is_served(&world), "the third-party filter runs before NPL's and ends the chain");
     let report = decide(&mut world, &mut uplinks);
     assert!(report.errors.is_empty() && report.decisions.programs_ahead.is_empty(), "{report:?}");
     world.assert_answers();
     let again = decide(&mut world, &mut uplinks);
-    assert!(again.decisions.plan.moves.is_empty(), "a filter at the head stays where it is");
+    assert!(again.decisions.plan.moves.is_empty(), "a filter at the head is not moved");
     let filters = world.node().tc(&format!("filter show dev {} ingress", uplink_name(&world))).unwrap();
     assert_eq!(filters.matches("handle 0x4e504c02").count(), 1, "{filters}");
-    assert!(!filters.contains("handle 0x4e504cff"), "the stand-in is gone: {filters}");
+    assert!(!filters.contains("handle 0x4e504cff"), "the temporary filter of the move is left: {filters}");
 }
 
 fn uplink_name(world: &World) -> String {
@@ -94,7 +94,7 @@ fn no_request_is_lost_while_npls_filter_is_moved() {
 
 /// NPL stops moving its filter after some attempts, because two agents that overtake each other would never stop.
 #[test]
-fn filter_that_always_comes_ahead_again_is_reported() {
+fn filter_that_returns_to_the_head_after_each_move_is_reported() {
     let mut world = with_filters();
     let mut uplinks = uplinks_of(&world);
     let mut cilium = attach_as_cilium(&world);

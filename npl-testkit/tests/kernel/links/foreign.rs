@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Foreign TC programs before and after NPL's. They end the chain or continue it.
+//! Third-party TC programs that run before or after NPL's, and that end the chain of programs or continue it.
 
 use std::io::{self, ErrorKind};
 
@@ -12,7 +12,7 @@ use npl_testkit::traffic::{UdpOptions, tcp_connect, udp_ask, udp_request, udp_so
 
 use crate::world::World;
 
-/// Attaches a foreign program to the uplink.
+/// Attaches a third-party program to the uplink.
 fn attach(world: &World, name: &str, verdict: i32, place: Place, hooks: &[TcAttachType]) -> Foreign {
     Foreign::attach(&world.run, name, &world.topology.client().uplink, verdict, place, hooks).unwrap()
 }
@@ -24,7 +24,7 @@ fn counted(world: &World) -> (u64, u64) {
     (sum(|stats| stats.request_packets), sum(|stats| stats.reply_packets))
 }
 
-/// Asserts that `npl-agent status` shows NPL's programs on both hooks: foreign programs do not change what it
+/// Asserts that `npl-agent status` shows NPL's programs on both hooks: third-party programs do not change what it
 /// reports.
 #[track_caller]
 fn assert_reported_as_attached(world: &World) {
@@ -40,7 +40,7 @@ fn error_kind<T: std::fmt::Debug>(result: anyhow::Result<T>) -> Option<ErrorKind
 }
 
 #[test]
-fn foreign_programs_after_npls_may_end_the_chain_or_not() {
+fn third_party_programs_after_npls_may_end_the_chain_or_not() {
     for verdict in [ENDS_THE_CHAIN, HANDS_ON] {
         let mut world = World::bare(1, Options::default());
         let _before_us = attach(&world, "before", verdict, Place::Behind, &BOTH);
@@ -52,17 +52,17 @@ fn foreign_programs_after_npls_may_end_the_chain_or_not() {
 }
 
 #[test]
-fn foreign_programs_before_npls_that_continue_the_chain_change_nothing() {
+fn third_party_programs_before_npls_that_continue_the_chain_change_nothing() {
     let world = World::new(1);
     let _ahead = attach(&world, "ahead", HANDS_ON, Place::Ahead, &BOTH);
     world.assert_answers();
 }
 
-/// NPL's program does not run, and the host answers instead of the Pod. Neither `status` nor the log shows this: NPL's
-/// programs are attached, and the kernel does not report whether a program runs. Only the mappings' request counters,
-/// which stay at zero, show it.
+/// NPL's program does not run, and the host answers instead of the Pod. Neither `status` nor the log shows this fault:
+/// NPL's programs are attached, and the kernel does not report whether a program runs. Only the mappings' request
+/// counters, which stay at zero, reveal the fault.
 #[test]
-fn foreign_program_that_ends_the_chain_before_npls_bypasses_request_translation() {
+fn third_party_program_that_ends_the_chain_before_npls_bypasses_request_translation() {
     let world = World::new(1);
     let ahead = attach(&world, "ahead", ENDS_THE_CHAIN, Place::Ahead, &[TcAttachType::Ingress]);
     for frontend in world.frontends() {
@@ -77,9 +77,9 @@ fn foreign_program_that_ends_the_chain_before_npls_bypasses_request_translation(
 }
 
 /// Requests reach the Pod, but its replies leave untranslated, and clients drop them. Mappings that count requests but
-/// no replies show this.
+/// no replies reveal this fault.
 #[test]
-fn foreign_program_that_ends_the_chain_before_npls_bypasses_reply_translation() {
+fn third_party_program_that_ends_the_chain_before_npls_bypasses_reply_translation() {
     let world = World::new(1);
     let ahead = attach(&world, "ahead", ENDS_THE_CHAIN, Place::Ahead, &[TcAttachType::Egress]);
     for frontend in world.frontends() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A foreign `ingress` qdisc, which occupies the handle of `clsact` and has no egress hook.
+//! A third-party `ingress` qdisc, which occupies the handle of `clsact` and has no egress hook.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ use npl_testkit::topology::{Offload, Options};
 
 use crate::world::World;
 
-/// A foreign ingress filter, which passes every packet.
+/// A third-party ingress filter, which passes every packet.
 const FILTER: &str = "filter add dev eth0 ingress pref 10 protocol ip u32 match u32 0 0 flowid 1:1";
 
 fn tc(world: &World, words: &str) -> String {

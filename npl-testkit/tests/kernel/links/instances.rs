@@ -19,7 +19,7 @@ use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
 /// A node port of the second instance.
 const OTHER_NODE_PORT: u16 = 62_000;
 
-/// Time limit for the kernel to detach a program; far longer than needed.
+/// Time limit for the kernel to detach a program, far above the usual duration.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A second datapath on the same uplink, with its own Pod.

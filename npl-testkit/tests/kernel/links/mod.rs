@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Life cycle of pinned maps, programs and links: the next agent adopts, replaces, repairs or removes them, beside
-//! foreign programs.
+//! third-party programs.
 
 mod cleanup;
 mod filter_order;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Upgrades from another ABI version, and to maps of another size: the next agent takes the entries over.
+//! Upgrades from another ABI version, to maps of another size and to maps of another name: the next agent takes the
+//! entries over.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +14,7 @@ use npl_agent::core::model::Family;
 use npl_agent::datapath::{Datapath, Pins};
 use npl_common::flow::{FlowKeyV4, FlowV4, MAX_FLOWS};
 use npl_common::former_names;
-use npl_common::names::{ABI_VERSION, MAP_FLOW_V4, PIN_ROOT, PROG_EGRESS, PROG_INGRESS};
+use npl_common::names::{ABI_VERSION, MAP_FLOW_V4, MAP_XDP_DEVICE, PIN_ROOT, PROG_EGRESS, PROG_INGRESS};
 use npl_testkit::traffic::{Direction, Load, Transfer};
 
 use crate::world::{World, is_emulated};
@@ -229,4 +230,41 @@ fn conntrack_entries_move_to_a_map_of_another_size() {
     assert_eq!(world.datapath().mappings().unwrap(), mappings);
     assert_eq!(world.datapath().retire_predecessors().unwrap(), [0_u32; 0]);
     assert!(!pins.version().join("replaced").exists(), "the former map is left");
+}
+
+/// Renames the pins of maps and programs as if an earlier build of this ABI version had created them.
+fn pretend_to_be_earlier_build(pins: &Pins) {
+    for (name, former) in former_names::ABI_2 {
+        fs::rename(pins.map(name), pins.map(former)).unwrap();
+    }
+    for build in pins.builds().unwrap() {
+        fs::rename(pins.programs_of(&build), pins.programs_of("earlier")).unwrap();
+    }
+}
+
+#[test]
+fn no_packet_is_lost_when_an_agent_renames_the_maps_of_an_earlier_build() {
+    let mut world = World::fresh(1);
+    world.assert_answers();
+    let (requests, upload) = load(&world);
+    let pins = Pins::new(world.bpffs.path());
+    let map_id = |name| MapData::from_pin(pins.map(name)).unwrap().info().unwrap().id();
+    let map_ids = || former_names::ABI_2.map(|(name, _)| map_id(name));
+    let (builds, before) = (pins.builds().unwrap(), map_ids());
+    world.datapath = None;
+    pretend_to_be_earlier_build(&pins);
+    // After a rollback, a later build's map is pinned under today's name.
+    HashMap::<MapData, u32, u32>::create(1, 0).unwrap().pin(pins.map(MAP_XDP_DEVICE)).unwrap();
+
+    let mut next = world.open_configured();
+    world.attach(&mut next);
+    answered(&requests);
+    assert_eq!(map_ids(), before, "the maps keep their elements");
+    let left: Vec<_> = former_names::ABI_2.iter().filter(|(_, former)| pins.map(former).exists()).collect();
+    assert!(left.is_empty(), "pins of former names are left: {left:?}");
+    assert_eq!(pins.builds().unwrap(), builds, "programs of the earlier build are left");
+    assert_eq!(requests.stop().failures, []);
+    upload.join().unwrap();
+    world.datapath = Some(next);
+    world.assert_answers();
 }

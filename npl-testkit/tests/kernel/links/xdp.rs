@@ -139,7 +139,7 @@ fn next_agent_does_not_reattach_xdp() {
 }
 
 #[test]
-fn foreign_xdp_program_is_kept_and_tc_translates() {
+fn third_party_xdp_program_is_kept_and_tc_translates() {
     let mut world = World::new(1);
     let mut other = OtherProgram::load(&world, "192.0.2.250".parse().unwrap(), "61000-61100");
     world.attach_xdp(&mut other.datapath).unwrap();

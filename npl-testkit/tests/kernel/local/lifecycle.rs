@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Life cycle of the cgroup programs: they outlive the agent, keep foreign programs and are removed completely.
+//! Life cycle of the cgroup programs: they outlive the agent, keep third-party programs and are removed completely.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -73,7 +73,7 @@ fn local_clients_lose_no_request_while_programs_are_replaced() {
         rename_build(scene.world.bpffs.path());
         let mut next = scene.world.open();
         scene.serve(&mut next);
-        // The agent, too, removes programs that no device uses.
+        // The agent's device pass also removes programs that no device uses.
         scene.world.attach(&mut next);
         let answered =
             || (load.report().total() >= 10 * replacement || !load.report().failures.is_empty()).then_some(());

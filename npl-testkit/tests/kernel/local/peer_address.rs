@@ -15,7 +15,7 @@ use super::scene::{Scene, loopback_addresses, mapped};
 use crate::lab::mapping;
 use crate::world::{NODE_PORT, POD_PORT, World};
 
-/// Time limit for a port to become free; far longer than needed.
+/// Time limit for a port to become free, far above the usual duration.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Sends to `server` from an unconnected socket, and returns the answer and its source address.
@@ -126,8 +126,8 @@ fn datagram_of_a_later_pod_is_not_translated_after_the_agent_was_killed() {
     });
 }
 
-/// Local clients send to a Pod through its mapping, which is removed; then `agent` runs, and a later Pod has the same
-/// address.
+/// Local clients send to a Pod through its mapping. Then the mapping is removed, `agent` runs, and a later Pod gets the
+/// same address.
 #[track_caller]
 fn assert_later_pod_is_not_translated(agent: impl FnOnce(&mut World)) {
     let mut scene = Scene::new(1);
@@ -200,7 +200,7 @@ fn totals(world: &mut World) -> MappingStats {
     world.datapath().tables.totals(Family::V4).unwrap()
 }
 
-/// Also of a socket whose connection was refused, and which the kernel therefore disconnects.
+/// This includes a socket whose connection was refused and which the kernel has therefore disconnected.
 #[test]
 fn entries_of_a_closed_socket_are_freed() {
     const NO_SERVER: u16 = NODE_PORT + 9;

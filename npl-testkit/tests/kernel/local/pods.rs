@@ -73,8 +73,8 @@ fn pods_are_not_served_if_only_the_host_is() {
     }
 }
 
-/// The Node masquerades the clients of a Service's node port, by `--random-fully` behind any port. The Pod's answer to
-/// such a port goes to the client, not to the Pod whose mapping has the same node port.
+/// The Node masquerades the clients of a Service's node port and, with `--random-fully`, may choose any source port.
+/// The Pod's answer to such a port goes to the client, not to the Pod whose mapping has the same node port.
 #[test]
 fn answer_to_a_masqueraded_client_behind_a_node_port_reaches_the_client() {
     const SERVICE: u16 = 5353;

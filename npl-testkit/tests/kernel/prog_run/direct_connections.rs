@@ -13,7 +13,7 @@ use super::scene::{
 use crate::counters::{Change, and, first_request, reason, reply};
 use crate::lab::{Lab, TEST_DEVICE, hash};
 
-/// Asserts that the Pod accepts a direct connection and sends on it, and that its packets leave unchanged.
+/// Asserts that the Pod accepts a direct connection and sends on it, and that the Pod's packets leave unchanged.
 #[track_caller]
 fn pod_accepts_directly(lab: &mut Lab, changes: Vec<Change>) {
     let accepted = direct_answer(SYN | ACK);
@@ -70,7 +70,7 @@ fn direct_connection_after_a_client_reset_is_not_translated() {
 
 /// The test removes the earlier connection's entry, as the flow table evicts entries.
 #[test]
-fn entry_of_the_half_open_cache_alone_does_not_take_a_direct_connection() {
+fn entry_of_the_half_open_cache_alone_does_not_divert_a_direct_connection() {
     with_mappings(|lab| {
         establish(lab);
         is_reply_translated(lab, ACK);
@@ -80,7 +80,7 @@ fn entry_of_the_half_open_cache_alone_does_not_take_a_direct_connection() {
 }
 
 #[test]
-fn entry_of_the_flow_table_alone_does_not_take_a_direct_connection() {
+fn entry_of_the_flow_table_alone_does_not_divert_a_direct_connection() {
     with_mappings(|lab| {
         establish(lab);
         is_reply_translated(lab, ACK);
@@ -101,8 +101,8 @@ fn retransmitted_syn_ack_comes_from_the_node_port() {
     });
 }
 
-/// The clock of the flow table advances about once a second: the flags of the previous connection do not count for
-/// the next one.
+/// The clock of the flow table advances only about once a second. A connection that follows within the same tick starts
+/// without the flags of the previous connection, and its own flags are recorded.
 #[test]
 fn flags_of_an_immediately_following_connection_are_recorded() {
     with_mappings(|lab| {

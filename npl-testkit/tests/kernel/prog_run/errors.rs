@@ -116,7 +116,7 @@ fn errors_come_from_the_node(lab: &mut Lab, flags: u8) {
     }
 }
 
-/// The quote contains both numbers if it is longer than the minimum of RFC 792.
+/// A quote contains the sequence and the acknowledgement number if it is longer than the minimum of RFC 792.
 #[test]
 fn error_about_a_request_in_the_middle_of_a_lost_connection_comes_from_the_node() {
     with_mappings(|lab| {

@@ -164,7 +164,7 @@ fn established_flow_does_not_overwrite_a_half_open_flow_in_its_slot() {
 }
 
 #[test]
-fn refusal_of_a_closed_pod_port_comes_back_and_makes_no_flow() {
+fn refusal_by_a_closed_pod_port_reaches_the_client_and_leaves_no_flow() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
         for _again in 0..2 {
@@ -198,7 +198,7 @@ fn connection_that_the_pod_resets_at_once_leaves_no_flow() {
 }
 
 #[test]
-fn client_reset_during_the_handshake_makes_no_flow() {
+fn client_reset_during_the_handshake_leaves_no_flow() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
         is_reply_translated(lab, SYN | ACK);
@@ -209,7 +209,7 @@ fn client_reset_during_the_handshake_makes_no_flow() {
 }
 
 #[test]
-fn client_reset_with_the_number_of_the_handshake_refuses_it() {
+fn client_reset_with_the_sequence_number_of_the_handshake_ends_it() {
     with_mappings(|lab| {
         sends_syn(lab, node(), vec![]);
         is_request_translated(lab, RST);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Segments with a client's address from a sender who does not see that client's traffic, and guesses no number.
+//! Forged segments with a client's address. Their sender is off-path: it sees none of the client's packets and guesses
+//! no sequence number.
 
 use std::net::SocketAddr;
 
@@ -102,7 +103,7 @@ fn is_direct(lab: &mut Lab, packet: &Packet) {
 }
 
 #[test]
-fn forged_segments_do_not_take_the_replies_of_a_direct_connection() {
+fn forged_segments_do_not_divert_the_replies_of_a_direct_connection() {
     with_mappings(|lab| {
         attack_by_both(lab);
         let syn = with_isns(tcp(client(), pod(), SYN, b""), DIRECT_ISNS);

@@ -30,7 +30,7 @@ fn leaves(lab: &mut Lab, packet: &Packet) {
 }
 
 #[test]
-fn host_connection_gets_the_packets_of_its_peer() {
+fn packets_of_a_host_connections_peer_are_passed_to_the_host() {
     with_mappings(|lab| {
         leaves(lab, &tcp(node(), client(), SYN, b""));
         for flags in [SYN | ACK, ACK, PSH | ACK, FIN | ACK, RST] {
@@ -67,7 +67,7 @@ fn connection_that_is_masqueraded_behind_npls_program_is_a_host_connection() {
 /// Without the record of the host connection, replies to a masqueraded connection would reach an unrelated Pod, which
 /// resets it.
 #[test]
-fn host_connections_that_share_a_slot_both_get_their_packets() {
+fn packets_of_host_connections_that_share_a_slot_are_passed_to_the_host() {
     with_mappings(|lab| {
         let mut ports_by_slot = HashMap::new();
         let peers = (1..=u16::MAX).find_map(|port| {
@@ -87,7 +87,7 @@ fn host_connections_that_share_a_slot_both_get_their_packets() {
 }
 
 #[test]
-fn host_connection_gets_icmp_errors_about_its_packets() {
+fn icmp_errors_about_packets_of_a_host_connection_are_passed_to_the_host() {
     with_mappings(|lab| {
         for sent in [tcp(node(), client(), PSH | ACK, b"question"), udp(node(), client(), b"question")] {
             leaves(lab, &sent);
@@ -141,7 +141,7 @@ fn establish_by(lab: &mut Lab, protocol: Protocol) {
 
 /// A Pod with `CAP_NET_RAW` sends from the Node's address and another Pod's node port to that Pod's client.
 #[test]
-fn forged_host_connection_takes_no_established_flow() {
+fn forged_host_connection_diverts_no_established_flow() {
     for lost in ["nothing", "flow slot", "flow table"] {
         with_mappings(|lab| {
             for protocol in [Tcp, Udp, Sctp] {
@@ -162,7 +162,7 @@ fn forged_host_connection_takes_no_established_flow() {
 
 /// New connections of TCP and SCTP begin with a handshake, which is never a reply to the host.
 #[test]
-fn forged_host_connection_takes_no_new_connection() {
+fn forged_host_connection_diverts_no_new_connection() {
     with_mappings(|lab| {
         for protocol in [Tcp, Sctp] {
             leaves(lab, &packet(protocol, node(), client()));
@@ -192,7 +192,7 @@ fn icmp_error_about_a_client_connection_is_translated_despite_a_host_connection(
 /// A RST or ABORT creates no host connection entry: a client may have sent to the port before it was mapped, and may
 /// send again.
 #[test]
-fn refusals_of_the_host_make_no_host_connection() {
+fn refusals_by_the_host_create_no_host_connection() {
     with_mappings(|lab| {
         for flags in [RST, RST | ACK] {
             leaves(lab, &tcp(node(), client(), flags, b""));
@@ -220,7 +220,7 @@ fn fragments_that_leave_from_a_node_port_are_not_saved() {
 
 /// The egress program sees redirected replies, and replies that an upper device such as a VLAN has already translated.
 #[test]
-fn translated_replies_make_no_host_connection() {
+fn translated_replies_create_no_host_connection() {
     with_mappings(|lab| {
         let (question, answer) = (udp(client(), node(), b"question"), udp(pod(), client(), b"answer"));
         for changes in [first_request, establishing_request, request] {
@@ -239,7 +239,7 @@ fn translated_replies_make_no_host_connection() {
 
 /// An upper device such as a VLAN has translated the SYN-ACK. Later, the connection's entry is evicted.
 #[test]
-fn translated_syn_ack_makes_no_host_connection() {
+fn translated_syn_ack_creates_no_host_connection() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
         is_reply_translated(lab, SYN | ACK);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The verifier accepts the programs; its decision depends only on the kernel and on the loader's capabilities.
+//! Tests that the verifier accepts the programs. The verifier's decision depends only on the kernel and on the loader's
+//! capabilities.
 
 use crate::lab::{Lab, needs_perfmon, with_lab, with_loader_lab};
 

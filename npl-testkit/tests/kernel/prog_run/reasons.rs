@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One test or more for each counted reason.
+//! Tests that each reason is counted. A test has the name of its reason in its own name.
 
 use npl_common::reason::Reason;
 use npl_testkit::packet::tcp_flags::{ACK, SYN};

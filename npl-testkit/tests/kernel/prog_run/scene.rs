@@ -233,7 +233,7 @@ pub(crate) fn establishes(lab: &mut Lab) {
     lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
 }
 
-/// TCP and UDP packets in turn, with random payloads and header fields.
+/// Alternating TCP and UDP packets with random payloads and header fields.
 pub(crate) fn random_packets(from: SocketAddr, to: SocketAddr, count: u32) -> impl Iterator<Item = Packet> {
     // A linear congruential generator: every run draws the same packets.
     let mut state = 1_u32;

@@ -74,7 +74,7 @@ fn repeated_init_establishes_no_association() {
 }
 
 #[test]
-fn refusal_of_a_closed_pod_port_comes_back_and_makes_no_flow() {
+fn refusal_by_a_closed_pod_port_reaches_the_client_and_leaves_no_flow() {
     with_mappings(|lab| {
         request_passes(lab, INIT, first_request);
         reply_passes(lab, ABORT);
@@ -128,7 +128,8 @@ fn purge_removes_associations_of_a_removed_endpoint() {
     });
 }
 
-/// The minimum of RFC 792, enough for a checksum, more, and the whole packet.
+/// Quoted bytes of the transport header and payload: the minimum of RFC 792, enough for a checksum, more, and the whole
+/// packet.
 const QUOTED: [usize; 4] = [8, 12, 18, 128];
 
 #[test]

@@ -33,7 +33,7 @@ const SINCE_V4: KernelVersion = KernelVersion::new(6, 3, 0);
 /// Time limit for a packet that the socket has already queued.
 const QUEUED: Duration = Duration::from_millis(10);
 
-/// Time limit for a large packet to be seen, because only some of a sender's packets are that large.
+/// Time limit until a large packet is observed. The limit is long, because only some of a sender's packets are large.
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// The side of a device where packets are observed.
@@ -106,7 +106,7 @@ fn allow_large(device: &Device, family: Family) {
     device.netns().block_on(set).unwrap().unwrap();
 }
 
-/// Whether the kernel supports such packets of a family.
+/// Whether the kernel supports BIG TCP in a family.
 fn is_supported(family: Family) -> bool {
     KernelVersion::current().unwrap() >= if family == Family::V4 { SINCE_V4 } else { SINCE_V6 }
 }
@@ -163,7 +163,8 @@ fn big_tcp_transfers_are_complete() {
             allow_large(&device, family);
         }
     }
-    // The forwarding code includes that header in its MTU check although no segment on the wire has it.
+    // The kernel's forwarding code includes the hop-by-hop header in its MTU check, although no segment on the wire has
+    // this header.
     let [_, uplink, _, host_device] = world.path_devices();
     for device in [uplink, host_device] {
         device.set_mtu(1600).unwrap();

@@ -17,7 +17,7 @@ use crate::world::{World, is_emulated};
 /// Device types that every tested kernel has.
 const EVERYWHERE: [&str; 2] = ["bridge", "vxlan"];
 
-/// Time limit for a bond to detect its member's carrier; far longer than needed.
+/// Time limit for a bond to detect its member's carrier, far above the usual duration.
 const CARRIER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Whether the kernel supports a device type; an emulated kernel must support every type, and any kernel the common

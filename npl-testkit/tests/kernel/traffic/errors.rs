@@ -16,7 +16,7 @@ use crate::world::{POD_PORT, World, is_emulated};
 /// MTU of the narrow link; more than IPv6's minimum.
 const NARROW: u32 = 1300;
 const CLOSED_NODE_PORT: u16 = 61_050;
-/// Time limit for an error to arrive; only reached if one is lost.
+/// Time limit for an error to arrive; a wait reaches this limit only if the error is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Number of bytes, enough for many full-size packets.

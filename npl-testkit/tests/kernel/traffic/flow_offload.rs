@@ -31,7 +31,7 @@ table inet npl_test {
 /// A rule that is added to [`STATEFUL`] and drops all TCP packets.
 const DROP_TCP: &str = "insert rule inet npl_test forward meta l4proto tcp drop comment \"changed\"";
 
-/// Time limit that is far longer than the kernel needs.
+/// Time limit for waits for the kernel, far above their usual duration.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
 fn bytes() -> u64 {
@@ -83,7 +83,7 @@ fn most_packets_of_established_flows_bypass_the_stack() {
 }
 
 #[test]
-fn changed_policy_applies_to_offloaded_flows() {
+fn changed_forward_rules_apply_to_offloaded_flows() {
     for direction in [Direction::Upload, Direction::Download] {
         let world = offloading();
         let rate = 4 << 20;
@@ -140,9 +140,10 @@ fn filters_are_removed_from_devices_after_offload() {
     assert!(!has_filters.iter().any(|has| has()));
 }
 
-/// With strict conntrack, which must see every packet, later packets of an offloaded connection would be invalid.
+/// Strict kernel conntrack must see every packet of a connection: it would classify packets as invalid after it has
+/// missed some of the connection's packets.
 #[test]
-fn strict_conntrack_gets_every_packet() {
+fn with_strict_conntrack_the_stack_forwards_every_packet() {
     let mut world = World::new(1);
     world.node().nft(STATEFUL).unwrap();
     world.node().set_liberal_tracking(false).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Foreign qdiscs, filters and programs on devices are not bypassed: the kernel stack forwards packets if a redirect
-//! would bypass them.
+//! Third-party qdiscs, filters and programs on devices are not bypassed: if a redirect would bypass them, the kernel
+//! stack forwards the packets.
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
@@ -32,9 +32,9 @@ table inet npl_test {
 /// Number of addresses of both Pods.
 const ADDRESSES: usize = 4;
 
-/// Time limit that is far longer than an interval of offload and than the kernel needs.
+/// Time limit far above an interval of offload and the usual duration of waits for the kernel.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Time limit for a reply; longer than a served reply takes.
+/// Time limit for a reply, longer than the usual time until a reply arrives.
 const REPLY_LIMIT: Duration = Duration::from_millis(500);
 
 fn tc(device: &Device, line: &str) {
@@ -77,7 +77,7 @@ fn rate_limit_of_a_pods_device_is_not_bypassed() {
 }
 
 #[test]
-fn foreign_filters_on_a_pods_device_are_not_bypassed() {
+fn third_party_filters_on_a_pods_device_are_not_bypassed() {
     let mut world = redirected();
     let device = world.pod().host_device.clone();
     for direction in ["ingress", "egress"] {
@@ -94,7 +94,7 @@ fn foreign_filters_on_a_pods_device_are_not_bypassed() {
 }
 
 #[test]
-fn foreign_programs_on_a_pods_device_are_not_bypassed() {
+fn third_party_programs_on_a_pods_device_are_not_bypassed() {
     let mut world = redirected();
     let device = world.pod().host_device.clone();
     for hook in BOTH {
@@ -109,7 +109,7 @@ fn foreign_programs_on_a_pods_device_are_not_bypassed() {
 /// A redirected request leaves through the egress hook and qdisc of a bridge, like the host's packets. A redirected
 /// reply leaves the bridge at its ingress hook.
 #[test]
-fn foreign_programs_on_a_bridge_are_not_bypassed() {
+fn third_party_programs_on_a_bridge_are_not_bypassed() {
     let mut world = redirected_over_a_bridge();
     let bridge = world.topology.node_device("cni0");
     tc(&bridge, RATE_LIMIT);
@@ -117,7 +117,7 @@ fn foreign_programs_on_a_bridge_are_not_bypassed() {
     assert_eq!(redirected_after(&mut world, Forwarding::Redirect), ADDRESSES);
     let mut egress = egress.unwrap();
     egress.change(DROPS).unwrap();
-    assert!(traffic::tcp_connect(world.client(), world.frontend()).is_err(), "the foreign program drops requests");
+    assert!(traffic::tcp_connect(world.client(), world.frontend()).is_err(), "the third-party program drops requests");
     egress.change(HANDS_ON).unwrap();
     let ingress =
         Foreign::attach(&world.run, "ingress", &bridge, ENDS_THE_CHAIN, Place::Behind, &[TcAttachType::Ingress]);
@@ -128,7 +128,7 @@ fn foreign_programs_on_a_bridge_are_not_bypassed() {
 
 /// A redirected reply traverses the uplink's qdisc and TC programs, like a packet of the host.
 #[test]
-fn foreign_programs_after_npls_on_an_uplink_are_not_bypassed() {
+fn third_party_programs_after_npls_on_an_uplink_are_not_bypassed() {
     let mut world = redirected();
     let uplink = world.topology.client().uplink.clone();
     tc(&uplink, RATE_LIMIT);
@@ -150,12 +150,12 @@ fn is_answered(socket: &UdpSocket) -> bool {
     socket.send(question).is_ok() && traffic::udp_receive(socket, question, REPLY_LIMIT).unwrap().is_some()
 }
 
-/// NPL's program is the last one at the egress hook of a Pod's device: a packet that a foreign program drops there is
-/// not observed.
+/// NPL's program is the last one at the egress hook of a Pod's device, so it does not observe a packet that a
+/// third-party program drops there.
 ///
-/// The agent would not redirect to such a Pod; this covers the time until the agent has listed the device.
+/// The agent would not redirect to such a Pod; the test covers the time until the agent has listed the device.
 #[test]
-fn packet_that_a_foreign_program_drops_is_no_stack_observation() {
+fn packet_that_a_third_party_program_drops_is_no_stack_observation() {
     let mut world = World::new(1);
     world.node().set_liberal_tracking(true).unwrap();
     let (device, uplink) = (world.pod().host_device.clone(), world.topology.client().uplink.clone());

@@ -76,8 +76,8 @@ impl Sender {
         let link = world.topology.client();
         let socket = traffic::udp_socket(world.client(), server, true).unwrap();
         let client = (client_ip, socket.local_addr().unwrap().port()).into();
-        // Establishes the flow: each first fragment of the flood opens a flow too, and would overwrite the half-open
-        // entry of one in some hundred datagrams before its reply.
+        // Establish the flow before the flood. Each first fragment of the flood opens a half-open flow, and of a client
+        // with a half-open flow, one in some hundred datagrams would lose its entry before the reply.
         for question in ["hello", "hello again"] {
             assert_eq!(traffic::udp_ask(&socket, question).unwrap().pod, "web-0");
         }

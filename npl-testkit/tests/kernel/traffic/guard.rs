@@ -109,7 +109,7 @@ fn pushes_arrive(world: &World, served: &Served, node_ip: IpAddr, limit: Duratio
 }
 
 #[test]
-fn guard_keeps_replies_of_a_connection_that_conntrack_has_lost() {
+fn guard_keeps_the_source_of_replies_after_conntrack_has_lost_the_connection() {
     let mut world = masquerading();
     let _guard = guarded(&mut world, GuardMode::Auto);
     poll::until("the guard", LIMIT, || has_both_families(&world).then_some(())).unwrap();

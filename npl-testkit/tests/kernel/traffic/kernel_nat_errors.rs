@@ -17,7 +17,7 @@ use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
 const CLIENT_PORT: u16 = 40_000;
 /// A node port whose Pod port is closed.
 const CLOSED: u16 = NODE_PORT + 50;
-/// Time limit for an error to arrive; only reached if one is lost.
+/// Time limit for an error to arrive; a wait reaches this limit only if the error is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// The addresses of one family.

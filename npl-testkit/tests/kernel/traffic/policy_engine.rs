@@ -9,7 +9,7 @@ use npl_testkit::traffic;
 use super::redirect::DROP_FORWARDED;
 use crate::world::World;
 
-/// A chain of each engine, by the command that removes it.
+/// For each policy engine: rules that identify the engine, and the command that removes them.
 const ENGINES: [(&str, &str); 3] = [
     ("table ip filter {\n chain cali-FORWARD {\n }\n}", "delete table ip filter"),
     ("table ip6 filter {\n chain KUBE-POD-FW-ABC {\n }\n}", "delete table ip6 filter"),
@@ -42,9 +42,9 @@ fn packets_take_the_stack_beside_a_policy_engine_unless_network_policy_is_ignore
     }
 }
 
-/// kube-proxy's rules and the operator's own are no policy engine.
+/// Rules of kube-proxy and of the operator do not identify a policy engine.
 #[test]
-fn rules_of_others_do_not_refuse_a_redirect() {
+fn rules_of_other_software_do_not_prevent_a_redirect() {
     let mut world = World::new(2);
     world.node().nft("table ip nat {\n chain KUBE-SERVICES {\n }\n}").unwrap();
     world.node().nft(DROP_FORWARDED).unwrap();

@@ -38,7 +38,7 @@ table inet npl_test {
 /// A node port whose Pod port is closed.
 const CLOSED: u16 = 61_050;
 
-/// Time limit that is far longer than the kernel needs.
+/// Time limit for waits for the kernel, far above their usual duration.
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn bytes() -> u64 {
@@ -172,9 +172,9 @@ fn narrow() -> World {
     world
 }
 
-/// The first fragment exceeds the MTU and is forwarded by the stack, where conntrack waits for the other fragments; so
-/// the stack must forward the last fragment too, although it would fit. In IPv6 the client receives a "packet too big"
-/// error and sends smaller fragments.
+/// The first fragment exceeds the MTU and is forwarded by the stack, where kernel conntrack waits for the other
+/// fragments. Therefore, the stack must forward the last fragment too, although this fragment does not exceed the MTU.
+/// In IPv6, the client receives a "packet too big" error and sends smaller fragments.
 #[test]
 fn later_fragments_take_the_path_of_the_first_one() {
     let world = narrow();

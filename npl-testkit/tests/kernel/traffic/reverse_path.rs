@@ -12,7 +12,7 @@ use npl_testkit::{poll, tools};
 use super::uplinks::{assert_answered_by, joined_clients};
 use crate::world::World;
 
-/// Time limit for the kernel to count a packet; far longer than needed.
+/// Time limit for the kernel to count a packet, far above the usual duration.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Values of `rp_filter`.
@@ -44,8 +44,8 @@ fn dropped(world: &World) -> u64 {
     world.node().counter("TcpExt", "IPReversePathFilter").unwrap()
 }
 
-/// Asserts that the kernel drops requests by both protocols before the Pod sees them; for IPv6 the kernel has no such
-/// filter.
+/// Asserts that the kernel drops requests of both protocols before the Pod receives them. Only IPv4 is tested, because
+/// the kernel has no reverse path filter for IPv6.
 #[track_caller]
 fn assert_requests_are_dropped_in_v4(world: &World) {
     let [v4, v6] = world.frontends();
@@ -61,7 +61,8 @@ fn assert_requests_are_dropped_in_v4(world: &World) {
     assert_eq!(udp_request(world.client(), v6, b"and you?", UdpOptions::default()).unwrap().answer.pod, "web-0");
 }
 
-/// Direct requests to the Pod would be dropped too: the filter knows only the Pod's address.
+/// The kernel would drop direct requests to the Pod too: the filter looks up the route from the Pod's address to the
+/// client.
 #[test]
 fn strict_reverse_path_filter_drops_requests_to_a_policy_routed_pod_and_a_loose_one_does_not() {
     let mut world = pod_with_a_table_of_its_own();

@@ -25,7 +25,7 @@ use crate::wire::{self, Wire};
 use crate::world::{NODE_PORT, POD_PORT, World};
 
 const CLIENT_PORT: u16 = 40_001;
-/// Time limit for a packet to arrive; only reached if one is lost.
+/// Time limit for a packet to arrive; a wait reaches this limit only if the packet is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// A Node whose first Pod's port is also mapped for SCTP.
@@ -71,7 +71,8 @@ fn associations_reach_the_pod_with_the_clients_address() {
     exchange_messages(&world);
 }
 
-/// A sender with chunks for a larger MTU must fragment the packets, because the chunks already have sequence numbers.
+/// A sender that has built its chunks for a larger MTU must fragment the packets, because the chunks already have
+/// sequence numbers and cannot be split.
 #[test]
 fn associations_survive_a_smaller_mtu_than_the_senders_expect() {
     let world = world();

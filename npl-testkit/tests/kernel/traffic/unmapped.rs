@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets that match no mapping arrive with the same bytes with and without NPL.
+//! Tests that packets without a mapping arrive with the same bytes as on a Node without NPL.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use npl_testkit::traffic::tcp_request;
 use crate::wire::{self, Wire};
 use crate::world::{POD_PORT, World};
 
-/// Time limit for a frame to arrive; only reached if one is lost.
+/// Time limit for a frame to arrive; a wait reaches this limit only if the frame is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Packets of every kind from one address to another, none of which belongs to a mapped flow.

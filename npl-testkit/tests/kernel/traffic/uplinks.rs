@@ -13,7 +13,7 @@ use super::flow_offload::STATEFUL;
 use super::tunnels::received;
 use crate::world::{NODE_PORT, World, is_emulated};
 
-/// Time limit that is far longer than the kernel needs.
+/// Time limit for waits for the kernel, far above their usual duration.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The loose reverse path filter accepts a packet whose source is reachable through any device. The strict one drops
@@ -96,7 +96,7 @@ fn forwarded(world: &mut World, forwarding: Forwarding) -> u64 {
 }
 
 #[test]
-fn replies_leave_by_another_uplink_than_requests_arrive_by() {
+fn replies_may_leave_through_another_uplink_than_requests_arrive_on() {
     let mut world = crossed();
     world.node().nft(STATEFUL).unwrap();
     world.node().set_liberal_tracking(true).unwrap();

@@ -34,7 +34,7 @@ pub(crate) struct Measured {
     pub(crate) busy: f64,
 }
 
-/// Sends requests to all servers from a namespace, in turns: slow phases of the machine affect all servers.
+/// Sends requests to all servers from a namespace, in turns, so that slow phases of the machine affect all servers.
 pub(crate) fn measure<const N: usize>(
     client: &Netns,
     servers: [SocketAddr; N],

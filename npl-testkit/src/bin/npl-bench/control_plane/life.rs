@@ -23,7 +23,7 @@ pub(crate) const CROWD: &str = "crowd";
 const FEW_PODS: usize = 200;
 pub(crate) const CROWD_PODS: usize = 1000;
 
-/// The time in which the agent completes its work after the last annotation.
+/// The time after the last annotation within which the agent completes its other work.
 const SETTLES: Duration = Duration::from_millis(300);
 
 /// The Pods that all rounds use.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The API server's own speed: an agent's patches, sent by a client without other work.
+//! The API server's own speed, without the agent: a client sends the patches that an agent would send, and does no
+//! other work.
 
 use std::time::Instant;
 

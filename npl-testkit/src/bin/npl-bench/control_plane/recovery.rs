@@ -19,7 +19,7 @@ use crate::figures::Samples;
 
 /// The resync interval of the restarted agent, short so that the bench does not wait long.
 const RESYNC: Duration = Duration::from_secs(1);
-/// The time within which a restarted agent would send unnecessary writes.
+/// The time after a restart for which the bench counts writes: within this time, an agent would send unnecessary ones.
 const WRITES_BY_THEN: Duration = Duration::from_millis(700);
 
 /// Kills the agent and starts it again with a new Pod waiting.

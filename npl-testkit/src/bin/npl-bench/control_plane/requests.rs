@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counts the agents' requests by kind at the API server, with one flow schema per kind.
+//! Counts the agents' requests by kind: the API server has one flow schema per kind, and counts the requests of each.
 
 use anyhow::{Context as _, Result, ensure};
 use npl_testkit::api_client::ApiClient;

@@ -25,7 +25,7 @@ const ENABLED: usize = 100;
 /// The settling time after a start and after the last of a thousand events.
 const SETTLES: Duration = Duration::from_secs(1);
 
-/// Measures with 1000, 2000 and 10 000 Services. The crowd's Pods are created unless they exist.
+/// Measures with 1000, 2000 and 10 000 Services. Creates the Pods of the Service `CROWD` unless they exist.
 pub(crate) fn measure(env: &mut Environment<'_>, effort: Effort, samples: &mut Samples) -> Result<()> {
     let crowd = numbered(CROWD, CROWD_PODS);
     if env.cluster.client().find(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{}", crowd[0]))?.is_none() {

@@ -118,8 +118,8 @@ impl Bed {
     }
 }
 
-/// Alternates between connections to the mapping and to the Pod's own address, and passes the results of each turn to
-/// `take_in`: other processes on the machine change all rates within a second.
+/// Alternates between connections to the mapping and to the Pod's own address, because other processes of the machine
+/// change all rates within a second. Passes the results of each turn to `take_in`.
 fn by_turns<T>(
     [conversations, direct]: [&[Conversation]; 2],
     turns: usize,

@@ -77,7 +77,7 @@ fn end(report: &mut Report, cluster: RealCluster) -> Result<()> {
     let gone = inventory.assert_gone();
     let detail =
         gone.as_ref().map_or_else(ToString::to_string, |()| format!("{} objects removed", inventory.lines().count()));
-    report.claim("no namespace, process, mount or control group of the cluster remains", gone.is_ok(), detail)
+    report.claim("no namespace, process, mount or cgroup of the cluster remains", gone.is_ok(), detail)
 }
 
 /// Prints commands to inspect the cluster and waits for Ctrl-C.

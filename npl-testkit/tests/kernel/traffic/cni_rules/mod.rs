@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! NPL on a Node with the rules and routes of each CNI: the same requests and transfers must pass.
+//! NPL on a Node with the rules and routes of each CNI: the same requests and transfers must succeed with each of them.
 //!
 //! The rules are written for nftables, even if the CNI uses iptables: the kernel's hooks, verdicts and marks are the
 //! same for both.
@@ -43,7 +43,7 @@ const SMALL_LINK: u32 = 1400;
 /// A client port without a connection.
 const UNOPENED: u16 = 20_000;
 
-/// Time limit for a packet to reach a rule; far longer than needed.
+/// Time limit for a packet to reach a rule, far above the usual duration.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Interval in which the guard checks its table.
@@ -316,7 +316,7 @@ table inet npl_test {
 
 /// A direct request to a Pod arrives on the Pod's own interface, and its reply must leave through that interface.
 #[test]
-fn direct_request_by_the_pods_own_interface_is_not_marked() {
+fn direct_request_through_the_pods_own_interface_is_not_marked() {
     let world = guarded(node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]));
     world.node().nft(MARKED).unwrap();
     let count = |name: &str| world.node().packets_counted(&format!("inet npl_test {name}")).unwrap();

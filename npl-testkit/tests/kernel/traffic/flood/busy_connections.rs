@@ -13,7 +13,7 @@ use npl_testkit::echo::pattern::{Digest, Pattern};
 /// Bytes in each direction and round: more than one packet.
 const BYTES: usize = 2048;
 
-/// Time between rounds: the test shows that no connection is lost, not the maximum throughput.
+/// Pause between rounds, which limits the load: the test checks that no connection is lost, and measures no throughput.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Time limit that covers several retransmissions.

@@ -21,7 +21,7 @@ const FIRST_CLIENT: Ipv4Addr = Ipv4Addr::new(16, 0, 0, 0);
 /// Number of SYNs between two checks of `is_over`: they take some hundredths of a second.
 const CHUNK: u32 = 10_000;
 
-/// Time limit of a flood; far longer than needed.
+/// Time limit of a flood, far above the usual duration.
 const LIMIT: Duration = Duration::from_mins(3);
 
 /// Sends SYNs, each from another source, to the second Pod's node port.

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn less_than_a_second_has_no_rate() {
+    fn reads_within_less_than_a_second_give_no_rate() {
         assert!(busiest_second(&[look(0, 0), look(900, 1000)]).abs() < f64::EPSILON);
     }
 }

@@ -32,7 +32,7 @@ const COUNT: u8 = 100;
 const SERVICES: u8 = 5;
 /// The number of concurrent first starts: the kernel verifies the programs for each agent.
 const FIRST_STARTS: usize = 3;
-/// The time within which a restarted agent would send unnecessary writes.
+/// The time after a restart for which the bench counts writes: within this time, an agent would send unnecessary ones.
 const WRITES_BY_THEN: Duration = Duration::from_secs(2);
 
 /// The Nodes, and a client for the cluster in the API server's namespace.
