@@ -267,7 +267,7 @@ pub const MAPS: &[Map] = &[
         names: &[MAP_FRAGMENT_BUFFER],
         kind: MapKind::PerCpuArray,
         capacity: fragment_buffer::ELEMENTS,
-        key: Content::U32("0-15 saved fragments, 16-18 elements for the packet at hand"),
+        key: Content::U32("0-15 saved fragments, 16-18 elements for the current packet"),
         value: Content::Type(&[SavedFrame::LAYOUT]),
         purpose: "Fragment buffer: copies of fragments that arrived before the first fragment of their datagram.",
         written_by: PROGRAMS,
@@ -335,7 +335,7 @@ pub const MAPS: &[Map] = &[
         value: Content::U32("1"),
         purpose: "Uplinks to which replies may be redirected; empty with `--forwarding stack`.",
         written_by: AGENT,
-        when_full: "packets of all Pods take the stack",
+        when_full: "the host's stack forwards packets of all Pods",
     },
     Map {
         names: &[MAP_XDP_DEVICE],
@@ -355,7 +355,7 @@ pub const MAPS: &[Map] = &[
         value: Content::Type(&[PodNextHop::LAYOUT]),
         purpose: "Next hops of the Pods that packets are redirected to; empty with `--forwarding stack`.",
         written_by: AGENT,
-        when_full: "packets of further Pods take the stack",
+        when_full: "the host's stack forwards packets of further Pods",
     },
     Map {
         names: &[MAP_LOOKUP_CACHE_V4, MAP_LOOKUP_CACHE_V6],
@@ -387,7 +387,7 @@ pub const MAPS: &[Map] = &[
         purpose: "Stack observations: when the stack last forwarded a packet of each direction of a flow; for \
                   `--forwarding offload`.",
         written_by: PROGRAMS,
-        when_full: "never full: a flow keeps its slot while it is offloaded, and other flows of the slot take the stack",
+        when_full: "never full: a flow keeps its slot while it is offloaded, and the stack forwards packets of the slot's other flows",
     },
     Map {
         names: &[MAP_STATS],
@@ -395,7 +395,7 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_STATS,
         key: Content::U32("`stats_index` of a backend; the last two are the sums of IPv4 and IPv6"),
         value: Content::Type(&[MappingStats::LAYOUT]),
-        purpose: "Counters of each mapping, and for each family of removed mappings and those without counters of their own.",
+        purpose: "Counters of each mapping, and for each family the sum of removed mappings and of mappings without own counters.",
         written_by: "programs; the agent moves the counters of removed mappings to the sums",
         when_full: "further mappings are counted in the sum of their family",
     },
@@ -470,7 +470,7 @@ const SLOW_REQUESTS: &str =
 const SLOW_REPLIES: &str =
     "Translates replies that are fragments, SCTP, ICMP errors, or have options or extension headers.";
 const CONNECT: &str = "Replaces the node address by the Pod's for local clients.";
-const SHOW_PEER: &str = "Shows local clients the address that they asked for.";
+const SHOW_PEER: &str = "Shows local clients the address that they connected to.";
 
 const fn program(name: &'static str, hook: &'static str, used_with: &'static str, purpose: &'static str) -> Program {
     Program { name, hook, used_with, purpose }
@@ -494,7 +494,7 @@ pub const PROGRAM_LIST: &[Program] = &[
         PROG_EGRESS_OFFLOAD,
         UPLINK_EGRESS,
         OFFLOAD,
-        "Translates replies that took the stack, and records stack observations of them.",
+        "Translates replies that the stack has forwarded, and records stack observations of them.",
     ),
     program(
         PROG_PODS_OFFLOAD,
@@ -504,7 +504,7 @@ pub const PROGRAM_LIST: &[Program] = &[
     ),
     program(
         PROG_TO_PODS,
-        "TC egress of the Pods' devices, behind all other programs",
+        "TC egress of the Pods' devices, after all other programs",
         OFFLOAD,
         "Records stack observations of requests; changes no packet.",
     ),

@@ -118,7 +118,7 @@ mod tests {
         assert_eq!((both.primary_v6_index(), both.flags & FLAG_XDP), (255, FLAG_XDP));
         assert_eq!(both.with_xdp(false).primary_v6_index(), 255);
         assert_eq!(both.with_primary_v6_index(0).flags, FLAG_XDP);
-        assert_eq!(config.primary_v6_index(), 0, "that of an agent which did not write it");
+        assert_eq!(config.primary_v6_index(), 0, "the position of an agent that does not write the field");
         let restricted = both.with_host_clients_only(true);
         assert_eq!(restricted.flags ^ both.flags, FLAG_HOST_CLIENTS);
         assert_eq!(restricted.with_xdp(false).flags & FLAG_HOST_CLIENTS, FLAG_HOST_CLIENTS);

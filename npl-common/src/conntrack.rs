@@ -2,8 +2,8 @@
 //! The connection tracking state machine: one pure function [`step`]. The kernel programs call it for each packet, and
 //! the agent's sweeper for each entry that no packet has refreshed for some time.
 //!
-//! A Pod's packet creates no state without an entry that a client's packet opened. A lost entry is recreated by the
-//! client's next packet. Entries in phases before [`Phase::ESTABLISHED`] are words of the half-open cache
+//! Only a client's packet opens an entry; a Pod's packet without an entry creates no state. A lost entry is recreated
+//! by the client's next packet. Entries in phases before [`Phase::ESTABLISHED`] are words of the half-open cache
 //! ([`crate::half_open`]); established entries are elements of the flow table ([`crate::flow`]).
 //!
 //! | phase | event | next phase | action |
@@ -12,11 +12,11 @@
 //! | absent, refused | client: any other segment | unchanged | keep |
 //! | requested, replied | client: proven RST | refused | store |
 //! | requested | client: any other packet | requested | keep |
-//! | requested, replied | Pod: segment that is not proven, with RST or without | unchanged | ignore |
+//! | requested, replied | Pod: any segment that is not proven | unchanged | ignore |
 //! | requested | Pod: any other packet | replied | store |
 //! | requested, replied | Pod: proven RST | refused | store |
 //! | requested | silence of [`REQUESTED_NS`] | absent | remove |
-//! | replied | client: any other proven segment but SYN, or datagram | established | establish |
+//! | replied | client: any other proven segment except a SYN, or a datagram | established | establish |
 //! | replied | client: SYN, or segment that is not proven | replied | keep |
 //! | replied | Pod: datagram | established | establish |
 //! | replied | Pod: any other proven segment | replied | keep |
@@ -32,8 +32,8 @@
 //!
 //! # Proof
 //!
-//! Anybody can send a packet with a client's source address. An off-path sender has to guess 32-bit numbers. So an
-//! event is `proven` if the segment's sequence or acknowledgement number matches the connection:
+//! Any host can send a packet with a client's source address. An off-path sender has to guess 32-bit numbers, so an
+//! event is *proven* if the segment's sequence or acknowledgement number matches the connection:
 //!
 //! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: the acknowledgement number
 //!   is part of the entry's hash ([`handshake_key`]).
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_packet_opens_nothing() {
+    fn a_pods_packet_opens_no_entry() {
         for event in ALL_FLAGS.map(pod) {
             becomes(State::ABSENT, event, State::ABSENT, Action::Ignore);
         }
@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_segment_of_another_connection_is_not_taken() {
+    fn a_pods_segment_of_another_connection_is_ignored() {
         for phase in [Phase::REQUESTED, Phase::REPLIED] {
             for event in ALL_FLAGS.map(pod_elsewhere) {
                 becomes(half_open(phase), event, half_open(phase), Action::Ignore);
@@ -614,12 +614,12 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_second_datagram_establishes_a_stream() {
+    fn the_pods_second_datagram_establishes_the_flow() {
         becomes(half_open(Phase::REPLIED), Event::PodDatagram, State::established(0, 0), Action::Establish);
     }
 
     #[test]
-    fn a_reset_before_the_pod_has_spoken_removes_the_entry() {
+    fn a_reset_directly_after_the_pods_syn_ack_removes_the_entry() {
         becomes(State::established(ACK, 0), pod(RST), State::ABSENT, Action::Remove);
         becomes(State::established(ACK, SYN), pod(RST | ACK), State::ABSENT, Action::Remove);
         let spoken = State::established(ACK, ACK);
@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn a_syn_ack_does_not_count_as_speaking() {
+    fn a_retransmitted_syn_ack_is_not_a_further_segment_of_the_pod() {
         let repeated = State::established(ACK, SYN);
         becomes(State::established(ACK, 0), pod(SYN_ACK), repeated, Action::Refresh);
         assert!(repeated.may_repeat_syn_ack());
@@ -722,7 +722,7 @@ mod tests {
             prop_assert_eq!(after(State::ABSENT, &events), State::ABSENT);
         }
 
-        /// A sender whom the Pod does not answer never gets an established entry.
+        /// A sender to whom the Pod does not reply never gets an established entry.
         #[test]
         fn no_sequence_of_a_clients_packets_establishes_a_flow(
             events in vec(events().prop_filter("client", |e| !is_of_pod(*e)), 0..20),
@@ -748,7 +748,7 @@ mod tests {
         /// A sender who guesses neither a sequence nor an acknowledgement number correctly can at most open an entry,
         /// which matches no reply of another connection.
         #[test]
-        fn no_sequence_of_forged_segments_takes_a_reply_of_another_connection(
+        fn no_sequence_of_forged_segments_matches_a_reply_of_another_connection(
             flags in vec((select(ALL_FLAGS.to_vec()), any::<bool>()), 1..20),
         ) {
             let mut state = State::ABSENT;
@@ -764,7 +764,7 @@ mod tests {
         }
 
         #[test]
-        fn an_action_says_what_changed(events in vec(events(), 0..30)) {
+        fn an_action_corresponds_to_the_change_of_the_state(events in vec(events(), 0..30)) {
             let mut state = State::ABSENT;
             for event in events {
                 let (next, action) = step(state, event);

@@ -168,7 +168,7 @@ mod tests {
 
     /// The longest packet of either family, and the lengths at which the high byte changes.
     #[test]
-    fn every_kind_of_length_is_known() {
+    fn the_longest_packet_and_lengths_around_each_high_byte_have_the_right_crc() {
         for length in [12, 13, 255, 256, 257, 511, 512, 1500, 4095, 4096, 9000, 32_767, 32_768, 65_535] {
             let mut packet = vec![0x5a; length];
             let before = full(&packet);
@@ -197,7 +197,7 @@ mod tests {
         }
 
         #[test]
-        fn a_wrong_checksum_stays_as_wrong(check: u32, error: u32, old: u32, new: u32, length: u16) {
+        fn an_update_keeps_the_error_of_a_wrong_checksum(check: u32, error: u32, old: u32, new: u32, length: u16) {
             let right = replace_ports(check, old, new, length);
             prop_assert_eq!(replace_ports(check ^ error, old, new, length), right ^ error);
         }

@@ -44,12 +44,12 @@ pub const fn difference32(old: u32, new: u32) -> u32 {
 }
 
 /// The sum of a pseudo-header (RFC 9293, RFC 8200). The transport checksum field contains this sum if hardware
-/// completes the checksum. `ends` is the sum of both addresses, `length` is in host order; the result is in network
-/// order.
+/// completes the checksum. `addresses` is the sum of both addresses, `length` is in host order; the result is in
+/// network order.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-pub const fn pseudo_header(ends: u32, protocol: u8, length: u16) -> u16 {
-    fold(ends + (protocol as u16).to_be() as u32 + length.to_be() as u32)
+pub const fn pseudo_header(addresses: u32, protocol: u8, length: u16) -> u16 {
+    fold(addresses + (protocol as u16).to_be() as u32 + length.to_be() as u32)
 }
 
 /// Whether two ones-complement numbers are the same; zero has two representations.
@@ -151,7 +151,7 @@ mod tests {
         }
 
         #[test]
-        fn the_kernel_s_change_tells_what_the_field_held(before: u16, old: u32, new: u32) {
+        fn the_change_by_the_kernel_shows_the_content_of_the_field(before: u16, old: u32, new: u32) {
             let difference = difference32(old, new);
             let checksum = !fold(u32::from(!before) + difference);
             let pseudo_header = fold(u32::from(before) + difference);
@@ -164,7 +164,7 @@ mod tests {
         }
 
         #[test]
-        fn a_pseudo_header_is_summed_up_as_it_is_defined(source: [u8; 4], destination: [u8; 4], protocol: u8, length: u16) {
+        fn the_sum_of_a_pseudo_header_follows_its_definition(source: [u8; 4], destination: [u8; 4], protocol: u8, length: u16) {
             let [a, b] = length.to_be_bytes();
             let bytes = [source, destination, [0, protocol, a, b]].concat();
             let words: Vec<u16> = bytes.chunks(2).map(|pair| u16::from_ne_bytes([pair[0], pair[1]])).collect();
@@ -173,7 +173,7 @@ mod tests {
         }
 
         #[test]
-        fn zero_has_two_forms_and_nothing_else_has(a: u16, b: u16) {
+        fn only_zero_has_two_representations(a: u16, b: u16) {
             prop_assert!(same(0, 0xffff) && same(0xffff, 0) && same(a, a));
             prop_assert_eq!(same(a, b), u32::from(a) % 0xffff == u32::from(b) % 0xffff);
         }

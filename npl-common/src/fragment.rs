@@ -151,7 +151,7 @@ pub const fn time(nanoseconds: u64) -> u64 {
 
 const _: () = assert!(SLOTS.is_power_of_two(), "a slot is chosen by a mask");
 const _: () = assert!(crate::mapping::MAX_LOCAL_ADDRESSES == 256, "an address index has eight bits in a slot");
-const _: () = assert!(LIFETIME < TIME_MASK / 2, "an old record is not taken for a new one");
+const _: () = assert!(LIFETIME < TIME_MASK / 2, "an old record never looks like a new one");
 
 #[cfg(test)]
 mod tests {
@@ -163,7 +163,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_word_gives_back_what_went_in(
+        fn a_packed_record_is_unpacked_unchanged(
             hash: u64,
             nanoseconds: u64,
             node_port: u16,
@@ -183,7 +183,7 @@ mod tests {
         }
 
         #[test]
-        fn a_word_is_of_one_tag(hash: u64, other: u64) {
+        fn a_value_matches_only_hashes_with_its_tag(hash: u64, other: u64) {
             let word = Record::UNTRANSLATED.to_word(hash, 0);
             prop_assert_eq!(Record::from_word(word, other, 0).is_some(), hash >> TAG_SHIFT == other >> TAG_SHIFT);
         }

@@ -26,8 +26,8 @@ pub const SCTP_FRAGMENTS: u32 = 64;
 pub const WAIT_NS: u64 = 1_000_000_000;
 /// Flag in [`SavedFrame::datagram_length`]: the first fragment has waited for the last one, and is being re-injected.
 pub const REINJECTED: u32 = 1 << 16;
-/// Flag in [`SavedFrame::datagram_length`] of [`LAST`]: the current packet is either a first fragment of SCTP to hold
-/// if it is translated, or certainly a last fragment of SCTP.
+/// Flag in [`SavedFrame::datagram_length`] of [`LAST`]: the current packet is either a first SCTP fragment, which is
+/// buffered if it is translated, or known to be a last SCTP fragment.
 pub const WAITING: u32 = 1 << 17;
 /// Mask of the length in [`SavedFrame::datagram_length`], without the flags.
 pub const LENGTH_MASK: u32 = REINJECTED - 1;

@@ -143,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_entry_gives_back_what_went_in(h: u64, bits in 0_u64..4, index: u8, port in 1_u16..) {
+        fn a_packed_entry_is_unpacked_unchanged(h: u64, bits in 0_u64..4, index: u8, port in 1_u16..) {
             let p = Phase::from_bits(bits);
             let e = entry(h, p, index, port);
             prop_assert!(matches(e, h));
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_of_a_long_address_matters() {
+    fn every_word_of_an_ipv6_address_influences_the_slot() {
         let mut taken = vec![0_u32; SLOTS as usize];
         for network in 0..256_u64 {
             for interface in 0..256_u64 {

@@ -91,7 +91,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn datagrams_are_alive_for_their_lifetime(hash in 1_u64 << 24.., time in 1_u64..1 << 40) {
+        fn entries_of_datagrams_are_valid_for_their_lifetime(hash in 1_u64 << 24.., time in 1_u64..1 << 40) {
             let word = entry(hash, time);
             for protocol in [TCP, SCTP, UDP] {
                 prop_assert!(is_alive(word, hash, protocol, time));
@@ -101,7 +101,7 @@ mod tests {
         }
 
         #[test]
-        fn a_word_is_of_one_tag(hash: u64, other: u64, time: u64) {
+        fn a_value_matches_only_hashes_with_its_tag(hash: u64, other: u64, time: u64) {
             prop_assert_eq!(is_alive(entry(hash | 1 << 63, time), other, TCP, time), (hash | 1 << 63) >> 24 == other >> 24);
         }
     }

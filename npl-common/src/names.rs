@@ -87,7 +87,7 @@ pub const MAP_NEXT_HOP_V6: &str = "npl_nexthop_v6";
 pub const MAP_LOOKUP_CACHE_V4: &str = "npl_lcache_v4";
 /// As [`MAP_LOOKUP_CACHE_V4`], IPv6.
 pub const MAP_LOOKUP_CACHE_V6: &str = "npl_lcache_v6";
-/// Lookup cache of IPv4 replies: array of [`crate::lookup_cache::CachedReply`], beside [`MAP_HALF_OPEN_V4`].
+/// Lookup cache of IPv4 replies: array of [`crate::lookup_cache::CachedReply`], with the slots of [`MAP_HALF_OPEN_V4`].
 pub const MAP_REPLY_CACHE_V4: &str = "npl_rcache_v4";
 /// As [`MAP_REPLY_CACHE_V4`], IPv6.
 pub const MAP_REPLY_CACHE_V6: &str = "npl_rcache_v6";

@@ -46,7 +46,7 @@ pub mod since {
     pub const FIRST_TIME: u32 = 3;
 }
 
-/// The path of a packet: around the host's stack or through it.
+/// Whether a packet bypasses the host's stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     /// The packet bypasses the stack.
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_end_nothing_is_offloaded_again() {
+    fn no_packet_is_offloaded_after_the_end_of_a_connection() {
         let ended = at(since::ENDED);
         assert_eq!(decide(ended, at(NOW), TAG, NOW), Decision::Stack);
         assert_eq!(decide(at(NOW), ended, TAG, NOW), Decision::Stack);
@@ -156,11 +156,15 @@ mod tests {
     #[test]
     fn an_offloaded_packet_is_no_observation() {
         assert_eq!(observe(at(NOW), TAG, NOW + 5), None);
-        assert_eq!(observe(at(NOW), TAG, NOW + INTERVAL_JIFFIES), None, "until the next packet has taken the stack");
+        assert_eq!(
+            observe(at(NOW), TAG, NOW + INTERVAL_JIFFIES),
+            None,
+            "until the stack has forwarded the next packet"
+        );
     }
 
     #[test]
-    fn a_slot_is_taken_over_when_its_flow_has_gone_quiet() {
+    fn another_flow_gets_the_slot_once_its_flow_is_no_longer_offloaded() {
         let theirs = |time| word(OTHER, time);
         assert_eq!(observe(0, TAG, NOW), Some(at(NOW)));
         assert_eq!(observe(theirs(NOW), TAG, NOW + 5), None);

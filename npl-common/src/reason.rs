@@ -37,7 +37,7 @@ reasons! {
     EarlyFragment = 1, "early_fragment";
     /// The packet is too short for its transport header; passed to the host unchanged.
     Truncated = 2, "truncated";
-    /// A Pod's packet without a conntrack entry, such as one of a direct connection; passed on unchanged.
+    /// A Pod's packet without a conntrack entry, such as one of a direct connection; passed unchanged.
     UntrackedReply = 3, "untracked_reply";
     /// Two connections have the same client and Pod endpoints, through two NAT addresses or one of them direct; replies
     /// follow the newer connection, for TCP once the Pod accepts it.
@@ -45,12 +45,12 @@ reasons! {
     /// The flow table has no room for a conntrack entry; the packet is translated, and the flow stays in the half-open
     /// cache.
     FlowTableFull = 5, "flow_table_full";
-    /// The kernel could not make the packet writable after its rewrite had begun, for want of memory; dropped.
+    /// The kernel lacked memory to make the packet writable after its rewrite had begun; dropped.
     RewriteFailed = 6, "rewrite_failed";
-    /// An ICMP error whose quoted packet is truncated or does not match the error's destination; passed on unchanged.
+    /// An ICMP error whose quoted packet is truncated or does not match the error's destination; passed unchanged.
     BadQuote = 7, "bad_quote";
     /// A first SCTP fragment whose datagram length is unknown, because its slot of the SCTP reassembly buffer is
-    /// occupied or its frame exceeds 2024 bytes, and no cut-off chunk shows the length; passed on unchanged.
+    /// occupied or its frame exceeds 2024 bytes, and no cut-off chunk shows the length; passed unchanged.
     SctpFragment = 8, "sctp_fragment";
     /// A packet, or an ICMP error about one, from a source that the mapping's allow-list does not contain; dropped.
     SourceRefused = 9, "source_refused";

@@ -7,11 +7,12 @@
 //! leaves the entries of the earlier ones, until newer entries evict them.
 //!
 //! A sender with a node address and a port of the range has an entry whose key and value name the same address: the
-//! socket received a datagram from a client that the Node masquerades, and its answer must not be translated. A socket
-//! that has sent through a mapping records no such sender, so that a forged datagram does not end its translation.
+//! socket received a datagram from a client that the Node masquerades, and its answer must not be translated. For a
+//! socket that has sent through a mapping, no such entry is written, so that a forged datagram cannot end the
+//! translation of the socket's datagrams.
 
-/// Entries per family, two for each open socket, unless `--max-flows` makes them more; 16 Ki of them take less than
-/// 2 MiB.
+/// Entries per family, of which each open socket uses two; `--max-flows` may raise the number. 16 Ki entries take less
+/// than 2 MiB.
 pub const MAX_SOCKET_RNAT: u32 = 16_384;
 
 map_type! {

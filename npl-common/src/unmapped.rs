@@ -30,7 +30,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_without_traffic_is_silent_and_one_with_traffic_after_the_clock_was_read_is_not() {
+    fn a_port_without_traffic_has_no_silence_and_a_later_packet_has_a_silence_of_zero() {
         assert_eq!(silence(0, 5), None);
         assert_eq!(silence(1_001, 1_000), Some(0));
     }

@@ -88,7 +88,9 @@ impl Token {
         });
         match due {
             Some(Ok(digest)) => followed.digest = digest,
-            Some(Err(error)) => warn!(%error, "the token cannot be read again; the feed asks for the former one"),
+            Some(Err(error)) => {
+                warn!(%error, "the token file cannot be read again; the feed requires the previous token");
+            }
             None => {}
         }
         followed.digest

@@ -148,7 +148,7 @@ async fn a_stream_that_ends_before_the_first_snapshot_is_closed() {
 }
 
 #[tokio::test]
-async fn a_delta_stream_has_the_clusters_and_a_token_is_asked_for() {
+async fn a_delta_stream_has_the_clusters_and_requires_the_token() {
     let (mut client, publisher, task) = xds(Some(Token::fixed("secret"))).await;
     publish(&publisher, 1);
     let wildcard = || {

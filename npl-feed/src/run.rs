@@ -94,7 +94,7 @@ pub async fn serve(
         let (zone, published, status) = (config.zone.clone(), published.clone(), Arc::clone(status));
         tasks.spawn(async move {
             if let Err(error) = dns::serve(sockets, zone, &allowed, published, status).await {
-                warn!(%error, "the DNS server has ended: the feed ends, and its Pod is started again");
+                warn!(%error, "the DNS server has ended: the feed ends, and the kubelet restarts its container");
             }
         });
     }
@@ -120,7 +120,9 @@ fn follow_tls(files: TlsFiles, tasks: &mut JoinSet<()>) -> Result<watch::Receive
             sleep(RELOAD).await;
             match files.load() {
                 Ok(config) => drop(sender.send_replace(config)),
-                Err(error) => warn!(%error, "the files of TLS cannot be read again; the feed uses the former ones"),
+                Err(error) => {
+                    warn!(%error, "the TLS files cannot be read again; the feed uses the previous certificate and key");
+                }
             }
         }
     });

@@ -99,7 +99,7 @@ impl ChangeLog {
         let missing = state.missing_prerequisites();
         if self.prerequisites.update(missing.clone()) {
             for prerequisite in &missing {
-                info!("waiting for {prerequisite}; nothing is published before");
+                info!("waiting for {prerequisite}; no node port is published until then");
             }
             if missing.is_empty() {
                 info!("Pods, Services and Node are known: publishing mappings");
@@ -121,7 +121,7 @@ impl ChangeLog {
             warn!(
                 iface,
                 "the programs and maps of an earlier agent stay, because only they serve this device: this agent's programs \
-                 cannot be attached there, and the line about the device says why; the agent tries again at each resync"
+                 cannot be attached to it, for the reason in the device's log line; the agent tries again at each resync"
             );
         }
     }
@@ -228,7 +228,7 @@ impl ChangeLog {
                 Err(reason) if reason.is_unsupported() => warn!(
                     iface,
                     reason = reason.as_str(),
-                    "device cannot carry the programs: clients that reach the Node through it are not served"
+                    "the programs do not support the device: clients that reach the Node through it are not served"
                 ),
                 Err(reason) => debug!(iface, reason = reason.as_str(), "device does not need the programs"),
             }
@@ -240,14 +240,15 @@ impl ChangeLog {
             warn!(
                 iface,
                 ?programs,
-                "programs of other software run ahead of NPL's on this device: if one of them ends the chain, clients that \
-                 reach the Node by the device are refused; see \"A program runs ahead of NPL's\" in docs/troubleshoot.md"
+                "programs of other software run ahead of NPL's on this device: if one of them returns a final verdict, \
+                 clients that reach the Node through the device are not served; see \"A program runs ahead of NPL's\" in \
+                 docs/troubleshoot.md"
             );
         }
         let has_none = !decisions.uplinks.values().flatten().any(|reason| reason.reaches_clients());
         if self.has_no_uplink.update(has_none) && has_none {
             warn!(
-                "no device by which clients reach the Node carries the programs, so nothing is published: name the \
+                "no device through which clients reach the Node has the programs, so no node port is published: name the \
                  uplinks with --devices"
             );
         }
@@ -258,13 +259,13 @@ impl ChangeLog {
             return;
         }
         let Some(engines) = engines else {
-            return info!("no policy engine's rules are left on this Node: packets are redirected");
+            return info!("this Node has no rules of a policy engine any more: packets are redirected");
         };
         warn!(
             engines,
-            "--forwarding redirect is refused on this Node, because redirected packets would bypass NetworkPolicy: packets \
-             take the host's stack. Set --forwarding stack or offload, or --ignore-network-policy if node ports need no \
-             NetworkPolicy"
+            "--forwarding redirect is refused on this Node, because redirected packets would bypass NetworkPolicy: the \
+             host's stack forwards all packets. Set --forwarding stack or offload, or --ignore-network-policy if node \
+             ports need no NetworkPolicy"
         );
     }
 
@@ -312,22 +313,23 @@ impl ChangeLog {
             Some(ReplyRouteProblem::NoMark) => warn!(
                 count,
                 pod_ip,
-                "policy routing rules give Pods routing tables of their own, and no rule before them leads a mark to the main \
-                 table: replies leave by another interface than their requests came in by and may be dropped; see \"Replies \
-                 leave by another interface\" in docs/troubleshoot.md"
+                "policy routing rules give Pods routing tables of their own, and no earlier rule selects the main table for \
+                 a mark: replies leave through another interface than the one on which the request arrived, and may be \
+                 dropped; see \"Replies leave through another interface\" in docs/troubleshoot.md"
             ),
             Some(ReplyRouteProblem::NodeAddress) => warn!(
                 count,
                 address = pod_ip,
                 "policy routing rules give addresses of the Node routing tables of their own, which replies of Pods do not use: \
-                 replies to clients of these addresses leave by the main table's uplink and may be dropped; set --forwarding \
+                 replies to clients of these addresses leave through the main table's uplink and may be dropped; set --forwarding \
                  redirect, or publish an address of the main table's uplink with --node-ip"
             ),
             Some(ReplyRouteProblem::MarkNotSet) => warn!(
                 count,
                 pod_ip,
                 "policy routing rules give Pods routing tables of their own, and with --nft-guard off no connection is marked: \
-                 replies leave by another interface than their requests came in by and may be dropped; set --nft-guard auto"
+                 replies leave through another interface than the one on which the request arrived, and may be dropped; set \
+                 --nft-guard auto"
             ),
         }
     }

@@ -26,7 +26,7 @@ pub struct Introspection {
     node_name: String,
     /// The devices of the last survey.
     pub(super) devices: Vec<DeviceView>,
-    /// Whether clients can reach the Node by a device with the programs.
+    /// Whether clients can reach the Node through a device with the programs.
     pub(super) reaches_clients: bool,
     /// The devices that only programs of an earlier agent serve.
     pub(super) former_programs_on: Vec<String>,
@@ -98,7 +98,7 @@ pub(super) fn device_views(report: &DeviceReport) -> Vec<DeviceView> {
     let missing = report.decisions.missing_devices.iter().map(|name| DeviceView {
         name: name.clone(),
         is_attached: false,
-        reason: "named by --devices, and no such device exists".to_owned(),
+        reason: "named by --devices, but the device does not exist".to_owned(),
     });
     uplinks.chain(missing).collect()
 }

@@ -83,7 +83,8 @@ pub struct Reconciler {
     network_seen: Instant,
     /// The survey in flight.
     survey: Option<SurveyTask>,
-    /// Whether programs were ever attached to a device that clients reach; until then, no port is published.
+    /// Whether programs were ever attached to a device through which clients reach the Node. Until then, no port is
+    /// published.
     was_attached: bool,
     /// The uplinks on which the programs could not be attached at the last survey: their names by ifindex.
     unattached: BTreeMap<u32, String>,
@@ -335,7 +336,7 @@ impl Reconciler {
             Ok(versions) if versions.is_empty() => {}
             Ok(versions) => {
                 info!(?versions, "removed the programs and maps of other ABI versions");
-                // Their XDP programs may have kept this agent's from being attached.
+                // The XDP programs of other versions may have prevented this agent's XDP program from being attached.
                 self.look_at_network_soon();
             }
             Err(error) => warn!(
@@ -468,7 +469,7 @@ impl Reconciler {
         self.look_at_network().await
     }
 
-    /// Finds Pods on the host network, before their ports are published.
+    /// Finds Pods on the Node's own network, so that their ports are not published.
     async fn follow_pod_routes(&mut self) -> Result<(), LoopError> {
         if !mem::take(&mut self.are_routes_due) {
             return Ok(());

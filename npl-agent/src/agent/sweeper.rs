@@ -84,7 +84,7 @@ fn sweep(mut tables: Tables, metrics: &Metrics, ended: &Receiver<()>) {
     }
 }
 
-/// What one sweep needs to know of the earlier ones, for IPv4 and IPv6.
+/// The observations of earlier sweeps, for IPv4 and IPv6.
 #[derive(Debug, Default)]
 struct Memory {
     half_open: [HalfOpenExpiry; 2],
@@ -93,7 +93,8 @@ struct Memory {
 
 /// Removes expired entries and returns their number. Sets the gauges of tables, and counts removals.
 fn sweep_once(tables: &mut Tables, metrics: &Metrics, memory: &mut Memory) -> Result<usize, DatapathError> {
-    // The counters are read before the entries, so that the estimate has no entry that it does not know to be new.
+    // The counters are read before the entries. An entry that is added in between is found but not counted as new,
+    // which the estimate corrects later; in the other order, the entry would appear as evicted.
     let established = [tables.totals(Family::V4)?.established_flows, tables.totals(Family::V6)?.established_flows];
     let mut swept = Vec::new();
     let mut removed = tables.remove_expired_flows(kernel_clock(), |family, flows| swept.push((family, flows)))?;

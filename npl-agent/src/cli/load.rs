@@ -18,7 +18,7 @@ use crate::{
 /// If a capability or the bpffs is missing, the kernel is older than the oldest supported one, or an agent is running.
 pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     if !preflight::rights().unwrap_or_default().perfmon {
-        return print("skipped: without CAP_PERFMON this command gains nothing; the agent loads the programs itself\n");
+        return print("skipped: this command is useful only with CAP_PERFMON; the agent loads the programs itself\n");
     }
     if args.mount_bpffs {
         preflight::mount_bpffs(&args.bpffs)?;

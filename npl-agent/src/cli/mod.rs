@@ -70,7 +70,7 @@ fn duration(millis: u64) -> String {
 }
 
 /// Events per second.
-#[expect(clippy::cast_precision_loss, reason = "a rate has three digits at most that anybody reads")]
+#[expect(clippy::cast_precision_loss, reason = "a rate is shown with few digits")]
 fn rate(count: u64, elapsed: Duration) -> f64 {
     count as f64 / elapsed.as_secs_f64().max(f64::MIN_POSITIVE)
 }

@@ -181,15 +181,15 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_FORWARDING", value_name = "stack|redirect|offload", default_value = "stack")]
     pub forwarding: Forwarding,
 
-    /// Redirect packets with --forwarding redirect also beside a policy engine that filters in netfilter, such as
-    /// Calico or kube-router: NetworkPolicy does not apply to redirected packets. Without this flag, packets take the
-    /// kernel stack there.
+    /// Redirect packets with --forwarding redirect even if the Node has a policy engine that filters in netfilter, such
+    /// as Calico or kube-router. NetworkPolicy does not apply to redirected packets. Without this flag, the kernel
+    /// stack forwards all packets on such a Node.
     #[arg(long, env = "NPL_IGNORE_NETWORK_POLICY")]
     pub ignore_network_policy: bool,
 
     /// Translate requests at TC, or for less CPU time per packet in the driver by XDP: "auto" uses XDP where the driver
-    /// is known to be safe, "xdp" on each driver that accepts a program. "xdp" breaks packets with unfinished
-    /// checksums, which virtual devices such as veth carry. XDP takes effect only with --forwarding stack.
+    /// is known to be safe, "xdp" on each driver that accepts a program. "xdp" corrupts packets with incomplete
+    /// checksums, which arrive on virtual devices such as veth. XDP takes effect only with --forwarding stack.
     #[arg(long, env = "NPL_ATTACH", value_name = "tc|auto|xdp", default_value = "tc")]
     pub attach: Attach,
 
@@ -247,23 +247,24 @@ pub struct RunArgs {
     )]
     pub bpffs: PathBuf,
 
-    /// Make room for this many flows of each IP family, from 4096 to 8388608. "auto" takes one for each 32 KiB of the
-    /// machine's memory, from 32768 to 262144. docs/reference/sizes.md has the memory of the maps by number of CPUs.
+    /// Make room for this many flows of each IP family, from 4096 to 8388608. "auto" means one flow for each 32 KiB of
+    /// the machine's memory, from 32768 to 262144. docs/reference/sizes.md lists the memory of the maps by number of
+    /// CPUs.
     #[arg(long, env = "NPL_MAX_FLOWS", value_name = "auto|NUMBER", default_value = "auto")]
     pub max_flows: MaxFlows,
 
-    /// Let the Node's own processes, Pods included, connect to mappings if they belong to this cgroup v2 or one below
-    /// it. "auto" finds the root of the hierarchy; in a container, give the mount point of the Node's hierarchy. "none"
-    /// turns this off.
+    /// Let processes on this Node, including those of its Pods, connect to mappings if they belong to this cgroup v2 or
+    /// to a cgroup below it. "auto" finds the root of the hierarchy; in a container, give the mount point of the Node's
+    /// hierarchy. With "none", no process on this Node can connect to mappings.
     #[arg(
         long, env = "NPL_CGROUP", value_name = "auto|none|DIRECTORY", default_value = "auto",
         value_parser = value::cgroup
     )]
     pub cgroup: CgroupSelection,
 
-    /// Of the processes in --cgroup, let all connect to mappings, or only those in the host's network namespace: the
-    /// Node's own and Pods on the host network. Give "host" beside egress policies or meshes that must see connections
-    /// of Pods to the node address. It requires Linux 5.14 or newer.
+    /// Let all processes in --cgroup connect to mappings, or only those in the host's network namespace: the Node's own
+    /// processes and Pods on the host network. Give "host" if egress policies or a service mesh must see the
+    /// connections of Pods to the node address. "host" requires Linux 5.14 or newer.
     #[arg(
         long, env = "NPL_LOCAL_CLIENTS", value_name = "all|host", default_value = "all", value_parser = value::client_scope
     )]
@@ -279,8 +280,8 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_RETIRE")]
     pub retire: bool,
 
-    /// Listen in this folder on the Unix socket `agent.sock`, by which root reads the agent's state with the other
-    /// commands. The agent creates the folder with mode 0700; without it, the agent works and the commands show no
+    /// Listen in this folder on the Unix socket `agent.sock`, from which the other commands read the agent's state as
+    /// root. The agent creates the folder with mode 0700. If it cannot, the agent works, but the commands show no
     /// names.
     #[arg(
         long, env = "NPL_RUNTIME_DIR", value_name = "DIRECTORY", default_value = DEFAULT_RUNTIME_DIR,
@@ -394,7 +395,7 @@ pub struct StatusArgs {
     pub interval: Duration,
 
     /// Wait until the Node is healthy, five minutes at most; with a value, at most this long. The exit code is that of
-    /// the last look.
+    /// the last reading.
     #[arg(
         long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "5m",
         value_parser = value::duration

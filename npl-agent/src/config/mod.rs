@@ -43,7 +43,7 @@ pub struct Config {
     pub devices: DeviceSelection,
     /// How translated packets reach the Pod.
     pub forwarding: Forwarding,
-    /// Whether packets are redirected beside a policy engine that a redirect bypasses.
+    /// Whether packets are redirected on a Node with a policy engine that a redirect bypasses.
     pub network_policy: NetworkPolicy,
     /// Whether TC or XDP translates requests.
     pub attach: Attach,

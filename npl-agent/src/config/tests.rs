@@ -40,7 +40,7 @@ fn the_command_line_is_consistent() {
 }
 
 #[test]
-fn every_flag_has_a_help_text_and_a_variable_unless_it_selects_what_one_command_line_shows() {
+fn every_flag_has_a_help_text_and_every_flag_of_run_has_a_variable() {
     for command in Cli::command().get_subcommands() {
         let is_setting = ["run", "load", "cleanup", "doctor"].contains(&command.get_name());
         for flag in command.get_arguments().filter(|flag| !matches!(flag.get_id().as_str(), "help" | "version")) {
@@ -66,7 +66,7 @@ fn protocol_pairing_is_separate_or_merged() {
 }
 
 #[test]
-fn defaults_are_those_of_antrea_and_of_the_architecture() {
+fn unset_flags_have_their_documented_defaults() {
     let config = config(&[]).unwrap();
     assert_eq!(config.settings.port_range.to_string(), "61000-62000");
     assert_eq!(config.settings.protocols, [Protocol::Tcp, Protocol::Udp]);
@@ -87,7 +87,7 @@ fn defaults_are_those_of_antrea_and_of_the_architecture() {
 }
 
 #[test]
-fn the_number_of_flows_is_by_memory_or_given() {
+fn the_number_of_flows_is_auto_or_a_number() {
     let max_flows = |flags: &[&str]| config(flags).unwrap().max_flows;
     assert_eq!(max_flows(&[]), MaxFlows::Auto);
     assert_eq!(max_flows(&["--max-flows", "auto"]), MaxFlows::Auto);
@@ -101,7 +101,7 @@ fn network_policy_is_ignored_on_demand_only() {
 }
 
 #[test]
-fn durations_have_units_and_may_be_put_together() {
+fn durations_have_units_and_may_be_combined() {
     for (text, millis) in [("500ms", 500), ("30s", 30_000), ("2m", 120_000), ("1h", 3_600_000), ("1m30s", 90_000)] {
         assert_eq!(config(&["--drain", text]).unwrap().settings.drain_millis, millis, "{text}");
     }
@@ -128,7 +128,7 @@ fn devices_are_named_once_each() {
 }
 
 #[test]
-fn nonsense_is_refused_with_the_flag_and_an_example() {
+fn invalid_values_are_refused_with_the_flag_and_an_example() {
     for (flag, value, expected) in [
         ("--drain", "30", "not a duration: give a number and a unit, for example 30s"),
         ("--drain", "", "not a duration"),
@@ -189,7 +189,7 @@ fn the_address_for_metrics_may_have_brackets_in_both_families() {
 }
 
 #[test]
-fn xdp_and_redirect_exclude_each_other_and_the_choice_is_the_agents_where_it_has_one() {
+fn redirect_excludes_attach_xdp_and_permits_tc_and_auto() {
     for forwarding in ["redirect", "offload"] {
         let complaint = complaint(&["--forwarding", forwarding, "--attach", "xdp"]);
         let expected = format!("\"xdp\" cannot be combined with --forwarding {forwarding}");
@@ -204,7 +204,7 @@ fn xdp_and_redirect_exclude_each_other_and_the_choice_is_the_agents_where_it_has
 }
 
 #[test]
-fn a_quarantine_shorter_than_load_balancers_keep_members_is_warned_of() {
+fn a_quarantine_shorter_than_load_balancers_keep_members_gives_a_warning() {
     let warning = |flags: &[&str]| config(flags).unwrap().settings.quarantine_warning();
     assert_eq!(warning(&[]), None);
     assert_eq!(warning(&["--quarantine", "30s"]), None);
@@ -219,7 +219,7 @@ fn a_domain_too_long_for_an_annotation_is_refused() {
 }
 
 #[test]
-fn a_node_name_must_be_one() {
+fn a_node_name_must_be_a_valid_object_name() {
     let refused = parse(&["npl-agent", "run", "--node-name", "worker 1,metadata.name=other"]);
     assert!(refused.is_err_and(|err| err.flag == "--node-name"));
 }

@@ -17,8 +17,8 @@
 //! lost its address, or shares the address with a Pod that has the better claim. The mapping would then lead to another
 //! Pod, so it is removed immediately, and the annotation is updated afterwards.
 //!
-//! A mapping's allowed sources are in the kernel before the mapping is restricted, and stay while the mapping is
-//! restricted.
+//! A mapping's allowed sources are written to the kernel before the mapping is restricted, and are removed from the
+//! kernel only after the restriction ends or a Service's list no longer contains them.
 
 pub mod check;
 pub mod devices;

@@ -82,7 +82,7 @@ impl GateReason {
                  says why its ports are not served"
             }
             Self::PartlyPublished => {
-                "the Pod's containers are ready, and some of its node ports are published: an Event says why the others \
+                "the Pod's containers are ready, and some of its node ports are published: an Event states why the others \
                  are not served"
             }
         }

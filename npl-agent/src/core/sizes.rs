@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sizes of the maps that follow the Node: the flow tables and the socket reverse NAT maps. All other maps have a
-//! constant size, because the programs select a slot by a hash with a constant mask, or because the agent fills them
-//! and their limit is documented.
+//! Sizes of the maps that depend on the Node's memory and CPUs: the flow tables and the socket reverse NAT maps. All
+//! other maps have a constant size, because the programs select a slot by a hash with a constant mask, or because the
+//! agent fills them and their limit is documented.
 
 use std::{fmt, str::FromStr};
 
@@ -10,16 +10,16 @@ use npl_common::{
     names::{MAP_FLOW_V4, MAP_FLOW_V6, MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6},
 };
 
-/// Free elements of an LRU map that the kernel keeps aside for each possible CPU (`LOCAL_FREE_TARGET`). Other CPUs
-/// cannot use them, so the kernel evicts entries while they are free.
+/// Free elements of an LRU map that the kernel reserves for each possible CPU (`LOCAL_FREE_TARGET`). Other CPUs cannot
+/// use these elements, so the kernel may evict entries although some of these elements are free.
 const FREE_PER_CPU: u32 = 128;
-/// Memory of the machine for each flow of an IP family, bytes, by default.
+/// Bytes of the machine's memory for each flow of an IP family, from which the default size is computed.
 const MEMORY_PER_FLOW: u64 = 32 << 10;
-/// The smallest and the largest default.
+/// The smallest and the largest default number of flows.
 const DEFAULT_FLOWS: [u32; 2] = [32_768, 262_144];
 /// The smallest and the largest value of `--max-flows`.
 const ACCEPTED_FLOWS: [u32; 2] = [4096, 8_388_608];
-/// Flows for each entry of socket reverse NAT: few connections have a local client.
+/// Flows per entry of socket reverse NAT; only connections of local clients need such an entry.
 const FLOWS_PER_LOCAL_CLIENT: u32 = 8;
 /// The smallest number of socket reverse NAT entries.
 const LEAST_SOCKET_RNAT: u32 = 16_384;
@@ -28,8 +28,9 @@ pub const CONTAINER_LIMIT: u64 = 384 << 20;
 /// Part of the container's memory that the agent and its programs use.
 pub const AGENT_MEMORY: u64 = 64 << 20;
 
-/// The parts of the kernel's `struct htab_elem` and `struct bucket`, bytes.
+/// The size in bytes of the kernel's `struct htab_elem` without key and value.
 const ELEMENT_HEADER: u64 = 48;
+/// The size in bytes of the kernel's `struct bucket`.
 const BUCKET: u64 = 16;
 const POINTER: u64 = 8;
 
@@ -82,7 +83,7 @@ pub struct Machine {
     pub memory: u64,
 }
 
-/// The sizes of the maps that follow the Node.
+/// The sizes of the maps that depend on the Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableSizes {
     /// Flows of each IP family that the flow table has room for.
@@ -93,8 +94,8 @@ pub struct TableSizes {
 }
 
 impl TableSizes {
-    /// The sizes on a machine. By default, the largest number of flows whose maps fit into the container of the chart,
-    /// one flow for each 32 KiB of memory, rounded to a power of two.
+    /// The sizes on a machine. The default number of flows is the largest power of two within [`DEFAULT_FLOWS`] for
+    /// which the machine has about 32 KiB of memory per flow and all maps fit into the chart's container.
     pub fn of(machine: Machine, max_flows: MaxFlows) -> Self {
         let Machine { possible_cpus, memory } = machine;
         if let MaxFlows::Flows(flows) = max_flows {
@@ -103,7 +104,7 @@ impl TableSizes {
         let by_memory = memory / MEMORY_PER_FLOW;
         let [least, most] = DEFAULT_FLOWS;
         let is_possible = |flows: &u32| {
-            // A machine with a nominal power of two of memory reports some percent less.
+            // Three quarters of the memory suffice, because the kernel reports a few percent less than a machine has.
             u64::from(*flows) * 3 / 4 <= by_memory
                 && Self::with_flows(*flows, possible_cpus).memory() + AGENT_MEMORY <= CONTAINER_LIMIT
         };
@@ -115,8 +116,8 @@ impl TableSizes {
         Self { flows, socket_rnat: (flows / FLOWS_PER_LOCAL_CLIENT).max(LEAST_SOCKET_RNAT), possible_cpus }
     }
 
-    /// The kernel's `max_entries` of a map: the stated number, and what the kernel keeps aside for each CPU. `None` for
-    /// a map of constant size.
+    /// The `max_entries` with which a map is created: the stated number plus the elements that the kernel reserves for
+    /// each CPU. `None` for a map of constant size.
     pub fn max_entries(&self, map: &str) -> Option<u32> {
         let stated = match map {
             MAP_FLOW_V4 | MAP_FLOW_V6 => self.flows,
@@ -126,8 +127,8 @@ impl TableSizes {
         Some(stated.saturating_add(kept_aside(self.possible_cpus)))
     }
 
-    /// The memory of all maps on this machine, bytes, without the ranges of allow-lists, whose memory the kernel
-    /// allocates as they are written. Never less than the kernel allocates.
+    /// An upper bound in bytes of the memory that the kernel allocates for all maps on this machine. Ranges of allow
+    /// lists are excluded, because the kernel allocates their memory when they are written.
     pub fn memory(&self) -> u64 {
         let of_map = |map: &Map| {
             let sizes = map.names.iter().enumerate().map(|(position, name)| {
@@ -140,12 +141,12 @@ impl TableSizes {
     }
 }
 
-/// Whether the size of a map follows the Node.
+/// Whether the size of a map depends on the Node.
 pub fn follows_the_node(map: &str) -> bool {
     matches!(map, MAP_FLOW_V4 | MAP_FLOW_V6 | MAP_SOCKET_RNAT_V4 | MAP_SOCKET_RNAT_V6)
 }
 
-/// The number of entries of an LRU map with this `max_entries` that are never evicted while there are no more.
+/// The number of entries that an LRU map with this `max_entries` can hold before the kernel evicts an entry.
 pub const fn stated_entries(max_entries: u32, possible_cpus: u32) -> u32 {
     max_entries.saturating_sub(kept_aside(possible_cpus))
 }
@@ -154,17 +155,18 @@ const fn kept_aside(possible_cpus: u32) -> u32 {
     FREE_PER_CPU.saturating_mul(possible_cpus)
 }
 
-/// The memory of the map with this position among the names, bytes.
+/// The memory in bytes of one map of a catalog entry, by the position of its name in that entry.
 pub fn memory_of(map: &Map, position: usize, entries: u32, possible_cpus: u32) -> u64 {
     let size = |content: npl_common::catalog::Content| (content.size(position) as u64).next_multiple_of(8);
     let (entries, cpus) = (u64::from(entries), u64::from(possible_cpus));
-    // Hash tables have a power of two of buckets; arrays have one of elements if their creator lacks CAP_PERFMON.
+    // The kernel rounds the number of buckets of a hash table up to a power of two, and the number of elements of an
+    // array if its creator lacks CAP_PERFMON.
     let rounded = entries.next_power_of_two();
     let element = ELEMENT_HEADER + size(map.key) + size(map.value);
     match map.kind {
         MapKind::Array => rounded * size(map.value),
         MapKind::PerCpuArray => rounded * POINTER + entries * cpus * size(map.value),
-        // The kernel has an element for each CPU besides, for updates of a full map.
+        // The kernel allocates one additional element per CPU, for updates of a full map.
         MapKind::Hash => (entries + cpus) * element + rounded * BUCKET,
         MapKind::LruHash => entries * element + rounded * BUCKET,
         MapKind::LpmTrie => 0,
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_maps_that_follow_the_node_have_another_size() {
+    fn only_maps_that_depend_on_the_node_have_a_variable_size() {
         let sizes = auto(2, 8 * GIB);
         let sized: Vec<_> = MAPS.iter().flat_map(|map| map.names).filter_map(|it| sizes.max_entries(it)).collect();
         assert_eq!(sized, [262_400, 262_400, 33_024, 33_024]);

@@ -269,16 +269,16 @@ impl Hooks {
         let link = id.and_then(|id| program.take_link(id)).map_err(attach_error(name, device))?;
         leave_attached(link);
         remove_filter(&device.name, side, STAND_IN);
-        self.remove_stray_filters(&device.name, side)?;
+        self.remove_unpinned_filters(&device.name, side)?;
         // A filter cannot be pinned. An empty directory records the attachment for `npl-agent status` and the next
         // agent.
         let mark = self.pins.link(device.ifindex, side);
         std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
     }
 
-    /// Removes filters of earlier ABI versions that have no pins: an agent was killed before it had removed them, or
-    /// used the handle of an earlier version.
-    fn remove_stray_filters(&self, interface: &str, side: Direction) -> Result<(), DatapathError> {
+    /// Removes the filters of earlier ABI versions without pins. Such a filter remains if an agent is killed before it
+    /// removes the filter, or if an earlier agent used the handle of another version.
+    fn remove_unpinned_filters(&self, interface: &str, side: Direction) -> Result<(), DatapathError> {
         let others = self.pins.other_versions()?;
         for abi in (1..ABI_VERSION).filter(|abi| others.iter().all(|other| other.abi() != *abi)) {
             remove_filter(interface, side, handle_of(abi));

@@ -272,10 +272,10 @@ impl DatapathError {
     /// The effect on traffic of an error during the application of a device plan, as a log message.
     pub(crate) fn effect(&self) -> &'static str {
         if self.is_of_device() {
-            "programs cannot be attached to a device: its clients are not served, other devices are; the agent tries \
-             again"
+            "programs cannot be attached to a device: clients that reach the Node through it are not served, all others \
+             are; the agent tries again"
         } else if self.is_full() {
-            "a map is full: packets that need a missing entry take the kernel stack"
+            "a map is full: the host's stack forwards packets that need a missing entry"
         } else {
             "the datapath does not match the Node's devices yet; the agent tries again"
         }

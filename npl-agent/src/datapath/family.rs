@@ -360,7 +360,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError> {
         self.with_slots(|slots| {
             let expired = expiry.observe((0..).zip(slots).map(|(slot, word)| (slot, word.load(Ordering::Relaxed))));
-            // A program may have written the slot concurrently, for another flow or for the Pod's answer.
+            // A slot that a program has written in the meantime, for another flow or a reply, is not cleared.
             let clear = |(slot, word): &(u32, u64)| {
                 let slot = slots.get(*slot as usize);
                 slot.is_some_and(|it| it.compare_exchange(*word, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok())

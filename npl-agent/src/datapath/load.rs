@@ -59,8 +59,8 @@ impl Datapath {
         Self::open_sized(bpffs, MaxFlows::Auto)
     }
 
-    /// Checks the Node's requirements, adopts pinned maps and programs, and loads missing ones. It attaches no program:
-    /// links of an earlier agent run their programs until [`Hooks::attach`] replaces them. Entries of maps of another
+    /// Checks the Node's requirements, adopts pinned maps and programs, and loads missing ones. Attaches no program:
+    /// programs of an earlier agent stay attached until [`Hooks::attach`] replaces them. Entries of maps of another
     /// size are copied.
     ///
     /// # Errors
@@ -183,9 +183,9 @@ impl Datapath {
 
     /// Moves NPL's filter of a hook ahead of all others, without a gap: see [`Hooks::move_to_head`].
     ///
-    /// During the move, two filters of NPL run on some packets. The second one would take a translated datagram for a
-    /// direct one and end its flow, so the device is listed among those whose packets were translated before. The next
-    /// [`Self::retain_xdp`] removes it from the list.
+    /// During the move, two filters of NPL run on some packets. The second filter would treat a translated datagram as
+    /// one of a direct connection and remove the conntrack entry. So the device is listed as one whose packets XDP has
+    /// already translated. The next call of [`Self::retain_xdp`] removes the device from the list.
     ///
     /// # Errors
     ///

@@ -26,7 +26,7 @@ pub(super) fn table_sizes(max_flows: MaxFlows) -> Result<TableSizes, DatapathErr
     Ok(sizes)
 }
 
-/// The number of entries of an LRU map that are never evicted while there are no more.
+/// The number of entries that an LRU map can hold before the kernel evicts an entry.
 pub(super) fn stated_entries(map: &MapData, name: &'static str) -> Result<usize, DatapathError> {
     let info = map.info().map_err(|source| DatapathError::OpenMap { name, source })?;
     Ok(sizes::stated_entries(info.max_entries(), possible_cpus()?) as usize)
@@ -44,7 +44,7 @@ fn possible_cpus() -> Result<u32, DatapathError> {
     Ok(*CPUS.get_or_init(|| u32::try_from(cpus).unwrap_or(u32::MAX)))
 }
 
-/// Memory that cannot be read counts as little, so that the maps have their smallest default size.
+/// The facts about this machine. If the memory cannot be read, the maps get their smallest default size.
 fn machine() -> Result<Machine, DatapathError> {
     let memory = fs::read_to_string(MEMORY).ok().and_then(|text| total_memory(&text)).unwrap_or_default();
     Ok(Machine { possible_cpus: possible_cpus()?, memory })

@@ -27,7 +27,7 @@ pub struct MappingWriter {
     known: BTreeMap<Frontend, Entry>,
     frontends_of: BTreeMap<Sender, BTreeSet<Frontend>>,
     used_stats: BTreeSet<u32>,
-    /// All counters below this index are in use; new mappings search from here, not from index 0.
+    /// The index from which a new mapping searches for unused counters: all counters below it are in use.
     free_stats_from: u32,
     /// Removed endpoints whose conntrack and socket reverse NAT entries still exist.
     to_purge: BTreeSet<Sender>,
@@ -84,8 +84,8 @@ impl MappingWriter {
     /// Writes mappings. Returns an error for each mapping that the kernel rejected, or whose backend is of the other IP
     /// family.
     ///
-    /// The endpoint of a mapping is written before the mapping, so that every request that is translated has a reply
-    /// that is translated.
+    /// The endpoint of a mapping is written before the mapping, so that replies to every translated request are
+    /// translated too.
     pub fn upsert_all(
         &mut self,
         tables: &mut Tables,

@@ -147,8 +147,8 @@ impl<L: Layout> Maps<L> {
     }
 }
 
-/// Copies the elements of `from` whose keys `to` does not have. Returns the number of copied elements. An element that
-/// does not fit into a full map is left out.
+/// Copies the elements of `from` whose keys `to` does not have. Returns the number of copied elements. Elements that do
+/// not fit into a full map are not copied.
 fn copy<K: aya::Pod, V: aya::Pod>(
     from: Option<&HashMap<MapData, K, V>>,
     to: &mut HashMap<MapData, K, V>,
@@ -167,8 +167,8 @@ fn copy<K: aya::Pod, V: aya::Pod>(
     Ok(copied)
 }
 
-/// Clears the host connections. While another version's programs ran ahead of this version's at egress, this version
-/// recorded the replies that the other one had translated as packets of the Node itself.
+/// Clears the host connections. While programs of another version ran ahead of this version's at egress, they
+/// translated replies, and this version's programs recorded the translated replies as packets of the Node itself.
 fn forget_host_connections(pins: &Pins) -> Result<(), DatapathError> {
     let empty: Vec<(u32, u64)> = (0..host_connection::SLOTS).map(|slot| (slot, 0)).collect();
     for name in [MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6] {
@@ -248,9 +248,9 @@ pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, Datap
     Ok(others.iter().map(Pins::abi).collect())
 }
 
-/// Whether a program of another version runs ahead of this agent's on a hook, as after a rollback: then the hook's link
-/// has to be created anew. At egress, this agent's program would take the replies that the other version has translated
-/// for packets of the Node itself, and record host connections.
+/// Whether a program of another version runs ahead of this agent's on a hook, as after a rollback. The hook's link must
+/// then be created again, because at egress this agent's program would treat replies that the other version has
+/// translated as packets of the Node itself, and record host connections.
 pub(super) fn is_ahead_of(
     pins: &Pins,
     own: &OwnedFd,

@@ -345,7 +345,7 @@ impl Programs {
         })
     }
 
-    /// Whether the pinned maps whose size follows the Node have the wanted sizes.
+    /// Whether the pinned maps whose size depends on the Node have the wanted sizes.
     fn have_maps_the_wanted_sizes(&self) -> Result<bool, DatapathError> {
         for name in PINNED_MAPS {
             let Some(wanted) = self.sizes.max_entries(name) else { continue };

@@ -315,7 +315,8 @@ impl Tables {
         Ok(unmapped::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + unmapped::LIFETIME - silence)))
     }
 
-    /// Records a datagram to a UDP node port now, because clients of the mapping that will be removed may still send.
+    /// Sets the time of the last datagram to a UDP node port to now. Called before a mapping is removed, because its
+    /// clients may still send.
     pub(super) fn record_unmapped_traffic(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         if frontend.protocol != Protocol::Udp {
             return Ok(());
@@ -336,7 +337,7 @@ impl Tables {
         Ok(addresses)
     }
 
-    /// Sets the node addresses, in the order of importance. Returns the addresses that exceed the size of the maps.
+    /// Sets the node addresses, the most important first. Returns the addresses that do not fit into the maps.
     ///
     /// An address keeps its index while it is present. Half-open entries of a freed index are cleared before its reuse,
     /// so that a reply never gets another node address as source.

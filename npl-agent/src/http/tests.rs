@@ -80,7 +80,7 @@ async fn the_readiness_metric_follows_the_probe() {
 }
 
 #[tokio::test]
-async fn metrics_are_served_as_plain_text_and_as_openmetrics_to_who_asks_for_it() {
+async fn metrics_are_served_as_plain_text_or_as_openmetrics_by_the_accept_header() {
     let (address, server) = start_server(&Health::new()).await;
     let plain = get(address, "/metrics").await;
     assert!(plain.contains("content-type: text/plain; version=0.0.4; charset=utf-8"), "{plain}");

@@ -15,7 +15,7 @@ use crate::{
     metrics::WatchedResource,
 };
 
-/// The contacts of all watches. Clones share the same contacts.
+/// When each watch last received an answer, and its current failure. Clones share these records.
 #[derive(Debug, Clone, Default)]
 pub struct WatchContacts(Arc<Mutex<BTreeMap<&'static str, Contact>>>);
 
@@ -40,7 +40,7 @@ impl WatchContacts {
         contact.failure = Some((since, error.to_owned()));
     }
 
-    /// The contacts of every watch, as the commands show them.
+    /// The state of every watch, as the commands show it.
     pub fn views(&self) -> Vec<WatchView> {
         let contacts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let resources = [WatchedResource::Pods, WatchedResource::Services, WatchedResource::Node];

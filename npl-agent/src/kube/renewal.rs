@@ -15,7 +15,7 @@ use tracing::debug;
 
 use super::client::ConnectError;
 
-/// Minimum time between two reads of the files, so that an API server that is down costs no more than that.
+/// Minimum time between two reads of the files, so that an unreachable API server does not cause a read per request.
 const REST: Duration = Duration::from_secs(5);
 
 /// The current client, and how to build the next one.
@@ -28,12 +28,12 @@ struct Current {
     client: Client,
     /// When the files were last read.
     read_at: Instant,
-    /// Whether a request has failed since then in a way that new files may cure.
+    /// Whether a request has failed since then, and new files may remove the cause.
     is_doubtful: bool,
 }
 
-/// A client that sends requests as `first` does, and as the client that `read` returns after a request that got no
-/// answer or was answered 401. If `read` fails, for example while the files are being replaced, the last client stays.
+/// A client that sends requests by `first`, and after a request without an answer or with the answer 401 by the client
+/// that `read` returns. If `read` fails, for example while the files are being replaced, the current client stays.
 pub(super) fn renewing<F>(first: Client, read: impl Fn() -> F + Send + Sync + 'static) -> Client
 where
     F: Future<Output = Result<Client, ConnectError>> + Send + 'static,
@@ -78,7 +78,7 @@ where
                 client
             }
             Err(err) => {
-                debug!(%err, "the client for the API server cannot be built again; the agent keeps the last one");
+                debug!(%err, "the client for the API server cannot be built again; the agent keeps the current one");
                 last
             }
         }

@@ -51,8 +51,8 @@ pub enum RetireError {
     },
     /// The time limit has passed before every Node was retired.
     #[error(
-        "{progress} after {timeout:?}: the log of the agent on a Node that is missing says why; repeat the command, or \
-         uninstall without it and remove the rest with deploy/cleanup.yaml"
+        "{progress} after {timeout:?}: the agents' logs on the other Nodes state why; repeat the command, or uninstall \
+         without it and remove the remaining kernel state with deploy/cleanup.yaml"
     )]
     TimedOut {
         /// The last progress.
@@ -79,7 +79,7 @@ impl Progress {
         let Some(status) = &daemon_set.status else { return Self::default() };
         let (nodes, updated, ready) =
             (status.desired_number_scheduled, status.updated_number_scheduled.unwrap_or(0), status.number_ready);
-        // Ready Pods may be of the earlier template: each Pod that is not updated yet counts as one of them.
+        // Some ready Pods may still run the earlier template. The lower bound assumes that all of these Pods are ready.
         let retired = (updated + ready - nodes).clamp(0, updated);
         Self { nodes, retired, is_current: status.observed_generation >= daemon_set.metadata.generation }
     }

@@ -259,7 +259,7 @@ async fn a_watch_that_ends_on_time_resumes_without_a_version_check() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_always_ends_at_once_is_repeated_ever_more_slowly() {
+async fn a_watch_that_always_ends_at_once_is_repeated_with_growing_delays() {
     let mut scene = watching::<ServiceObject>(None);
     list(scene.server.next_request().await, &[]);
     let _list = scene.change().await;
@@ -288,7 +288,7 @@ fn service_names(change: &Change) -> Vec<&str> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_goes_on_at_the_page_that_failed() {
+async fn a_list_continues_at_the_page_that_failed() {
     let mut scene = watching::<ServiceObject>(None);
     page(scene.server.next_request().await, Some("token-2"), "one");
     for _ in 0..2 {
@@ -306,7 +306,7 @@ async fn a_list_goes_on_at_the_page_that_failed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_whose_pages_have_expired_is_requested_in_one_piece() {
+async fn a_list_whose_pages_have_expired_is_requested_without_pages() {
     let mut scene = watching::<ServiceObject>(None);
     page(scene.server.next_request().await, Some("token-2"), "one");
     scene.server.next_request().await.answer(410, refusal(410, "Expired", "the continue token is too old"));
@@ -317,7 +317,7 @@ async fn a_list_whose_pages_have_expired_is_requested_in_one_piece() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lists_and_watches_wait_as_long_as_the_api_server_asks() {
+async fn lists_and_watches_wait_as_long_as_the_api_server_requests() {
     let mut scene = watching::<ServiceObject>(None);
     let slow_down = |request: ReceivedRequest, seconds: &str| {
         request.answer_with_headers(429, &[("retry-after", seconds)], "Too many requests, please try again later.");

@@ -142,8 +142,8 @@ meanings! {
         SocketReverseNat: "Socket reverse NAT: sockets of local clients.",
     }
     DEVICE_STATES of DeviceState {
-        Attached: "The device carries the programs.",
-        Failed: "The device does not carry the programs: clients behind it are not served.",
+        Attached: "The programs are attached to the device.",
+        Failed: "The programs are not attached to the device: clients behind it are not served.",
     }
 }
 

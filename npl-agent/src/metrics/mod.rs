@@ -404,8 +404,8 @@ impl Families {
         );
         registry.register(
             "programs_ahead",
-            "Programs of other software that stay ahead of NPL's on uplinks, and keep it from running if they end the \
-             chain; known before Linux 6.6 and with --forwarding redirect and offload",
+            "Programs of other software that stay ahead of NPL's on uplinks; if one of them returns a final verdict, NPL's \
+             does not run; known before Linux 6.6 and with --forwarding redirect and offload",
             programs_ahead,
         );
     }

@@ -103,7 +103,7 @@ mod tests {
     use super::{Stat, boot_time};
 
     #[test]
-    fn fields_are_read_behind_the_name_of_the_program() {
+    fn fields_are_read_after_the_name_of_the_program() {
         let numbers: Vec<String> = (4..=52).map(|number| number.to_string()).collect();
         let text = format!("7 (a) b (c) S {}\n", numbers.join(" "));
         let expected =

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_found_by_the_begin_of_its_name_alone() {
+    fn a_chain_is_found_by_a_prefix_of_its_name() {
         let rules = b"\0\0ERROR\0\0\0\0\x1ecali-FORWARD\0\0/* xcali-tw */\0";
         for (prefix, is_named) in [("cali-", true), ("cali-FORWARD", true), ("cali-tw", false), ("KUBE-", false)] {
             assert_eq!(names(rules, prefix), is_named, "{prefix}");

@@ -251,10 +251,10 @@ impl Worker {
                 if self.is_failing.update(true) {
                     warn!(
                         %err,
-                        "cannot update the nftables table {TABLE}; the agent tries again every {} s. Until then, \
-                         replies may be masqueraded once kernel conntrack has timed out their connection, and replies \
-                         of Pods with their own policy route may leave through another device; check that the agent \
-                         has CAP_NET_ADMIN and that no other software locks nftables",
+                        "cannot update the nftables table {TABLE}; the agent tries again every {} s. Until an update \
+                         succeeds, replies may be masqueraded after kernel conntrack has timed out their connection, and \
+                         replies of Pods with their own policy route may leave through another device; check that the \
+                         agent has CAP_NET_ADMIN and that no other software locks nftables",
                         RETRY_AFTER.as_secs()
                     );
                 }

@@ -133,8 +133,8 @@ impl Connection {
         self.answers(|sequence| sequence == last, |_| ControlFlow::Continue(()))
     }
 
-    /// Dumps all objects of a kind and calls `on_object` with the attributes of each. If `on_object` breaks off, unread
-    /// answers stay in the socket, and the connection must not be used again.
+    /// Dumps all objects of a kind and calls `on_object` with the attributes of each. If `on_object` returns `Break`,
+    /// unread answers stay in the socket, and the connection must not be used again.
     ///
     /// # Errors
     ///

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_but_root_can_open_the_folder_of_the_lock() {
+    fn only_root_can_open_the_folder_of_the_lock() {
         let folder = Folder::new("mode");
         let lock = take(&folder.0).unwrap();
         assert_eq!(mode(&folder.pins()), 0o700);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_taken_anew_after_a_cleanup_has_removed_the_folder() {
+    fn the_lock_can_be_acquired_after_a_cleanup_has_removed_the_folder() {
         let folder = Folder::new("removed");
         let cleanup = take(&folder.0).unwrap();
         fs::remove_dir(folder.pins()).unwrap();

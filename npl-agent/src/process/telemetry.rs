@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_that_ends_the_agent_is_json_where_the_log_is() {
+    fn the_error_that_ends_the_agent_is_json_if_the_log_is() {
         let written = Written::default();
         let writer = written.clone();
         let log = tracing_subscriber::registry().with(lines(LogFormat::Json, move || writer.clone(), false));

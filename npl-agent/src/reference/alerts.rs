@@ -33,14 +33,14 @@ pub(super) const ALERTS: [Alert; 13] = [
         expression: r#"npl_devices{state="failed"} > 0"#,
         wait: "5m",
         severity: "critical",
-        summary: "{{ $value }} devices of {{ $labels.instance }} do not carry the programs: clients behind them are not served.",
+        summary: "{{ $value }} devices of {{ $labels.instance }} do not have the programs attached: clients behind them are not served.",
     },
     Alert {
         name: "NPLNoDeviceAttached",
         expression: r#"npl_devices{state="attached"} == 0"#,
         wait: "1m",
         severity: "critical",
-        summary: "No device of {{ $labels.instance }} carries the programs: no node port of this Node works.",
+        summary: "The programs are attached to no device of {{ $labels.instance }}: no node port of this Node works.",
     },
     Alert {
         name: "NPLAgentNotReady",
@@ -54,7 +54,7 @@ pub(super) const ALERTS: [Alert; 13] = [
         expression: r#"up{job="npl-agent"} == 0"#,
         wait: "10m",
         severity: "warning",
-        summary: "The agent of {{ $labels.instance }} cannot be scraped: mappings work, but changes may not be followed.",
+        summary: "The agent of {{ $labels.instance }} cannot be scraped: mappings work, but changes may not be applied.",
     },
     Alert {
         name: "NPLPortsNotServed",

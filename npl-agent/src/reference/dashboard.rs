@@ -28,7 +28,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
         &[
             Panel {
                 title: "Agents that are ready",
-                about: "Below the number of Nodes: an agent is starting or away. Mappings of its Node keep working.",
+                about: "If the value is below the number of Nodes, an agent is starting or does not run. Mappings of its Node keep working.",
                 unit: "short",
                 queries: &[
                     (r#"sum(npl_ready{instance=~"$instance"})"#, "ready"),
@@ -137,7 +137,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
             },
             Panel {
                 title: "New flows",
-                about: "New flows whose Pod does not answer stay below `new`.",
+                about: "A flow whose Pod does not answer counts as `new` only.",
                 unit: "ops",
                 queries: &[(
                     r#"sum by (state) (rate(npl_datapath_flows_total{instance=~"$instance"}[$__rate_interval]))"#,
@@ -178,7 +178,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
             },
             Panel {
                 title: "Resident memory",
-                about: "Of each agent. The maps are memory of the kernel, which the container's limit also counts.",
+                about: "Of each agent. The kernel's memory for the maps is not included, but counts towards the container's limit.",
                 unit: "bytes",
                 queries: &[(
                     r#"process_resident_memory_bytes{instance=~"$instance", job="npl-agent"}"#,
@@ -260,7 +260,7 @@ mod tests {
     use super::{GRID, dashboard};
 
     #[test]
-    fn panels_have_ids_of_their_own_and_do_not_overlap() {
+    fn panels_have_distinct_ids_and_do_not_overlap() {
         let dashboard: Value = serde_json::from_str(&dashboard()).unwrap();
         let panels = dashboard["panels"].as_array().unwrap();
         let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();

@@ -14,8 +14,8 @@ pub(super) fn body() -> String {
     format!(
         "`npl-agent status` and the metric [`npl_datapath_reason_packets_total`](metrics.md#npl_datapath_reason_packets_total) \
          show the counters by name, the map [`{MAP_REASON}`](maps.md) by number.\n\
-         A packet that cannot belong to a mapping is not counted. Of a fragmented datagram that is passed unchanged, the first \
-         fragment alone is counted.\n\
+         A packet that cannot belong to a mapping is not counted. Of a fragmented datagram that is passed unchanged, only the \
+         first fragment is counted.\n\
          \"Passed unchanged\" means to the next program of the hook, and then to the host. Typical causes and actions: \
          [troubleshoot.md](../troubleshoot.md#drop-reasons).\n\n{table}"
     )

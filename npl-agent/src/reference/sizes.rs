@@ -15,17 +15,17 @@ pub(super) fn body() -> String {
     let agent = mib(AGENT_MEMORY);
     let mut text = String::from(
         "`--max-flows` (`config.maxFlows` in the chart) is the number of established flows of each IP family that a Node has room \
-         for. With `auto`, it follows the memory of the machine; where the maps of so many CPUs would not fit into the \
-         container's default memory limit, it is smaller. Socket reverse NAT for local clients has room for an eighth as many \
-         entries, at least 16 384; an open socket has two.\n\n\
-         The kernel keeps 128 elements of each LRU map aside for each possible CPU, where other CPUs cannot use them. \
-         `max_entries` of these maps is larger by that number, so that the stated number of flows is always available. \
+         for. With `auto`, the number depends on the memory of the machine; on machines with so many CPUs that the maps would \
+         not fit into the container's default memory limit, the number is smaller. Socket reverse NAT for local clients has room \
+         for an eighth as many entries, at least 16 384; each open socket uses two entries.\n\n\
+         The kernel reserves 128 elements of each LRU map for each possible CPU, and other CPUs cannot use these elements. \
+         `max_entries` of these maps is larger by their number, so that the stated number of flows is always available. \
          Possible CPUs are those in `/sys/devices/system/cpu/possible`, which hypervisors make larger than the number of CPUs \
          present.\n\n\
          The half-open cache, the lookup caches and the other slot arrays have constant sizes: programs select a slot by a hash \
          and a constant mask, and the slots are few so that they stay in the CPU's cache during a flood. Counters and fragment \
-         buffers take memory for each possible CPU. Not included are the ranges of allow-lists, whose memory is allocated as they \
-         are written.\n\n\
+         buffers take memory for each possible CPU. The tables do not include the ranges of allow-lists, for which the kernel \
+         allocates memory when they are written.\n\n\
          A changed number takes effect when the agent's Pod restarts: the agent copies the entries to the new maps \
          ([upgrade](../upgrade.md)).\n",
     );

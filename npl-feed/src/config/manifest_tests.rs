@@ -18,7 +18,7 @@ fn object(kind: &str) -> Value {
 }
 
 #[test]
-fn the_role_reads_and_writes_nothing() {
+fn the_role_grants_only_read_access() {
     let role = object("ClusterRole");
     let rules = role["rules"].as_array().unwrap();
     assert_eq!(rules.len(), 1);

@@ -10,24 +10,24 @@ use npl_agent::{config::value, core::model::settings::PortRange, process::teleme
 
 use crate::access::TlsFiles;
 
-/// The mappings of `NodePortLocal` for any load balancer: serves the members of each enabled Service by xDS, DNS and
-/// HTTP. Reads Pods, Services and Nodes, and writes nothing.
+/// Serves the `NodePortLocal` mappings of a cluster to any load balancer: the members of each enabled Service by xDS,
+/// DNS and HTTP. Reads Pods, Services and Nodes, and never writes to the API server.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "npl-feed", version)]
 pub struct Config {
-    /// Serve xDS (ADS, state of the world and delta) on this address; `none` does not serve it.
+    /// Serve xDS (ADS, state of the world and delta) on this address; `none` disables xDS.
     #[arg(long, env = "NPL_FEED_XDS", value_name = "ADDRESS|none", default_value = "[::]:18000")]
     pub xds: Listen,
 
-    /// Serve DNS by UDP and TCP on this address; `none` does not serve it.
+    /// Serve DNS by UDP and TCP on this address; `none` disables DNS.
     #[arg(long, env = "NPL_FEED_DNS", value_name = "ADDRESS|none", default_value = "[::]:5353")]
     pub dns: Listen,
 
-    /// Serve HTTP on this address: members, probes and metrics; `none` does not serve it.
+    /// Serve HTTP on this address: members, probes and metrics; `none` disables HTTP.
     #[arg(long, env = "NPL_FEED_HTTP", value_name = "ADDRESS|none", default_value = "[::]:8080")]
     pub http: Listen,
 
-    /// The DNS zone of all names.
+    /// Serve DNS names below this zone.
     #[arg(long, env = "NPL_FEED_ZONE", value_name = "ZONE", default_value = "npl.internal", value_parser = zone)]
     pub zone: Name,
 
@@ -49,8 +49,8 @@ pub struct Config {
     )]
     pub annotation_domain: String,
 
-    /// Serve only node ports of this range, and host ports of the Pod's own: the value of `--port-range` of the agents.
-    /// With several ranges in the cluster, give one that includes all.
+    /// Serve only node ports of this range, and the Pods' own host ports: the value of `--port-range` of the agents. If
+    /// the agents have several ranges, give one that includes all.
     #[arg(long, env = "NPL_FEED_PORT_RANGE", value_name = "START-END", default_value = "61000-62000")]
     pub port_range: PortRange,
 
@@ -63,8 +63,8 @@ pub struct Config {
     #[arg(long, env = "NPL_FEED_ALLOW", value_name = "RANGES", value_delimiter = ',', value_parser = range)]
     pub allow: Vec<IpNet>,
 
-    /// Ask clients of xDS and HTTP for the bearer token in this file, except at the probes. The file is read again
-    /// every 30 seconds.
+    /// Require the bearer token in this file from clients of xDS and HTTP, except for the probes. The file is read
+    /// again every 30 seconds.
     #[arg(long, env = "NPL_FEED_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 
@@ -77,8 +77,8 @@ pub struct Config {
     #[arg(long, env = "NPL_FEED_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
 
-    /// Answer only clients with a certificate that a CA of this PEM file has signed. The kubelet's probes have none, so
-    /// they need a probe of the port by TCP.
+    /// Answer only clients with a certificate that a CA of this PEM file has signed. The kubelet's HTTP probes have no
+    /// certificate: use TCP probes of the port.
     #[arg(long, env = "NPL_FEED_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
     pub tls_client_ca: Option<PathBuf>,
 
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_serve_everything_to_everybody() {
+    fn by_default_all_interfaces_serve_all_clients() {
         let config = parse(&[]).unwrap();
         let listen = [config.xds, config.dns, config.http].map(|listen| listen.to_string());
         assert_eq!(listen, ["[::]:18000", "[::]:5353", "[::]:8080"]);

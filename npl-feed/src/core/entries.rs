@@ -18,7 +18,7 @@ use npl_agent::core::{
 
 use super::model::{Node, Pod};
 
-/// Why the feed leaves out an entry of an annotation.
+/// Why the feed does not serve an entry of an annotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LeftOut {
     /// The entry, or the whole annotation, does not have the documented format.

@@ -76,7 +76,7 @@ impl Condition {
     }
 }
 
-/// One port of one Pod, with the address and port by which clients outside the cluster reach it.
+/// One port of one Pod, with the address and port through which clients outside the cluster reach it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
     /// The address of the Node.

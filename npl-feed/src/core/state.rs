@@ -35,7 +35,8 @@ pub struct State {
     range: PortRange,
     /// How long the member of a withdrawn entry drains, in milliseconds.
     drain: u64,
-    /// The Pods in boxes, because nodes of the map, which are half empty, have room for eleven values.
+    /// The known Pods. They are boxed because a node of a `BTreeMap` allocates room for eleven values, and is half
+    /// empty on average.
     pods: BTreeMap<PodKey, Box<Served>>,
     services: BTreeMap<ServiceKey, Service>,
     nodes: BTreeMap<Arc<str>, Node>,

@@ -147,9 +147,9 @@ impl RequestHandler for Handler {
     }
 }
 
-/// Shortens an answer to the client's size. Addresses in the additional section are left out without the bit TC,
-/// because the client can query them. If the SRV records do not fit, the answer has none of them, because a client
-/// would take missing records for removed members. Returns whether the client has to repeat the query by TCP.
+/// Shortens an answer to the client's size. If addresses in the additional section do not fit, they are omitted without
+/// the bit TC, because the client can query them. If the SRV records do not fit, the answer has none of them, because a
+/// client would treat missing records as removed members. Returns whether the client has to repeat the query by TCP.
 fn fit(answer: &mut Answer, limit: usize) -> bool {
     const HEADER_QUESTION_AND_OPT: usize = 12 + 255 + 4 + 11;
     let size = |section: &Section| section.iter().map(zone::size).sum::<usize>();

@@ -186,7 +186,7 @@ fn many(count: u16) -> Snapshot {
 }
 
 #[tokio::test]
-async fn an_answer_fits_the_clients_size_or_is_asked_again_by_tcp() {
+async fn an_answer_fits_the_clients_size_or_makes_the_client_repeat_the_query_by_tcp() {
     let (address, _publisher, task) = server(Some(many(100))).await;
     for (size, is_truncated) in [(None, true), (Some(512), true), (Some(1232), true), (Some(8192), false)] {
         let answer = by_udp(address, &query(HTTP, size).to_vec().unwrap()).await;

@@ -93,7 +93,7 @@ async fn a_port_has_its_members_with_their_state() {
 }
 
 #[tokio::test]
-async fn every_answer_is_of_the_described_form() {
+async fn every_answer_conforms_to_the_openapi_description() {
     let scene = Scene::new(None);
     let description: Value = serde_json::from_str(OPENAPI).unwrap();
     let mut checked = 0;
@@ -220,7 +220,7 @@ async fn traefik_gets_ready_members_and_prometheus_all() {
 }
 
 #[tokio::test]
-async fn a_token_guards_everything_but_the_probes() {
+async fn all_paths_except_the_probes_require_the_token() {
     let scene = Scene::new(Some("secret"));
     for path in ["/v1/members", "/traefik", "/metrics", "/openapi.json"] {
         assert_eq!(scene.get(path).await.status(), StatusCode::UNAUTHORIZED, "{path}");
@@ -239,7 +239,7 @@ async fn a_token_guards_everything_but_the_probes() {
 }
 
 #[tokio::test]
-async fn readiness_tells_of_an_outage_and_stays() {
+async fn the_feed_stays_ready_during_an_outage_and_names_the_watch() {
     use npl_agent::{
         kube::watch_health::WatchObserver as _,
         metrics::{FailureKind, WatchedResource},

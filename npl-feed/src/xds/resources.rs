@@ -125,9 +125,9 @@ fn version_of(kind: Kind, name: &str, group: Option<&Arc<Group>>) -> Option<Vers
     group.filter(|group| group.key.protocol == Protocol::Tcp).map(|_| of_content(kind, name))
 }
 
-/// The version of a resource, from all input of the function that builds the resource, and from the encoding of a
-/// sample by that function. So a release that builds other content gives it another version, and no resource is encoded
-/// only for its version.
+/// The version of a resource: a digest of all input of the function that builds the resource, and of the encoding of a
+/// sample by that function. So a release that builds other content for the same input gives it another version, and the
+/// feed need not encode a resource to compute its version.
 fn of_content(kind: Kind, input: &str) -> Version {
     static SAMPLES: LazyLock<BTreeMap<Kind, Version>> =
         LazyLock::new(|| Kind::ALL.into_iter().map(|kind| (kind, Version::of(&sample(kind)))).collect());
@@ -304,7 +304,7 @@ mod tests {
     use crate::core::tests::{annotation, pod, snapshot};
 
     #[test]
-    fn a_version_is_of_the_name_the_members_and_the_encoding() {
+    fn a_version_depends_on_name_members_and_encoding() {
         let one = snapshot(vec![pod("a", "n1", &annotation(8080, "192.0.2.1", 61000))]);
         let other = snapshot(vec![pod("a", "n1", &annotation(8080, "192.0.2.1", 61001))]);
         for kind in Kind::ALL {

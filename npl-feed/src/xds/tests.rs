@@ -221,7 +221,7 @@ proptest! {
     /// Malformed requests in any sequence cause no panic and at most one response each. Afterwards, the session still
     /// pushes the current members of its subscribed names.
     #[test]
-    fn malformed_requests_are_survived(
+    fn malformed_requests_cause_no_panic(
         requests in prop::collection::vec(
             (url(), prop::collection::vec(text(), 0..4), "[0-9]{0,3}", any::<bool>(), prop::collection::vec(text(), 0..3)), 0..12)
     ) {
@@ -258,7 +258,7 @@ proptest! {
     /// Random bytes cause no panic: the decoder rejects bytes that are not a message, and the session handles bytes
     /// that are one.
     #[test]
-    fn random_bytes_are_no_trouble(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn random_bytes_cause_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let snapshot = two_services().snapshot();
         if let Ok(request) = DiscoveryRequest::decode(&*bytes) {
             StateOfTheWorld::default().on_request(&request, &snapshot);

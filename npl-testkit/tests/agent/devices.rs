@@ -66,7 +66,7 @@ fn a_device_with_an_unsupported_link_layer_is_logged_counted_and_shown_while_oth
     assert_eq!(status["unsupportedDevices"][0]["reason"], reason);
     assert!(world.agent_options(&[]).command(&["status"]).unwrap().contains(reason));
     let log = world.agent_log();
-    assert_eq!(log.matches("device cannot carry the programs").count(), 1, "{log}");
+    assert_eq!(log.matches("the programs do not support the device").count(), 1, "{log}");
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn the_attach_option_moves_requests_to_xdp_and_back_and_status_shows_why() {
     world.create_pod("web-0");
     for (attach, expected) in [
         ("tc", ["tc", "--attach tc"]),
-        ("auto", ["tc", "virtual: checksums may be unfinished"]),
+        ("auto", ["tc", "virtual: checksums may be incomplete"]),
         ("xdp", ["xdp", "--attach xdp"]),
         ("tc", ["tc", "--attach tc"]),
     ] {

@@ -131,7 +131,7 @@ mod tests {
     use super::{Documents, README, archive};
 
     #[test]
-    fn the_archive_contains_each_document_and_says_what_it_is() {
+    fn the_archive_contains_each_document_and_a_readme_that_explains_it() {
         let documents = Documents::from([("status.json", json!({"verdict": "healthy"})), ("errors.json", json!({}))]);
         let bytes = archive(&documents).unwrap();
         let mut files = std::collections::BTreeMap::new();

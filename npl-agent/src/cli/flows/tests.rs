@@ -43,7 +43,7 @@ fn agent() -> AgentView {
 }
 
 #[test]
-fn a_flow_has_all_ends_and_the_name_of_its_pod() {
+fn a_flow_shows_the_addresses_of_client_node_and_pod_and_the_name_of_the_pod() {
     let flows =
         [flow("198.51.100.2:4000", 61_000, 90, (SYN | ACK, ACK)), flow("198.51.100.3:5000", 61_001, 99, (0, 0))];
     let rows = rows(&flows, Some(&agent()), &Filter::default(), NOW);
@@ -55,7 +55,7 @@ fn a_flow_has_all_ends_and_the_name_of_its_pod() {
 }
 
 #[test]
-fn the_state_follows_from_the_tcp_flags_of_both_ends() {
+fn the_state_follows_from_the_tcp_flags_of_client_and_pod() {
     let states = [
         ((SYN | ACK, ACK), "established"),
         ((FIN | ACK, ACK), "closing"),

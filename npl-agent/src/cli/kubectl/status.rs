@@ -67,7 +67,10 @@ fn row(kubectl: Kubectl<'_>, node: &str, agents: &BTreeMap<String, AgentPod>) ->
     };
     let Some(agent) = agents.get(node) else { return unknown(None, "no agent's Pod is on this Node".to_owned()) };
     if !agent.is_running {
-        return unknown(Some(agent), "the agent's container does not run: `kubectl describe pod` says why".to_owned());
+        return unknown(
+            Some(agent),
+            "the agent's container does not run: `kubectl describe pod` shows the cause".to_owned(),
+        );
     }
     let answer = exec(kubectl, agent, &["status", "--output", "json", "--interval", "0s"]);
     match answer.and_then(|(_, text)| Ok(serde_json::from_str::<Value>(&text)?)) {

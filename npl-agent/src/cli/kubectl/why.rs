@@ -51,7 +51,7 @@ fn report(explanation: &Explanation, output: OutputFormat) -> anyhow::Result<Exi
     Ok(ExitCode::from(explanation.verdict().exit_code()))
 }
 
-/// The chains of the agent on a Node, or one sentence that names the Node and says why there are none.
+/// The chains of the agent on a Node, or one sentence that names the Node and states why the agent gave no answer.
 fn answer_of(
     kubectl: Kubectl<'_>,
     agents: &BTreeMap<String, AgentPod>,
@@ -136,7 +136,10 @@ fn nodes_of(cluster: &Cluster, question: &Question) -> anyhow::Result<Vec<String
         }
     }
     let nodes: BTreeSet<String> = pods.filter_map(|(_, node)| node.clone()).collect();
-    anyhow::ensure!(!nodes.is_empty(), "the Pod is not scheduled on a Node yet: `kubectl describe pod` says why");
+    anyhow::ensure!(
+        !nodes.is_empty(),
+        "the Pod is not scheduled on a Node yet: `kubectl describe pod` shows the cause"
+    );
     Ok(nodes.into_iter().collect())
 }
 
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_an_answer_hides_no_other_nodes_chains_and_is_named() {
+    fn a_node_without_an_answer_is_named_below_the_chains_of_the_other_nodes() {
         let missing = "the Pods on Node node-2 are not examined: no agent's Pod is on this Node";
         let all = merged(vec![Err(missing.to_owned()), Ok(served())]);
         assert_eq!(all, Explanation { missing: vec![missing.to_owned()], ..served() });

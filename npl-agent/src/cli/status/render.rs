@@ -104,7 +104,7 @@ fn api_server(status: &Status) -> String {
     let shown: Vec<String> = watches
         .map(|watch| match (&watch.failure, watch.heard_millis_ago) {
             (Some(failure), _) => format!("{} failing for {}", watch.resource, duration(failure.for_millis)),
-            (None, Some(age)) => format!("{} heard {} ago", watch.resource, duration(age)),
+            (None, Some(age)) => format!("{} received data {} ago", watch.resource, duration(age)),
             (None, None) => format!("{} not listed yet", watch.resource),
         })
         .collect();

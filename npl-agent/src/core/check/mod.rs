@@ -95,7 +95,7 @@ pub fn check(cluster: &Cluster) -> BTreeSet<Inconsistency> {
         let pods: BTreeSet<String> = subjects.iter().map(|subject| subject.pod.key.to_string()).collect();
         if pods.len() > 1 {
             let names: Vec<String> = pods.into_iter().collect();
-            let text = format!("{ip} port {node_port}/{protocol} is named by {}", names.join(" and "));
+            let text = format!("the annotations of {} all name {ip} port {node_port}/{protocol}", names.join(" and "));
             found.extend(subjects.iter().map(|it| it.inconsistency(Kind::Duplicate, text.clone(), pages::DIFFERENCE)));
         }
     }

@@ -14,7 +14,7 @@ const STAND_IN_MINOR: u16 = MINOR + 0xff;
 /// The handle of the temporary filter that translates while NPL's filter is moved ahead of other filters, as major and
 /// minor number.
 pub const STAND_IN_HANDLE: (u16, u16) = (MAJOR, STAND_IN_MINOR);
-/// The priority of NPL's filters: before all filters with a priority that the kernel chose.
+/// The priority of NPL's filters. They run before all filters whose priority the kernel chose.
 pub const FIRST: u16 = 1;
 /// The priority of NPL's filters that run after all other filters.
 pub const LAST: u16 = u16::MAX;
@@ -119,8 +119,8 @@ impl DeviceAttachments {
     }
 }
 
-/// The handle of the filters of an ABI version, as major and minor number. Filters of different versions can be on one
-/// hook, so that an agent takes over without a gap.
+/// The handle of the filters of an ABI version, as major and minor number. A hook can hold the filters of two versions,
+/// so an agent attaches its filter before it detaches that of an earlier version.
 pub const fn filter_handle(abi: u32) -> (u16, u16) {
     // Version 255 has the handle of version 0 again.
     (MAJOR, MINOR + (abi % 0xff) as u16)
@@ -131,7 +131,8 @@ pub fn is_hook(kind: &str) -> bool {
     HOOKS.contains(&kind)
 }
 
-/// The owner of a filter; `None` for a message that describes only a priority, which NPL may share.
+/// The owner of the filter that a netlink message describes; `None` if the message describes only a priority, at which
+/// NPL may also have filters.
 ///
 /// The kernel lists a priority, with a kind and without a handle, before its filters.
 pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16), name: Option<&str>) -> Option<AttachmentOwner> {
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_that_shape_traffic_are_limits_and_those_of_the_kernel_are_none() {
+    fn qdiscs_that_shape_traffic_are_limits_and_default_qdiscs_are_not() {
         for plain in ["noqueue", "pfifo_fast", "fq_codel", "mq", "fq", "clsact", "ingress"] {
             assert!(!with_queues(&[plain]).has_limit(), "{plain}");
         }
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_are_looked_for_where_there_may_be_some() {
+    fn filters_are_listed_only_on_qdiscs_that_can_have_them() {
         assert_eq!(with_queues(&["noqueue"]).filtered_sides(), []);
         assert_eq!(with_queues(&["noqueue", "ingress"]).filtered_sides(), [Side::Ingress]);
         assert_eq!(with_queues(&["tbf", "clsact"]).filtered_sides(), [Side::Ingress, Side::Egress]);

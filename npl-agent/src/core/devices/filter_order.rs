@@ -50,7 +50,7 @@ impl FilterOrder {
                 if others.is_empty() {
                     continue;
                 }
-                if are_filters && self.may_move((uplink.ifindex, direction), now) {
+                if are_filters && self.record_move((uplink.ifindex, direction), now) {
                     moves.insert((uplink.ifindex, direction));
                 } else {
                     let names = others.iter().map(|name| shown(direction, name));
@@ -61,8 +61,8 @@ impl FilterOrder {
         (moves, ahead)
     }
 
-    /// Whether a filter may be moved now. If so, the move is recorded.
-    fn may_move(&mut self, hook: (u32, Direction), now: Moment) -> bool {
+    /// Records a move of a filter, and returns whether the limit of moves permits it.
+    fn record_move(&mut self, hook: (u32, Direction), now: Moment) -> bool {
         let recent = self.moves.entry(hook).or_default();
         recent.retain(|moved| now.0.saturating_sub(moved.0) < WINDOW_MILLIS);
         let may = recent.len() < MOST_MOVES;

@@ -218,21 +218,21 @@ impl UplinkReason {
             Self::NotNamed => "not named by --devices",
             Self::HasNodeAddress => "has a Node address",
             Self::HasDefaultRoute => "has a default route",
-            Self::HasGatewayRoute => "a route with a gateway leaves by it",
+            Self::HasGatewayRoute => "a route with a gateway leaves through it",
             Self::BridgesPhysicalPort => "bridge with an address and a physical port",
             Self::IsTunnel => "tunnel to other Nodes",
             Self::IsUplink => "uplink with an address",
             Self::Kept => "attached by an earlier agent; kept until the Node's addresses are known",
             Self::InGracePeriod => "was an uplink a moment ago; kept for a grace period",
-            Self::IsEnslaved => "its master carries the programs",
-            Self::IsVrf => "its members carry the programs",
+            Self::IsEnslaved => "the programs are attached to its master",
+            Self::IsVrf => "the programs are attached to its members",
             Self::IsLoopback => "loopback",
-            Self::IsDummy => "carries no traffic",
+            Self::IsDummy => "a dummy device has no traffic",
             Self::LeadsToPods => "leads to Pods",
             Self::HasNoAddress => "has no address",
             Self::LeavesTags => "leaves VLAN tags in frames: set it to `reorder_hdr on`",
             Self::ShowsOuterHeaders => {
-                "a GRE tunnel without a remote address shows its outer headers: set `remote` or `external`"
+                "a GRE tunnel without a remote address exposes its outer headers: set `remote` or `external`"
             }
             Self::HasOtherLinkLayer => "its link layer is neither Ethernet nor none",
         }
@@ -325,7 +325,7 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
 }
 
 /// The addresses on which node ports answer, by priority: published addresses that a device has, then all other
-/// addresses of devices that are not dummies. (kube-proxy's IPVS mode keeps all cluster IPs on a dummy.)
+/// addresses of devices that are not dummies. (kube-proxy in IPVS mode assigns all cluster IPs to a dummy.)
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
     let real = devices.iter().filter(|device| device.kind != DeviceKind::Dummy);
     let all: Vec<IpAddr> = real.flat_map(|device| device.addresses.iter().copied()).collect();
@@ -388,7 +388,7 @@ mod tests {
 
     /// cilium/cilium#12317: the Node's address is on `lo`, and BGP routes lead to the clients.
     #[test]
-    fn a_device_without_an_address_is_an_uplink_if_a_route_with_a_gateway_leaves_by_it() {
+    fn a_device_without_an_address_is_an_uplink_if_a_route_with_a_gateway_leaves_through_it() {
         let routed = |name, kind| Device { has_gateway_route: true, ..device(name, kind, &[]) };
         for kind in [DeviceKind::Physical, DeviceKind::Other] {
             assert_eq!(auto(&routed("eth0", kind)), Ok(UplinkReason::HasGatewayRoute), "{kind:?}");
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_reach_the_node_by_a_tunnel_only_if_its_address_or_a_default_route_is_there() {
+    fn clients_reach_the_node_through_a_tunnel_only_if_it_has_the_nodes_address_or_a_default_route() {
         let tunnel = |addresses| device("wg0", DeviceKind::Tunnel, addresses);
         assert!(!auto(&tunnel(&["10.244.1.0"])).unwrap().reaches_clients());
         assert!(auto(&tunnel(&[NODE_IP])).unwrap().reaches_clients());
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_whose_headers_are_elsewhere_is_refused_however_it_was_chosen() {
+    fn a_device_with_an_unsupported_link_layer_is_refused_even_if_named() {
         let table = [
             (LinkLayer::Ethernet, None),
             (LinkLayer::None, None),
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn published_addresses_come_first_and_dummies_do_not_count() {
+    fn published_addresses_come_first_and_addresses_of_dummies_are_excluded() {
         let devices = [
             device("eth1", DeviceKind::Physical, &["198.51.100.4", "2001:db8::4"]),
             device("eth0", DeviceKind::Physical, &[NODE_IP]),

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_refused_xdp_is_asked_again_once_its_device_has_changed() {
+    fn xdp_is_attached_again_after_a_rejection_once_the_device_has_changed() {
         let card = |mtu| {
             let link = LinkFacts { driver: Some("i40e".to_owned()), mtu, ..LinkFacts::default() };
             Device { kind: DeviceKind::Physical, link, ..bridge(&[NODE_IP]) }
@@ -359,12 +359,16 @@ mod tests {
         assert_eq!(decision(&mut planner, 1500), Err(XdpReason::DriverRefuses));
         assert_eq!(decision(&mut planner, 1400), Ok(XdpReason::SafeDriver));
         planner.record_xdp(&card(1400), Err(XdpReason::Occupied));
-        assert_eq!(decision(&mut planner, 1400), Ok(XdpReason::SafeDriver), "another program may go at any time");
+        assert_eq!(
+            decision(&mut planner, 1400),
+            Ok(XdpReason::SafeDriver),
+            "the other program may be detached at any time"
+        );
     }
 
     /// Before Linux 6.6, attachments are read in every mode.
     #[test]
-    fn no_pod_is_redirected_in_stack_mode_whatever_is_attached_to_its_device() {
+    fn no_pod_is_redirected_in_stack_mode() {
         let pod = IpAddr::from([10, 244, 1, 5]);
         let decide = |forwarding| {
             let devices = [bridge(&[NODE_IP]), Device::new(7, "cni0", DeviceKind::Bridge)];
@@ -390,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn redirect_is_refused_beside_a_policy_engine_in_netfilter_and_where_rules_are_unreadable() {
+    fn redirect_is_refused_with_a_policy_engine_in_netfilter_or_unreadable_rules() {
         let names = |chain: &str| RuleNames { chains: [chain.to_owned()].into(), ..RuleNames::default() };
         let unreadable = "EPERM".to_owned();
         assert_eq!(redirect_refused_by(None), None);

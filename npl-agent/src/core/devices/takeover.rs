@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// not be attached, and which have programs of the earlier agent. `unattached` has the names of those uplinks by
 /// ifindex; `former` has the ifindex of every device with programs of the earlier agent.
 ///
-/// No other failure keeps the earlier programs attached: where they are not, their removal changes nothing.
+/// A device without programs of the earlier agent is not in the result: detaching those programs does not affect the
+/// device.
 pub fn served_by_former_only(unattached: &BTreeMap<u32, String>, former: &BTreeSet<u32>) -> BTreeSet<String> {
     let is_served = |(ifindex, _): &(&u32, &String)| former.contains(ifindex);
     unattached.iter().filter(is_served).map(|(_, name)| name.clone()).collect()

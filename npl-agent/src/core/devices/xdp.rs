@@ -8,9 +8,9 @@ use super::{Device, DeviceKind, LinkLayer, Master, redirect::Forwarding};
 /// The largest frame that drivers pass to a program in one buffer: a page without headroom and tailroom.
 const LARGEST_WHOLE: u32 = 3498;
 
-/// Drivers that run programs on received frames with complete checksums, and that do not afterwards report the sum of
-/// the bytes before translation (`CHECKSUM_COMPLETE`). `gve` reports that sum, and so does `ice` on E830 cards since
-/// Linux 6.15; `mlx5_core` does not report it while a program is attached.
+/// Drivers with which a translation in XDP keeps checksums correct. Received frames have complete checksums, and after
+/// the program the driver does not report the card's sum of the untranslated bytes (`CHECKSUM_COMPLETE`). `gve` reports
+/// that sum, and so does `ice` on E830 cards since Linux 6.15; `mlx5_core` does not while a program is attached.
 const SAFE_DRIVERS: [&str; 6] = ["mlx5_core", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net"];
 
 /// The value of the flag `--attach`.
@@ -93,7 +93,7 @@ impl XdpReason {
         Self::KernelRefuses,
     ];
 
-    /// The name of the reason in pins.
+    /// The name of the folder on the BPF file system that stores the reason.
     pub const fn key(self) -> &'static str {
         match self {
             Self::NotRequested => "not_requested",
@@ -118,7 +118,7 @@ impl XdpReason {
             Self::NotRequested => "--attach tc",
             Self::BypassesStack => "--forwarding redirect and offload need TC",
             Self::NotEthernet => "no Ethernet headers",
-            Self::IsVirtual => "virtual: checksums may be unfinished",
+            Self::IsVirtual => "virtual: checksums may be incomplete",
             Self::IsEnslaved => "enslaved to another device",
             Self::HasUpperDevices => "VLAN or similar devices are on top of it",
             Self::UnknownDriver => "its driver is not known to be safe",
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_takes_drivers_that_are_known_to_be_safe() {
+    fn auto_uses_xdp_on_drivers_that_are_known_to_be_safe() {
         for driver in ["mlx5_core", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net"] {
             let nic = device(DeviceKind::Physical, Some(driver));
             assert_eq!(plan(&nic, Attach::Auto, true), Ok(XdpReason::SafeDriver), "{driver}");
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_uses_tc_where_the_driver_keeps_the_checksum_of_the_packet_before_xdp() {
+    fn auto_uses_tc_if_the_driver_reports_the_checksum_of_the_untranslated_packet() {
         for driver in ["gve", "ice"] {
             let nic = device(DeviceKind::Physical, Some(driver));
             assert_eq!(plan(&nic, Attach::Auto, true), Err(XdpReason::UnknownDriver), "{driver}");
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_uses_tc_where_xdp_lacks_information() {
+    fn auto_uses_tc_if_xdp_lacks_information_about_frames() {
         let with = |change: fn(&mut Device)| {
             let mut device = nic();
             change(&mut device);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_found_by_its_key_which_a_file_can_have_as_its_name() {
+    fn each_reason_has_a_key_that_is_a_valid_file_name() {
         for reason in XdpReason::ALL {
             assert_eq!(XdpReason::of_key(reason.key()), Some(reason));
             assert!(reason.key().bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{reason:?}");

@@ -19,8 +19,8 @@ pub(super) fn devices(facts: &Facts) -> Finding {
     Finding::warning(
         key,
         unsupported.join("; "),
-        "clients that reach the Node by such a device are not served, all others are: change the device as \
-         described, or name the other devices with --devices",
+        "clients that reach the Node through such a device are not served, but all other clients are: change the \
+         device as described, or name the other devices with --devices",
     )
 }
 
@@ -40,7 +40,7 @@ pub(super) fn addresses(facts: &Facts) -> Finding {
         (Err(reason), _) | (_, Err(reason)) => return Finding::unknown(key, reason, ASK_AS_ROOT),
     };
     if !datapath.is_installed {
-        return Finding::ok(key, "no address is served: see datapath");
+        return Finding::ok(key, "node ports answer on no address yet: see the check datapath");
     }
     let all = local_addresses(devices, &[]);
     let missing: Vec<_> = all.iter().filter(|addr| !datapath.addresses.contains(addr)).collect();
@@ -72,8 +72,8 @@ pub(super) fn program_order(facts: &Facts) -> Finding {
     let remedy = if facts.kernel.has_tcx {
         "have the other software attach its program behind NPL's"
     } else if facts.is_agent_running {
-        "the agent moves its filter ahead, but gives up after 5 times in 10 minutes if the other software does the same: \
-         give the filter of the other software a priority above 1"
+        "the agent moves its filter ahead, at most 5 times in 10 minutes, but the other software does the same with its \
+         filter: give the filter of the other software a priority above 1"
     } else {
         "start the agent, which moves its filter ahead"
     };
@@ -117,7 +117,7 @@ mod tests {
                 "start the agent",
             ),
             (|it| it.datapath = Err("EPERM".to_owned()), key, State::Unknown, "EPERM", "as root"),
-            (|it| it.datapath = Ok(Datapath::default()), key, State::Ok, "see datapath", ""),
+            (|it| it.datapath = Ok(Datapath::default()), key, State::Ok, "see the check datapath", ""),
         ]);
     }
 

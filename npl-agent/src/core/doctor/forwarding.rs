@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv4_forwarding_is_decided_by_the_device_that_a_packet_comes_in_by() {
+    fn ipv4_forwarding_is_decided_by_the_incoming_device() {
         const UPLINK_OFF: &str = "net.ipv4.conf.eth0.forwarding=1";
         check(&[
             // Forwarding is on globally, but off on the device.

@@ -10,7 +10,7 @@ use crate::core::devices::{
 };
 
 pub(super) fn masquerading(facts: &Facts) -> Finding {
-    const MEANING: &str = "replies of a connection that connection tracking has timed out are masqueraded, and the \
+    const MEANING: &str = "after kernel conntrack has timed out a connection, its replies are masqueraded, and the \
                            client rejects them";
     let key = "nft_guard";
     let it = match &facts.masquerading {
@@ -36,8 +36,8 @@ pub(super) fn masquerading(facts: &Facts) -> Finding {
 
 /// Assumes `--forwarding stack` or `offload`, because the kernel state does not show the agent's flag.
 pub(super) fn reply_routes(facts: &Facts) -> Finding {
-    const MEANING: &str = "with --forwarding stack and offload, replies of these Pods leave by another interface \
-                           than their requests came in by, and may be dropped on the way";
+    const MEANING: &str = "with --forwarding stack and offload, replies of these Pods leave through another interface \
+                           than the one on which their requests arrived, and may be dropped on the way";
     let key = "reply_routes";
     let routing = match &facts.routing {
         Ok(routing) => routing,
@@ -65,7 +65,7 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
                 "a policy routing rule gives addresses of the Node a routing table of their own: {}",
                 list(addresses)
             ),
-            "with --forwarding stack and offload, replies to clients of these addresses leave by the main table's \
+            "with --forwarding stack and offload, replies to clients of these addresses leave through the main table's \
              uplink and may be dropped on the way: set --forwarding redirect, or publish an address of the main \
              table's uplink with --node-ip",
         ),
@@ -73,8 +73,8 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
         None => Finding::ok(key, format!("{found}; nftables table inet npl marks their connections")),
         Some((ReplyRouteProblem::NoMark, unmarked)) => Finding::warning(
             key,
-            format!("{found}; no mark leads their replies to the main table: {}", unmarked.len()),
-            format!("{MEANING}: see \"Replies leave by another interface\" in docs/troubleshoot.md"),
+            format!("{found}; without a mark that leads to the main table: {}", unmarked.len()),
+            format!("{MEANING}: see \"Replies leave through another interface\" in docs/troubleshoot.md"),
         ),
         Some((ReplyRouteProblem::MarkNotSet, _)) => Finding::warning(
             key,
@@ -136,7 +136,7 @@ mod tests {
                 |it| routed_apart(it, None),
                 KEY,
                 State::Warning,
-                "no mark leads their replies to the main table: 1",
+                "without a mark that leads to the main table: 1",
                 "docs/troubleshoot.md",
             ),
             (|it| routed_apart(it, Some(mark())), KEY, State::Warning, "are not marked", "--nft-guard"),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_the_node_with_a_routing_table_by_another_uplink_is_reported() {
+    fn a_node_address_with_the_routing_table_of_another_uplink_is_reported() {
         check(&[(
             |it| {
                 let second = Device {

@@ -38,7 +38,7 @@ pub(super) fn incoming_rules(facts: &Facts) -> Finding {
     });
     let found: Vec<String> = elsewhere.map(|rule| format!("iif {} lookup {}", rule.device, rule.table)).collect();
     if found.is_empty() {
-        return Finding::ok(key, "no rule for an incoming device leads replies of mapped Pods elsewhere");
+        return Finding::ok(key, "no rule for an incoming device diverts replies of mapped Pods");
     }
     Finding::warning(
         key,
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_by_the_device_of_a_mapped_pod_is_reported_unless_it_leads_to_the_same_uplink() {
+    fn a_rule_for_the_device_of_a_mapped_pod_is_reported_unless_it_selects_the_same_uplink() {
         check(&[
             (|it| rule(it, "cali1", 101), KEY, State::Warning, "iif cali1 lookup 101", "ENFORCING_MODE=standard"),
             (|it| rule(it, "cali1", MAIN_TABLE), KEY, State::Ok, "no rule", ""),

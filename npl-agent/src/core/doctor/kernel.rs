@@ -5,7 +5,7 @@ use super::{Datapath, Device, Facts, Finding, Kernel};
 use crate::core::devices::DeviceKind;
 
 /// The advice if this process lacks the permission to read a fact.
-pub(super) const ASK_AS_ROOT: &str = "this check needs more rights: run it again as root, or in the agent's container";
+pub(super) const ASK_AS_ROOT: &str = "this check lacks privileges: run it again as root, or in the agent's container";
 
 pub(super) fn version(kernel: &Kernel) -> Finding {
     let (key, found) = ("kernel", format!("Linux {}", kernel.release));
@@ -56,7 +56,7 @@ pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
             "an agent without this capability cannot load or attach programs, so no node port is served: run it as \
              uid 0 with {name} (deploy/npl.yaml grants it)"
         );
-        Finding::failed(key, "not held by this process", advice)
+        Finding::failed(key, "this process does not have it", advice)
     };
     let [bpf, net_admin, speed_up] = keys;
     [
@@ -84,7 +84,9 @@ fn perfmon(key: &'static str, is_held: bool, facts: &Facts) -> Finding {
             Finding::warning(key, "the programs were loaded without it", advice)
         }
         (false, ..) if is_held => Finding::ok(key, "held"),
-        (false, ..) => Finding::ok(key, "not held by this process; programs that are loaded without it are slower"),
+        (false, ..) => {
+            Finding::ok(key, "this process does not have it; programs that are loaded without it are slower")
+        }
     }
 }
 
@@ -101,7 +103,7 @@ pub(super) fn agent(facts: &Facts) -> Finding {
     Finding::warning(
         key,
         "not running",
-        format!("{meaning}: start the agent; the log of the last one says why it ended"),
+        format!("{meaning}: start the agent; the log of the previous agent states why it ended"),
     )
 }
 
@@ -122,16 +124,16 @@ pub(super) fn datapath(facts: &Facts) -> Finding {
     if attached.is_empty() {
         return Finding::failed(
             key,
-            format!("no device carries programs in both directions; mappings: {mappings}"),
-            "no client outside the Node reaches a node port: name the uplinks with --devices; the agent's log says \
-             why each device was left out",
+            format!("no device has programs for both directions; mappings: {mappings}"),
+            "no client outside the Node reaches a node port: name the uplinks with --devices; the agent's log states \
+             why it did not choose each device",
         );
     }
     if mappings == 0 && has_only_tunnels(datapath, facts.devices.as_deref().unwrap_or_default()) {
         return Finding::failed(
             key,
-            format!("only tunnels carry programs: {}; mappings: 0", attached.join(", ")),
-            "the agent publishes nothing, since no client outside the Node reaches it by a tunnel to other Nodes: name \
+            format!("only tunnels have programs: {}; mappings: 0", attached.join(", ")),
+            "the agent publishes no node ports, since clients outside the Node do not use tunnels between Nodes: name \
              the uplinks with --devices",
         );
     }
@@ -142,7 +144,7 @@ fn not_installed(key: &'static str, facts: &Facts) -> Finding {
     let found = format!("nothing is pinned below {}", facts.bpffs);
     if facts.is_agent_running {
         let advice = "no node port is served, or the agent uses another BPF file system: name the agent's --bpffs, \
-                      unless it has retired";
+                      unless the agent has retired the Node";
         return Finding::failed(key, found, advice);
     }
     Finding::warning(key, found, "no node port is served: start the agent")
@@ -180,7 +182,7 @@ pub(super) fn local_clients(facts: &Facts) -> Finding {
         Some(path) if facts.is_installed() => Finding::warning(
             key,
             format!("not served; cgroup v2 is at {path}"),
-            format!("{MEANING}: name it with --cgroup, unless --cgroup none is meant"),
+            format!("{MEANING}: name it with --cgroup, unless --cgroup none is deliberate"),
         ),
         Some(path) => Finding::ok(key, format!("cgroup v2 is at {path}")),
     }

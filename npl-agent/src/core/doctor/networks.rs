@@ -85,8 +85,8 @@ pub struct Network {
 /// The effect of CNIs that need no settings.
 const NOTHING_TO_SET: &str = "works without settings";
 /// The effect of policy engines whose chains first accept packets of established connections.
-const KEEPS_OPEN_CONNECTIONS: &str = "applies with `stack` and `offload` to new connections; open ones go on after a \
-                                      change, with NPL as without";
+const KEEPS_OPEN_CONNECTIONS: &str = "applies with `stack` and `offload` to new connections; open connections \
+                                      continue after a change of a policy, as they do without NPL";
 const AS_NETFILTER: &str = "applies with `stack` and `offload`";
 
 const fn cni(name: &'static str, traces: &'static [Trace], tested: Tested, with_npl: &'static str) -> Network {
@@ -113,8 +113,8 @@ pub const NETWORKS: [Network; 24] = [
         "Calico",
         &[Trace::Device("cali"), Trace::Device("vxlan.calico")],
         Tested::InTests,
-        "works without settings; felix deletes and restores all IPv6 routes at its start and every 90 s, and loses IPv6 \
-         packets with NPL as without: `routeRefreshInterval: 0` leaves only the starts",
+        "works without settings; felix deletes and restores all IPv6 routes at its start and every 90 s, which loses \
+         IPv6 packets also without NPL; with `routeRefreshInterval: 0` only at its start",
     ),
     cni("kube-router", &[Trace::Device("kube-bridge")], Tested::ByHand, NOTHING_TO_SET),
     cni(
@@ -161,13 +161,13 @@ pub const NETWORKS: [Network; 24] = [
         "Antrea",
         &[Trace::Device("antrea-gw")],
         Tested::No,
-        "is enforced by Open vSwitch; packets of its Pods take the stack in every forwarding mode",
+        "is enforced by Open vSwitch; the host's stack forwards packets of its Pods in every forwarding mode",
     ),
     elsewhere(
         "Kube-OVN",
         &[Trace::Device("ovn0")],
         Tested::No,
-        "is enforced by Open vSwitch; packets of its Pods take the stack in every forwarding mode",
+        "is enforced by Open vSwitch; the host's stack forwards packets of its Pods in every forwarding mode",
     ),
     proxy("kube-proxy (iptables)", &[Trace::Chain("KUBE-SERVICES")], Tested::InTests, NOTHING_TO_SET),
     proxy("kube-proxy (nftables)", &[Trace::Table("kube-proxy")], Tested::InTests, NOTHING_TO_SET),
@@ -176,7 +176,7 @@ pub const NETWORKS: [Network; 24] = [
         "Cilium (if it replaces kube-proxy)",
         &[Trace::Device("cilium_host")],
         Tested::ByHand,
-        "its NodePort and hostPort serve beside node ports of NPL",
+        "its NodePort and hostPort work together with node ports of NPL",
     ),
 ];
 
@@ -248,8 +248,8 @@ pub(super) fn policy_engine(facts: &Facts) -> Finding {
         return Finding::warning(
             key,
             format!("--forwarding redirect is refused: NetworkPolicy of {} would not apply", bypassed.join(", ")),
-            "packets take the host's stack: set --forwarding stack or offload, or --ignore-network-policy if node ports \
-             need no NetworkPolicy",
+            "the host's stack forwards all packets: set --forwarding stack or offload, or --ignore-network-policy if \
+             node ports need no NetworkPolicy",
         );
     }
     if !bypassed.is_empty() && is_redirecting {
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_traces_shows_nothing() {
+    fn no_software_is_recognized_on_a_node_without_traces() {
         let plain = rules(&["filter", "npl"], &["FORWARD", "postrouting", "KUBE-MARK-MASQ"]);
         assert_eq!(recognize(&[Device::new(2, "eth0", DeviceKind::Physical)], &plain).count(), 0);
         assert!(bypassed_engines(&plain).is_empty());
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn redirect_beside_an_engine_in_netfilter_is_a_warning_whether_refused_or_not() {
+    fn redirect_with_a_policy_engine_in_netfilter_is_a_warning_whether_refused_or_not() {
         check(&[
             (
                 |it| {

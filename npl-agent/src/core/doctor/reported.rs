@@ -7,7 +7,7 @@ use super::{
 };
 use crate::core::devices::LinkLayer;
 
-/// A fault that only the check of this key, or this check among others, has to report.
+/// The key of a check, and a fault that this check must report. Other checks may report the fault too.
 type Fault = (&'static str, fn(&mut Facts));
 
 /// One fault for each check.

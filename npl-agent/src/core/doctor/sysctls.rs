@@ -114,8 +114,8 @@ pub(super) fn port_range(facts: &Facts) -> Finding {
         |lent| format!("ephemeral ports of outgoing connections are {lent}"),
     );
     let Some(range) = facts.datapath.as_ref().ok().and_then(|datapath| datapath.port_range) else {
-        let advice = "where both ranges overlap, outgoing connections keep NPL from allocating ports: keep \
-                      --port-range out of the ephemeral ports";
+        let advice = "NPL cannot allocate an ephemeral port that an outgoing connection uses: choose a --port-range \
+                      that does not overlap the ephemeral ports";
         return Finding::unknown(key, format!("no agent has configured a port range yet; {lends}"), advice);
     };
     let found = format!("{range}; {lends}");

@@ -109,7 +109,7 @@ pub(super) fn check(rows: &[Row]) {
 }
 
 #[test]
-fn where_all_is_well_every_check_says_so_and_none_advises() {
+fn every_check_of_a_healthy_node_is_ok_and_gives_no_advice() {
     let findings = examine(&well());
     let keys: Vec<&str> = findings.iter().map(|finding| finding.key).collect();
     let expected = [
@@ -147,7 +147,7 @@ fn where_all_is_well_every_check_says_so_and_none_advises() {
 }
 
 #[test]
-fn a_kernel_that_lacks_something_is_reported() {
+fn a_missing_kernel_feature_is_reported() {
     check(&[
         (|it| it.kernel.is_new_enough = false, "kernel", State::Failed, "Linux 6.12.0", "run Linux 5.10 or newer"),
         (|it| it.has_btf = false, "btf", State::Warning, "/sys/kernel/btf/vmlinux", "CONFIG_DEBUG_INFO_BTF"),
@@ -193,7 +193,7 @@ fn the_capabilities_of_the_loader_decide_the_speed_of_the_programs() {
     }
     assert_eq!(of(true, true, false, false).1, "held");
     let (state, found, _) = of(false, true, false, false);
-    assert!(state == State::Ok && found.contains("not held by this process"), "{found}");
+    assert!(state == State::Ok && found.contains("this process does not have it"), "{found}");
 }
 
 /// cilium/cilium#12317: on a Node whose only devices with programs are tunnels, the agent publishes no annotations.
@@ -204,7 +204,7 @@ fn a_datapath_on_tunnels_alone_is_reported_unless_the_agent_has_published_mappin
         pinned(facts).mappings.clear();
     }
     check(&[
-        (on_a_tunnel, "datapath", State::Failed, "only tunnels carry programs: eth0", "--devices"),
+        (on_a_tunnel, "datapath", State::Failed, "only tunnels have programs: eth0", "--devices"),
         (
             |it| {
                 on_a_tunnel(it);
@@ -234,7 +234,7 @@ fn a_missing_or_unattached_datapath_is_reported() {
         |it| pinned(it).attached_devices = [].into(),
         "datapath",
         State::Failed,
-        "no device carries programs in both directions; mappings: 3",
+        "no device has programs for both directions; mappings: 3",
         "--devices",
     );
     check(&[
@@ -300,7 +300,7 @@ fn missing_cgroup_hierarchy_or_socket_programs_are_reported() {
 }
 
 #[test]
-fn reverse_path_filters_are_shown_by_the_stricter_setting_and_are_all_right() {
+fn reverse_path_filters_are_shown_by_the_greater_setting_and_are_ok() {
     check(&[
         (|_| {}, "rp_filter", State::Ok, "strict on eth0", ""),
         (|it| it.sysctls.rp_filter = is("2"), "rp_filter", State::Ok, "loose on eth0", ""),
@@ -318,7 +318,7 @@ fn reverse_path_filters_are_shown_by_the_stricter_setting_and_are_all_right() {
 }
 
 #[test]
-fn strict_connection_tracking_is_reported_for_offload() {
+fn strict_kernel_conntrack_is_reported_for_offload() {
     const KEY: &str = "conntrack_liberal";
     check(&[
         (
@@ -384,12 +384,6 @@ fn ephemeral_ports_in_the_range_are_reported_unless_reserved() {
             "31000-32000",
             "Services of type NodePort",
         ),
-        (
-            |it| pinned(it).port_range = None,
-            KEY,
-            State::Unknown,
-            "32768-60999",
-            "keep --port-range out of the ephemeral ports",
-        ),
+        (|it| pinned(it).port_range = None, KEY, State::Unknown, "32768-60999", "does not overlap the ephemeral ports"),
     ]);
 }

@@ -51,7 +51,7 @@ mod tests {
     use super::Last;
 
     #[test]
-    fn the_first_value_and_every_other_one_are_changes() {
+    fn the_first_value_and_every_different_value_are_changes() {
         let mut last = Last::default();
         assert_eq!([1, 1, 2, 1].map(|value| last.update(value)), [true, false, true, true]);
     }

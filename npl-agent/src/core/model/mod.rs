@@ -314,13 +314,13 @@ pub struct Service {
 }
 
 impl Service {
-    /// Whether a Pod of the same namespace has every label that the selector names.
+    /// Whether the Pod has every label that the selector names; does not compare namespaces.
     pub fn selects(&self, pod: &Pod) -> bool {
         let has = |(key, value): (&String, &String)| pod.labels.get(key) == Some(value);
         !self.selector.is_empty() && self.selector.iter().all(has)
     }
 
-    /// Whether the Service selects a Pod; Pods of other namespaces are never selected.
+    /// Whether the Pod is in the Service's namespace and has every label that the selector names.
     pub fn has_labels_of(&self, pod: &Pod) -> bool {
         self.key.namespace == pod.key.namespace && self.selects(pod)
     }

@@ -60,7 +60,7 @@ impl LentPorts {
         self.are_between(range.start().0, range.end().0)
     }
 
-    /// Whether the kernel may use a port of the default range of Services of type `NodePort`.
+    /// Whether the kernel may use a port of the default range of Services of type `NodePort` as an ephemeral port.
     pub fn overlap_service_node_ports(&self) -> bool {
         let (first, last) = SERVICE_NODE_PORTS;
         self.are_between(first, last)
@@ -122,7 +122,7 @@ mod tests {
     };
 
     #[test]
-    fn a_limit_of_open_files_is_warned_of_where_node_ports_do_not_fit() {
+    fn a_limit_of_open_files_below_the_number_of_node_ports_gives_a_warning() {
         let settings = Settings {
             port_range: "61000-62000".parse().unwrap(),
             node_ip: NodeIpSource::Internal,
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_others_use_are_warned_of() {
+    fn port_ranges_that_the_kernel_or_kubernetes_uses_give_a_warning() {
         let linux = "32768\t60999\n";
         assert_eq!(warnings("61000-62000", linux, "\n"), []);
         assert_eq!(warnings("61000-62000", "nonsense", ""), []);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_ports_are_not_lent() {
+    fn reserved_ports_are_not_ephemeral_ports() {
         let wide = "1024 65535";
         for enough in ["61000-62000\n", "8080,61000-61499,61500-62000\n", "60000-65535"] {
             assert_eq!(warnings("61000-62000", wide, enough), [], "{enough}");

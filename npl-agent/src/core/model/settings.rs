@@ -111,8 +111,7 @@ impl PortRange {
 impl FromStr for PortRange {
     type Err = PortRangeError;
 
-    /// Parses as strictly as Antrea, which also rejects a range of one port, and more strictly about bounds that are
-    /// not ports.
+    /// Rejects every text that Antrea rejects, for example a range of one port, and also bounds that are not ports.
     fn from_str(text: &str) -> Result<Self, PortRangeError> {
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         let (start, end) = text
@@ -270,14 +269,14 @@ mod tests {
     use super::{AnnotationFormat, NodeIp, NodeIpSource, NodePort, PortRange, PortRangeError};
 
     #[test]
-    fn a_range_of_two_ascending_ports_is_taken() {
+    fn a_range_of_two_ascending_ports_is_accepted() {
         for text in ["61000-62000", "1-65535", "40000-40001"] {
             assert_eq!(text.parse::<PortRange>().map(|range| range.to_string()), Ok(text.to_owned()));
         }
     }
 
     #[test]
-    fn anything_else_is_refused_with_its_reason() {
+    fn other_texts_are_rejected_as_port_ranges_with_a_reason() {
         let reason = |text: &str| text.parse::<PortRange>().unwrap_err();
         for text in ["", "-", "61000", "200 300", "6110-7000-8000", "wrong-6200", "6100-wrong", " 1-2", "+1-2", "-1-2"]
         {

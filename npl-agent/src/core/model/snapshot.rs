@@ -20,8 +20,8 @@ pub enum Change {
     Pod(Pod),
     /// A Pod was deleted.
     PodGone(PodKey, PodUid),
-    /// A list of all Services that NPL acts on or that have a node port. Other known Services were deleted, or are
-    /// neither.
+    /// A list of all Services that NPL acts on or that have a node port. A known Service that the list lacks was
+    /// deleted, or no longer meets either condition.
     Services(Vec<Service>),
     /// A Service was created or changed.
     Service(Service),
@@ -168,8 +168,9 @@ impl Snapshot {
         self.by_ip.keys().copied()
     }
 
-    /// Orders claims of a first list, in which a Pod's version may be newer than its claim, by the mappings that an
-    /// earlier agent left. Claims of later events are newer than these.
+    /// Orders the claims of the first list by the mappings that an earlier agent left. The Pods' resource versions do
+    /// not give this order, because a version in a list may be newer than the Pod's claim. Claims of later events are
+    /// newer than all claims of the list.
     pub(in crate::core) fn order_claims(&mut self, evidence: &BTreeMap<(IpAddr, PodKey), ClaimEvidence>) {
         for ((ip, key), evidence) in evidence {
             let Some(claims) = self.by_ip.get_mut(ip) else { continue };
@@ -185,7 +186,8 @@ impl Snapshot {
         self.by_host_port.contains_key(&port)
     }
 
-    /// A Service that has the number as a `nodePort` or `healthCheckNodePort`, to which its clients send too.
+    /// A Service that has the number as a `nodePort` or `healthCheckNodePort`, so that its clients also send to the
+    /// port.
     pub(in crate::core) fn service_with_port(&self, port: NodePort) -> Option<(&ServiceKey, &ServiceUid)> {
         let key = self.by_service_port.get(&port)?.first()?;
         Some((key, &self.node_port_services.get(key)?.uid))
@@ -213,8 +215,8 @@ impl Snapshot {
         }
     }
 
-    /// Resets the resource version of every Pod to 0 after etcd was restored from a backup: its versions are lower than
-    /// the known ones, and must not count as outdated.
+    /// Resets the known resource version of every Pod to 0 after etcd was restored from a backup. The restored versions
+    /// are lower than the known ones, and must not count as outdated.
     fn forget_versions(&mut self) {
         for pod in self.pods.values_mut() {
             pod.resource_version = 0;
@@ -245,8 +247,7 @@ impl Snapshot {
                 return; // The version is outdated.
             }
             if differ_by_writes_only(known, &pod) {
-                // The Pod is updated in place: a thousand new allocations between those of a burst would fragment the
-                // heap.
+                // The Pod is updated in place, because replacing a thousand Pods in a burst would fragment the heap.
                 Pod {
                     resource_version: known.resource_version,
                     annotation: known.annotation,

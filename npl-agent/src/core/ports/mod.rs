@@ -13,7 +13,7 @@ use super::{
     ports::select::WantedPort,
 };
 
-/// The Pod port for which a node port is held. It never changes during the life of the Pod.
+/// The Pod port to which a node port is allocated. A claim's owner never changes during the life of the Pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) struct Owner {
     pub(in crate::core) pod: PodKey,
@@ -254,8 +254,8 @@ impl PortTable {
         protocols.iter().all(is_available) && self.of_number(node_port).next().is_none()
     }
 
-    /// The port with the number that the Pod uses for the same port in the other family, if it is free; or with the
-    /// number of another protocol of the port.
+    /// A free frontend with a number that the Pod already uses for the same Pod port and protocol in the other family.
+    /// With `any_protocol`, the number of another protocol of the same Pod port is also considered.
     pub(in crate::core) fn sibling(&self, uid: &PodUid, port: WantedPort, any_protocol: bool) -> Option<Frontend> {
         let WantedPort { pod_port, protocol, family } = port;
         let is_sibling = |(claimed, frontend): &&(WantedPort, Frontend)| {
@@ -267,9 +267,9 @@ impl PortTable {
         same_number.into_iter().find(|frontend| self.is_free_for(*frontend, uid))
     }
 
-    /// Returns the next free port for which `is_usable` holds. All of `protocols` will share its number, and the result
-    /// has the first of them. The search continues after the last allocated number, so that a freed number is reused as
-    /// late as possible.
+    /// Returns a frontend with the first of `protocols` and with the next number that is free for all of them and for
+    /// which `is_usable` holds. The search continues after the last allocated number, so that a freed number is reused
+    /// as late as possible.
     ///
     /// If all free ports have received packets recently, the one whose traffic ceased first is returned: a client that
     /// sends to every port must not keep Pods from getting a node port.

@@ -188,7 +188,7 @@ impl Selector<'_> {
                 causes.insert(Cause::AddressConflict { ip, holder: holder.key.clone() });
             }
         }
-        // The exposure is not pending, so that an existing mapping drains.
+        // A pending exposure would keep an existing mapping; without an exposure, the mapping drains.
         wanted.ports.retain(|port, _| !past_the_node.contains(port));
         for cause in causes {
             wanted.blame(pod, cause);

@@ -58,9 +58,9 @@ event_reasons! {
          being deleted.",
         "Delete one of the two Pods, and find out why the CNI assigned the address twice.";
     PodOnNodeNetwork on Pod,
-        "The route to the Pod leaves by a device that clients use: the Pod is attached to the Node's own network by macvlan, \
-         ipvlan or a bridge. It would answer clients directly, with its own address instead of the Node's. The Pod gets no \
-         node port.",
+        "The route to the Pod leaves through a device that clients use: the Pod is attached to the Node's own network by \
+         macvlan, ipvlan or a bridge. The Pod would answer clients directly, with its own address instead of the Node's. The \
+         Pod gets no node port.",
         "Let the load balancer use the Pod's address, or attach the Pod to a network behind the Node.";
     HostPortConflict on Pod,
         "The `hostPort` of the Pod is the node port of another Pod's mapping, which gets the traffic.",
@@ -85,7 +85,7 @@ event_reasons! {
     ProtocolsNotMerged on Service,
         "Services request several protocols of one Pod port, and each has a node port of its own. Load balancers that ignore \
          the protocol of an entry, such as AKO and F5 CIS, have both node ports in the pool of each protocol.",
-        "Set `NPL_PROTOCOL_PAIRING=merged`, or ignore the Event if your load balancer heeds the protocol.";
+        "Set `NPL_PROTOCOL_PAIRING=merged`, or ignore the Event if your load balancer evaluates the protocol.";
     UnsupportedFamily on Service,
         "The agent serves no IP family of the Service. The Service gets no node ports.",
         "Add IPv4 or IPv6 to `spec.ipFamilies`.";
@@ -93,7 +93,7 @@ event_reasons! {
         "An entry of `allowed-source-ranges` is not an address or a CIDR range. The entry allows no client; the others apply.",
         "Write the entry as `192.0.2.0/24` or `2001:db8::/32`.";
     TooManySourceRanges on Service,
-        "`allowed-source-ranges` has more than 256 ranges. The ranges beyond allow no client.",
+        "`allowed-source-ranges` has more than 256 ranges. The ranges after the 256th allow no client.",
         "Merge ranges, or use several Services.";
     SourceRangesExhausted on Pod,
         "The Node's map of allowed sources is full. Clients whose range is missing are dropped (`source_refused`).",

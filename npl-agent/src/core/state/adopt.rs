@@ -92,7 +92,7 @@ fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option
 }
 
 /// If a Pod port was moving to a new node port when the last agent exited, one of its mappings stays and the others
-/// drain. The one in the port range is preferred, then the one that the annotation names.
+/// drain. A mapping in the port range is preferred, then a mapping that the annotation names.
 fn resolve_duplicates(state: &mut State) {
     for pod in state.snapshot.pods() {
         let named = annotation::named_by(pod);

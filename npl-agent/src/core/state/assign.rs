@@ -166,7 +166,8 @@ impl Assignment<'_> {
             free = self.ports.take_next_free(family, &group, is_usable);
         }
         if self.pairing == ProtocolPairing::Separate {
-            // A consumer that ignores the protocol reads such entries as one pool member, which is the right Pod port.
+            // A consumer that ignores the protocol treats entries with one number as one pool member, and every
+            // protocol of the number leads to the right Pod port.
             free = free.or_else(|| self.sibling(port, true));
         }
         if let Some(frontend) = free {

@@ -13,7 +13,8 @@ use crate::core::{
 
 /// This many values of other writers are replaced immediately, because a person may edit the annotation a few times.
 const AT_ONCE: u32 = 3;
-/// The delay after the next foreign value; it doubles up to [`LONGEST_MILLIS`].
+/// The delay after the next value of another writer. The delay doubles with every further value, up to
+/// [`LONGEST_MILLIS`].
 const FIRST_MILLIS: u64 = 5_000;
 /// The delay after a write whose answer shows another value.
 const UNSTORED_MILLIS: u64 = 5_000;
@@ -84,8 +85,8 @@ impl Contests {
 }
 
 impl State {
-    /// Records that a watch event replaces the right annotation by another value. An annotation that changes while the
-    /// agent's own write is in flight may be the agent's.
+    /// Records that a watch event shows another value in place of the right annotation. Events during a write of the
+    /// agent do not count, because they may show the value that the agent writes.
     pub(in crate::core) fn record_overwrite(&mut self, pod: &Pod) {
         let Some(known) = self.snapshot.pod(&pod.key) else { return };
         let is_newer_value = known.uid == pod.uid

@@ -63,7 +63,8 @@ pub struct State {
     pub(in crate::core) with_problems: BTreeSet<PodKey>,
     /// Frontends that changed and may need an operation or a timer.
     pub(in crate::core) unsettled: BTreeSet<Frontend>,
-    /// Frontends that wait only for a timer. A frontend that changed since is examined once more than needed.
+    /// Frontends that wait only for a timer. The timer of a frontend that has changed in the meantime stays, and causes
+    /// one needless examination.
     pub(in crate::core) timers: BTreeSet<(Moment, Frontend)>,
     /// Pods whose annotation may need a write.
     pub(in crate::core) unpublished: BTreeSet<PodKey>,
@@ -391,8 +392,8 @@ impl State {
         }
     }
 
-    /// Another process uses the port, or it has recent traffic. A mapping stays until its successor is published; a
-    /// claim without a mapping is dropped.
+    /// Begins to move a Pod port away from a node port that another process uses or that has recent traffic. An
+    /// existing mapping stays until the new one is published; a claim without a mapping is dropped.
     fn yield_port(&mut self, frontend: Frontend) {
         self.touch(frontend);
         let pod = self.ports.get(frontend).and_then(|claim| Some(claim.owner.as_ref()?.pod.clone()));

@@ -41,7 +41,7 @@ impl State {
         of_family.filter(|(_, claim)| claim.is_in_use() && claim.backend.is_some()).count()
     }
 
-    /// The Pod that a node port is held for; `None` if it is not known.
+    /// The Pod to which a node port is allocated; `None` if the Pod is not known.
     pub fn pod_of(&self, frontend: Frontend) -> Option<&PodKey> {
         self.ports.get(frontend)?.owner.as_ref().map(|owner| &owner.pod)
     }

@@ -20,7 +20,7 @@ fn seen(pod_port: u16, node_port: u16, protocol: Protocol, family: Family) -> Se
 }
 
 #[test]
-fn each_format_is_what_its_version_of_antrea_wrote() {
+fn each_format_equals_the_text_of_its_antrea_version() {
     let one = [entry(8080, "10.10.10.10", 61002, Protocol::Tcp)];
     assert_eq!(
         encode(&one, AnnotationFormat::V1_7),
@@ -59,7 +59,7 @@ fn merged_protocols_are_one_entry_that_every_consumer_reads_as_one_member() {
 }
 
 #[test]
-fn ipv6_comes_first_and_brings_the_families_names() {
+fn ipv6_entries_come_first_and_every_entry_names_its_family() {
     let both = [
         entry(53, "192.0.2.1", 61001, Protocol::Udp),
         entry(53, "192.0.2.1", 61001, Protocol::Tcp),
@@ -83,7 +83,7 @@ fn ipv6_comes_first_and_brings_the_families_names() {
 }
 
 #[test]
-fn all_generations_are_understood() {
+fn every_known_format_is_read() {
     let of = |text: &str| seen_entries(text).into_iter().collect::<Vec<_>>();
     let tcp = |pod_port, node_port| vec![seen(pod_port, node_port, Protocol::Tcp, Family::V4)];
     assert_eq!(of(r#"[{"podPort":8080,"nodeIP":"10.102.47.229","nodePort":40002}]"#), tcp(8080, 40002));
@@ -111,7 +111,7 @@ fn all_generations_are_understood() {
 }
 
 #[test]
-fn a_malformed_entry_is_left_out_and_hides_no_other() {
+fn a_malformed_entry_is_omitted_and_the_others_are_read() {
     let good = r#"{"podPort":80,"nodeIP":"192.0.2.1","nodePort":61000}"#;
     for bad in [
         r#"{"podPort":"80","nodeIP":"192.0.2.1","nodePort":61001}"#,
@@ -146,7 +146,7 @@ fn a_value_that_is_no_list_has_no_entries() {
 }
 
 #[test]
-fn a_field_too_many_is_not_right() {
+fn an_entry_with_an_additional_field_is_not_right() {
     let one = [entry(80, "192.0.2.1", 61000, Protocol::Tcp)];
     let right = encode(&one, AnnotationFormat::V2_0);
     // Consumers in Go ignore the case of a name, and the last one wins.
@@ -196,7 +196,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_too_strange(text in r#"[\[\]{}",:0-9a-zA-Z\\ ]{0,200}"#, bytes: String) {
+    fn any_text_is_read_without_a_panic(text in r#"[\[\]{}",:0-9a-zA-Z\\ ]{0,200}"#, bytes: String) {
         for text in [text, bytes] {
             let _names = seen_entries(&text);
             prop_assert!(!is_right(&text, &[entry(1, "192.0.2.1", 1, Protocol::Tcp)], AnnotationFormat::V1_7));

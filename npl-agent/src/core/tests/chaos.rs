@@ -331,7 +331,7 @@ impl Chaos {
         let real: Vec<_> = self.world.pods.values().map(|pod| &pod.uid).collect();
         assert_eq!(known, real, "the agent's Pods differ from the API server's");
         self.assert_mappings_are_current();
-        self.assert_services_say_who_may_enter();
+        self.assert_services_decide_which_clients_are_allowed();
         let mut published = BTreeMap::new();
         for pod in self.world.pods.values() {
             for entry in self.world.published(&pod.key) {
@@ -353,7 +353,7 @@ impl Chaos {
 
     /// A client may use a Pod's port if at least one of the Services that request the port allows the client or has no
     /// list.
-    fn assert_services_say_who_may_enter(&self) {
+    fn assert_services_decide_which_clients_are_allowed(&self) {
         let clients =
             ["198.51.100.7", "198.51.100.8", "198.51.7.7", "203.0.113.1", "192.0.2.1", "2001:db8::1", "fd00::1"];
         let clients: Vec<IpAddr> = clients.iter().map(|text| text.parse().unwrap()).collect();

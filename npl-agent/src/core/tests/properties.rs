@@ -270,7 +270,7 @@ proptest! {
     /// After every single op, whatever op failed before, every published mapping works. Without failures, the state
     /// converges.
     #[test]
-    fn nothing_is_published_that_does_not_work(events in prop::collection::vec(event(), 0..60)) {
+    fn every_published_mapping_works(events in prop::collection::vec(event(), 0..60)) {
         let mut chaos = start();
         for event in events {
             happen(&mut chaos, event);
@@ -280,7 +280,7 @@ proptest! {
 
     /// If nothing changes while no agent runs, a restarted agent only binds its sockets.
     #[test]
-    fn a_restart_in_calm_changes_nothing(events in prop::collection::vec(event(), 0..60)) {
+    fn a_restart_without_other_changes_only_binds_sockets(events in prop::collection::vec(event(), 0..60)) {
         let mut chaos = start();
         for event in events {
             happen(&mut chaos, event);

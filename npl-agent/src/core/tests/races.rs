@@ -47,7 +47,7 @@ fn the_drain_waits_for_a_write_in_flight() {
 }
 
 #[test]
-fn a_write_without_an_answer_is_made_certain_before_the_drain() {
+fn a_write_without_an_answer_is_withdrawn_before_the_drain() {
     let mut chaos = about_to_publish();
     chaos.serve(1, &mut iter::once(Fate::Lost));
     chaos.answer(1);
@@ -63,7 +63,7 @@ fn a_write_without_an_answer_is_made_certain_before_the_drain() {
 }
 
 #[test]
-fn a_write_without_an_answer_is_made_certain_for_a_terminating_pod_too() {
+fn a_write_without_an_answer_is_withdrawn_from_a_terminating_pod_too() {
     let mut chaos = about_to_publish();
     let former = chaos.world.pods[&key("a/p")].clone();
     chaos.put_pod(pod(&["a/p", "app=y", "10.0.0.5", "terminating"], Some(&former)));
@@ -76,7 +76,7 @@ fn a_write_without_an_answer_is_made_certain_for_a_terminating_pod_too() {
 }
 
 #[test]
-fn a_late_answer_does_not_bring_a_pod_back() {
+fn a_late_answer_does_not_recreate_the_state_of_a_deleted_pod() {
     let mut chaos = about_to_publish();
     chaos.serve(1, &mut iter::once(Fate::Done));
     chaos.remove_pod(&key("a/p"));
@@ -100,7 +100,7 @@ fn an_outdated_watch_event_is_ignored() {
 }
 
 #[test]
-fn a_pod_unknown_to_the_api_server_is_left_alone_until_the_next_watch_event() {
+fn a_pod_unknown_to_the_api_server_is_not_patched_until_the_next_watch_event() {
     let mut chaos = about_to_publish();
     let known = chaos.world.pods.remove(&key("a/p")).unwrap();
     chaos.serve(1, &mut iter::empty());
@@ -113,12 +113,12 @@ fn a_pod_unknown_to_the_api_server_is_left_alone_until_the_next_watch_event() {
 }
 
 #[test]
-fn a_write_that_does_not_stay_is_not_repeated_at_full_speed() {
+fn a_write_that_the_api_server_alters_is_repeated_with_a_delay() {
     let mut chaos = about_to_publish();
     let op = chaos.world.state.writes.keys().next().cloned().map(|uid| Op::WritePod {
         pod: key("a/p"),
         uid,
-        value: PodWrite::Set("[a value that a webhook took away]".to_owned()),
+        value: PodWrite::Set("[a value that a webhook replaces]".to_owned()),
     });
     chaos.world.state.record_done(&op.unwrap(), chaos.world.now);
     let pass = chaos.world.state.pass(chaos.world.now);
@@ -150,7 +150,7 @@ fn a_forged_mapping_at_a_port_that_was_never_used_is_removed() {
 }
 
 #[test]
-fn only_what_a_change_touches_is_decided_on_anew() {
+fn only_pods_that_a_change_affects_are_decided_again() {
     let mut chaos = about_to_publish();
     for number in 0..1_000 {
         let name = format!("b/off-{number}");
@@ -170,7 +170,7 @@ fn only_what_a_change_touches_is_decided_on_anew() {
 }
 
 #[test]
-fn a_withdrawal_is_a_withdrawal() {
+fn the_last_node_port_of_a_pod_is_withdrawn_by_the_op_withdraw() {
     let mut chaos = about_to_publish();
     chaos.settle();
     chaos.world.remove_service(&key("a/s"));
@@ -179,7 +179,7 @@ fn a_withdrawal_is_a_withdrawal() {
 }
 
 #[test]
-fn a_timer_costs_no_pass_and_fires_when_due() {
+fn a_frontend_that_waits_for_a_timer_is_not_examined_before_the_deadline() {
     let mut world = World::new(settings("61000-61003"));
     world.put_node(node(&["192.0.2.1"]));
     world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
@@ -203,7 +203,7 @@ fn a_timer_costs_no_pass_and_fires_when_due() {
 }
 
 #[test]
-fn before_the_lists_are_there_ports_of_mappings_are_reserved_and_nothing_else_is_done() {
+fn before_the_lists_arrive_the_agent_only_reserves_the_ports_of_mappings() {
     let mut world = World::new(settings("61000-61003"));
     world.put_node(node(&["192.0.2.1"]));
     world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
@@ -226,7 +226,7 @@ fn before_the_lists_are_there_ports_of_mappings_are_reserved_and_nothing_else_is
 }
 
 #[test]
-fn a_watch_event_that_repeats_an_answer_costs_no_decision() {
+fn a_watch_event_that_repeats_an_answer_causes_no_decision() {
     let mut world = World::new(settings("61000-61003"));
     world.put_node(node(&["192.0.2.1"]));
     world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
@@ -242,7 +242,7 @@ fn a_watch_event_that_repeats_an_answer_costs_no_decision() {
 }
 
 #[test]
-fn a_restored_store_replaces_what_is_known_of_pods() {
+fn a_restored_store_replaces_all_known_pods() {
     let mut world = World::new(settings("61000-61003"));
     world.put_node(node(&["192.0.2.1"]));
     world.put_service(service(&["a/s", "app=x", "8080/tcp"]));

@@ -151,7 +151,7 @@ fn is_in(sources: &Sources, ip: IpAddr) -> bool {
 
 proptest! {
     #[test]
-    fn no_text_is_too_much(text in scribble()) {
+    fn any_allow_list_is_read_without_a_panic(text in scribble()) {
         let list = AllowList::read(&text);
         prop_assert!(list.sources.is_restricted());
         let again: String = shown(&list.sources).replace(' ', ",");
@@ -159,7 +159,7 @@ proptest! {
     }
 
     #[test]
-    fn a_range_is_all_that_begins_alike(ip: [u8; 4], other: [u8; 4], length in 0..=32_u8) {
+    fn a_range_contains_exactly_the_addresses_with_its_prefix(ip: [u8; 4], other: [u8; 4], length in 0..=32_u8) {
         let range = SourceRange::new(ip.into(), length).unwrap();
         let (one, other) = (u32::from_be_bytes(ip), u32::from_be_bytes(other));
         let is_alike = (0..length).all(|bit| (one ^ other) >> (31 - bit) & 1 == 0);

@@ -29,7 +29,7 @@ fn world() -> World {
 }
 
 #[test]
-fn a_node_port_is_reserved_then_live_then_published_then_drains_and_rests() {
+fn a_node_port_is_reserved_live_published_draining_and_quarantined_in_this_order() {
     let mut world = world();
     world.is_api_down = true;
     world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
@@ -64,7 +64,7 @@ fn steps(world: &World) -> Vec<RetirementStep> {
 }
 
 #[test]
-fn what_blocks_the_retirement_is_named_until_the_node_is_retired() {
+fn remaining_steps_of_the_retirement_are_named_until_the_node_is_retired() {
     let mut world = world();
     world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
     world.settle();

@@ -120,7 +120,7 @@ fn an_absent_or_shared_address_is_named() {
 }
 
 #[test]
-fn a_target_port_that_leads_nowhere_is_named() {
+fn a_target_port_that_does_not_resolve_is_named() {
     let mut world = served();
     world.put_service(service(&["a/web", "app=x", "http/tcp"]));
     world.settle();
@@ -132,7 +132,7 @@ fn a_target_port_that_leads_nowhere_is_named() {
 }
 
 #[test]
-fn a_family_that_only_one_side_has_is_named() {
+fn a_family_that_only_pod_or_node_has_is_named() {
     let mut world = served();
     world.put_service(service(&["a/web", "app=x", "8080/tcp", "ipv6"]));
     world.settle();
@@ -157,7 +157,7 @@ fn an_exhausted_port_range_is_named() {
 }
 
 #[test]
-fn a_mapping_that_the_kernel_lost_is_named() {
+fn a_mapping_that_the_kernel_lacks_is_named() {
     let mut world = served();
     world.real.mappings.clear();
     world.state.observe(world.real.clone());
@@ -167,7 +167,7 @@ fn a_mapping_that_the_kernel_lost_is_named() {
 }
 
 #[test]
-fn an_annotation_that_the_api_server_does_not_take_is_named() {
+fn an_annotation_that_the_api_server_rejects_is_named() {
     let mut world = served();
     world.is_api_down = true;
     world.put_pod(pod(&["a/q", "app=x", "10.0.0.6"], None));

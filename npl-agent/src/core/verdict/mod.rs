@@ -12,7 +12,7 @@ use super::{
     view::{AgentView, WatchView},
 };
 
-/// A watch that has failed for less than this time may only be interrupted, and is a notice.
+/// A watch that has failed for a shorter time may only be interrupted, so the failure is a notice.
 const INTERRUPTION_MILLIS: u64 = 30_000;
 /// A watch without any event for this time is a sign, because a watch is renewed every four minutes and the API server
 /// sends bookmarks in between.
@@ -154,7 +154,7 @@ fn of_presence(facts: &Facts<'_>) -> Vec<Sign> {
     match (facts.agent, facts.is_agent_running, facts.is_installed) {
         (Ok(_), _, _) => Vec::new(),
         (Err(_), false, true) => vec![risk(
-            "no agent runs on this Node: existing mappings are served, and changes of Pods and Services are not followed",
+            "no agent runs on this Node: existing mappings are served, but changes of Pods and Services are not applied",
             pages::NOT_READY,
         )],
         (Err(_), false, false) => vec![unknown(
@@ -170,7 +170,10 @@ fn of_presence(facts: &Facts<'_>) -> Vec<Sign> {
 fn of_agent(agent: &AgentView) -> Vec<Sign> {
     let mut signs = Vec::new();
     for missing in &agent.waits_for {
-        signs.push(risk(format!("the agent waits for {missing}, and publishes nothing before"), pages::NOT_READY));
+        signs.push(risk(
+            format!("the agent waits for {missing}, and publishes no node port until then"),
+            pages::NOT_READY,
+        ));
     }
     if agent.is_retiring {
         let mut text = "the Node is being retired: its node ports are withdrawn".to_owned();
@@ -182,7 +185,7 @@ fn of_agent(agent: &AgentView) -> Vec<Sign> {
         signs.push(risk("the agent has not completed its first pass over all Pods", pages::NOT_READY));
     }
     if !agent.reaches_clients && !agent.is_retiring {
-        let text = "no device by which clients reach the Node carries the programs: name the uplinks with --devices";
+        let text = "no device through which clients reach the Node has the programs: name the uplinks with --devices";
         signs.push(risk(text, pages::DOCTOR));
     }
     for device in agent.devices.iter().filter(|device| !device.is_attached) {
@@ -190,7 +193,7 @@ fn of_agent(agent: &AgentView) -> Vec<Sign> {
         signs.push(risk(text, pages::DOCTOR));
     }
     for device in &agent.former_programs_on {
-        let text = format!("device {device} is served by the programs of an earlier agent, which stay attached for it");
+        let text = format!("device {device} is served by programs of an earlier agent, which therefore stay attached");
         signs.push(notice(text, pages::DOCTOR));
     }
     signs.extend(agent.watches.iter().filter_map(of_watch));
@@ -203,8 +206,8 @@ fn of_agent(agent: &AgentView) -> Vec<Sign> {
     let overdue = agent.unpublished_millis.iter().filter(|millis| **millis > OVERDUE_MILLIS).count();
     if overdue > 0 {
         let text = format!(
-            "{overdue} Pods wait for their annotation or readiness gate to be written since more than {} s ({} patches \
-             without an answer)",
+            "{overdue} Pods have waited for more than {} s for their annotation or readiness gate to be written ({} \
+             patches without an answer)",
             OVERDUE_MILLIS / 1_000,
             agent.pending_patches
         );
@@ -219,7 +222,7 @@ fn of_watch(watch: &WatchView) -> Option<Sign> {
         (Some(failure), _) if failure.for_millis >= INTERRUPTION_MILLIS => {
             let (seconds, error) = (failure.for_millis / 1_000, &failure.error);
             let text =
-                format!("the watch of {resource} has failed for {seconds} s, so changes are not followed: {error}");
+                format!("the watch of {resource} has failed for {seconds} s, so changes are not applied: {error}");
             Some(risk(text, pages::SIGNALS))
         }
         (Some(failure), _) => {
@@ -227,7 +230,7 @@ fn of_watch(watch: &WatchView) -> Option<Sign> {
         }
         (None, Some(silence)) if silence >= LONGEST_SILENCE_MILLIS => {
             let text = format!(
-                "the watch of {resource} has heard nothing for {} s: changes may not be followed",
+                "the watch of {resource} has received no data for {} s: changes may not be applied",
                 silence / 1_000
             );
             Some(risk(text, pages::SIGNALS))
@@ -254,7 +257,7 @@ fn of_ports(agent: &AgentView) -> Option<Sign> {
 fn of_kernel(facts: &Facts<'_>) -> Vec<Sign> {
     let mut signs = Vec::new();
     if facts.is_installed && facts.agent.is_err() && facts.attached_uplinks == 0 {
-        signs.push(risk("no device carries the programs: no node port works", pages::DOCTOR));
+        signs.push(risk("the programs are attached to no device: no node port works", pages::DOCTOR));
     }
     for (device, programs) in facts.programs_ahead {
         let programs = programs.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -267,7 +270,7 @@ fn of_kernel(facts: &Facts<'_>) -> Vec<Sign> {
         if used * 100 < capacity * NEARLY_FULL_PERCENT {
             continue;
         }
-        let text = format!("map {map} holds {used} of {capacity} elements");
+        let text = format!("map {map} is nearly full: {used} of {capacity} elements");
         signs.push(if evicts { notice(text, pages::SIZES) } else { risk(text, pages::SIZES) });
     }
     let recent =

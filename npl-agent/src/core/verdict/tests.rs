@@ -83,12 +83,12 @@ fn each_fault_of_the_agent_is_a_risk_that_is_named() {
             agent.waits_for.push("the lists".to_owned());
         }),
         ("first pass", |agent| agent.is_ready = false),
-        ("no device by which clients", |agent| agent.reaches_clients = false),
+        ("no device through which clients", |agent| agent.reaches_clients = false),
         ("device eth0 are not served", |agent| agent.devices[0].is_attached = false),
         ("failed for 31 s", |agent| agent.watches[0] = watch(0, Some(31_000))),
-        ("heard nothing for 400 s", |agent| agent.watches[0] = watch(400_000, None)),
+        ("received no data for 400 s", |agent| agent.watches[0] = watch(400_000, None)),
         ("no node port is free for tcp", |agent| agent.port_usage[0] = usage(0)),
-        ("2 Pods wait", |agent| agent.unpublished_millis = vec![5_001, 5_000, 60_000]),
+        ("2 Pods have waited", |agent| agent.unpublished_millis = vec![5_001, 5_000, 60_000]),
         ("pod shop/web-0: too few ports (PortRangeExhausted)", |agent| {
             agent.refusals.push(refusal("PortRangeExhausted", false));
         }),
@@ -107,7 +107,7 @@ fn a_write_that_has_just_been_sent_is_no_sign() {
 }
 
 #[test]
-fn what_costs_no_traffic_is_a_notice() {
+fn a_fault_that_loses_no_traffic_is_a_notice() {
     let notices: [Change; 6] = [
         ("ProtocolsNotMerged", |agent| agent.refusals.push(refusal("ProtocolsNotMerged", true))),
         ("is interrupted", |agent| agent.watches[0] = watch(0, Some(29_000))),
@@ -117,7 +117,7 @@ fn what_costs_no_traffic_is_a_notice() {
             agent.is_retiring = true;
             agent.retirement_waits_for = vec!["the drain of 2 mappings".to_owned()];
         }),
-        ("device eth1 is served by the programs of an earlier agent", |agent| {
+        ("device eth1 is served by programs of an earlier agent", |agent| {
             agent.former_programs_on = vec!["eth1".to_owned()];
         }),
     ];
@@ -136,7 +136,7 @@ fn without_an_agent_the_verdict_depends_on_the_lock_and_the_pins() {
         let facts = Facts { is_installed, is_agent_running, agent, ..facts(&none) };
         Verdict::of(&signs(&facts))
     };
-    assert_eq!(verdict(false, true), Verdict::AtRisk, "changes are not followed");
+    assert_eq!(verdict(false, true), Verdict::AtRisk, "changes are not applied");
     assert_eq!(verdict(true, true), Verdict::CannotTell, "the agent starts or hangs");
     assert_eq!(verdict(false, false), Verdict::CannotTell, "not installed");
     assert_eq!((Verdict::AtRisk.exit_code(), Verdict::CannotTell.exit_code()), (1, 2));

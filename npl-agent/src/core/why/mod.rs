@@ -239,7 +239,8 @@ impl Explanation {
         self.chains.iter().all(|chain| chain.first_broken().is_none())
     }
 
-    /// The verdict on the asked-for object. A condition that does not hold takes precedence over a missing answer.
+    /// The verdict on the object of the question. A condition that does not hold takes precedence over a missing
+    /// answer.
     pub fn verdict(&self) -> Verdict {
         if !self.is_served() {
             Verdict::AtRisk

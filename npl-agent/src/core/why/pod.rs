@@ -50,7 +50,7 @@ fn common_links(state: &State, key: &PodKey) -> Vec<LinkReport> {
     let mut links = Vec::new();
     let missing = state.missing_prerequisites();
     if let Some(missing) = missing.first() {
-        let text = format!("the agent waits for {missing}, and publishes nothing before");
+        let text = format!("the agent waits for {missing}, and publishes no node port until then");
         return vec![LinkReport::broken(Link::Agent, text, pages::NOT_READY)];
     }
     if state.is_retiring() {
@@ -164,7 +164,7 @@ impl Scene<'_> {
             };
             let problems = self.state.views.get(&self.pod.key).map(|view| &view.wanted.problems);
             let text = problems.into_iter().flatten().find(is_exhausted).map_or_else(
-                || "no node port is held for the Pod port yet".to_owned(),
+                || "no node port is allocated to the Pod port yet".to_owned(),
                 |problem| problem.cause.to_string(),
             );
             links.push(LinkReport::broken(Link::NodePort, text, pages::EVENTS));
@@ -174,7 +174,7 @@ impl Scene<'_> {
             let text = format!("another process of the Node uses port {frontend}: find it with `ss -tulnp`");
             links.push(LinkReport::broken(Link::NodePort, text, pages::SIGNALS));
         } else {
-            links.push(LinkReport::ok(Link::NodePort, format!("{frontend} is held")));
+            links.push(LinkReport::ok(Link::NodePort, format!("{frontend} is allocated")));
         }
         links.push(self.kernel_entry(frontend));
         Some(frontend)
@@ -188,7 +188,7 @@ impl Scene<'_> {
         let observed = self.state.observed.as_ref().and_then(|observed| observed.mappings.get(&frontend));
         if self.state.mapping_is_current(frontend) {
             let target = observed.map(|backend| format!("{} port {}", backend.pod_ip, backend.pod_port));
-            let text = format!("the kernel leads {frontend} to {}", target.unwrap_or_default());
+            let text = format!("the kernel's mapping of {frontend} leads to {}", target.unwrap_or_default());
             if self.state.lacks_sources(frontend) {
                 let text = format!("{text}, and lacks some allowed sources: their clients are dropped");
                 return LinkReport::broken(Link::KernelEntry, text, pages::SIZES);
@@ -197,9 +197,12 @@ impl Scene<'_> {
         }
         let text = match observed {
             Some(other) => {
-                format!("the kernel leads {frontend} to {} port {}, another Pod", other.pod_ip, other.pod_port)
+                let target = format!("{} port {}", other.pod_ip, other.pod_port);
+                format!("the kernel's mapping of {frontend} leads to {target}, and not to the Pod's address and port")
             }
-            None => format!("the kernel has no mapping of {frontend}: the log names the error that the agent retries"),
+            None => {
+                format!("the kernel has no mapping of {frontend}: the agent retries, and its log contains the error")
+            }
         };
         LinkReport::broken(Link::KernelEntry, text, pages::SIZES)
     }
@@ -213,13 +216,12 @@ impl Scene<'_> {
             return LinkReport::broken(Link::Annotation, text, pages::NO_ANNOTATION);
         }
         if !names(frontend) {
-            let text = "the annotation does not name the node port yet: the API server has not taken the patch, and the log \
-                        names its error";
+            let text = "the annotation does not name the node port yet: the API server has not accepted the patch, and the \
+                        agent's log contains the error";
             return LinkReport::broken(Link::Annotation, text, pages::NO_ANNOTATION);
         }
         if !self.state.has_right_annotation(self.pod, &entries) {
-            let text =
-                "the annotation names the node port and has other entries too, which the agent is about to correct";
+            let text = "the annotation names the node port, but other parts of it are wrong, which the agent is about to correct";
             return LinkReport::broken(Link::Annotation, text, pages::DIFFERENCE);
         }
         LinkReport::ok(Link::Annotation, "the Pod's annotation names the node port")
@@ -244,7 +246,7 @@ impl Scene<'_> {
         if self.view.reaches_clients {
             return LinkReport::ok(Link::Device, format!("the programs are on {}", attached.join(", ")));
         }
-        let text = "no device by which clients reach the Node carries the programs: name the uplinks with --devices";
+        let text = "no device through which clients reach the Node has the programs: name the uplinks with --devices";
         LinkReport::broken(Link::Device, text, pages::DOCTOR)
     }
 

@@ -41,7 +41,8 @@ fn last_packet(traffic: &Traffic<'_>, is_broken: bool) -> LinkReport {
             "no client has sent a packet to the node port: compare the members of the load balancer with the annotation",
         ),
         (_, 0) => {
-            let text = format!("{text}: the Pod does not answer, or its replies take another way");
+            let text =
+                format!("{text}: the Pod does not answer, or its replies leave through a device without the programs");
             LinkReport::broken(Link::LastPacket, text, pages::NO_CONNECTION)
         }
         _ if is_broken => LinkReport::info(Link::LastPacket, text),
@@ -57,7 +58,8 @@ fn last_refusal(reasons: &[(Reason, u64)]) -> LinkReport {
         .map(|(reason, count)| format!("{} {count}", reason.name()))
         .collect();
     let text = if counted.is_empty() {
-        "no packet of this Node was dropped or passed".to_owned()
+        let names: Vec<&str> = near.iter().map(|reason| reason.name()).collect();
+        format!("no packet of the whole Node has one of the reasons {}", names.join(", "))
     } else {
         format!("of the whole Node: {}", counted.join(", "))
     };

@@ -12,7 +12,7 @@ fn put(state: &mut State, pod: Pod, now: u64) {
 }
 
 #[test]
-fn nothing_is_complete_before_all_three_lists() {
+fn the_state_is_complete_only_after_all_three_lists() {
     let mut state = state();
     state.apply(Change::Pods(Vec::new()), 0);
     state.apply(Change::Services(Vec::new()), 0);
@@ -111,7 +111,7 @@ fn a_node_port_that_returns_or_that_another_pod_gets_does_not_drain() {
 }
 
 #[test]
-fn a_pod_that_is_gone_does_not_drain() {
+fn a_deleted_pod_does_not_drain() {
     let mut state = cluster(vec![one()]);
     assert_eq!(web(&mut state).len(), 1);
     state.apply(Change::PodGone(ObjectKey::new("default", "a"), PodUid("other".into())), 0);

@@ -111,7 +111,7 @@ proptest! {
     /// A member has an address of its Pod's Node, and a node port that the Pod's annotation names or named within the
     /// drain time. No two members of different Pods have the same address, node port and protocol.
     #[test]
-    fn a_member_is_where_its_pod_says(changes in prop::collection::vec(change(), 0..60)) {
+    fn every_member_has_an_address_and_port_of_its_pods_annotation(changes in prop::collection::vec(change(), 0..60)) {
         let mut state = State::new(range(), DRAIN);
         let mut objects = Objects::default();
         let mut named: BTreeMap<ObjectKey, String> = BTreeMap::new();

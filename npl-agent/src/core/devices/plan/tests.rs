@@ -162,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn a_plan_that_is_carried_out_changes_nothing(next in plan()) {
+    fn running_a_plan_twice_changes_nothing(next in plan()) {
         let mut kernel = Kernel::after(&next);
         let before = kernel.clone();
         kernel.run(&next, &BTreeSet::new());
@@ -171,7 +171,7 @@ proptest! {
 }
 
 #[test]
-fn a_device_without_ethernet_headers_has_programs_of_its_own() {
+fn a_device_without_ethernet_headers_gets_programs_for_plain_ip_packets() {
     let plan = DevicePlan { programs: [(7, ProgramSet::Uplink)].into(), ..DevicePlan::default() };
     let steps = plan.attach_steps(&[device(7, LinkLayer::None)], &AttachedHooks::new());
     let attach = |direction, program| DeviceStep::Attach { ifindex: 7, direction, program };
@@ -185,7 +185,7 @@ fn a_device_without_ethernet_headers_has_programs_of_its_own() {
 }
 
 #[test]
-fn programs_of_a_device_that_is_gone_are_detached() {
+fn programs_of_a_removed_device_are_detached() {
     let attached = [(99, Direction::Egress), (99, Direction::Ingress)].into();
     let steps = DevicePlan::default().attach_steps(&devices(), &attached);
     let detach = |direction| DeviceStep::Detach { ifindex: 99, direction };

@@ -45,14 +45,14 @@ fn queue(kind: &str) -> DeviceAttachments {
 }
 
 #[test]
-fn pairs_that_end_in_a_pod_and_bridges_lead_to_pods() {
+fn veth_pairs_with_a_peer_in_a_pod_and_bridges_lead_to_pods() {
     let reached = |kind| Some(Ok(PodNextHop { ifindex: 7, kind, mtu: 1500 }));
     assert_eq!(decided(&device(DeviceKind::Veth), ROUTE, &[2]), reached(HopKind::Peer));
     assert_eq!(decided(&device(DeviceKind::Bridge), ROUTE, &[2]), reached(HopKind::Bridge));
 }
 
 #[test]
-fn the_smaller_mtu_counts() {
+fn the_smaller_mtu_of_route_and_device_limits_redirects() {
     let mtu = |device_mtu, mtu| {
         let link = LinkFacts { mtu: device_mtu, ..LinkFacts::default() };
         let device = Device { link, ..device(DeviceKind::Veth) };
@@ -65,7 +65,7 @@ fn the_smaller_mtu_counts() {
 }
 
 #[test]
-fn a_pod_whose_device_is_gone_is_not_decided_on() {
+fn a_pod_whose_device_was_removed_gets_no_decision() {
     assert_eq!(decided(&device(DeviceKind::Veth), Route { ifindex: 9, ..ROUTE }, &[2]), None);
 }
 
@@ -132,7 +132,7 @@ fn redirect_does_not_bypass_a_closed_netkit_pair() {
 }
 
 #[test]
-fn an_uplink_on_which_others_come_behind_us_keeps_all_packets_on_the_stack() {
+fn no_packet_is_redirected_if_other_programs_run_after_npls_on_an_uplink() {
     let decided = |uplink: &Device, of_uplink: Option<Vec<AttachmentOwner>>| {
         let mut attachments = BTreeMap::from([(7, DeviceAttachments::default())]);
         let around = DeviceAttachments { egress: vec![other()], ..queue("htb") };
@@ -147,12 +147,12 @@ fn an_uplink_on_which_others_come_behind_us_keeps_all_packets_on_the_stack() {
     assert_eq!(decided(&uplink, Some(vec![other(), AttachmentOwner::Npl])), Ok(()));
     assert_eq!(decided(&uplink, Some(vec![AttachmentOwner::Npl, other()])), refused);
     assert_eq!(decided(&uplink, Some(vec![other()])), refused);
-    assert_eq!(decided(&uplink, None), refused, "nobody knows what is there");
+    assert_eq!(decided(&uplink, None), refused, "the attachments are unknown");
     assert_eq!(decided(&Device { link_layer: LinkLayer::None, ..uplink }, Some(vec![other()])), Ok(()));
 }
 
 #[test]
-fn pods_of_a_family_whose_uplink_is_chosen_by_mark_take_the_stack() {
+fn no_pod_of_a_family_with_uplinks_chosen_by_mark_is_redirected() {
     let pods = ["10.244.1.5", "2001:db8::5"].map(|text| text.parse().unwrap());
     let routes = BTreeMap::from(pods.map(|pod| (pod, ROUTE)));
     let attachments = BTreeMap::from([(7, DeviceAttachments::default())]);
@@ -162,7 +162,7 @@ fn pods_of_a_family_whose_uplink_is_chosen_by_mark_take_the_stack() {
 }
 
 #[test]
-fn only_what_is_there_can_be_chosen() {
+fn forwarding_accepts_only_its_three_values() {
     for forwarding in [Forwarding::Stack, Forwarding::Redirect, Forwarding::Offload] {
         assert_eq!(forwarding.as_str().parse(), Ok(forwarding));
     }
@@ -171,7 +171,7 @@ fn only_what_is_there_can_be_chosen() {
 }
 
 #[test]
-fn uplinks_without_ethernet_and_of_virtual_routers_take_the_stack() {
+fn uplinks_without_ethernet_and_of_vrfs_do_not_redirect() {
     let plain = || device(DeviceKind::Physical);
     let carried = |device: &Device| ProgramSet::of_uplink(device, Forwarding::Redirect);
     assert_eq!(carried(&plain()), ProgramSet::RedirectUplink);
@@ -182,7 +182,7 @@ fn uplinks_without_ethernet_and_of_virtual_routers_take_the_stack() {
 /// Cilium forwards packets to its Pods itself. With its endpoint routes, Pods are reached through `lxc…`, otherwise by
 /// `cilium_host`.
 #[test]
-fn pods_of_cilium_are_left_to_it() {
+fn the_stack_forwards_packets_of_pods_of_cilium() {
     let pod = "10.244.1.5".parse().unwrap();
     let decide = |devices: &[Device]| {
         let attachments = BTreeMap::from([(7, DeviceAttachments::default())]);

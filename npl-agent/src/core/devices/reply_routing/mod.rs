@@ -128,7 +128,8 @@ pub struct ReplyRoutes {
     pub markings: BTreeSet<Marking>,
     /// Pods whose replies leave through the interface of the request only if their connections are marked.
     pub marked: BTreeSet<IpAddr>,
-    /// Pods for which no rule evaluates a mark.
+    /// Pods whose replies no mark can lead through an uplink: before the Pod's rule, no rule for a mark selects a table
+    /// with a default route through an uplink.
     pub unmarked: BTreeSet<IpAddr>,
     /// Addresses of the Node with their own routing table, whose default routes leave through other uplinks than the
     /// main table's. Replies of Pods use the main table, because they are routed before their source becomes the Node's
@@ -149,7 +150,8 @@ pub enum ReplyRouteProblem {
 }
 
 impl Routing {
-    /// Decides by rules and routes alone, so that the result is known before a Pod's first mapping.
+    /// The routes of replies of all Pods. The result does not depend on mappings, so it is known before a Pod's first
+    /// mapping.
     pub fn reply_routes(&self, devices: &[Device], uplinks: &BTreeSet<u32>) -> ReplyRoutes {
         let is_own = |addr: &IpAddr| devices.iter().any(|device| device.addresses.contains(addr));
         let mut routes = ReplyRoutes::default();
@@ -163,7 +165,7 @@ impl Routing {
                     }
                 }
                 Selector::Source(addr) if rule.table != MAIN_TABLE && !is_own(&addr) => {
-                    routes.take_in(addr, leading.get(&rule.family));
+                    routes.add_pod(addr, leading.get(&rule.family));
                 }
                 Selector::Source(addr) if self.misroutes(rule, leading.get(&rule.family), uplinks) => {
                     routes.misrouted_addresses.insert(addr);
@@ -174,8 +176,8 @@ impl Routing {
         routes
     }
 
-    /// Whether a rule for an address of the Node selects other uplinks than those of Pods' replies, and no mark of an
-    /// earlier rule sends those replies through the rule's uplinks.
+    /// Whether replies of Pods to clients of a Node address leave through another uplink than those that a rule selects
+    /// for the address: the main table has other uplinks, and no earlier rule for a mark leads to the rule's uplinks.
     fn misroutes(&self, rule: &Rule, leading: Option<&BTreeSet<Marking>>, uplinks: &BTreeSet<u32>) -> bool {
         let of_rule = self.default_uplinks(rule.family, rule.table, uplinks);
         let of_marks: BTreeSet<u32> = leading.into_iter().flatten().map(|marking| marking.ifindex).collect();
@@ -208,8 +210,9 @@ impl Routing {
 }
 
 impl ReplyRoutes {
-    /// Only the first rule for an address counts; a CNI may have several of them, for different destinations.
-    fn take_in(&mut self, addr: IpAddr, leading: Option<&BTreeSet<Marking>>) {
+    /// Adds the Pod of a rule. Later rules for the same address are ignored: a CNI may have several of them, for
+    /// different destinations.
+    fn add_pod(&mut self, addr: IpAddr, leading: Option<&BTreeSet<Marking>>) {
         if self.marked.contains(&addr) || self.unmarked.contains(&addr) {
             return;
         }

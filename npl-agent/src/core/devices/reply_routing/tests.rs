@@ -61,13 +61,13 @@ fn routes(markings: &[(Family, u32, u32, u32)], marked: &[&str], unmarked: &[&st
 }
 
 #[test]
-fn a_mark_that_leads_to_the_main_table_ahead_of_a_pods_rule_is_set() {
+fn connections_get_the_mark_of_a_rule_that_selects_the_main_table_before_the_pods_rule() {
     let rules = [marked(Family::V4, 0x80, 0x80, MAIN_TABLE), from(POD, 2), from("10.0.64.8", 2)];
     assert_eq!(reply_routes(&rules), routes(&[(Family::V4, FIRST, 0x80, 0x80)], &[POD, "10.0.64.8"], &[]));
 }
 
 #[test]
-fn a_pods_rule_ahead_of_the_marks_takes_its_replies_whatever_is_marked() {
+fn a_pods_rule_before_the_rules_for_marks_decides_the_route_of_its_replies() {
     let mark = marked(Family::V4, 0x80, 0x80, MAIN_TABLE);
     assert_eq!(reply_routes(&[from(POD, 2), mark]), routes(&[], &[], &[POD]));
     let one_of_two = [from(POD, 2), mark, from(POD, 2), from("10.0.64.8", 2)];
@@ -75,7 +75,7 @@ fn a_pods_rule_ahead_of_the_marks_takes_its_replies_whatever_is_marked() {
 }
 
 #[test]
-fn without_a_mark_pods_stay_unmarked() {
+fn connections_of_pods_stay_unmarked_without_a_rule_for_a_mark() {
     assert_eq!(reply_routes(&[from(POD, 2)]), routes(&[], &[], &[POD]));
 }
 
@@ -88,11 +88,15 @@ fn rules_without_pod_tables_need_no_mark() {
 
 /// kubernetes/kubernetes#101910: the rule applies to sockets of the Node, and not to replies of Pods.
 #[test]
-fn an_address_of_the_node_with_a_table_by_another_uplink_is_misrouted_unless_marks_lead_there() {
+fn an_address_of_the_node_with_a_table_of_another_uplink_is_misrouted_unless_marks_select_that_uplink() {
     let misrouted = |rules: &[Rule]| reply_routes(rules).misrouted_addresses.len();
     assert_eq!(misrouted(&[from(OWN, 2)]), 1);
     assert_eq!(misrouted(&[marked(Family::V4, 0x80, 0x80, 2), from(OWN, 2)]), 0);
-    assert_eq!(misrouted(&[from(OWN, 2), marked(Family::V4, 0x80, 0x80, 2)]), 1, "the mark comes too late");
+    assert_eq!(
+        misrouted(&[from(OWN, 2), marked(Family::V4, 0x80, 0x80, 2)]),
+        1,
+        "the rule for the mark comes after the Pod's rule"
+    );
     assert_eq!(misrouted(&[marked(Family::V4, 0x80, 0x80, MAIN_TABLE), from(OWN, 2)]), 1);
     for harmless in [from(OWN, MAIN_TABLE), from(OWN, 3), from(OWN, 2004)] {
         assert_eq!(misrouted(&[harmless]), 0, "{harmless:?}");
@@ -112,7 +116,7 @@ fn a_misrouted_address_of_the_node_is_a_problem_unless_replies_are_redirected() 
 }
 
 #[test]
-fn a_mark_counts_whose_table_leaves_by_an_uplink_and_the_first_of_several_is_set() {
+fn the_first_mark_whose_table_has_a_default_route_through_an_uplink_is_set() {
     let by = |table| marked(Family::V4, 0x200, 0xf00, table);
     assert_eq!(reply_routes(&[by(2), from(POD, 3)]), routes(&[(Family::V4, SECOND, 0x200, 0xf00)], &[POD], &[]));
     for nowhere in [3, 2004] {
@@ -160,7 +164,7 @@ fn misrouted_replies_are_a_problem_unless_marked_or_redirected() {
 }
 
 #[test]
-fn a_mark_routes_packets_if_its_table_leaves_by_an_uplink_and_is_not_the_main_one() {
+fn a_mark_chooses_the_uplink_if_its_table_is_not_main_and_has_a_default_route_through_an_uplink() {
     let tables = [(MAIN_TABLE, FIRST), (2, SECOND), (3, THIRD)];
     let default_routes = tables.map(|(table, ifindex)| DefaultRoute { family: Family::V4, table, ifindex });
     let families = |family, table| {

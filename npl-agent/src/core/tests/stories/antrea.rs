@@ -31,7 +31,7 @@ fn a_load_balancer_is_served_and_an_external_name_is_not() {
 }
 
 #[test]
-fn a_selector_or_a_label_that_changes_takes_the_mapping_along() {
+fn a_changed_selector_or_label_changes_which_pods_are_mapped() {
     check(
         "node 192.0.2.1
          start
@@ -64,7 +64,7 @@ fn a_selector_or_a_label_that_changes_takes_the_mapping_along() {
 }
 
 #[test]
-fn a_port_that_two_services_want_is_one_mapping_until_neither_does() {
+fn a_port_that_two_services_request_has_one_mapping_until_neither_requests_it() {
     check(
         "node 192.0.2.1
          service default/by-number app=web 8080/tcp
@@ -90,7 +90,7 @@ fn a_port_that_two_services_want_is_one_mapping_until_neither_does() {
 }
 
 #[test]
-fn a_service_without_families_wants_nothing() {
+fn a_service_without_families_gets_no_node_ports() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp no-family
@@ -135,7 +135,7 @@ fn only_targeted_ports_are_mapped_declared_or_not() {
 }
 
 #[test]
-fn a_pod_that_changes_in_nothing_that_matters_costs_nothing() {
+fn an_irrelevant_change_of_a_pod_causes_no_op() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -158,7 +158,7 @@ fn a_pod_that_changes_in_nothing_that_matters_costs_nothing() {
 }
 
 #[test]
-fn an_annotation_that_a_pod_is_born_with_means_nothing() {
+fn an_annotation_of_a_new_pod_reserves_no_port() {
     check(
         r#"node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -182,7 +182,7 @@ fn an_annotation_that_a_pod_is_born_with_means_nothing() {
 }
 
 #[test]
-fn each_family_takes_its_address_where_there_is_one() {
+fn each_family_publishes_the_first_available_kind_of_address() {
     check(
         "node-ip external
          node external=203.0.113.1 192.0.2.1 2001:db8::1
@@ -205,7 +205,7 @@ fn each_family_takes_its_address_where_there_is_one() {
 }
 
 #[test]
-fn one_number_of_the_host_on_two_protocols_is_written_once() {
+fn a_host_port_of_two_protocols_is_written_once() {
     check(
         "node 192.0.2.1
          service default/dns app=dns 53/tcp 53/udp
@@ -228,7 +228,7 @@ fn one_number_of_the_host_on_two_protocols_is_written_once() {
 }
 
 #[test]
-fn a_host_port_inside_the_range_is_echoed_after_a_restart_too() {
+fn a_host_port_inside_the_range_is_published_after_a_restart_too() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -261,7 +261,7 @@ fn a_host_port_inside_the_range_is_echoed_after_a_restart_too() {
 }
 
 #[test]
-fn an_annotation_that_names_a_port_twice_leaves_nothing_behind() {
+fn an_annotation_with_two_node_ports_of_one_pod_port_reserves_one() {
     check(
         r#"node 192.0.2.1
          service default/web app=web 8080/tcp

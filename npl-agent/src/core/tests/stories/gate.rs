@@ -8,7 +8,7 @@ use expect_test::expect;
 use crate::core::tests::script::check;
 
 #[test]
-fn a_gate_is_opened_once_everything_is_published_and_never_before() {
+fn a_gate_is_opened_after_all_node_ports_are_published() {
     check(
         "range 61000-61001
          node 192.0.2.1

@@ -53,7 +53,7 @@ fn withdrawal_comes_before_the_drain_and_the_drain_before_the_quarantine() {
 }
 
 #[test]
-fn a_port_that_is_wanted_again_is_the_same_port_again() {
+fn a_pod_port_that_is_requested_again_keeps_its_node_port() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -170,7 +170,7 @@ fn a_finished_pod_is_withdrawn_and_a_terminating_one_is_not() {
 }
 
 #[test]
-fn a_new_address_keeps_the_node_port_and_a_lost_one_withdraws() {
+fn a_new_pod_address_keeps_the_node_port_and_a_lost_address_withdraws_it() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -387,7 +387,7 @@ fn a_claim_that_arrived_without_an_agent_is_newer_than_the_mapping_of_the_other_
 }
 
 #[test]
-fn a_pod_that_takes_an_address_over_is_served_in_the_place_of_the_former() {
+fn a_pod_that_gets_the_address_of_another_pod_is_served_instead() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -478,7 +478,7 @@ fn a_port_stays_quarantined_while_an_annotation_names_it() {
 }
 
 #[test]
-fn an_agent_that_retires_withdraws_drains_and_is_done() {
+fn a_retiring_agent_withdraws_and_drains_all_mappings() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp

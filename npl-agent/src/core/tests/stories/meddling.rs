@@ -8,7 +8,7 @@ use expect_test::expect;
 use crate::core::tests::script::check;
 
 #[test]
-fn a_foreign_annotation_is_put_right_on_any_pod() {
+fn an_annotation_of_another_writer_is_corrected_on_every_pod() {
     check(
         r#"node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -46,7 +46,7 @@ fn a_foreign_annotation_is_put_right_on_any_pod() {
 }
 
 #[test]
-fn a_port_of_another_process_is_left_for_the_next() {
+fn a_port_that_another_process_uses_is_skipped() {
     check(
         "range 61000-61005
          node 192.0.2.1
@@ -130,7 +130,7 @@ fn a_port_stolen_during_a_restart_is_served_until_its_successor_is_published() {
 }
 
 #[test]
-fn a_mapping_that_somebody_removed_is_put_back_without_a_write() {
+fn a_mapping_that_other_software_removed_is_restored_without_a_patch() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -155,7 +155,7 @@ fn a_mapping_that_somebody_removed_is_put_back_without_a_write() {
 }
 
 #[test]
-fn new_node_addresses_are_written_and_no_address_changes_nothing() {
+fn new_node_addresses_are_published_and_a_node_without_addresses_changes_nothing() {
     check(
         "service default/web app=web 8080/tcp
          start
@@ -225,7 +225,7 @@ fn writes_wait_for_the_api_server_and_the_drain_waits_for_the_write() {
 }
 
 #[test]
-fn a_terminating_pod_with_a_foreign_annotation_gets_an_empty_list_and_keeps_the_key() {
+fn a_terminating_pod_with_the_annotation_of_another_writer_gets_an_empty_list() {
     check(
         r#"node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -277,7 +277,7 @@ fn a_terminating_pod_whose_ports_are_taken_gets_an_empty_annotation() {
 }
 
 #[test]
-fn another_port_at_its_own_node_port_is_none_that_a_terminating_pod_has() {
+fn an_entry_of_a_terminating_pod_with_a_wrong_pod_port_is_emptied() {
     check(
         r#"node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -303,7 +303,7 @@ fn another_port_at_its_own_node_port_is_none_that_a_terminating_pod_has() {
 }
 
 #[test]
-fn another_writer_that_never_rests_is_met_ever_more_slowly_and_named() {
+fn writes_against_a_persistent_other_writer_are_delayed_and_the_writer_is_named() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp

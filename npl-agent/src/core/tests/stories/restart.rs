@@ -8,7 +8,7 @@ use expect_test::expect;
 use crate::core::tests::script::check;
 
 #[test]
-fn a_restart_with_nothing_changed_does_nothing_but_reserve() {
+fn a_restart_without_changes_only_reserves_ports() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp 9090/tcp
@@ -44,7 +44,7 @@ fn a_restart_with_nothing_changed_does_nothing_but_reserve() {
 }
 
 #[test]
-fn a_restart_finds_what_changed_meanwhile() {
+fn a_restart_applies_changes_that_happened_without_an_agent() {
     check(
         "range 61000-61005
          node 192.0.2.1
@@ -99,7 +99,7 @@ fn a_restart_finds_what_changed_meanwhile() {
 }
 
 #[test]
-fn a_reboot_loses_the_mappings_and_keeps_the_ports() {
+fn after_a_reboot_mappings_get_the_ports_of_their_annotations() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp

@@ -8,7 +8,7 @@ use expect_test::expect;
 use crate::core::tests::script::check;
 
 #[test]
-fn a_pod_is_mapped_before_it_is_published_and_others_are_left_alone() {
+fn a_pod_is_mapped_before_it_is_published_and_unselected_pods_are_not_mapped() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -36,7 +36,7 @@ fn a_pod_is_mapped_before_it_is_published_and_others_are_left_alone() {
 }
 
 #[test]
-fn services_that_are_not_for_npl_do_nothing() {
+fn services_on_which_npl_does_not_act_cause_no_op() {
     check(
         "node 192.0.2.1
          start
@@ -64,7 +64,7 @@ fn services_that_are_not_for_npl_do_nothing() {
 }
 
 #[test]
-fn ports_of_all_services_are_united_and_written_at_once() {
+fn ports_of_all_services_of_a_pod_are_published_in_one_patch() {
     check(
         "node 192.0.2.1
          service default/one app=web 8080/tcp dns/udp
@@ -131,7 +131,7 @@ fn a_name_that_the_pod_does_not_have_is_a_problem_of_that_port_alone() {
 }
 
 #[test]
-fn host_ports_and_the_host_network_are_echoed() {
+fn host_ports_and_ports_of_the_host_network_are_published_without_a_mapping() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp 9090/tcp 53/udp
@@ -160,7 +160,7 @@ fn host_ports_and_the_host_network_are_echoed() {
 }
 
 #[test]
-fn a_host_port_is_neither_allocated_nor_hidden_in_silence() {
+fn a_host_port_is_not_allocated_and_a_conflict_is_reported() {
     check(
         "range 61000-61002
          node 192.0.2.1
@@ -329,7 +329,7 @@ fn a_service_problem_is_reported_once_on_nodes_with_its_pods() {
 }
 
 #[test]
-fn sctp_is_served_where_it_is_asked_for_and_withdrawn_where_it_no_longer_is() {
+fn sctp_is_served_if_protocols_names_it_and_withdrawn_otherwise() {
     check(
         "node 192.0.2.1
          protocols tcp sctp

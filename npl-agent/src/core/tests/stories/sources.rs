@@ -8,7 +8,7 @@ use expect_test::expect;
 use crate::core::tests::script::check;
 
 #[test]
-fn sources_are_there_before_the_mapping_and_go_after_it() {
+fn sources_are_written_before_the_mapping_and_removed_after_it() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp allow:198.51.100.0/24,2001:db8::/32,203.0.113.7
@@ -66,7 +66,7 @@ fn a_changed_list_adds_before_it_removes_and_writes_no_mapping() {
 }
 
 #[test]
-fn a_list_that_comes_and_goes_restricts_and_frees_a_mapping_that_stays() {
+fn adding_and_removing_a_list_changes_the_restriction_of_the_same_mapping() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -93,7 +93,7 @@ fn a_list_that_comes_and_goes_restricts_and_frees_a_mapping_that_stays() {
 }
 
 #[test]
-fn of_several_services_any_may_let_a_client_in() {
+fn a_client_is_allowed_if_any_service_of_the_port_allows_the_client() {
     check(
         "node 192.0.2.1
          service default/one app=web 8080/tcp allow:198.51.100.0/24
@@ -147,7 +147,7 @@ fn each_family_has_its_own_ranges_and_without_any_allows_no_source() {
 }
 
 #[test]
-fn a_mapping_that_drains_is_for_whom_it_was() {
+fn a_draining_mapping_keeps_its_allowed_sources() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp allow:198.51.100.0/24
@@ -177,7 +177,7 @@ fn a_mapping_that_drains_is_for_whom_it_was() {
 }
 
 #[test]
-fn a_mapping_that_drains_for_another_reason_than_its_service_is_for_whom_that_says() {
+fn a_mapping_that_drains_although_a_service_requests_it_follows_the_list_of_the_service() {
     check(
         "node 192.0.2.1 2001:db8::1
          service default/web app=web 8080/tcp dual
@@ -206,7 +206,7 @@ fn a_mapping_that_drains_for_another_reason_than_its_service_is_for_whom_that_sa
 }
 
 #[test]
-fn sources_go_with_a_mapping_that_cannot_be_put_right() {
+fn sources_are_removed_with_a_mapping_that_cannot_be_corrected() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp allow:198.51.100.7
@@ -275,7 +275,7 @@ fn a_restart_writes_no_source_and_removes_orphaned_sources() {
 }
 
 #[test]
-fn a_full_table_refuses_whom_it_has_no_room_for_and_takes_them_when_it_has() {
+fn a_full_map_drops_clients_of_missing_ranges_until_the_ranges_fit() {
     check(
         "node 192.0.2.1
          cramp 2
@@ -346,7 +346,7 @@ fn a_list_with_errors_is_reported_and_its_valid_ranges_are_served() {
 }
 
 #[test]
-fn a_list_is_followed_where_another_process_has_the_port_and_no_other_is_free() {
+fn a_changed_list_is_applied_although_another_process_has_the_port() {
     check(
         "range 61000-61001
          node 192.0.2.1
