@@ -23,6 +23,7 @@ use kube::{
 };
 use tokio::time::{sleep, timeout};
 use tower::{BoxError, ServiceBuilder, timeout::TimeoutLayer};
+use tower_http::decompression::DecompressionLayer;
 use tracing::{debug, info, warn};
 
 use super::{
@@ -212,6 +213,8 @@ fn build(mut config: Config, liveness: Liveness) -> kube::Result<Client> {
     let service = ServiceBuilder::new()
         .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
         .layer(config.base_uri_layer())
+        // Lists above 128 KiB arrive compressed. kube requests watches without compression.
+        .layer(DecompressionLayer::new())
         .map_request(move |request| TokenFile::authorize(for_requests.as_ref(), request))
         .map_response(move |response| TokenFile::invalidate_if_refused(for_responses.as_ref(), response))
         .option_layer(config.auth_layer()?)
