@@ -28,7 +28,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     backoff::{Jittered, Throttle},
-    confinement,
+    confinement::{self, ConfinementResult},
     failure::{CERTIFICATE_ADVICE, FailureKind, REFUSALS_TO_CONFIRM, is_certificate_error, one_line, root_cause},
     objects::NodeObject,
     renewal::renewing,
@@ -175,11 +175,16 @@ async fn read(kubeconfig: Option<&Path>, user_agent: &str) -> Result<(Client, St
 
 /// Checks the permissions until the API server gives a definite answer, then the admission policy. Resolves only if the
 /// API server denies the agent access.
-pub(super) async fn refusal(client: Client, url: String, node_name: String) -> ConnectError {
+pub(super) async fn refusal(
+    client: Client,
+    url: String,
+    node_name: String,
+    confinement: ConfinementResult,
+) -> ConnectError {
     if let Err(refusal) = wait_for_access(&client, &url, &node_name).await {
         return refusal;
     }
-    confinement::check(&client, &node_name).await;
+    confinement::check(&client, &node_name, &confinement).await;
     pending().await
 }
 
