@@ -142,7 +142,7 @@ impl TableSizes {
 
 /// Whether the size of a map follows the Node.
 pub fn follows_the_node(map: &str) -> bool {
-    matches!(map, MAP_FLOW_V4 | MAP_FLOW_V6 | MAP_SOCKET_RNAT_V4 | MAP_SOCKET_RNAT_V6)
+    TableSizes::with_flows(0, 0).max_entries(map).is_some()
 }
 
 /// The number of entries of an LRU map with this `max_entries` that are never evicted while there are no more.
