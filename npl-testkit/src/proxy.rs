@@ -26,6 +26,8 @@ struct Shared {
     is_over: AtomicBool,
     is_closed: AtomicBool,
     delay_millis: AtomicU64,
+    /// The number of bytes that the server has sent.
+    from_server: AtomicU64,
     connections: Mutex<Vec<TcpStream>>,
 }
 
@@ -41,6 +43,7 @@ impl Proxy {
             is_over: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             delay_millis: AtomicU64::new(0),
+            from_server: AtomicU64::new(0),
             connections: Mutex::default(),
         });
         let accepting = Arc::clone(&shared);
@@ -81,6 +84,11 @@ impl Proxy {
         self.shared.is_closed.store(false, Ordering::SeqCst);
     }
 
+    /// The number of bytes that the server has sent on all connections.
+    pub fn bytes_from_server(&self) -> u64 {
+        self.shared.from_server.load(Ordering::SeqCst)
+    }
+
     /// Delays forwarded bytes in both directions.
     pub fn delay(&self, delay: Duration) {
         let millis = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
@@ -109,15 +117,18 @@ impl Shared {
         }
         connections.extend([client_kept, server_kept]);
         drop(connections);
-        for (from, to) in [(client_read, server), (server_read, client)] {
+        for (from, to, is_server) in [(client_read, server, false), (server_read, client, true)] {
             let shared = Arc::clone(self);
-            thread::spawn(move || shared.pass_on(from, to));
+            thread::spawn(move || shared.pass_on(from, to, is_server));
         }
     }
 
-    fn pass_on(&self, mut from: TcpStream, mut to: TcpStream) {
+    fn pass_on(&self, mut from: TcpStream, mut to: TcpStream, is_server: bool) {
         let mut buffer = [0; 16 * 1024];
         while let Ok(length @ 1..) = from.read(&mut buffer) {
+            if is_server {
+                self.from_server.fetch_add(u64::try_from(length).unwrap_or(u64::MAX), Ordering::SeqCst);
+            }
             thread::sleep(Duration::from_millis(self.delay_millis.load(Ordering::SeqCst)));
             if buffer.get(..length).is_none_or(|bytes| to.write_all(bytes).is_err()) {
                 break;

@@ -12,7 +12,7 @@ use crate::{
     },
     devices::uplinks::DeviceReport,
     http::Health,
-    kube::contacts::WatchContacts,
+    kube::{confinement::ConfinementResult, contacts::WatchContacts},
     local::Request,
 };
 
@@ -23,6 +23,8 @@ pub struct Introspection {
     requests: mpsc::Receiver<Request>,
     /// The watches.
     contacts: WatchContacts,
+    /// Whether an admission policy confines the agent.
+    confinement: ConfinementResult,
     node_name: String,
     /// The devices of the last survey.
     pub(super) devices: Vec<DeviceView>,
@@ -34,9 +36,21 @@ pub struct Introspection {
 
 impl Introspection {
     /// Creates the state in which the Node's devices have not been surveyed yet.
-    pub const fn new(requests: mpsc::Receiver<Request>, contacts: WatchContacts, node_name: String) -> Self {
-        let former_programs_on = Vec::new();
-        Self { requests, contacts, node_name, devices: Vec::new(), reaches_clients: false, former_programs_on }
+    pub const fn new(
+        requests: mpsc::Receiver<Request>,
+        contacts: WatchContacts,
+        confinement: ConfinementResult,
+        node_name: String,
+    ) -> Self {
+        Self {
+            requests,
+            contacts,
+            confinement,
+            node_name,
+            devices: Vec::new(),
+            reaches_clients: false,
+            former_programs_on: Vec::new(),
+        }
     }
 
     /// The next request; pending if the socket could not be opened.
@@ -70,6 +84,7 @@ impl Introspection {
             node_addresses: state.node_ips().collect(),
             port_range: state.port_range(),
             watches: self.contacts.views(),
+            is_confined: self.confinement.is_confined(),
             devices: self.devices.clone(),
             reaches_clients: self.reaches_clients,
             former_programs_on: self.former_programs_on.clone(),

@@ -43,7 +43,10 @@ use crate::{
         uplinks::{Uplinks, needs_attachments},
     },
     http::{Health, Servers},
-    kube::{self, WatchedObjects, contacts::WatchContacts, events::Recorder, patch::PodPatcher},
+    kube::{
+        self, WatchedObjects, confinement::ConfinementResult, contacts::WatchContacts, events::Recorder,
+        patch::PodPatcher,
+    },
     local,
     metrics::{Counts, DatapathCounters, FamilyTotals, Metrics},
     netlink,
@@ -106,10 +109,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     // The API server answers while the kernel verifies the programs, so that a restart takes only as long as the slower
     // of the two.
     let (sender, changes) = mpsc::channel(QUEUE);
-    let contacts = WatchContacts::default();
+    let (contacts, confinement) = (WatchContacts::default(), ConfinementResult::default());
     let watched = WatchedObjects { node_name: node_name.clone(), service_selector };
-    let mut connecting = kube::connect_and_watch(kubeconfig, watched, &annotation_keys, &metrics, &contacts, sender);
-    let (introspection, local_socket) = open_local_socket(runtime_dir, contacts, &node_name);
+    let mut connecting =
+        kube::connect_and_watch(kubeconfig, watched, &annotation_keys, &metrics, &contacts, &confinement, sender);
+    let (introspection, local_socket) = open_local_socket(runtime_dir, contacts, confinement, &node_name);
     let mut datapath = Datapath::open_sized(&bpffs, max_flows)?;
     let seed = random_seed()?;
     datapath.configure(port_range, || seed)?;
@@ -176,10 +180,11 @@ fn warn_of(settings: &Settings) {
 fn open_local_socket(
     runtime_dir: PathBuf,
     contacts: WatchContacts,
+    confinement: ConfinementResult,
     node_name: &str,
 ) -> (Introspection, JoinHandle<Infallible>) {
     let (sender, requests) = mpsc::channel(1);
-    let introspection = Introspection::new(requests, contacts, node_name.to_owned());
+    let introspection = Introspection::new(requests, contacts, confinement, node_name.to_owned());
     (introspection, tokio::spawn(serve_local_socket(runtime_dir, sender)))
 }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{print, print_json, table};
 use crate::{
     cli::facts,
-    config::args::{OutputFormat, ViewArgs},
+    config::args::{NodeViewArgs, OutputFormat},
     core::doctor::{Finding, State, examine},
 };
 
@@ -37,9 +37,9 @@ impl From<&Finding> for FindingRow {
 /// # Errors
 ///
 /// If standard output cannot be written.
-pub async fn show(args: &ViewArgs) -> anyhow::Result<ExitCode> {
+pub async fn show(args: &NodeViewArgs) -> anyhow::Result<ExitCode> {
     let rows = findings(args).await;
-    match args.output {
+    match args.view.output {
         OutputFormat::Json => print_json(&rows)?,
         OutputFormat::Table | OutputFormat::Wide => print(&as_text(&rows))?,
     }
@@ -48,7 +48,7 @@ pub async fn show(args: &ViewArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The findings of all checks.
-pub(super) async fn findings(args: &ViewArgs) -> Vec<FindingRow> {
+pub(super) async fn findings(args: &NodeViewArgs) -> Vec<FindingRow> {
     examine(&facts::gather(args).await).iter().map(FindingRow::from).collect()
 }
 

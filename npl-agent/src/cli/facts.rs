@@ -11,7 +11,7 @@ use std::{
 use npl_common::config::Config;
 
 use crate::{
-    config::args::ViewArgs,
+    config::args::NodeViewArgs,
     core::{
         devices::{
             Device, DeviceSelection,
@@ -23,6 +23,7 @@ use crate::{
         model::settings::PortRange,
     },
     datapath::{OwnPrograms, cgroup, inspect::Inspection, is_unmitigated, pins::Direction, preflight},
+    local,
     netlink::{self, TcInspection},
     nft_guard,
     process::error_chain::ErrorChain,
@@ -35,7 +36,8 @@ const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 const SYSCTLS: &str = "/proc/sys";
 
 /// Reads all facts once.
-pub(super) async fn gather(args: &ViewArgs) -> Facts {
+pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
+    let NodeViewArgs { view: args, runtime_dir } = args;
     let network = netlink::interfaces_and_routing().await.map_err(|error| ErrorChain(&error).to_string());
     let (devices, routing) = match network {
         Ok((devices, routing)) => (Ok(devices), Ok(routing)),
@@ -59,9 +61,14 @@ pub(super) async fn gather(args: &ViewArgs) -> Facts {
         is_bpffs_mounted: preflight::check_bpffs(&args.bpffs).is_ok(),
         rights: preflight::rights(),
         is_agent_running: lock::is_taken(&args.bpffs),
+        is_confined: match local::ask(runtime_dir).await {
+            Ok(agent) => Ok(agent.is_confined),
+            Err(error) => Err(ErrorChain(&error).to_string()),
+        },
         datapath: datapath.map_err(|error| ErrorChain(&error).to_string()),
         cgroup: cgroup::hierarchy().map(|path| path.display().to_string()),
         pod_devices: routes.into_iter().map(|(pod, route)| (pod, route.ifindex)).collect(),
+        devices_with_fraglists: netlink::devices_with_fraglists().await.map_err(|error| ErrorChain(&error).to_string()),
         sysctls: sysctls(devices.as_deref().unwrap_or_default()),
         devices,
         routing,

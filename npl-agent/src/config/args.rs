@@ -106,7 +106,7 @@ pub enum Command {
     Top(TopArgs),
     /// Check this Node's kernel, capabilities and settings, and print each finding with its remedy. Changes no state,
     /// and works with and without a running agent. Exits with 1 if a finding keeps node ports from working.
-    Doctor(ViewArgs),
+    Doctor(NodeViewArgs),
     /// Write a support archive of this Node: versions, status, mappings, findings of the doctor, state of the agent.
     /// Works without a running agent. Contains no Secret, no environment, no log, and no annotation or label of an
     /// object.

@@ -143,7 +143,7 @@ impl TableSizes {
 
 /// Whether the size of a map depends on the Node.
 pub fn follows_the_node(map: &str) -> bool {
-    matches!(map, MAP_FLOW_V4 | MAP_FLOW_V6 | MAP_SOCKET_RNAT_V4 | MAP_SOCKET_RNAT_V6)
+    TableSizes::with_flows(0, 0).max_entries(map).is_some()
 }
 
 /// The number of entries that an LRU map with this `max_entries` can hold before the kernel evicts an entry.

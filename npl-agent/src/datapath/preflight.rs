@@ -22,6 +22,10 @@ pub const KERNEL_FLOOR: (u8, u8) = (5, 10);
 const KERNEL_FLOOR_TEXT: &str = "5.10";
 /// The first kernel with TCX, which has BPF links on TC hooks.
 const TCX_SINCE: (u8, u8) = (6, 6);
+/// The first kernel that translates every IPv6 datagram of a fraglist whose first datagram was translated, and the first
+/// one of the 6.12 series.
+const TRANSLATES_FRAGLISTS_SINCE: (u8, u8) = (6, 15);
+const TRANSLATES_FRAGLISTS_SINCE_6_12: u16 = 28;
 /// The first kernel with XDP programs for multi-buffer frames.
 const XDP_FRAGS_SINCE: (u8, u8) = (5, 18);
 
@@ -67,17 +71,32 @@ fn is_at_least((major, minor): (u8, u8)) -> bool {
     KernelVersion::current().map_or(true, |found| found >= KernelVersion::new(major, minor, 0))
 }
 
+/// Whether an unmodified kernel of this version translates every datagram of a fraglist. Distributions may have ported the
+/// change to an older one.
+fn translates_fraglists(version: KernelVersion) -> bool {
+    let (major, minor) = TRANSLATES_FRAGLISTS_SINCE;
+    let is_of_6_12 = version < KernelVersion::new(6, 13, 0);
+    version >= KernelVersion::new(major, minor, 0)
+        || is_of_6_12 && version >= KernelVersion::new(6, 12, TRANSLATES_FRAGLISTS_SINCE_6_12)
+}
+
 /// Version and features of the running kernel.
 pub fn kernel_facts() -> Kernel {
     let release = nix::sys::utsname::uname().map_or_else(
         |_unreadable| "of unknown version".to_owned(),
         |name| name.release().to_string_lossy().into_owned(),
     );
-    Kernel { release, needed: KERNEL_FLOOR_TEXT, is_new_enough: is_at_least(KERNEL_FLOOR), has_tcx: has_tcx() }
+    Kernel {
+        release,
+        needed: KERNEL_FLOOR_TEXT,
+        is_new_enough: is_at_least(KERNEL_FLOOR),
+        has_tcx: has_tcx(),
+        translates_fraglists: KernelVersion::current().is_ok_and(translates_fraglists),
+    }
 }
 
 fn kernel() -> Result<(), DatapathError> {
-    let Kernel { release: found, needed, is_new_enough, has_tcx: _ } = kernel_facts();
+    let Kernel { release: found, needed, is_new_enough, .. } = kernel_facts();
     if is_new_enough { Ok(()) } else { Err(DatapathError::KernelTooOld { found, needed }) }
 }
 
@@ -129,4 +148,19 @@ pub fn mount_bpffs(path: &Path) -> Result<(), DatapathError> {
     }
     mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), None::<&str>)
         .map_err(|errno| pin_error("mount a BPF file system at", path, errno.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_that_translate_fraglists_are_told_by_their_version() {
+        for version in [(6, 12, 28), (6, 12, 117), (6, 15, 0), (7, 2, 13)] {
+            assert!(translates_fraglists(KernelVersion::new(version.0, version.1, version.2)), "{version:?}");
+        }
+        for version in [(5, 10, 240), (6, 1, 1), (6, 12, 27), (6, 13, 0), (6, 14, 0)] {
+            assert!(!translates_fraglists(KernelVersion::new(version.0, version.1, version.2)), "{version:?}");
+        }
+    }
 }

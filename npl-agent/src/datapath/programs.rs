@@ -9,7 +9,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     os::fd::AsFd as _,
-    path::Path,
 };
 
 use aya::{
@@ -26,7 +25,7 @@ use tracing::{debug, info};
 use super::{
     error::DatapathError,
     object::{self, ProgramKind, digest, embedded_object},
-    pins::{Pins, pin_error, unpin},
+    pins::{Pins, pin_error, remove_folder, unpin},
     preflight,
     socket_program::LoadedSocketProgram,
     sys,
@@ -72,7 +71,7 @@ pub(super) struct Programs {
     /// Whether the constants map of `object` is pinned.
     has_pinned_constants: bool,
     /// Whether programs of other builds may still be pinned.
-    has_predecessors: bool,
+    has_other_builds: bool,
 }
 
 impl Programs {
@@ -128,7 +127,7 @@ impl Programs {
             xdp: None,
             object: None,
             has_pinned_constants: false,
-            has_predecessors: true,
+            has_other_builds: true,
         }
     }
 
@@ -188,25 +187,28 @@ impl Programs {
         if self.object.take().is_some() {
             memory::give_back();
         }
-        if are_others_used || !self.has_predecessors {
+        if are_others_used || !self.has_other_builds {
             return Ok(());
         }
         for build in self.pins.builds()?.iter().filter(|build| **build != self.build) {
             debug!(build, "removing the pinned programs of another build");
             remove_folder(&self.pins.programs_of(build))?;
         }
-        self.has_predecessors = false;
+        self.has_other_builds = false;
         Ok(())
     }
 
     /// Reuses the pinned programs that every Node needs. Returns false if one of them is missing or does not match, or
     /// if a map that they use has another size than the agent wants.
     fn adopt_hooks(&mut self) -> Result<bool, DatapathError> {
-        let Some(known_maps) = self.read_map_ids()? else { return Ok(false) };
-        if !self.have_maps_the_wanted_sizes()? {
+        let Some(maps) = self.read_maps()? else { return Ok(false) };
+        let has_wanted_size = |(name, map): (&&str, &MapInfo)| {
+            self.sizes.max_entries(name).is_none_or(|wanted| map.max_entries() == wanted)
+        };
+        if !PINNED_MAPS.iter().zip(&maps).all(has_wanted_size) {
             return Ok(false);
         }
-        self.known_maps = known_maps;
+        self.known_maps = ids(&maps);
         let mut slow_paths = Vec::new();
         for hook in ALWAYS {
             let slow_path = slow_path_of(hook).map(|index| (index, self.adopt(SLOW_PATH_PROGRAMS[index as usize])));
@@ -312,7 +314,7 @@ impl Programs {
         super::trace::pin_maps(&mut loader, &self.pins, &self.build)?;
         let object = loader.load(bytes).map_err(DatapathError::Load)?;
         self.has_pinned_constants = false;
-        self.known_maps = self.read_map_ids()?.unwrap_or_default();
+        self.read_known_maps()?;
         Ok(object)
     }
 
@@ -328,8 +330,7 @@ impl Programs {
         let constants = self.load_object()?.map(CONSTANTS).ok_or(DatapathError::Missing(CONSTANTS))?;
         constants.pin(&pin).map_err(|error| pin_error("pin constants", &pin, io::Error::other(error)))?;
         self.has_pinned_constants = true;
-        self.known_maps = self.read_map_ids()?.unwrap_or_default();
-        Ok(())
+        self.read_known_maps()
     }
 
     /// Checks that the pinned maps are those that this agent uses.
@@ -345,24 +346,17 @@ impl Programs {
         })
     }
 
-    /// Whether the pinned maps whose size depends on the Node have the wanted sizes.
-    fn have_maps_the_wanted_sizes(&self) -> Result<bool, DatapathError> {
-        for name in PINNED_MAPS {
-            let Some(wanted) = self.sizes.max_entries(name) else { continue };
-            let pinned = MapInfo::from_pin(self.pins.map(name));
-            if pinned.map_err(|source| DatapathError::OpenMap { name, source })?.max_entries() != wanted {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// The ids of the pinned maps, including the constants of this build; `None` if one is missing.
-    fn read_map_ids(&self) -> Result<Option<BTreeSet<u32>>, DatapathError> {
+    /// The pinned maps, in the order of [`PINNED_MAPS`], and the constants of this build; `None` if one is missing.
+    fn read_maps(&self) -> Result<Option<Vec<MapInfo>>, DatapathError> {
         let of_all = PINNED_MAPS.iter().map(|name| self.pins.map(name));
         let of_build = self.pins.constants_of(&self.build)?;
-        let ids = of_all.chain(of_build).map(|pin| MapInfo::from_pin(pin).ok().map(|info| info.id()));
-        Ok(ids.collect())
+        Ok(of_all.chain(of_build).map(|pin| MapInfo::from_pin(pin).ok()).collect())
+    }
+
+    /// Reads the ids of the maps that a reused program may use.
+    fn read_known_maps(&mut self) -> Result<(), DatapathError> {
+        self.known_maps = self.read_maps()?.map(|maps| ids(&maps)).unwrap_or_default();
+        Ok(())
     }
 
     /// Sets the slow-path program that a hook's program tail-calls. Programs of an earlier agent immediately tail-call
@@ -397,14 +391,11 @@ fn has_perfmon() -> bool {
     preflight::rights().is_some_and(|rights| rights.perfmon)
 }
 
+fn ids(maps: &[MapInfo]) -> BTreeSet<u32> {
+    maps.iter().map(MapInfo::id).collect()
+}
+
 /// A program of the object.
 fn program_of<'a>(object: &'a mut Ebpf, name: &'static str) -> Result<&'a mut Program, DatapathError> {
     object.program_mut(name).ok_or(DatapathError::Missing(name))
-}
-
-fn remove_folder(folder: &Path) -> Result<(), DatapathError> {
-    match fs::remove_dir_all(folder) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(pin_error("remove", folder, source)),
-        _ => Ok(()),
-    }
 }

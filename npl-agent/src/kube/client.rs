@@ -23,11 +23,12 @@ use kube::{
 };
 use tokio::time::{sleep, timeout};
 use tower::{BoxError, ServiceBuilder, timeout::TimeoutLayer};
+use tower_http::decompression::DecompressionLayer;
 use tracing::{debug, info, warn};
 
 use super::{
     backoff::{Jittered, Throttle},
-    confinement,
+    confinement::{self, ConfinementResult},
     failure::{CERTIFICATE_ADVICE, FailureKind, REFUSALS_TO_CONFIRM, is_certificate_error, one_line, root_cause},
     objects::NodeObject,
     renewal::renewing,
@@ -174,11 +175,16 @@ async fn read(kubeconfig: Option<&Path>, user_agent: &str) -> Result<(Client, St
 
 /// Checks the permissions until the API server gives a definite answer, then the admission policy. Resolves only if the
 /// API server denies the agent access.
-pub(super) async fn refusal(client: Client, url: String, node_name: String) -> ConnectError {
+pub(super) async fn refusal(
+    client: Client,
+    url: String,
+    node_name: String,
+    confinement: ConfinementResult,
+) -> ConnectError {
     if let Err(refusal) = wait_for_access(&client, &url, &node_name).await {
         return refusal;
     }
-    confinement::check(&client, &node_name).await;
+    confinement::check(&client, &node_name, &confinement).await;
     pending().await
 }
 
@@ -212,6 +218,8 @@ fn build(mut config: Config, liveness: Liveness) -> kube::Result<Client> {
     let service = ServiceBuilder::new()
         .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
         .layer(config.base_uri_layer())
+        // Lists above 128 KiB arrive compressed. kube requests watches without compression.
+        .layer(DecompressionLayer::new())
         .map_request(move |request| TokenFile::authorize(for_requests.as_ref(), request))
         .map_response(move |response| TokenFile::invalidate_if_refused(for_responses.as_ref(), response))
         .option_layer(config.auth_layer()?)

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use std::io::Write as _;
+
+use flate2::{Compression, write::GzEncoder};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::{
@@ -11,7 +14,7 @@ use super::*;
 use crate::kube::{
     mock::{MockServer, api_server, refusal},
     objects::PodObject,
-    source::{Selection, Source},
+    source::{Page, Selection, Source},
 };
 
 const URL: &str = "https://192.0.2.1:6443/";
@@ -170,6 +173,40 @@ async fn a_connection_that_died_silently_fails_soon() {
     swallow_packets(&socket);
     let end = timeout(Duration::from_secs(20), events.next()).await.expect("the watch still waits");
     assert!(!matches!(end, Some(Ok(_))), "an event from a dead connection");
+}
+
+/// Accepts one connection, sends a response with these headers and this body, and returns the request in lower case.
+async fn respond_once(listener: &TcpListener, headers: &str, body: &[u8]) -> String {
+    let (mut socket, _client) = listener.accept().await.unwrap();
+    let mut request = [0; 4096];
+    let length = socket.read(&mut request).await.unwrap();
+    let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n{headers}\r\n", body.len());
+    socket.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
+    String::from_utf8_lossy(&request[..length]).to_lowercase()
+}
+
+#[tokio::test]
+async fn lists_are_requested_compressed_and_watches_are_not() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let client = build(Config::new(url.parse().unwrap()), LIVENESS).unwrap();
+    let source = Source::<PodObject>::new(client, Selection::default());
+
+    let pods = json!({ "metadata": { "resourceVersion": "10" }, "items": [{ "metadata": { "name": "web-0" } }] });
+    let mut compressed = GzEncoder::new(Vec::new(), Compression::fast());
+    compressed.write_all(pods.to_string().as_bytes()).unwrap();
+    let compressed = compressed.finish().unwrap();
+    let page = Page { size: None, token: None };
+    let (list, request) =
+        tokio::join!(source.page(&page), respond_once(&listener, "content-encoding: gzip\r\n", &compressed));
+    let names: Vec<_> = list.unwrap().items.into_iter().map(|pod| pod.metadata.object.name).collect();
+    assert_eq!(names, [Some("web-0".to_owned())]);
+    assert!(request.contains("\naccept-encoding: gzip\r"), "{request}");
+
+    // The API server of Kubernetes 1.37 and later compresses each event on its own, which the decoder cannot read.
+    let (watch, request) = tokio::join!(source.watch("10", 240), respond_once(&listener, "", b""));
+    assert!(watch.is_ok());
+    assert!(request.contains("\naccept-encoding: identity\r"), "{request}");
 }
 
 #[test]

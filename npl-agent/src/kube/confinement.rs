@@ -3,6 +3,8 @@
 //! missing policy, or one for another service account, would go unnoticed, because every write of the agent succeeds
 //! without a policy.
 
+use std::sync::{Arc, OnceLock};
+
 use kube::{
     Api, Client, Resource as _,
     api::{ListParams, Patch, PatchParams},
@@ -25,6 +27,17 @@ const LABEL: &str = "npl-agent-dry-run";
 /// Number of dry runs before the result counts: the API server applies a new policy only after a few seconds.
 const ATTEMPTS: usize = 6;
 
+/// The result of the check, for the agent's commands. Clones share the same result.
+#[derive(Debug, Clone, Default)]
+pub struct ConfinementResult(Arc<OnceLock<bool>>);
+
+impl ConfinementResult {
+    /// Whether an admission policy confines this agent; `None` as long as the API server has not shown this.
+    pub fn is_confined(&self) -> Option<bool> {
+        self.0.get().copied()
+    }
+}
+
 /// The API server's answer to a write that an agent must not make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Confinement {
@@ -37,8 +50,12 @@ enum Confinement {
 }
 
 /// Logs a warning if the API server would let this agent change more of a Pod than its annotation and condition.
-pub(super) async fn check(client: &Client, node_name: &str) {
-    match confirmed(client, node_name).await {
+pub(super) async fn check(client: &Client, node_name: &str, result: &ConfinementResult) {
+    let found = confirmed(client, node_name).await;
+    if found != Confinement::Unknown {
+        result.0.get_or_init(|| found == Confinement::Confined);
+    }
+    match found {
         Confinement::Confined => debug!("an admission policy confines this agent"),
         Confinement::Unknown => debug!("the API server did not show whether an admission policy confines this agent"),
         Confinement::Unconfined => warn!(

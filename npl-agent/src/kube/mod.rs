@@ -11,7 +11,7 @@
 
 pub mod backoff;
 pub mod client;
-mod confinement;
+pub mod confinement;
 pub mod contacts;
 pub mod convert;
 pub mod events;
@@ -37,7 +37,7 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::{sync::mpsc::Sender, task::JoinSet};
 pub use watch::WatchedObjects;
 
-use self::{client::ConnectError, contacts::WatchContacts, watch_health::Observers};
+use self::{client::ConnectError, confinement::ConfinementResult, contacts::WatchContacts, watch_health::Observers};
 use crate::{
     core::model::snapshot::Change,
     metrics::{Metrics, WatchedResource},
@@ -58,15 +58,16 @@ pub fn connect_and_watch(
     keys: &AnnotationKeys,
     metrics: &Metrics,
     contacts: &WatchContacts,
+    confinement: &ConfinementResult,
     changes: Sender<Change>,
 ) -> JoinSet<Result<Connection, ConnectError>> {
-    let keys = keys.clone();
+    let (keys, confinement) = (keys.clone(), confinement.clone());
     let observers = Observers { metrics: metrics.clone(), contacts: contacts.clone() };
     let mut connecting = JoinSet::new();
     connecting.spawn(async move {
         let (client, url) = client::open(kubeconfig.as_deref(), "npl-agent").await?;
         let watches = watch::spawn(&client, &watched, &keys, &observers, &changes);
-        let refusal = client::refusal(client.clone(), url, watched.node_name);
+        let refusal = client::refusal(client.clone(), url, watched.node_name, confinement);
         Ok((client, refusal.boxed(), watches))
     });
     connecting

@@ -4,6 +4,7 @@
 mod driver;
 mod link;
 mod list;
+mod receive_offload;
 mod rules;
 mod tc_inspection;
 
@@ -26,11 +27,14 @@ use rtnetlink::{
 use tokio::task::JoinHandle;
 use tracing::warn;
 
-pub use self::tc_inspection::{TcInspection, remove_unused_clsact};
 use self::{
     link::{carrier, device, master_of_physical_port},
     list::Lists,
     tc_inspection::Queues,
+};
+pub use self::{
+    receive_offload::devices_with_fraglists,
+    tc_inspection::{TcInspection, remove_unused_clsact},
 };
 use crate::core::{
     devices::{
@@ -58,6 +62,13 @@ pub enum NetlinkError {
         /// The kernel's error.
         #[source]
         source: rtnetlink::Error,
+    },
+    /// The kernel returned an error for the request of the devices' features.
+    #[error("read the features of devices by netlink")]
+    Features {
+        /// The kernel's error.
+        #[source]
+        source: Box<ethtool::EthtoolError>,
     },
     /// A change interrupted every dump, so the list may be incomplete. A later attempt may succeed.
     #[error("{operation} by netlink: the list changed during each of several dumps; the agent tries again later")]

@@ -28,10 +28,12 @@ pub enum Offload {
     Gso,
     /// Generic receive offload.
     Gro,
+    /// Generic receive offload that joins datagrams to a fraglist.
+    GroFraglist,
 }
 
 impl Offload {
-    /// All features.
+    /// All features that are on by default.
     pub const ALL: [Self; 5] = [Self::TxChecksum, Self::RxChecksum, Self::Tso, Self::Gso, Self::Gro];
 
     fn flag(self) -> &'static str {
@@ -41,6 +43,7 @@ impl Offload {
             Self::Tso => "tso",
             Self::Gso => "gso",
             Self::Gro => "gro",
+            Self::GroFraglist => "rx-gro-list",
         }
     }
 }

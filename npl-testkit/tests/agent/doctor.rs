@@ -4,6 +4,7 @@
 use std::fs;
 
 use npl_testkit::tools;
+use npl_testkit::topology::Offload;
 use serde_json::Value;
 
 use crate::world::World;
@@ -19,7 +20,8 @@ struct Finding {
 fn doctor(world: &World, arguments: &[&str]) -> (bool, String) {
     let options = world.agent_options(&[]);
     let mut command = options.netns.command(&options.binary).unwrap();
-    let output = command.arg("doctor").args(arguments).arg("--bpffs").arg(&options.bpffs).output().unwrap();
+    command.arg("doctor").args(arguments).arg("--bpffs").arg(&options.bpffs);
+    let output = command.env("NPL_RUNTIME_DIR", &options.runtime_dir).output().unwrap();
     let (text, complaint) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(complaint, "", "{}", tools::show(&command));
     assert!(matches!(output.status.code(), Some(0 | 1)), "{:?}", output.status);
@@ -142,4 +144,16 @@ fn misrouted_replies_are_reported_until_a_mark_routes_them_back() {
     world.agent().kill().unwrap();
     node.nft("delete table inet npl").unwrap();
     assert_reported(&world, key, "warning", "--nft-guard");
+}
+
+#[test]
+fn fraglists_are_read_from_the_devices() {
+    let world = World::new();
+    let key = "gro_fraglist";
+    assert_ok(&world, key, "rx-gro-list is off");
+    world.topology.node_device("eth0").set_offloads(&[Offload::GroFraglist], true).unwrap();
+    let found = finding(&world, key).found;
+    assert!(found.contains("rx-gro-list is on for eth0"), "{found}");
+    world.topology.node_device("eth0").set_offloads(&[Offload::GroFraglist], false).unwrap();
+    assert_ok(&world, key, "rx-gro-list is off");
 }

@@ -264,4 +264,14 @@ fn an_agent_that_no_admission_policy_confines_logs_a_warning() {
     world.create_pod("web-0");
     world.start_agent(&[]);
     world.wait_for_log("no admission policy confines this agent");
+    let state = |world: &World| {
+        let findings = world.agent_options(&[]).command_json("doctor").unwrap();
+        let finding = findings.as_array().unwrap().iter().find(|finding| finding["key"] == "admission_policy");
+        finding.unwrap()["state"].clone()
+    };
+    assert_eq!(state(&world), "warning");
+
+    world.cluster.kubectl(&["apply", "--filename", manifest().to_str().unwrap()]).unwrap();
+    world.agent().restart().unwrap();
+    poll::until("the agent to find the policy", LIMIT, || (state(&world) == "ok").then_some(())).unwrap();
 }

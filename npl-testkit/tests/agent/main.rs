@@ -20,6 +20,7 @@ mod guard;
 mod install;
 mod kubectl_plugin;
 mod life;
+mod lists;
 mod local;
 mod main_job;
 mod monitoring;

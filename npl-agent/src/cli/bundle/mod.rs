@@ -88,7 +88,7 @@ async fn gather(args: &BundleArgs) -> Documents {
     add("version.json", Ok(version));
     add("status.json", status::document(view, runtime_dir, Duration::from_secs(1)).await);
     add("mappings.json", mappings::document(view, runtime_dir).await);
-    add("doctor.json", document(doctor::findings(view).await));
+    add("doctor.json", document(doctor::findings(&args.node).await));
     add("agent.json", local::ask(runtime_dir).await.map_err(Into::into).and_then(document));
     let pins = Pins::new(&view.bpffs);
     let is_pinned: BTreeMap<&str, bool> = PINNED_MAPS.iter().map(|name| (*name, pins.map(name).exists())).collect();

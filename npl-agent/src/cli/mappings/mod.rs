@@ -3,17 +3,16 @@
 
 pub(in crate::cli) mod rows;
 
-use std::{collections::BTreeMap, io::IsTerminal as _, path::Path, time::Duration};
+use std::{io::IsTerminal as _, path::Path};
 
-use npl_common::stats::MappingStats;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-use self::rows::{MappingRow, Rates, rows};
+use self::rows::{MappingRow, rates, rows};
 use super::{note, print, print_json, table};
 use crate::{
     config::args::{MappingsArgs, OutputFormat, ViewArgs},
-    core::{model::Frontend, view::AgentView},
+    core::view::AgentView,
     datapath::inspect::Inspection,
     local,
 };
@@ -40,12 +39,14 @@ pub async fn show(args: &MappingsArgs) -> anyhow::Result<()> {
             }
         };
         let inspection = Inspection::read(&args.node.view.bpffs)?;
-        let (read_at, stats) = (Instant::now(), stats_of(&inspection));
-        let rates = former.as_ref().map(|(at, former)| rates(former, &stats, read_at.duration_since(*at)));
+        let read_at = Instant::now();
+        let rates = former.as_ref().map(|(at, former): &(Instant, Inspection)| {
+            rates(&former.mappings, &inspection.mappings, read_at.duration_since(*at))
+        });
         let shown = rows(&inspection.mappings, agent.as_ref(), &filter(args), rates.as_ref());
         print_rows(args, &shown, agent.as_ref())?;
         let Some(interval) = args.watch else { return Ok(()) };
-        former = Some((read_at, stats));
+        former = Some((read_at, inspection));
         sleep(interval).await;
     }
 }
@@ -67,20 +68,6 @@ fn filter(args: &MappingsArgs) -> rows::Filter<'_> {
         states: &args.state,
         all: args.all,
     }
-}
-
-type Stats = BTreeMap<Frontend, MappingStats>;
-
-fn stats_of(inspection: &Inspection) -> Stats {
-    inspection.mappings.iter().map(|record| (record.frontend, record.stats)).collect()
-}
-
-/// Packets per second of each mapping that both readings contain.
-fn rates(former: &Stats, current: &Stats, elapsed: Duration) -> BTreeMap<Frontend, Rates> {
-    let rate = |(frontend, stats): (&Frontend, &MappingStats)| {
-        Some((*frontend, Rates::between(former.get(frontend)?, stats, elapsed)))
-    };
-    current.iter().filter_map(rate).collect()
 }
 
 fn print_rows(args: &MappingsArgs, rows: &[MappingRow], agent: Option<&AgentView>) -> anyhow::Result<()> {

@@ -62,7 +62,7 @@ pub(in crate::cli) struct Rates {
 
 impl Rates {
     /// The rates between two readings of the counters.
-    pub(in crate::cli) fn between(former: &MappingStats, current: &MappingStats, elapsed: Duration) -> Self {
+    fn between(former: &MappingStats, current: &MappingStats, elapsed: Duration) -> Self {
         let rate = |former: u64, current: u64| crate::cli::rate(current.saturating_sub(former), elapsed);
         Self {
             requests: rate(former.request_packets, current.request_packets),
@@ -70,6 +70,20 @@ impl Rates {
             new_flows: rate(former.new_flows, current.new_flows),
         }
     }
+}
+
+/// The rates of each mapping that both readings contain.
+pub(in crate::cli) fn rates(
+    former: &[MappingRecord],
+    current: &[MappingRecord],
+    elapsed: Duration,
+) -> BTreeMap<Frontend, Rates> {
+    let former: BTreeMap<Frontend, &MappingStats> =
+        former.iter().map(|record| (record.frontend, &record.stats)).collect();
+    let rate = |record: &MappingRecord| {
+        Some((record.frontend, Rates::between(former.get(&record.frontend)?, &record.stats, elapsed)))
+    };
+    current.iter().filter_map(rate).collect()
 }
 
 /// Selects the rows to show. An absent condition holds for every row.

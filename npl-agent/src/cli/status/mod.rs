@@ -68,15 +68,17 @@ async fn read(view: &ViewArgs, runtime_dir: &Path, interval: Duration) -> anyhow
     let is_agent_running = lock::is_taken(bpffs);
     preflight::check_bpffs(bpffs)?;
     let pins = Pins::new(bpffs);
-    let is_installed = pins.has_all_maps();
-    let sample = if is_installed && !interval.is_zero() { Some(Sample::take(bpffs, interval).await?) } else { None };
+    let tables = if pins.has_all_maps() { Some(Tables::open(&pins)?) } else { None };
+    let sample = match &tables {
+        Some(tables) if !interval.is_zero() => Some(Sample::take(tables, interval).await?),
+        Some(_) | None => None,
+    };
     let agent = local::ask(runtime_dir).await.map_err(|error| ErrorChain(&error).to_string());
     let (inspection, devices) = (Inspection::read(bpffs)?, netlink::interfaces().await?);
-    let (mut flows, mut flow_capacities) = ([0; 2], [0; 2]);
-    if inspection.is_installed {
-        let tables = Tables::open(&pins)?;
-        (flows, flow_capacities) = (tables.flow_counts()?, tables.flow_capacities());
-    }
+    let (flows, flow_capacities) = match &tables {
+        Some(tables) => (tables.flow_counts()?, tables.flow_capacities()),
+        None => ([0; 2], [0; 2]),
+    };
     let network = NetworkView::read(bpffs, &inspection, &devices).await;
     Ok(Status::new(Readings {
         inspection: &inspection,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads the counters twice, and computes the rates between the readings.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use npl_common::{reason::Reason, stats::MappingStats};
 use tokio::time::{Instant, sleep};
@@ -10,7 +10,7 @@ use super::view::Traffic;
 use crate::{
     cli::rate,
     core::model::Family,
-    datapath::{DatapathError, Pins, Tables},
+    datapath::{DatapathError, Tables},
 };
 
 /// The increase of the counters within an interval.
@@ -28,11 +28,10 @@ impl Sample {
     /// # Errors
     ///
     /// If the counters cannot be read.
-    pub(super) async fn take(bpffs: &Path, interval: Duration) -> Result<Self, DatapathError> {
-        let tables = Tables::open(&Pins::new(bpffs))?;
-        let (began, before) = (Instant::now(), Reading::of(&tables)?);
+    pub(super) async fn take(tables: &Tables, interval: Duration) -> Result<Self, DatapathError> {
+        let (began, before) = (Instant::now(), Reading::of(tables)?);
         sleep(interval).await;
-        Ok(Reading::of(&tables)?.since(&before, began.elapsed()))
+        Ok(Reading::of(tables)?.since(&before, began.elapsed()))
     }
 
     pub(super) fn reasons_per_second(&self) -> BTreeMap<&'static str, f64> {

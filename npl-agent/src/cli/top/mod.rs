@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use npl_common::{reason::Reason, stats::MappingStats};
+use npl_common::reason::Reason;
 use ratatui::{
     DefaultTerminal,
     crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers},
@@ -19,15 +19,10 @@ use tokio::time::Instant;
 
 use self::screen::{Order, Screen, draw};
 use super::{
-    mappings::rows::{Filter, Rates, rows},
+    mappings::rows::{Filter, rates, rows},
     rate,
 };
-use crate::{
-    config::args::TopArgs,
-    core::{model::Frontend, view::AgentView},
-    datapath::inspect::Inspection,
-    local,
-};
+use crate::{config::args::TopArgs, core::view::AgentView, datapath::inspect::Inspection, local};
 
 /// Draws the screen every second until the operator quits.
 ///
@@ -106,22 +101,14 @@ impl Reading {
         let agent = local::ask(&args.node.runtime_dir).await.ok();
         Ok(Self { at: Instant::now(), inspection: Inspection::read(&args.node.view.bpffs)?, agent })
     }
-
-    fn stats(&self) -> BTreeMap<Frontend, MappingStats> {
-        self.inspection.mappings.iter().map(|record| (record.frontend, record.stats)).collect()
-    }
 }
 
 impl Screen {
     /// The screen for this reading, with rates since an earlier reading.
     fn of(current: &Reading, former: Option<&Reading>) -> Self {
         let elapsed = former.map(|former| current.at.duration_since(former.at)).unwrap_or_default();
-        let before = former.map(Reading::stats).unwrap_or_default();
-        let rates: BTreeMap<Frontend, Rates> = current
-            .stats()
-            .iter()
-            .filter_map(|(frontend, stats)| Some((*frontend, Rates::between(before.get(frontend)?, stats, elapsed))))
-            .collect();
+        let before = former.map(|former| former.inspection.mappings.as_slice()).unwrap_or_default();
+        let rates = rates(before, &current.inspection.mappings, elapsed);
         let counted = |reading: &Reading| reading.inspection.reasons.iter().copied().collect::<BTreeMap<Reason, u64>>();
         let before = former.map(counted).unwrap_or_default();
         let grown = |(reason, count): (Reason, u64)| Some((reason, count.checked_sub(*before.get(&reason)?)?));

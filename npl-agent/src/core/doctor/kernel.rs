@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of the kernel, of capabilities, and of the pinned datapath.
+//! Checks of the kernel, of capabilities, of the running agent, and of the pinned datapath.
 
 use super::{Datapath, Device, Facts, Finding, Kernel};
 use crate::core::devices::DeviceKind;
@@ -105,6 +105,28 @@ pub(super) fn agent(facts: &Facts) -> Finding {
         "not running",
         format!("{meaning}: start the agent; the log of the previous agent states why it ended"),
     )
+}
+
+/// Without the policy, every write of the agent succeeds, so only the agent's dry run shows that the policy is missing.
+pub(super) fn admission_policy(facts: &Facts) -> Finding {
+    let key = "admission_policy";
+    match &facts.is_confined {
+        _ if !facts.is_agent_running => Finding::ok(key, "no agent runs: see agent"),
+        Ok(Some(true)) => Finding::ok(key, "an admission policy confines the agent"),
+        Ok(Some(false)) => Finding::warning(
+            key,
+            "no admission policy confines the agent",
+            "the agent's token may change labels and status of every Pod: apply the ValidatingAdmissionPolicy npl-agent \
+             and its binding of deploy/npl.yaml, and restart the agent",
+        ),
+        Ok(None) => Finding::unknown(
+            key,
+            "the agent has not found out whether an admission policy confines it",
+            "the agent tries a write to a Pod of this Node when it starts: check again when a Pod runs here, after a \
+             restart of the agent",
+        ),
+        Err(reason) => Finding::unknown(key, reason, "name the folder of the agent's socket with --runtime-dir"),
+    }
 }
 
 pub(super) fn datapath(facts: &Facts) -> Finding {

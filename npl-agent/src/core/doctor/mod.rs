@@ -9,6 +9,7 @@ mod guard;
 mod incoming_rules;
 mod kernel;
 pub mod networks;
+mod receive_offload;
 mod sysctls;
 
 use std::{
@@ -45,6 +46,8 @@ pub struct Facts {
     pub rights: Option<Rights>,
     /// Whether an agent uses this BPF file system.
     pub is_agent_running: bool,
+    /// Whether an admission policy confines the running agent, as the agent has found at its start.
+    pub is_confined: Result<Option<bool>, String>,
     /// The pinned datapath.
     pub datapath: Result<Datapath, String>,
     /// Where the cgroup v2 hierarchy is mounted.
@@ -53,6 +56,8 @@ pub struct Facts {
     pub devices: Result<Vec<Device>, String>,
     /// The device by which each mapped Pod is reached, by its index; Pods without a route are absent.
     pub pod_devices: BTreeMap<IpAddr, u32>,
+    /// The names of all devices on which GRO joins datagrams to a fraglist.
+    pub devices_with_fraglists: Result<BTreeSet<String>, String>,
     /// The sysctls of this network namespace.
     pub sysctls: Sysctls,
     /// Whether the Node masquerades replies, and whether the nftables guard exempts them.
@@ -82,6 +87,8 @@ pub struct Kernel {
     pub is_new_enough: bool,
     /// Whether TCX is supported.
     pub has_tcx: bool,
+    /// Whether the kernel translates every datagram of a fraglist whose first datagram was translated.
+    pub translates_fraglists: bool,
 }
 
 /// Effective capabilities, including those that `CAP_SYS_ADMIN` implies.
@@ -235,10 +242,12 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
     findings.extend(kernel::rights(facts));
     findings.extend([
         kernel::agent(facts),
+        kernel::admission_policy(facts),
         kernel::datapath(facts),
         devices::devices(facts),
         devices::addresses(facts),
         devices::program_order(facts),
+        receive_offload::fraglists(facts),
     ]);
     findings.extend([
         networks::recognized(facts, Role::Cni),
@@ -268,6 +277,12 @@ impl Facts {
     fn uplinks(&self) -> impl Iterator<Item = &Device> {
         let devices = self.devices.as_deref().unwrap_or_default().iter();
         devices.filter(|device| choose(device, &DeviceSelection::Auto, &[], self.is_attached(device)).is_ok())
+    }
+
+    /// The devices by which mapped Pods are reached.
+    fn devices_of_pods(&self) -> impl Iterator<Item = &Device> {
+        let devices = self.devices.as_deref().unwrap_or_default().iter();
+        devices.filter(|device| self.pod_devices.values().any(|ifindex| *ifindex == device.ifindex))
     }
 
     fn is_attached(&self, device: &Device) -> bool {

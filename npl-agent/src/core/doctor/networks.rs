@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
-use crate::core::devices::{Device, redirect::Forwarding};
+use crate::core::devices::{CILIUM_HOST, Device, redirect::Forwarding};
 
 /// The role of recognized software in the Node's network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -119,7 +119,7 @@ pub const NETWORKS: [Network; 24] = [
     cni("kube-router", &[Trace::Device("kube-bridge")], Tested::ByHand, NOTHING_TO_SET),
     cni(
         "Cilium",
-        &[Trace::Device("cilium_host")],
+        &[Trace::Device(CILIUM_HOST)],
         Tested::ByHand,
         "forwards packets of Pods itself: `redirect` and `offload` redirect nothing and gain nothing; with \
          `bpf.masquerade` set `--port-range` below 30000, for example 28000-29000",
@@ -153,7 +153,7 @@ pub const NETWORKS: [Network; 24] = [
     in_netfilter("Azure NPM", &[Trace::Chain("AZURE-NPM")], Tested::No, AS_NETFILTER),
     elsewhere(
         "Cilium",
-        &[Trace::Device("cilium_host")],
+        &[Trace::Device(CILIUM_HOST)],
         Tested::ByHand,
         "applies in every forwarding mode; policies of its host firewall do not protect node ports",
     ),
@@ -174,7 +174,7 @@ pub const NETWORKS: [Network; 24] = [
     proxy("kube-proxy (IPVS)", &[Trace::Device("kube-ipvs0")], Tested::No, "not tested"),
     proxy(
         "Cilium (if it replaces kube-proxy)",
-        &[Trace::Device("cilium_host")],
+        &[Trace::Device(CILIUM_HOST)],
         Tested::ByHand,
         "its NodePort and hostPort work together with node ports of NPL",
     ),
@@ -275,7 +275,7 @@ pub(super) fn is_masqueraded_by_cilium(facts: &Facts) -> bool {
     let reaches = facts.datapath.as_ref().ok().and_then(|it| it.port_range.as_ref());
     let reaches = reaches.is_some_and(|range| range.end().0 >= CILIUM_FIRST_PORT);
     let devices = facts.devices.as_deref().unwrap_or_default();
-    reaches && facts.has_others_at_egress && devices.iter().any(|device| device.name == "cilium_host")
+    reaches && facts.has_others_at_egress && devices.iter().any(|device| device.name == CILIUM_HOST)
 }
 
 #[cfg(test)]

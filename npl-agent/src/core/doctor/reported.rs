@@ -11,7 +11,7 @@ use crate::core::devices::LinkLayer;
 type Fault = (&'static str, fn(&mut Facts));
 
 /// One fault for each check.
-const FAULTS: [Fault; 26] = [
+const FAULTS: [Fault; 28] = [
     ("kernel", |it| it.kernel.is_new_enough = false),
     ("btf", |it| it.has_btf = false),
     ("bpffs", |it| it.is_bpffs_mounted = false),
@@ -19,12 +19,14 @@ const FAULTS: [Fault; 26] = [
     ("cap_net_admin", |it| it.rights = Some(Rights { bpf: true, net_admin: false, perfmon: true })),
     ("cap_perfmon", |it| pinned(it).has_mitigated_programs = true),
     ("agent", |it| it.is_agent_running = false),
+    ("admission_policy", |it| it.is_confined = Ok(Some(false))),
     ("datapath", |it| pinned(it).attached_devices.clear()),
     ("devices", |it| first_device(it).link_layer = LinkLayer::Tagged),
     ("addresses", |it| first_device(it).addresses.push([192, 0, 2, 77].into())),
     ("program_order", |it| {
         it.programs_ahead = Ok([("eth0".to_owned(), ["cil_from_netdev".to_owned()].into())].into());
     }),
+    ("gro_fraglist", |it| it.devices_with_fraglists = Ok(["eth0".to_owned()].into())),
     ("cni", |it| it.rule_names = Err("EAGAIN".to_owned())),
     ("policy_engine", |it| it.rule_names = Err("EAGAIN".to_owned())),
     ("service_proxy", |it| it.rule_names = Err("EAGAIN".to_owned())),

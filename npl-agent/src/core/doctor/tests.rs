@@ -22,12 +22,19 @@ pub(super) fn device(name: &str, ifindex: u32, kind: DeviceKind, addresses: &[&s
 /// A Node with both families, an agent, and mappings of IPv4.
 pub(super) fn well() -> Facts {
     Facts {
-        kernel: Kernel { release: "6.12.0".to_owned(), needed: "5.10", is_new_enough: true, has_tcx: true },
+        kernel: Kernel {
+            release: "6.12.0".to_owned(),
+            needed: "5.10",
+            is_new_enough: true,
+            has_tcx: true,
+            translates_fraglists: false,
+        },
         has_btf: true,
         bpffs: "/sys/fs/bpf".to_owned(),
         is_bpffs_mounted: true,
         rights: Some(Rights { bpf: true, net_admin: true, perfmon: false }),
         is_agent_running: true,
+        is_confined: Ok(Some(true)),
         datapath: Ok(Datapath {
             is_installed: true,
             has_mitigated_programs: false,
@@ -46,6 +53,7 @@ pub(super) fn well() -> Facts {
             device("cali1", 3, DeviceKind::Veth, &[]),
         ]),
         pod_devices: [("10.0.64.7".parse().unwrap(), 3)].into(),
+        devices_with_fraglists: Ok([].into()),
         sysctls: Sysctls {
             ip_forward: is("1"),
             ipv4_forwarding: ["eth0", "cali1"].map(|name| (name.to_owned(), is("1"))).into(),
@@ -120,10 +128,12 @@ fn every_check_of_a_healthy_node_is_ok_and_gives_no_advice() {
         "cap_net_admin",
         "cap_perfmon",
         "agent",
+        "admission_policy",
         "datapath",
         "devices",
         "addresses",
         "program_order",
+        "gro_fraglist",
         "cni",
         "policy_engine",
         "service_proxy",
@@ -270,6 +280,27 @@ fn a_missing_or_unattached_datapath_is_reported() {
             State::Warning,
             "not running",
             "no Pod of this Node gets a node port",
+        ),
+    ]);
+}
+
+#[test]
+fn an_agent_that_no_admission_policy_confines_is_reported() {
+    const KEY: &str = "admission_policy";
+    check(&[
+        (|_| {}, KEY, State::Ok, "confines the agent", ""),
+        (|it| it.is_confined = Ok(Some(false)), KEY, State::Warning, "no admission policy", "deploy/npl.yaml"),
+        (|it| it.is_confined = Ok(None), KEY, State::Unknown, "not found out", "check again"),
+        (|it| it.is_confined = Err("no socket".to_owned()), KEY, State::Unknown, "no socket", "--runtime-dir"),
+        (
+            |it| {
+                it.is_agent_running = false;
+                it.is_confined = Err("no socket".to_owned());
+            },
+            KEY,
+            State::Ok,
+            "no agent runs",
+            "",
         ),
     ]);
 }

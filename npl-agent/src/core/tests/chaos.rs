@@ -10,7 +10,7 @@ use std::{
 use super::world::World;
 use crate::core::{
     model::{
-        Backend, Family, Frontend, Pod, PodKey, PodPort, PodUid, Service, ServicePort, TargetPort,
+        Backend, Family, Frontend, NodePort, Pod, PodKey, PodPort, PodUid, Service, ServicePort, TargetPort,
         settings::ProtocolPairing, snapshot::Change, sources::SourceRange,
     },
     op::{Failure, Op, PodWrite},
@@ -49,6 +49,9 @@ pub(super) struct Chaos {
     /// The published node ports when the state last settled.
     former: BTreeMap<(PodUid, WantedPort), Frontend>,
     may_move: bool,
+    /// The numbers that a Service has had as `nodePort` or `healthCheckNodePort` since the state last settled. A mapping
+    /// may leave such a number at any later time, for example when another number becomes free.
+    service_ports: BTreeSet<NodePort>,
     /// Whether the current agent has run a pass. Before its first pass, the agent knows only the state that it adopted.
     has_looked: bool,
 }
@@ -64,6 +67,7 @@ impl Chaos {
             excused: BTreeSet::new(),
             former: BTreeMap::new(),
             may_move: false,
+            service_ports: BTreeSet::new(),
             has_looked: false,
         }
     }
@@ -83,7 +87,7 @@ impl Chaos {
 
     /// A mapping loses its node port if the Service uses the number as a `nodePort`.
     pub(super) fn put_service(&mut self, service: Service) {
-        self.may_move |= !service.node_ports.is_empty();
+        self.service_ports.extend(&service.node_ports);
         self.world.put_service(service);
     }
 
@@ -343,10 +347,12 @@ impl Chaos {
             }
         }
         for (owner, frontend) in &published {
-            let former = self.former.get(owner).filter(|_| !self.may_move);
+            let is_to_stay = |former: &&Frontend| !self.may_move && !self.service_ports.contains(&former.node_port);
+            let former = self.former.get(owner).filter(is_to_stay);
             assert!(former.is_none_or(|former| former == frontend), "{owner:?} moved from {former:?} to {frontend:?}");
         }
         self.former = published;
+        self.service_ports = self.world.services.values().flat_map(|service| &service.node_ports).copied().collect();
         // A protocol that a Service adds may need another number than the other protocols have.
         self.may_move = self.world.settings.protocol_pairing == ProtocolPairing::Merged;
     }

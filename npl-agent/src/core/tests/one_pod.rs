@@ -8,6 +8,7 @@ use expect_test::expect;
 use proptest::{collection::vec, prelude::*};
 
 use super::{
+    chaos::Chaos,
     properties::{Event, cluster_event, fates, frontend, happen, start, start_with},
     script::{check, key, node, pod, service},
     world::{World, settings},
@@ -63,6 +64,28 @@ proptest! {
         }
         chaos.settle();
     }
+}
+
+/// The Pod moves only when a Service selects it again, which is long after the event that permits the move.
+#[test]
+fn a_draining_pod_leaves_the_number_of_a_service_when_it_is_selected_again() {
+    let mut chaos = start();
+    chaos.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    chaos.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
+    chaos.settle();
+    let numbers = |chaos: &Chaos| -> Vec<_> {
+        chaos.world.published(&key("a/p")).iter().map(|entry| entry.node_port.0).collect()
+    };
+    assert_eq!(numbers(&chaos), [61_000]);
+    let former = chaos.world.pods[&key("a/p")].clone();
+    chaos.put_pod(pod(&["a/p", "app=x", "10.0.0.5", "terminating"], Some(&former)));
+    chaos.world.remove_service(&key("a/s"));
+    chaos.put_service(service(&["a/t", "app=y", "80/tcp", "61000"]));
+    chaos.settle();
+    assert_eq!(numbers(&chaos), [61_000], "the annotation of a terminating Pod is not withdrawn");
+    chaos.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    chaos.settle();
+    assert_eq!(numbers(&chaos), [61_001]);
 }
 
 #[test]

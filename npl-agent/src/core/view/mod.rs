@@ -36,6 +36,8 @@ pub struct AgentView {
     pub port_range: String,
     /// The watches of the API server.
     pub watches: Vec<WatchView>,
+    /// Whether an admission policy confines the agent's writes; `None` as long as the API server has not shown this.
+    pub is_confined: Option<bool>,
     /// The devices by which clients may reach the Node, with and without attached programs.
     pub devices: Vec<DeviceView>,
     /// Whether clients can reach the Node through a device with attached programs.

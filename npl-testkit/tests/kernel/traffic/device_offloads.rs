@@ -3,12 +3,16 @@
 
 use std::net::UdpSocket;
 
-use npl_agent::core::model::Family;
+use aya::util::KernelVersion;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::UdpGsoSegment;
+use npl_agent::core::model::{Family, Protocol};
 use npl_testkit::netns::Netns;
 use npl_testkit::packet::{Checksum, Packet};
 use npl_testkit::topology::{Offload, Options};
 use npl_testkit::traffic::{self, Direction, REQUEST_LIMIT, transfer};
 
+use crate::lab::mapping;
 use crate::wire;
 use crate::world::{World, is_emulated};
 
@@ -53,6 +57,45 @@ fn transfer_is_complete_with_receive_merging() {
         device.set_offloads(&[Offload::Gro], true).unwrap();
     }
     transfer_both_ways(&world);
+}
+
+/// openwrt/openwrt#19190. NPL translates the first datagram of a fraglist; the kernel translates the others when it
+/// takes the fraglist apart.
+#[test]
+fn every_datagram_of_a_fraglist_is_translated() {
+    const DATAGRAMS: u8 = 8;
+    const LENGTH: u16 = 1000;
+    const POD_PORT: u16 = 9999;
+    /// The first kernel with GRO on veth devices without an XDP program.
+    const VETH_GRO_SINCE: KernelVersion = KernelVersion::new(5, 13, 0);
+    let mut world = World::new(1);
+    let [client, uplink, _, host_device] = world.path_devices();
+    uplink.set_offloads(&[Offload::Gro, Offload::GroFraglist], true).unwrap();
+    for device in [&client, &host_device] {
+        device.set_offloads(&[Offload::Gso], false).unwrap();
+    }
+    let pod_ips = world.pod().ips();
+    for (index, (pod_ip, client_ip)) in pod_ips.into_iter().zip(world.client_ips()).enumerate() {
+        let node_port = 61_050;
+        let (frontend, backend) = mapping(Protocol::Udp, node_port, (pod_ip, POD_PORT).into(), 1);
+        world.datapath().upsert_mapping(frontend, backend).unwrap();
+        let receiver = world.pod().netns.run(|| UdpSocket::bind((pod_ip, POD_PORT))).unwrap().unwrap();
+        receiver.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
+        let sender = traffic::udp_socket(world.client(), (world.node_ips()[index], node_port).into(), true).unwrap();
+        // One call sends all datagrams, so that they arrive in one poll of the uplink's driver.
+        setsockopt(&sender, UdpGsoSegment, &LENGTH.into()).unwrap();
+        let payload: Vec<u8> = (0..DATAGRAMS).flat_map(|number| vec![number; LENGTH.into()]).collect();
+        sender.send(&payload).unwrap();
+        for number in 0..DATAGRAMS {
+            let mut datagram = [0; 2048];
+            let (length, from) = receiver.recv_from(&mut datagram).unwrap();
+            assert_eq!((&datagram[..length], from.ip()), (vec![number; LENGTH.into()].as_slice(), client_ip));
+        }
+        let records = world.datapath().tables.records().unwrap();
+        let counted = records.iter().find(|record| record.frontend == frontend).unwrap().stats.request_packets;
+        let is_joined = counted < DATAGRAMS.into();
+        assert!(is_joined || KernelVersion::current().unwrap() < VETH_GRO_SINCE, "GRO has not joined the datagrams");
+    }
 }
 
 /// Drivers that receive into several buffers produce such packets.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    Device, DeviceKind, LinkLayer, Master,
+    CILIUM_HOST, Device, DeviceKind, LinkLayer, Master,
     attachments::{DeviceAttachments, Side},
 };
 use crate::core::model::Family;
@@ -213,7 +213,7 @@ pub fn next_hops(
     // All uplinks are checked, because a reply may leave through another uplink than that of the request, and either
     // both directions are redirected or neither.
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
-    let has_cilium = devices.iter().any(|device| device.name == "cilium_host");
+    let has_cilium = devices.iter().any(|device| device.name == CILIUM_HOST);
     let decide = |(addr, route): (&IpAddr, &Route)| {
         let device = device(route.ifindex)?;
         let found = if has_cilium && is_of_cilium(device) {
