@@ -80,7 +80,9 @@ pub async fn serve(
     if let Some(address) = config.http.0 {
         let listener = bind(address, "http").await?;
         info!(address = %listener.address()?, "serving HTTP");
-        tasks.spawn(listener.serve(http::router(published.clone(), Arc::clone(status), token.clone())));
+        let interfaces =
+            http::Interfaces { xds: config.xds.0.is_some(), zone: config.dns.0.map(|_| config.zone.clone()) };
+        tasks.spawn(listener.serve(http::router(published.clone(), Arc::clone(status), interfaces, token.clone())));
     }
     if let Some(address) = config.xds.0 {
         let listener = bind(address, "xds").await?;

@@ -172,7 +172,7 @@ fn the_notes_name_the_next_steps_and_warn_of_a_missing_policy(world: &World) {
     assert!(notes("admissionPolicy.enabled=false").contains("WARNING: without the admission policy"));
     assert!(!usual.contains("npl-feed"), "{usual}");
     let feed = notes("feed.enabled=true,feed.service.type=ClusterIP");
-    for words in ["rollout status deployment/npl-feed", "npl-feed.npl-system.svc"] {
+    for words in ["rollout status deployment/npl-feed", "npl-feed.npl-system.svc", "kubectl npl members"] {
         assert!(feed.contains(words), "`{words}` is missing from {feed}");
     }
     assert!(feed.contains("WARNING: the feed answers every client"), "{feed}");
