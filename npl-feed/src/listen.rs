@@ -2,7 +2,12 @@
 //! Accepts connections to the HTTP and xDS interfaces. Applies the allow list and the connection limit, and speaks TLS,
 //! HTTP/1.1 and HTTP/2.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{Arc, Once},
+    time::Duration,
+};
 
 use axum::Router;
 use hyper_util::{
@@ -18,7 +23,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, rustls::ServerConfig};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::{access, status::Status};
 
@@ -37,6 +42,28 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The current TLS configuration; `None` without TLS.
 pub type Tls = Option<watch::Receiver<Arc<ServerConfig>>>;
+
+/// Binds a socket. On a machine without IPv6, all addresses are `0.0.0.0` instead of `[::]`, which is the default of the
+/// command line. `logged` limits the log to one line for all interfaces.
+///
+/// # Errors
+///
+/// If the address cannot be bound.
+pub async fn bind_with<T>(
+    address: SocketAddr,
+    logged: &Once,
+    bind: impl AsyncFn(SocketAddr) -> io::Result<T>,
+) -> io::Result<T> {
+    match bind(address).await {
+        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {
+            logged.call_once(|| {
+                info!("the kernel has no IPv6: the feed listens on 0.0.0.0 instead of [::]");
+            });
+            bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()))).await
+        }
+        bound => bound,
+    }
+}
 
 /// A listening socket.
 #[derive(Debug)]

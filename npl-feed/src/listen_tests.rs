@@ -48,6 +48,30 @@ async fn get_root(address: SocketAddr) -> String {
     timeout(PATIENCE, exchange).await.unwrap().unwrap_or_default()
 }
 
+/// With the kernel's option `ipv6.disable=1`, `socket` fails with EAFNOSUPPORT.
+#[tokio::test]
+async fn without_ipv6_all_addresses_are_those_of_ipv4() {
+    let without_ipv6 = async |address: SocketAddr| match address {
+        SocketAddr::V6(_) => Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),
+        SocketAddr::V4(_) => Ok(address),
+    };
+    let logged = Once::new();
+    let bind = async |text: &str| bind_with(text.parse().unwrap(), &logged, without_ipv6).await;
+    assert_eq!(bind("127.0.0.1:1").await.unwrap().to_string(), "127.0.0.1:1");
+    assert!(!logged.is_completed());
+    assert_eq!(bind("[::]:18000").await.unwrap().to_string(), "0.0.0.0:18000");
+    assert!(logged.is_completed());
+    let chosen = bind("[2001:db8::1]:18000").await.unwrap_err();
+    assert_eq!(chosen.raw_os_error(), Some(libc::EAFNOSUPPORT), "an address that a user chose is not replaced");
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_not_replaced_by_another() {
+    let in_use = async |_: SocketAddr| io::Result::<()>::Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
+    let error = bind_with("[::]:18000".parse().unwrap(), &Once::new(), in_use).await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+}
+
 #[tokio::test]
 async fn only_allowed_clients_are_answered() {
     let router = || Router::new().route("/", get(|| async { "here" }));
@@ -79,6 +103,27 @@ async fn connections_above_the_limit_are_closed_and_a_free_place_is_used_again()
     task.abort();
 }
 
+/// The server reads no further request of a client that reads no answers, so the memory of their connection is bounded.
+#[tokio::test]
+async fn a_flood_of_requests_without_reading_is_stopped_and_other_clients_are_answered() {
+    let body = || async { "x".repeat(100 * 1024) };
+    let (address, _status, task) = listening(Router::new().route("/", get(body)), &[]).await;
+    let flooding = TcpStream::connect(address).await.unwrap();
+    let requests = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".repeat(1000);
+    let mut sent = 0;
+    let mut refusals = 0;
+    while refusals < 1000 {
+        match flooding.try_write(&requests) {
+            Ok(count) => (sent, refusals) = (sent + count, 0),
+            Err(_full) => refusals += 1,
+        }
+        assert!(sent < 64 << 20, "the server has read {sent} bytes of requests whose answers are not read");
+        tokio::task::yield_now().await;
+    }
+    assert!(get_root(address).await.ends_with('x'));
+    task.abort();
+}
+
 /// An xDS server with two members of `web`, and its client.
 async fn xds(token: Option<Token>) -> (AggregatedDiscoveryServiceClient<Channel>, Publisher, JoinHandle<()>) {
     xds_with(token, Arc::default()).await
@@ -95,7 +140,9 @@ async fn xds_with(
         router = router.layer(middleware::from_fn_with_state(token, Token::check));
     }
     let (address, _status, task) = listening(router, &[]).await;
-    let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+    let channel = Channel::from_shared(format!("http://{address}")).unwrap();
+    // The default window holds dozens of responses.
+    let channel = channel.initial_stream_window_size(64 * 1024).connect().await.unwrap();
     (AggregatedDiscoveryServiceClient::new(channel), publisher, task)
 }
 
@@ -125,6 +172,37 @@ async fn a_stream_waits_for_the_first_snapshot_and_pushes_each_change() {
         assert_eq!(members(&response.resources[0].value), usize::from(count));
         publish(&publisher, count + 1);
     }
+    task.abort();
+}
+
+/// While the client reads nothing, the server keeps a bounded number of responses. Afterwards the client gets the latest
+/// state.
+#[tokio::test]
+async fn a_client_that_does_not_read_skips_versions() {
+    const MEMBERS: u16 = 900;
+    const CHANGES: u16 = 60;
+    let (mut client, publisher, task) = xds(None).await;
+    publish(&publisher, MEMBERS);
+    let names = vec![NAME.to_owned()];
+    let request =
+        DiscoveryRequest { type_url: ClusterLoadAssignment::type_url(), resource_names: names, ..Default::default() };
+    let requests = futures::stream::iter([request]).chain(futures::stream::pending());
+    let mut responses = client.stream_aggregated_resources(requests).await.unwrap().into_inner();
+    for change in 1..=CHANGES {
+        publish(&publisher, MEMBERS + change);
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let mut received = 0;
+    loop {
+        let response = timeout(PATIENCE, responses.message()).await.unwrap().unwrap().unwrap();
+        received += 1;
+        if members(&response.resources[0].value) == usize::from(MEMBERS + CHANGES) {
+            break;
+        }
+    }
+    assert!(received <= CHANGES / 4, "{received} responses were kept for the client");
     task.abort();
 }
 

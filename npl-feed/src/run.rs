@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Starts all parts of the feed, and stops at a signal.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Once},
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use axum::{Router, middleware};
@@ -22,7 +26,7 @@ use crate::{
     dns,
     follow::{self, Published},
     http, kube,
-    listen::Listener,
+    listen::{self, Listener},
     status::Status,
     xds,
 };
@@ -73,14 +77,19 @@ pub async fn serve(
     let allowed: Arc<[IpNet]> = config.allow.clone().into();
     let token = config.token_file.as_deref().map(|path| Token::follow(path, RELOAD)).transpose()?;
     let tls = config.tls().map(|files| follow_tls(files, tasks)).transpose()?;
+    let logged = Once::new();
     let bind = async |address: SocketAddr, interface| {
-        let bound = Listener::bind(address, interface, Arc::clone(&allowed), tls.clone(), Arc::clone(status)).await;
-        bound.with_context(|| refused(interface, address))
+        let bind = async |address| {
+            Listener::bind(address, interface, Arc::clone(&allowed), tls.clone(), Arc::clone(status)).await
+        };
+        listen::bind_with(address, &logged, bind).await.with_context(|| refused(interface, address))
     };
     if let Some(address) = config.http.0 {
         let listener = bind(address, "http").await?;
         info!(address = %listener.address()?, "serving HTTP");
-        tasks.spawn(listener.serve(http::router(published.clone(), Arc::clone(status), token.clone())));
+        let interfaces =
+            http::Interfaces { xds: config.xds.0.is_some(), zone: config.dns.0.map(|_| config.zone.clone()) };
+        tasks.spawn(listener.serve(http::router(published.clone(), Arc::clone(status), interfaces, token.clone())));
     }
     if let Some(address) = config.xds.0 {
         let listener = bind(address, "xds").await?;
@@ -89,7 +98,8 @@ pub async fn serve(
         tasks.spawn(listener.serve(guarded(Routes::new(service).into_axum_router(), token)));
     }
     if let Some(address) = config.dns.0 {
-        let sockets = dns::Sockets::bind(address).await.with_context(|| refused("dns", address))?;
+        let sockets = listen::bind_with(address, &logged, dns::Sockets::bind).await;
+        let sockets = sockets.with_context(|| refused("dns", address))?;
         info!(address = %sockets.address()?, zone = %config.zone, "serving DNS");
         let (zone, published, status) = (config.zone.clone(), published.clone(), Arc::clone(status));
         tasks.spawn(async move {

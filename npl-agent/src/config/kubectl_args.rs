@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line of the kubectl plug-in.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -52,6 +52,10 @@ pub enum KubectlCommand {
     /// Show the published node ports of all Pods, from their annotations.
     #[command(after_help = "Examples:\n  kubectl npl mappings\n  kubectl npl mappings -n shop --node node-1")]
     Mappings(ClusterMappingsArgs),
+    /// Show the members that load balancers get from npl-feed for a Service, from each replica of the feed. Exits with 1
+    /// if the replicas differ, 2 if one does not answer.
+    #[command(after_help = "Examples:\n  kubectl npl members web\n  kubectl npl members web:http -n shop -o json")]
+    Members(MembersArgs),
     /// Show the verdict of every Node, as its agent reports it. Exits with 0 if all are healthy, 1 if one is at risk, 2
     /// if the state of one cannot be read.
     #[command(after_help = "Examples:\n  kubectl npl status\n  kubectl npl status --node node-1 -o json")]
@@ -85,6 +89,54 @@ pub struct ClusterMappingsArgs {
     /// Print the result in this format.
     #[arg(long, short, value_enum, default_value_t)]
     pub output: OutputFormat,
+}
+
+/// Flags of `kubectl npl members`.
+#[derive(Debug, Clone, Args)]
+pub struct MembersArgs {
+    /// The Service, and the name or number of one of its ports. Without a port: all ports.
+    #[arg(value_name = "SERVICE[:PORT]")]
+    pub service: ServiceName,
+
+    /// The namespace of the Service. Unset: that of the current context.
+    #[arg(long, short, value_name = "NAME")]
+    pub namespace: Option<String>,
+
+    /// Report a difference between replicas only if it lasts this long, since Pods come and go.
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = value::duration)]
+    pub settle: Duration,
+
+    /// Print the result in this format.
+    #[arg(long, short, value_enum, default_value_t)]
+    pub output: OutputFormat,
+}
+
+/// A Service of a namespace that is given elsewhere, or one of its ports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceName {
+    /// The name of the Service.
+    pub name: String,
+    /// The name or number of a port; `None` for all ports.
+    pub port: Option<String>,
+}
+
+impl FromStr for ServiceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, port) = match text.split_once(':') {
+            Some((name, port)) => (name, Some(port)),
+            None => (text, None),
+        };
+        let is_valid = |part: &str| {
+            !part.is_empty()
+                && part.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+        };
+        if !is_valid(name) || port.is_some_and(|port| !is_valid(port)) {
+            return Err(format!("{text:?} is not SERVICE[:PORT]: give for example web or web:http, and -n NAMESPACE"));
+        }
+        Ok(Self { name: name.to_owned(), port: port.map(str::to_owned) })
+    }
 }
 
 /// Flags of `kubectl npl status`.
@@ -137,4 +189,19 @@ pub struct OnArgs {
     /// The command of the agent and its flags.
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub arguments: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_and_its_port_are_read_and_other_text_is_refused_with_an_example() {
+        let of = |name: &str, port: Option<&str>| ServiceName { name: name.to_owned(), port: port.map(str::to_owned) };
+        assert_eq!("web".parse(), Ok(of("web", None)));
+        assert_eq!("web:80".parse(), Ok(of("web", Some("80"))));
+        for text in ["", "web:", ":80", "shop/web", "Web", "web:a:b"] {
+            assert!(text.parse::<ServiceName>().unwrap_err().contains("give for example web"), "{text}");
+        }
+    }
 }

@@ -24,6 +24,7 @@ pub mod check;
 pub mod devices;
 pub mod doctor;
 pub mod flows;
+pub mod members;
 pub mod model;
 pub mod op;
 pub mod packet_trace;

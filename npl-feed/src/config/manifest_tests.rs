@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use serde_json::Value;
 
 use super::Config;
@@ -43,6 +43,21 @@ fn the_pod_has_no_privilege() {
         assert!(pod.get(refused).is_none(), "{refused}");
     }
     assert_eq!(container["image"], concat!("localhost/npl-feed:", env!("CARGO_PKG_VERSION")));
+}
+
+/// The chart's defaults are those of the command line.
+#[test]
+fn each_variable_has_the_default_of_its_flag() {
+    let pod = object("Deployment")["spec"]["template"]["spec"].clone();
+    let variables = pod["containers"][0]["env"].as_array().unwrap();
+    assert!(!variables.is_empty());
+    let command = Config::command();
+    for variable in variables {
+        let name = variable["name"].as_str().unwrap();
+        let flag = command.get_arguments().find(|flag| flag.get_env().is_some_and(|it| it == name));
+        let flag = flag.unwrap_or_else(|| panic!("no flag has the variable {name}"));
+        assert_eq!(flag.get_default_values(), [variable["value"].as_str().unwrap()], "{name}");
+    }
 }
 
 #[test]

@@ -15,7 +15,8 @@ use crate::access::TlsFiles;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "npl-feed", version)]
 pub struct Config {
-    /// Serve xDS (ADS, state of the world and delta) on this address; `none` disables xDS.
+    /// Serve xDS (ADS, state of the world and delta) on this address; `none` disables xDS. `[::]` stands for all
+    /// addresses of both families, on a kernel without IPv6 for those of IPv4.
     #[arg(long, env = "NPL_FEED_XDS", value_name = "ADDRESS|none", default_value = "[::]:18000")]
     pub xds: Listen,
 

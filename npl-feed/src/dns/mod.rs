@@ -23,8 +23,8 @@ use hickory_server::{
 use ipnet::IpNet;
 use tokio::net::{TcpListener, UdpSocket};
 
-pub use self::zone::Zone;
 use self::zone::{Answer, Section};
+pub use self::{names::of_port, zone::Zone};
 use crate::{follow::Published, status::Status};
 
 /// The maximum size of a UDP answer, if the client accepts that size. A larger answer is truncated, and the client

@@ -6,6 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use hickory_server::proto::{ProtoError, rr::Name};
 use npl_agent::core::model::Protocol;
 
+use crate::core::snapshot::{Group, PortKey};
+
 /// The label above addresses of Nodes: `192-0-2-10.ip.ZONE`, and of members: `61000.192-0-2-10.ip.ZONE`.
 const ADDRESSES: &str = "ip";
 
@@ -69,6 +71,14 @@ pub(super) fn read(name: &Name, zone: &Name) -> Option<Place> {
 
 fn protocol_of(label: &str) -> Option<Protocol> {
     label.strip_prefix('_').and_then(|name| name.parse().ok())
+}
+
+/// The name with the SRV records of a Service port, without the final dot.
+pub fn of_port(group: &Group, zone: &Name) -> String {
+    let PortKey { service, protocol, .. } = &group.key;
+    let zone = zone.to_ascii();
+    let zone = zone.trim_end_matches('.');
+    format!("_{}._{protocol}.{}.{}.{zone}", group.port_text(), service.name, service.namespace)
 }
 
 /// The name of a member. Each member has its own name, because `HAProxy` 2.8 does not resolve a third server with the

@@ -4,9 +4,22 @@
 use std::{net::IpAddr, sync::Arc};
 
 use axum::body::Bytes;
+use hickory_server::proto::rr::Name;
 use serde::Serialize;
 
-use crate::core::snapshot::{Condition, Group, Member, Snapshot, Version};
+use crate::{
+    core::snapshot::{Condition, Group, Member, Snapshot, Version},
+    dns, xds,
+};
+
+/// The interfaces besides HTTP, whose names for each Service port are part of the answers.
+#[derive(Debug, Clone, Default)]
+pub struct Interfaces {
+    /// Whether xDS is served.
+    pub xds: bool,
+    /// The zone of DNS; `None` if DNS is not served.
+    pub zone: Option<Name>,
+}
 
 #[derive(Serialize)]
 struct AllBody<'a> {
@@ -23,7 +36,18 @@ struct GroupBody<'a> {
     name: Option<&'a str>,
     protocol: &'static str,
     version: String,
+    names: NamesBody,
     members: Vec<MemberBody<'a>>,
+}
+
+/// The names under which load balancers find a Service port.
+#[derive(Serialize)]
+struct NamesBody {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    xds: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dns: Option<String>,
+    http: String,
 }
 
 #[derive(Serialize)]
@@ -38,15 +62,25 @@ struct MemberBody<'a> {
     weight: u16,
 }
 
-impl<'a> From<&'a Group> for GroupBody<'a> {
-    fn from(group: &'a Group) -> Self {
-        Self {
+impl Interfaces {
+    fn names(&self, group: &Group) -> NamesBody {
+        let service = &group.key.service;
+        NamesBody {
+            xds: self.xds.then(|| xds::cluster_name(group)),
+            dns: self.zone.as_ref().map(|zone| dns::of_port(group, zone)),
+            http: format!("/v1/members/{}/{}/{}", service.namespace, service.name, group.port_text()),
+        }
+    }
+
+    fn body<'a>(&self, group: &'a Group) -> GroupBody<'a> {
+        GroupBody {
             namespace: &group.key.service.namespace,
             service: &group.key.service.name,
             port: group.key.number,
             name: group.name.as_deref(),
             protocol: group.key.protocol.as_str(),
             version: group.version.to_string(),
+            names: self.names(group),
             members: group.members.iter().map(MemberBody::from).collect(),
         }
     }
@@ -68,26 +102,34 @@ impl<'a> From<&'a Member> for MemberBody<'a> {
 }
 
 /// All members of all Services.
-pub(super) fn all(snapshot: &Snapshot) -> Vec<u8> {
-    let ports = snapshot.groups().map(|group| GroupBody::from(&**group)).collect();
+pub(super) fn all(snapshot: &Snapshot, interfaces: &Interfaces) -> Vec<u8> {
+    let ports = snapshot.groups().map(|group| interfaces.body(group)).collect();
     encode(&AllBody { version: snapshot.version().to_string(), ports })
 }
 
 /// The members of all ports of a Service.
-pub(super) fn of_service(snapshot: &Snapshot, namespace: &str, service: &str) -> Option<(Version, Bytes)> {
+pub(super) fn of_service(
+    snapshot: &Snapshot,
+    interfaces: &Interfaces,
+    (namespace, service): (&str, &str),
+) -> Option<(Version, Bytes)> {
     let groups: Vec<&Arc<Group>> = snapshot.service(namespace, service).collect();
     if groups.is_empty() {
         return None;
     }
     let version = version_of(groups.iter().copied());
-    let ports = groups.into_iter().map(|group| GroupBody::from(&**group)).collect();
+    let ports = groups.into_iter().map(|group| interfaces.body(group)).collect();
     Some((version, encode(&AllBody { version: version.to_string(), ports }).into()))
 }
 
 /// The members of one Service port.
-pub(super) fn of_port(snapshot: &Snapshot, namespace: &str, service: &str, port: &str) -> Option<(Version, Bytes)> {
+pub(super) fn of_port(
+    snapshot: &Snapshot,
+    interfaces: &Interfaces,
+    (namespace, service, port): (&str, &str, &str),
+) -> Option<(Version, Bytes)> {
     let group = snapshot.port(namespace, service, port)?;
-    Some((group.version, encode(&GroupBody::from(&**group)).into()))
+    Some((group.version, encode(&interfaces.body(group)).into()))
 }
 
 /// The common version of several groups.

@@ -22,6 +22,7 @@ use axum::{
     routing::get,
 };
 
+pub use self::members::Interfaces;
 use self::poll::{Cache, Poll, Rendered};
 use crate::{access::Token, core::snapshot::Snapshot, follow::Published, status::Status};
 
@@ -37,11 +38,12 @@ struct Context {
     published: Published,
     status: Arc<Status>,
     cache: Arc<Cache>,
+    interfaces: Arc<Interfaces>,
 }
 
 /// The routes. All except the probes require the token, if one is configured.
-pub fn router(published: Published, status: Arc<Status>, token: Option<Token>) -> Router {
-    let context = Context { published, status, cache: Arc::default() };
+pub fn router(published: Published, status: Arc<Status>, interfaces: Interfaces, token: Option<Token>) -> Router {
+    let context = Context { published, status, cache: Arc::default(), interfaces: Arc::new(interfaces) };
     let mut data = Router::new()
         .route("/v1/members", get(all_members))
         .route("/v1/members/{namespace}/{service}", get(service_members))
@@ -74,7 +76,8 @@ async fn count(State(context): State<Context>, request: Request, next: Next) -> 
 }
 
 async fn all_members(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
-    let render = |snapshot: &Snapshot| Some(Rendered::json(context.cache.get("members", snapshot, members::all)));
+    let all = |snapshot: &Snapshot| members::all(snapshot, &context.interfaces);
+    let render = |snapshot: &Snapshot| Some(Rendered::json(context.cache.get("members", snapshot, all)));
     poll.answer(&context.published, &headers, "the snapshot", render).await
 }
 
@@ -84,7 +87,9 @@ async fn service_members(
     Query(poll): Query<Poll>,
     headers: HeaderMap,
 ) -> Response {
-    let render = |snapshot: &Snapshot| members::of_service(snapshot, &namespace, &service).map(Rendered::json);
+    let render = |snapshot: &Snapshot| {
+        members::of_service(snapshot, &context.interfaces, (&namespace, &service)).map(Rendered::json)
+    };
     let subject = format!("enabled Service {namespace}/{service}");
     poll.answer(&context.published, &headers, &subject, render).await
 }
@@ -95,7 +100,9 @@ async fn port_members(
     Query(poll): Query<Poll>,
     headers: HeaderMap,
 ) -> Response {
-    let render = |snapshot: &Snapshot| members::of_port(snapshot, &namespace, &service, &port).map(Rendered::json);
+    let render = |snapshot: &Snapshot| {
+        members::of_port(snapshot, &context.interfaces, (&namespace, &service, &port)).map(Rendered::json)
+    };
     let subject = format!("port {port} of an enabled Service {namespace}/{service}");
     poll.answer(&context.published, &headers, &subject, render).await
 }

@@ -39,7 +39,8 @@ impl Scene {
     fn new(token: Option<&str>) -> Self {
         let (publisher, published) = watch::channel(None);
         let status = Arc::new(Status::default());
-        let router = router(published, Arc::clone(&status), token.map(Token::fixed));
+        let interfaces = Interfaces { xds: true, zone: Some("npl.internal.".parse().unwrap()) };
+        let router = router(published, Arc::clone(&status), interfaces, token.map(Token::fixed));
         let mut scene = Self { router, publisher, cluster: cluster(pods()), status };
         scene.publish();
         scene
@@ -90,6 +91,19 @@ async fn a_port_has_its_members_with_their_state() {
     let states: Vec<_> = body["members"].as_array().unwrap().iter().map(|it| (&it["ready"], &it["draining"])).collect();
     let (yes, no) = (json!(true), json!(false));
     assert_eq!(states, [(&yes, &no), (&no, &no), (&no, &yes)]);
+}
+
+/// `kubectl npl members` reads the answers with types of the agent's library.
+#[tokio::test]
+async fn the_plugin_for_kubectl_reads_every_field_of_a_services_members() {
+    let body = Scene::new(None).json("/v1/members/default/web").await;
+    let read: npl_agent::core::members::ServiceMembers = serde_json::from_value(body.clone()).unwrap();
+    assert_eq!(serde_json::to_value(&read).unwrap(), body);
+    let names = &read.ports[0].names;
+    assert_eq!(names.xds.as_deref(), Some("web.default:http"));
+    assert_eq!(names.dns.as_deref(), Some("_http._tcp.web.default.npl.internal"));
+    let scene = Scene::new(None);
+    assert_eq!(scene.json(&names.http).await["members"].as_array().unwrap().len(), read.ports[0].members.len());
 }
 
 #[tokio::test]

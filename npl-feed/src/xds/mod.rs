@@ -24,6 +24,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Streaming};
 
+pub use self::names::of as cluster_name;
 use self::{delta::Delta, session::Session, sotw::StateOfTheWorld};
 use crate::{follow::Published, status::Status};
 

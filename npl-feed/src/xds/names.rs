@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::core::snapshot::{Group, Snapshot};
 
 /// The canonical name of a Service port.
-pub(super) fn of(group: &Group) -> String {
+pub fn of(group: &Group) -> String {
     format!("{}.{}:{}", group.key.service.name, group.key.service.namespace, group.port_text())
 }
 

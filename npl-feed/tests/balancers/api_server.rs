@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use npl_agent::core::members::ServiceMembers;
 use serde_json::{Value, json};
 
 use crate::{network, scene};
@@ -131,7 +132,7 @@ impl ControlPlane {
         let mut command = Command::new(env!("CARGO_BIN_EXE_npl-feed"));
         // IPv4 addresses, because the kernel may have no IPv6.
         command
-            .args(["--http", FEED, "--xds", "127.0.0.1:18000", "--dns", "127.0.0.1:5353", "--drain", "1h"])
+            .args(["--http", "0.0.0.0:8080", "--xds", "127.0.0.1:18000", "--dns", "127.0.0.1:5353", "--drain", "1h"])
             .arg("--kubeconfig")
             .arg(self.kubeconfig());
         start(&self.folder, "npl-feed", &mut command)
@@ -186,6 +187,29 @@ fn expect(expected: &[&str], plane: &ControlPlane) {
     }
 }
 
+/// `kubectl npl members` reads the feed by the API server's proxy, and tells its errors apart by the text of kubectl.
+fn the_plugin_for_kubectl_reads_the_answers_through_the_proxy(plane: &ControlPlane) {
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "npl-feed-a", "namespace": "npl-system" },
+        "spec": { "nodeName": "n1", "containers": [{ "name": "npl-feed", "image": "npl-feed" }] } });
+    plane.kubectl(&["create", "--filename", "-"], Some(&pod));
+    // The API server's proxy refuses loopback addresses.
+    let status = json!({ "status": { "phase": "Running", "podIP": network::NODES[0] } }).to_string();
+    let patch = ["patch", "pod", "npl-feed-a", "--subresource=status", "--type=merge", "--patch", &status];
+    plane.kubectl(&[&patch[..], &["--namespace", "npl-system"]].concat(), None);
+    let read = |pod: &str, service: &str| {
+        let path = format!("/api/v1/namespaces/npl-system/pods/{pod}:8080/proxy/v1/members/default/{service}");
+        let output = plane.kubectl_command(&["get", "--raw", &path]).output().unwrap();
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap())
+    };
+    let [body, errors] = read("npl-feed-a", "web");
+    let read_members = serde_json::from_str::<ServiceMembers>(&body);
+    assert!(read_members.is_ok_and(|it| it.ports[0].members[0].pod == "a"), "{body}{errors}");
+    let [body, errors] = read("npl-feed-a", "none");
+    assert!(body.is_empty() && errors.contains("(NotFound)") && !errors.contains("pods \""), "{body}{errors}");
+    let [body, errors] = read("npl-feed-b", "web");
+    assert!(body.is_empty() && errors.contains("(NotFound)") && errors.contains("pods \""), "{body}{errors}");
+}
+
 #[test]
 fn a_real_api_server_is_followed_with_the_rights_of_the_manifest() {
     network::inside("api_server::a_real_api_server_is_followed_with_the_rights_of_the_manifest", || {
@@ -207,6 +231,7 @@ fn a_real_api_server_is_followed_with_the_rights_of_the_manifest() {
         let feed = plane.start_feed();
         expect(&["a:61000 serving"], &plane);
         until("readiness without an outage", || get("/readyz").filter(|answer| *answer == (200, "ok\n".to_owned())));
+        the_plugin_for_kubectl_reads_the_answers_through_the_proxy(&plane);
         plane.create_pod("b", 61001);
         expect(&["a:61000 serving", "b:61001 serving"], &plane);
         plane.kubectl(&["annotate", "pod", "b", "--overwrite", "nodeportlocal.antrea.io=[]"], None);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `kubectl npl` against a real API server. There is no kubelet: a script in place of `kubectl` runs what the plug-in
-//! executes in the agent's Pod on the Node itself, and passes everything else to kubectl.
+//! executes in the agent's Pod on the Node itself, answers for the replicas of the feed, and passes everything else to
+//! kubectl.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -25,9 +26,13 @@ fn programs(world: &World) -> PathBuf {
     let path = std::env::var("PATH").unwrap();
     let real = path.split(':').map(|folder| PathBuf::from(folder).join("kubectl")).find(|path| path.exists()).unwrap();
     let script = format!(
-        "#!/bin/sh\nfor word in \"$@\"; do if [ \"$word\" = exec ]; then is_exec=1; fi; done\n\
+        "#!/bin/sh\nfor word in \"$@\"; do\n\
+         if [ \"$word\" = exec ]; then is_exec=1; fi\n\
+         case \"$word\" in */proxy/v1/members/shop/web) cat {}/\"$(basename \"${{word%%:*}}\")\"; exit;; esac\n\
+         done\n\
          if [ -z \"$is_exec\" ]; then exec {} \"$@\"; fi\n\
          while [ \"$1\" != -- ]; do shift; done\nshift 2\nexec {} \"$@\"\n",
+        world.run.file("feed").display(),
         real.display(),
         agent.display()
     );
@@ -64,6 +69,52 @@ fn create_agent_pod(world: &World) {
                            "state": {"running": {}}});
     let status = json!({"status": {"phase": "Running", "containerStatuses": [container]}});
     world.cluster.client().merge_patch(&format!("{pods}/npl-agent-1/status"), &status).unwrap();
+}
+
+/// Creates the Pod of a replica of the feed, and its answer with a member at this node port.
+fn create_replica(world: &World, name: &str, node_port: u16) {
+    let labels = json!({"app.kubernetes.io/name": "npl", "app.kubernetes.io/component": "feed"});
+    let pod = json!({
+        "metadata": {"name": name, "namespace": AGENT_NAMESPACE, "labels": labels},
+        "spec": {"nodeName": NODE, "containers": [{"name": "npl-feed", "image": "none"}]},
+    });
+    let pods = format!("/api/v1/namespaces/{AGENT_NAMESPACE}/pods");
+    world.cluster.client().create(&pods, &pod).unwrap();
+    let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+    world.cluster.client().merge_patch(&format!("{pods}/{name}/status"), &status).unwrap();
+    let member = json!({"address": world.node_ip(), "port": node_port, "pod": "web-0", "node": NODE, "zone": "",
+                        "ready": true, "draining": false, "weight": 1});
+    let version = format!("{node_port:032}");
+    let names = json!({"xds": "web.shop:http", "http": "/v1/members/shop/web/http"});
+    let port = json!({"namespace": "shop", "service": "web", "port": 80, "name": "http", "protocol": "tcp",
+                      "version": version, "names": names, "members": [member]});
+    let folder = world.run.file("feed");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join(name), json!({"version": version, "ports": [port]}).to_string()).unwrap();
+}
+
+#[test]
+fn the_plugin_shows_what_the_replicas_of_the_feed_serve() {
+    let world = World::with_agent(&[]);
+    let programs = programs(&world);
+    let run = |arguments: &[&str]| kubectl_npl(&world, &programs, arguments);
+    let members = ["members", "web:http", "--namespace", "shop", "--settle", "0s"];
+    let (code, none) = run(&members);
+    assert!(code == 2 && none.contains("no replica of npl-feed is in namespace npl-system"), "{code} {none}");
+    for name in ["npl-feed-a", "npl-feed-b"] {
+        create_replica(&world, name, 61000);
+    }
+    let (code, table) = run(&members);
+    let address = format!("{}:61000", world.node_ip());
+    for expected in ["http (80)", &address, "tcp", "web-0", NODE, "ready", "web.shop:http", "Replicas of the feed: 2"] {
+        assert!(code == 0 && table.contains(expected), "{expected} is not in {code} {table}");
+    }
+    create_replica(&world, "npl-feed-c", 61001);
+    let (code, differ) = run(&members);
+    assert!(code == 1 && differ.contains("The replicas differ.") && differ.contains("npl-feed-c"), "{code} {differ}");
+    let (code, json) = run(&[&members[..], &["--output", "json"]].concat());
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((code, &json["agree"], json["replicas"].as_array().map(Vec::len)), (1, &json!(false), Some(3)));
 }
 
 #[test]

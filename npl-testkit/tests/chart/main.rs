@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod alerts;
+mod feed;
 mod objects;
 mod profiles;
 mod refusals;

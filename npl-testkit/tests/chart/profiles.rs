@@ -15,7 +15,7 @@ use crate::objects::parse;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// The profiles: the name of each, and its arguments for Helm.
-const PROFILES: [(&str, &[&str]); 6] = [
+const PROFILES: [(&str, &[&str]); 8] = [
     ("default", &[]),
     ("openshift", &["--values", "values-openshift.yaml"]),
     ("gke", &["--values", "values-gke.yaml"]),
@@ -25,6 +25,16 @@ const PROFILES: [(&str, &[&str]); 6] = [
         &[
             "--set",
             "metrics.enabled=true,metrics.podMonitor.enabled=true,metrics.prometheusRule.enabled=true,metrics.dashboard.enabled=true",
+        ],
+    ),
+    ("feed", &["--set", "feed.enabled=true"]),
+    (
+        "feed with all options",
+        &[
+            "--values",
+            "values-openshift.yaml",
+            "--set",
+            "feed.enabled=true,feed.hostNetwork=true,feed.service.type=LoadBalancer,feed.service.externalTrafficPolicy=Local,feed.allow={192.0.2.0/24},feed.tokenSecret.name=token,feed.tls.secretName=tls",
         ],
     ),
     ("cleanup", &["--set", "cleanup.enabled=true"]),
@@ -65,7 +75,7 @@ impl World {
 
     /// The names of all objects with NPL's label, without Helm's release records.
     fn objects(&self) -> String {
-        let kinds = "daemonsets,jobs,serviceaccounts,resourcequotas,roles,rolebindings,clusterroles,clusterrolebindings,\
+        let kinds = "daemonsets,deployments,services,poddisruptionbudgets,jobs,serviceaccounts,resourcequotas,roles,rolebindings,clusterroles,clusterrolebindings,\
                      flowschemas,prioritylevelconfigurations,validatingadmissionpolicies,\
                      validatingadmissionpolicybindings,podmonitors,prometheusrules,configmaps";
         let label = ["--all-namespaces", "--selector", "app.kubernetes.io/name=npl", "--output", "name"];
@@ -116,13 +126,15 @@ fn helm_installs_upgrades_rolls_back_and_uninstalls(world: &World) {
         "npl",
         chart,
         "--set",
-        "config.drain=1m,metrics.enabled=true,metrics.podMonitor.enabled=true",
+        "config.drain=1m,metrics.enabled=true,metrics.podMonitor.enabled=true,feed.enabled=true",
     ]);
     assert_eq!(variable("NPL_DRAIN").as_deref(), Some("1m"));
     assert!(world.objects().contains("podmonitor"), "{}", world.objects());
+    assert!(world.objects().contains("deployment.apps/npl-feed"), "{}", world.objects());
     world.helm(&["rollback", "npl", "1"]);
     assert_eq!(variable("NPL_DRAIN"), None);
     assert!(!world.objects().contains("podmonitor"), "{}", world.objects());
+    assert!(!world.objects().contains("npl-feed"), "{}", world.objects());
     // No controller runs in this test, so the hook's Job would never finish.
     world.helm(&["uninstall", "npl", "--no-hooks"]);
     // The API server deletes dependent objects in the background, after Helm has returned.
@@ -158,5 +170,12 @@ fn the_notes_name_the_next_steps_and_warn_of_a_missing_policy(world: &World) {
     }
     assert!(!usual.contains("WARNING"), "{usual}");
     assert!(notes("admissionPolicy.enabled=false").contains("WARNING: without the admission policy"));
+    assert!(!usual.contains("npl-feed"), "{usual}");
+    let feed = notes("feed.enabled=true,feed.service.type=ClusterIP");
+    for words in ["rollout status deployment/npl-feed", "npl-feed.npl-system.svc", "kubectl npl members"] {
+        assert!(feed.contains(words), "`{words}` is missing from {feed}");
+    }
+    assert!(feed.contains("WARNING: the feed answers every client"), "{feed}");
+    assert!(!notes("feed.enabled=true,feed.tokenSecret.name=a").contains("WARNING"));
     assert!(notes("cleanup.enabled=true").contains("rollout status daemonset/npl-cleanup"));
 }

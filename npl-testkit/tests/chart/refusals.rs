@@ -4,7 +4,7 @@
 use npl_testkit::{helm, tools};
 
 /// Wrong values, each with a part of the error message.
-const WRONG: [(&str, &str); 9] = [
+const WRONG: [(&str, &str); 14] = [
     ("prot=1", "additional properties 'prot' not allowed"),
     ("config.portrange=1-2", "additional properties 'portrange' not allowed"),
     ("config.portRange=61000", "portRange"),
@@ -14,6 +14,11 @@ const WRONG: [(&str, &str); 9] = [
     ("image.repository=localhost/npl-agent:0.1.0", "repository"),
     ("updateStrategy.maxUnavailable=0", "maxUnavailable"),
     ("metrics.podMonitor.enabled=true", "metrics.podMonitor.enabled requires metrics.enabled"),
+    ("feed.replicas=0", "replicas"),
+    ("feed.dns.port=53", "port"),
+    ("feed.service.type=ExternalName", "must be one of 'ClusterIP', 'NodePort', 'LoadBalancer'"),
+    ("feed.allow={192.0.2.0-24}", "allow"),
+    ("feed.enabled=true,feed.tls.clientCertificates=true", "feed.tls.clientCertificates requires feed.tls.secretName"),
 ];
 
 #[test]

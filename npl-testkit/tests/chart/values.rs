@@ -7,10 +7,11 @@ use std::fs;
 use npl_testkit::helm;
 use serde_json::{Value, json};
 
+use crate::feed;
 use crate::objects::{find, rendered};
 
 /// A value of the chart and the object field that it sets. If the expected content is `null`, the field must be absent.
-struct Case {
+pub(crate) struct Case {
     /// The value as a path and JSON, followed by other values that it requires.
     set: &'static [(&'static str, &'static str)],
     /// The kind and name of the object.
@@ -25,7 +26,7 @@ const POD_MONITOR: (&str, &str) = ("PodMonitor", "npl-agent");
 const RULE: (&str, &str) = ("PrometheusRule", "npl-agent");
 const CONTAINER: &str = "/spec/template/spec/containers/0";
 
-const fn case(
+pub(crate) const fn case(
     set: &'static [(&'static str, &'static str)],
     object: (&'static str, &'static str),
     field: &'static str,
@@ -234,14 +235,32 @@ const ELSEWHERE: [&str; 4] = [
 
 /// The content of an environment variable of the agent.
 fn variable<'a>(objects: &'a [Value], name: &str) -> Option<&'a str> {
-    let env = find(objects, DAEMON_SET.0, DAEMON_SET.1)?.pointer(CONTAINER)?["env"].as_array()?;
+    variable_of(objects, DAEMON_SET, name)
+}
+
+/// The content of an environment variable of the first container of a workload.
+pub(crate) fn variable_of<'a>(objects: &'a [Value], workload: (&str, &str), name: &str) -> Option<&'a str> {
+    let env = find(objects, workload.0, workload.1)?.pointer(CONTAINER)?["env"].as_array()?;
     env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
 }
 
 /// Values that change the fields of other values, so that their cases are rendered alone.
-const ALONE: [&str; 2] = ["cleanup.enabled", "loadPrograms.enabled"];
+const ALONE: [&str; 7] = [
+    "cleanup.enabled",
+    "feed.dns.enabled",
+    "feed.service.type",
+    "feed.tls.clientCertificates",
+    "feed.tokenSecret.name",
+    "feed.xds.enabled",
+    "loadPrograms.enabled",
+];
 
 impl Case {
+    /// The paths of the case's values.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &'static str> + use<> {
+        self.set.iter().map(|(path, _)| *path)
+    }
+
     /// Whether one rendering can test both cases. Fewer renderings make the test faster.
     fn goes_with(&self, other: &Self) -> bool {
         let is_alone = |case: &Self| case.set.iter().any(|(path, _)| ALONE.contains(path));
@@ -266,16 +285,21 @@ fn field(objects: &[Value], Case { object: (kind, name), field, .. }: &Case) -> 
 
 #[test]
 fn each_value_sets_its_field() {
+    assert_each_sets_its_field(FIELDS, &[]);
+}
+
+/// Checks each case with the values of `base` in addition to its own, and that `base` alone does not suffice.
+pub(crate) fn assert_each_sets_its_field(cases: &[Case], base: &[(&str, &str)]) {
     let mut batches: Vec<Vec<&Case>> = Vec::new();
-    for case in FIELDS {
+    for case in cases {
         match batches.iter_mut().find(|batch| batch.iter().all(|other| case.goes_with(other))) {
             Some(batch) => batch.push(case),
             None => batches.push(vec![case]),
         }
     }
-    let default = rendered(&[]);
+    let default = rendered(base);
     for batch in batches {
-        let set: BTreeSet<(&str, &str)> = batch.iter().flat_map(|case| case.set).copied().collect();
+        let set: BTreeSet<(&str, &str)> = batch.iter().flat_map(|case| case.set).chain(base).copied().collect();
         let objects = rendered(&set.into_iter().collect::<Vec<_>>());
         for case in batch {
             let expected: Value = serde_json::from_str(case.expected).unwrap();
@@ -323,8 +347,9 @@ fn every_value_has_a_case() {
     leaves(&values, "", &mut all);
     let options = schema.pointer("/properties/config/properties").unwrap().as_object().unwrap();
     all.extend(options.keys().map(|option| format!("config.{option}")));
-    let sets = FIELDS.iter().map(|case| case.set).chain(VARIABLES.iter().map(|(set, ..)| *set));
-    let tested: BTreeSet<&str> = sets.flatten().map(|(path, _)| *path).chain(ELSEWHERE).collect();
+    let variables = VARIABLES.iter().flat_map(|(set, ..)| *set).map(|(path, _)| *path);
+    let tested = FIELDS.iter().flat_map(Case::paths).chain(variables).chain(ELSEWHERE).chain(feed::tested());
+    let tested: BTreeSet<&str> = tested.collect();
     let untested: Vec<_> = all.iter().filter(|path| !tested.contains(path.as_str())).collect();
     assert!(untested.is_empty(), "no case sets {untested:?}");
 }
@@ -363,7 +388,7 @@ fn every_object_has_the_labels_of_kubernetes_and_a_namespaced_one_the_releases_n
             .chain([
                 helm::chart().join("values-openshift.yaml").to_str().unwrap(),
                 "--set",
-                "metrics.dashboard.enabled=true",
+                "metrics.dashboard.enabled=true,feed.enabled=true,feed.hostNetwork=true",
             ])
             .collect::<Vec<_>>(),
     )
@@ -378,7 +403,7 @@ fn every_object_has_the_labels_of_kubernetes_and_a_namespaced_one_the_releases_n
         "ValidatingAdmissionPolicy",
         "ValidatingAdmissionPolicyBinding",
     ];
-    assert!(objects.len() > 15, "{}", objects.len());
+    assert!(objects.len() > 22, "{}", objects.len());
     for object in &objects {
         let (kind, metadata) = (object["kind"].as_str().unwrap(), &object["metadata"]);
         let expected = [

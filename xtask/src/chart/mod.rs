@@ -31,7 +31,7 @@ struct Manifest {
     arguments: &'static [&'static str],
 }
 
-const MANIFESTS: [Manifest; 3] = [
+const MANIFESTS: [Manifest; 4] = [
     Manifest {
         path: "deploy/npl.yaml",
         about: &[
@@ -47,6 +47,14 @@ const MANIFESTS: [Manifest; 3] = [
             "has been deleted, wait for the rollout, and delete it again: docs/install.md.",
         ],
         arguments: &["--set", "namespace.create=true,cleanup.enabled=true,resourceQuota.enabled=false"],
+    },
+    Manifest {
+        path: "deploy/npl-feed.yaml",
+        about: &[
+            "Serves the mappings to any load balancer by xDS, DNS and HTTP: `kubectl apply -f npl-feed.yaml`, beside npl.yaml.",
+            "docs/load-balancers.md lists the interface that each load balancer reads, and its configuration.",
+        ],
+        arguments: &["--set", "feed.enabled=true", "--show-only", "templates/feed/*.yaml"],
     },
     Manifest {
         path: "deploy/openshift/scc.yaml",

@@ -24,12 +24,29 @@ app.kubernetes.io/component: agent
 {{- end }}
 
 {{- define "npl.image" -}}
-{{- $image := .Values.image -}}
+{{ include "npl.imageName" (list . .Values.image) }}
+{{- end }}
+
+{{/* The name of an image; the argument is a list of the root and the values of the image. */}}
+{{- define "npl.imageName" -}}
+{{- $root := index . 0 -}}
+{{- $image := index . 1 -}}
 {{- if $image.digest -}}
 {{ $image.repository }}@{{ $image.digest }}
 {{- else -}}
-{{ $image.repository }}:{{ $image.tag | default .Chart.AppVersion }}
+{{ $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion }}
 {{- end -}}
+{{- end }}
+
+{{/* Labels by which the feed's Deployment selects its Pods. They can never change. */}}
+{{- define "npl.feedSelector" -}}
+app.kubernetes.io/name: npl
+app.kubernetes.io/component: feed
+{{- end }}
+
+{{- define "npl.feedLabels" -}}
+{{ include "npl.labels" . }}
+app.kubernetes.io/component: feed
 {{- end }}
 
 {{- define "npl.domain" -}}

@@ -7,6 +7,7 @@
 mod check;
 mod cluster;
 mod mappings;
+mod members;
 mod nodes;
 mod status;
 mod why;
@@ -43,6 +44,7 @@ pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
     let kubectl = Kubectl { connection: &cli.connection };
     match &cli.command {
         KubectlCommand::Mappings(args) => mappings::show(kubectl, args),
+        KubectlCommand::Members(args) => members::show(kubectl, args),
         KubectlCommand::Status(args) => status::show(kubectl, args),
         KubectlCommand::Check(args) => check::show(kubectl, args),
         KubectlCommand::Why(args) => why::show(kubectl, args),

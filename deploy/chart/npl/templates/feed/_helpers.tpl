@@ -1,0 +1,69 @@
+{{/*
+SPDX-License-Identifier: Apache-2.0
+The feed's environment variables.
+*/}}
+{{- define "npl.feedVariables" -}}
+{{- $feed := .Values.feed -}}
+- name: NPL_FEED_XDS
+  value: {{ $feed.xds.enabled | ternary (printf "[::]:%d" (int $feed.xds.port)) "none" | quote }}
+- name: NPL_FEED_DNS
+  value: {{ $feed.dns.enabled | ternary (printf "[::]:%d" (int $feed.dns.port)) "none" | quote }}
+- name: NPL_FEED_HTTP
+  value: {{ printf "[::]:%d" (int $feed.http.port) | quote }}
+- name: NPL_FEED_ZONE
+  value: {{ $feed.dns.zone | quote }}
+- name: NPL_FEED_LOG_FORMAT
+  value: {{ $feed.logFormat }}
+{{- /* The agents' options that the feed must know. */}}
+{{- with .Values.config.annotationDomain }}
+- name: NPL_FEED_ANNOTATION_DOMAIN
+  value: {{ . | quote }}
+{{- end }}
+{{- with .Values.config.portRange }}
+- name: NPL_FEED_PORT_RANGE
+  value: {{ . | quote }}
+{{- end }}
+{{- with .Values.config.drain }}
+- name: NPL_FEED_DRAIN
+  value: {{ . | quote }}
+{{- end }}
+{{- with $feed.services }}
+- name: NPL_FEED_SERVICES
+  value: {{ . | quote }}
+{{- end }}
+{{- with $feed.allow }}
+- name: NPL_FEED_ALLOW
+  value: {{ join "," . | quote }}
+{{- end }}
+{{- if $feed.tokenSecret.name }}
+- name: NPL_FEED_TOKEN_FILE
+  value: /etc/npl-feed/token/token
+{{- end }}
+{{- if $feed.tls.secretName }}
+- name: NPL_FEED_TLS_CERT
+  value: /etc/npl-feed/tls/tls.crt
+- name: NPL_FEED_TLS_KEY
+  value: /etc/npl-feed/tls/tls.key
+{{- if $feed.tls.clientCertificates }}
+- name: NPL_FEED_TLS_CLIENT_CA
+  value: /etc/npl-feed/tls/ca.crt
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The action of a probe; the argument is a list of the feed's values and the path. */}}
+{{- define "npl.feedProbe" -}}
+{{- $feed := index . 0 -}}
+{{- if and $feed.tls.secretName $feed.tls.clientCertificates -}}
+# The kubelet has no client certificate.
+tcpSocket:
+  port: http
+{{- else -}}
+httpGet:
+  path: {{ index . 1 }}
+  port: http
+  {{- if $feed.tls.secretName }}
+  scheme: HTTPS
+  {{- end }}
+{{- end }}
+{{- end }}

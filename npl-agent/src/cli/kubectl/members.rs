@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `kubectl npl members`: shows what load balancers get for a Service, by asking each replica of `npl-feed` through the
+//! API server's proxy.
+
+use std::{collections::BTreeMap, process::ExitCode, thread};
+
+use anyhow::bail;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{Kubectl, nodes::for_each, text_at};
+use crate::{
+    cli::{print, print_json, table},
+    config::{args::OutputFormat, kubectl_args::MembersArgs},
+    core::members::{Answer, PortMembers, agree},
+};
+
+/// The label of the feed's Pods.
+const SELECTOR: &str = "app.kubernetes.io/name=npl,app.kubernetes.io/component=feed";
+/// The number of characters of a version in tables; JSON has the whole version.
+const SHORT_VERSION: usize = 12;
+
+/// A replica of the feed.
+#[derive(Debug, PartialEq, Eq)]
+struct Replica {
+    pod: String,
+    node: String,
+    is_ready: bool,
+    /// The Pod's name in the path of the API server's proxy.
+    proxied: String,
+}
+
+/// What the replicas serve for a Service.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Report {
+    namespace: String,
+    service: String,
+    /// Whether all replicas that answered serve the same.
+    agree: bool,
+    /// The ports and members of the first replica that serves the Service.
+    ports: Vec<PortMembers>,
+    replicas: Vec<ReplicaRow>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct ReplicaRow {
+    pod: String,
+    node: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<String>,
+    /// Why the replica serves no members of the Service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+}
+
+/// Prints the members. The exit code is 1 if replicas differ for the settling time, else 2 if a replica does not answer,
+/// else 0.
+pub(super) fn show(kubectl: Kubectl<'_>, args: &MembersArgs) -> anyhow::Result<ExitCode> {
+    let namespace = match &args.namespace {
+        Some(namespace) => namespace.clone(),
+        None => current_namespace(kubectl),
+    };
+    let replicas = replicas(kubectl)?;
+    let path = format!("v1/members/{namespace}/{}", args.service.name);
+    let mut answers = ask(kubectl, &replicas, &path);
+    if !agree(answers.values()) && !args.settle.is_zero() {
+        // A change of a Pod reaches the replicas at slightly different times.
+        thread::sleep(args.settle);
+        answers = ask(kubectl, &replicas, &path);
+    }
+    let report = report(&namespace, args, &replicas, &mut answers)?;
+    match args.output {
+        OutputFormat::Json => print_json(&report)?,
+        OutputFormat::Table => print(&as_text(&report, false))?,
+        OutputFormat::Wide => print(&as_text(&report, true))?,
+    }
+    Ok(ExitCode::from(exit_code(&report)))
+}
+
+/// The namespace of kubectl's current context.
+fn current_namespace(kubectl: Kubectl<'_>) -> String {
+    let asked = kubectl.output(&["config", "view", "--minify", "--output", "jsonpath={..namespace}"]);
+    let named = asked.map(|(_, text)| text.trim().to_owned()).unwrap_or_default();
+    if named.is_empty() { "default".to_owned() } else { named }
+}
+
+/// The replicas of the feed, of which at least one is ready.
+fn replicas(kubectl: Kubectl<'_>) -> anyhow::Result<Vec<Replica>> {
+    let namespace = &kubectl.connection.agent_namespace;
+    let pods = kubectl.list(&["pods", "--namespace", namespace, "--selector", SELECTOR])?;
+    let replicas: Vec<Replica> = pods.iter().filter_map(replica).collect();
+    if replicas.is_empty() {
+        bail!(
+            "no replica of npl-feed is in namespace {namespace}, so only load balancers that read annotations get the \
+             node ports: install the feed with the chart's value feed.enabled=true, or give its namespace with \
+             --agent-namespace"
+        );
+    }
+    if !replicas.iter().any(|replica| replica.is_ready) {
+        bail!(
+            "no replica of npl-feed is ready in namespace {namespace}, so load balancers keep the members that they \
+             know: `kubectl --namespace {namespace} describe pods --selector {SELECTOR}` shows the reason"
+        );
+    }
+    Ok(replicas)
+}
+
+/// The replica of a Pod; `None` if the Pod is being deleted.
+fn replica(pod: &Value) -> Option<Replica> {
+    if pod.pointer("/metadata/deletionTimestamp").is_some() {
+        return None;
+    }
+    let items = |pointer: &str| pod.pointer(pointer).and_then(Value::as_array).into_iter().flatten();
+    let is_ready = items("/status/conditions").any(|it| it["type"] == "Ready" && it["status"] == "True");
+    let container = "/spec/containers/0";
+    let port = items(&format!("{container}/ports")).find(|port| port["name"] == "http");
+    let port = port.and_then(|port| port["containerPort"].as_u64()).unwrap_or(8080);
+    let has_tls_variable = items(&format!("{container}/env")).any(|it| it["name"] == "NPL_FEED_TLS_CERT");
+    let mut arguments = items(&format!("{container}/args")).filter_map(Value::as_str);
+    let scheme = if has_tls_variable || arguments.any(|it| it.starts_with("--tls-cert")) { "https:" } else { "" };
+    let name = text_at(pod, "/metadata/name").to_owned();
+    let proxied = format!("{scheme}{name}:{port}");
+    Some(Replica { pod: name, node: text_at(pod, "/spec/nodeName").to_owned(), is_ready, proxied })
+}
+
+/// The answers of the replicas, by the names of their Pods.
+fn ask(kubectl: Kubectl<'_>, replicas: &[Replica], path: &str) -> BTreeMap<String, Answer> {
+    let namespace = &kubectl.connection.agent_namespace;
+    let ready: Vec<String> = replicas.iter().filter(|it| it.is_ready).map(|it| it.proxied.clone()).collect();
+    let answers = for_each(&ready, |proxied| {
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{proxied}/proxy/{path}");
+        (proxied.to_owned(), answer(kubectl.output(&["get", "--raw", &path]).map(|(_, text)| text)))
+    });
+    let by_path: BTreeMap<String, Answer> = answers.into_iter().collect();
+    let of_replica = |replica: &Replica| {
+        let answer = by_path.get(&replica.proxied).cloned();
+        (replica.pod.clone(), answer.unwrap_or_else(|| Answer::Failed("the replica is not ready".to_owned())))
+    };
+    replicas.iter().map(of_replica).collect()
+}
+
+/// The answer of a replica, from the output of kubectl.
+fn answer(output: anyhow::Result<String>) -> Answer {
+    match output {
+        Ok(text) => serde_json::from_str(&text).map_or_else(
+            |error| Answer::Failed(format!("the answer cannot be read, perhaps of another version: {error}")),
+            Answer::Members,
+        ),
+        Err(error) => {
+            let text = format!("{error:#}").lines().collect::<Vec<_>>().join("; ");
+            // The API server names a Pod that it does not find. Another "not found" is the answer of the feed.
+            if text.contains("(NotFound)") && !text.contains("pods \"") {
+                Answer::Unknown
+            } else if text.contains("(Unauthorized)") || text.contains("asked for the client to provide credentials") {
+                Answer::Failed("the feed requires a bearer token, which the API server's proxy cannot send".to_owned())
+            } else {
+                Answer::Failed(text)
+            }
+        }
+    }
+}
+
+fn report(
+    namespace: &str,
+    args: &MembersArgs,
+    replicas: &[Replica],
+    answers: &mut BTreeMap<String, Answer>,
+) -> anyhow::Result<Report> {
+    let service = &args.service.name;
+    let agree = agree(answers.values());
+    let rows = replicas.iter().map(|replica| {
+        let (version, problem) = match answers.get(&replica.pod) {
+            Some(Answer::Members(members)) => (Some(members.version.clone()), None),
+            Some(Answer::Failed(cause)) => (None, Some(cause.clone())),
+            Some(Answer::Unknown) | None => (None, Some("the replica serves no such Service".to_owned())),
+        };
+        ReplicaRow { pod: replica.pod.clone(), node: replica.node.clone(), version, problem }
+    });
+    let rows: Vec<ReplicaRow> = rows.collect();
+    let served = replicas.iter().find_map(|replica| match answers.remove(&replica.pod) {
+        Some(Answer::Members(members)) => Some(members),
+        _ => None,
+    });
+    let Some(members) = served else {
+        if rows.iter().all(|row| row.problem.as_deref().is_some_and(|it| it.ends_with("no such Service"))) {
+            bail!(
+                "the feed serves no Service {namespace}/{service}: `kubectl npl why service/{namespace}/{service}` shows the reason"
+            );
+        }
+        let causes = rows.iter().filter_map(|row| Some(format!("{}: {}", row.pod, row.problem.as_ref()?)));
+        bail!("no replica of npl-feed answers. {}", causes.collect::<Vec<_>>().join(". "));
+    };
+    let known: Vec<String> = members.ports.iter().map(PortMembers::title).collect();
+    let ports = match &args.service.port {
+        Some(port) => members.of_port(port).ports,
+        None => members.ports,
+    };
+    if let (Some(port), true) = (&args.service.port, ports.is_empty()) {
+        bail!("Service {namespace}/{service} has no port {port}; its ports are {}", known.join(", "));
+    }
+    Ok(Report { namespace: namespace.to_owned(), service: service.clone(), agree, ports, replicas: rows })
+}
+
+fn exit_code(report: &Report) -> u8 {
+    match (report.agree, report.replicas.iter().all(|replica| replica.version.is_some())) {
+        (false, _) => 1,
+        (true, false) => 2,
+        (true, true) => 0,
+    }
+}
+
+fn as_text(report: &Report, is_wide: bool) -> String {
+    let version = |version: &str| version.get(..SHORT_VERSION).unwrap_or(version).to_owned();
+    let members = report.ports.iter().flat_map(|port| port.members.iter().map(move |member| (port, member)));
+    let cells: Vec<Vec<String>> = members
+        .map(|(port, member)| {
+            let address = std::net::SocketAddr::new(member.address, member.port).to_string();
+            let mut cells = vec![port.title(), address, port.protocol.clone(), member.pod.clone(), member.node.clone()];
+            let zone = if member.zone.is_empty() { "-" } else { &member.zone };
+            cells.extend([zone.to_owned(), member.state().to_owned(), member.weight.to_string()]);
+            cells
+        })
+        .collect();
+    let mut text = if cells.is_empty() {
+        format!("No Pod of Service {}/{} has a published node port.\n", report.namespace, report.service)
+    } else {
+        let head = ["PORT", "NODE ADDRESS", "PROTOCOL", "POD", "NODE", "ZONE", "STATE", "WEIGHT"];
+        table(&head, cells)
+    };
+    let names = report.ports.iter().map(|port| {
+        let or_none = |name: &Option<String>| name.clone().unwrap_or_else(|| "-".to_owned());
+        vec![port.title(), or_none(&port.names.xds), or_none(&port.names.dns), port.names.http.clone()]
+    });
+    text += "\n";
+    text += &table(&["PORT", "XDS CLUSTER", "DNS SRV NAME", "HTTP PATH"], names);
+    text += "\n";
+    let all_answered = report.replicas.iter().all(|replica| replica.version.is_some());
+    if report.agree && all_answered && !is_wide {
+        let shown = report.replicas.first().and_then(|it| it.version.as_deref()).map(version).unwrap_or_default();
+        return text + &format!("Replicas of the feed: {}, all with version {shown}.\n", report.replicas.len());
+    }
+    let rows = report.replicas.iter().map(|it| {
+        let shown = it.version.as_deref().map_or_else(|| "-".to_owned(), version);
+        vec![it.pod.clone(), it.node.clone(), shown, it.problem.clone().unwrap_or_else(|| "-".to_owned())]
+    });
+    text += &table(&["REPLICA", "NODE", "VERSION", "PROBLEM"], rows);
+    if !report.agree {
+        text += "The replicas differ. The table of members is that of the first replica with a version.\n";
+    }
+    text
+}
+
+#[cfg(test)]
+#[path = "members_tests.rs"]
+mod tests;

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The members of a Service in the form of the feed's path `/v1/members/NAMESPACE/SERVICE`, and the comparison of
+//! several replicas of the feed, for `kubectl npl members`.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use serde::{Deserialize, Serialize};
+
+/// The members of all ports of a Service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceMembers {
+    /// The digest of the content, equal on all replicas.
+    pub version: String,
+    /// The Service ports.
+    pub ports: Vec<PortMembers>,
+}
+
+/// The members of one Service port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortMembers {
+    /// The namespace of the Service.
+    pub namespace: String,
+    /// The name of the Service.
+    pub service: String,
+    /// The number of the Service port.
+    pub port: u16,
+    /// The name of the Service port; `None` if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The protocol in lower case.
+    pub protocol: String,
+    /// The digest of the port's content.
+    pub version: String,
+    /// The names under which load balancers find the port.
+    pub names: Names,
+    /// The members.
+    pub members: Vec<Member>,
+}
+
+/// The names of a Service port in the feed's interfaces.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Names {
+    /// The name of the xDS resources; `None` if the feed does not serve xDS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub xds: Option<String>,
+    /// The name of the SRV records; `None` if the feed does not serve DNS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dns: Option<String>,
+    /// The path of the members.
+    pub http: String,
+}
+
+/// One port of one Pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// The address of the Node.
+    pub address: IpAddr,
+    /// The node port.
+    pub port: u16,
+    /// The name of the Pod.
+    pub pod: String,
+    /// The name of the Node.
+    pub node: String,
+    /// The zone of the Node; empty if it has none.
+    pub zone: String,
+    /// Whether load balancers send new requests to the member.
+    pub ready: bool,
+    /// Whether the member only completes requests in progress.
+    pub draining: bool,
+    /// The weight relative to other members.
+    pub weight: u16,
+}
+
+impl ServiceMembers {
+    /// Keeps only the ports with this name, or else those with this number.
+    #[must_use]
+    pub fn of_port(mut self, port: &str) -> Self {
+        let has_name = |it: &PortMembers| it.name.as_deref() == Some(port);
+        if self.ports.iter().any(has_name) {
+            self.ports.retain(has_name);
+        } else {
+            self.ports.retain(|it| it.port.to_string() == port);
+        }
+        self
+    }
+}
+
+impl PortMembers {
+    /// The name and the number of the port.
+    pub fn title(&self) -> String {
+        self.name.as_deref().map_or_else(|| self.port.to_string(), |name| format!("{name} ({})", self.port))
+    }
+}
+
+impl Member {
+    /// The state in one word of the tables.
+    pub const fn state(&self) -> &'static str {
+        match (self.ready, self.draining) {
+            (_, true) => "draining",
+            (true, false) => "ready",
+            (false, false) => "not ready",
+        }
+    }
+}
+
+/// The answer of a replica of the feed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// The Service's members.
+    Members(ServiceMembers),
+    /// The replica serves no such Service.
+    Unknown,
+    /// The replica could not be asked; the sentence names the cause.
+    Failed(String),
+}
+
+/// Whether all replicas that answered serve the same. Versions are digests of the content.
+pub fn agree<'a, I: IntoIterator<Item = &'a Answer>>(answers: I) -> bool {
+    let versions: BTreeSet<Option<&str>> = answers
+        .into_iter()
+        .filter_map(|answer| match answer {
+            Answer::Members(members) => Some(Some(members.version.as_str())),
+            Answer::Unknown => Some(None),
+            Answer::Failed(_) => None,
+        })
+        .collect();
+    versions.len() <= 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(name: Option<&str>, port: u16) -> PortMembers {
+        PortMembers {
+            namespace: "shop".to_owned(),
+            service: "web".to_owned(),
+            port,
+            name: name.map(str::to_owned),
+            protocol: "tcp".to_owned(),
+            version: String::new(),
+            names: Names { xds: None, dns: None, http: String::new() },
+            members: Vec::new(),
+        }
+    }
+
+    fn members(version: &str) -> Answer {
+        Answer::Members(ServiceMembers { version: version.to_owned(), ports: Vec::new() })
+    }
+
+    #[test]
+    fn a_port_is_found_by_its_name_or_else_by_its_number() {
+        let all = ServiceMembers { version: String::new(), ports: vec![port(Some("http"), 80), port(Some("80"), 81)] };
+        let found = |text| all.clone().of_port(text).ports.iter().map(|it| it.port).collect::<Vec<_>>();
+        assert_eq!(found("http"), [80]);
+        assert_eq!(found("80"), [81]);
+        assert_eq!(found("81"), [81]);
+        assert!(found("none").is_empty());
+    }
+
+    #[test]
+    fn replicas_agree_if_all_that_answer_have_one_version() {
+        let failed = Answer::Failed("no route".to_owned());
+        assert!(agree(&[members("a"), failed.clone(), members("a")]));
+        assert!(!agree(&[members("a"), members("b")]));
+        assert!(!agree(&[members("a"), Answer::Unknown]));
+        assert!(agree(&[failed]));
+    }
+}
