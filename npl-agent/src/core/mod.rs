@@ -27,6 +27,7 @@ pub mod flows;
 pub mod model;
 pub mod op;
 pub mod pages;
+pub mod path_test;
 pub mod ports;
 pub mod publish;
 pub mod sizes;
