@@ -111,6 +111,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => runtime.block_on(cli::doctor::show(&args)),
         Command::Top(args) => runtime.block_on(cli::top::show(&args)).map(|()| ExitCode::SUCCESS),
         Command::Bundle(args) => runtime.block_on(cli::bundle::show(&args)).map(|()| ExitCode::SUCCESS),
+        Command::Echo(command) => cli::echo::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Generate(command) => cli::generate::run(Cli::command(), &command).map(|()| ExitCode::SUCCESS),
         Command::Load(args) => cli::load::load(&args).map(|()| ExitCode::SUCCESS),
         Command::Retire(args) => runtime.block_on(cli::retire::retire(args)).map(|()| ExitCode::SUCCESS),

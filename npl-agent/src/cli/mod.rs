@@ -5,6 +5,7 @@
 pub mod bundle;
 pub mod cleanup;
 pub mod doctor;
+pub mod echo;
 mod facts;
 pub mod flows;
 pub mod generate;

@@ -10,7 +10,7 @@ use clap::{
 
 use clap_complete::Shell;
 
-use super::value;
+use super::{echo_args::EchoCommand, value};
 use crate::{
     core::{
         devices::{DeviceSelection, redirect::Forwarding, xdp::Attach},
@@ -121,7 +121,10 @@ pub enum Command {
     /// Retire every Node of the cluster before uninstalling: set `NPL_RETIRE` on the agents' DaemonSet, and wait until
     /// each Node has withdrawn its annotations and removed its kernel state. The chart's hook runs it.
     Retire(RetireArgs),
-    /// The hidden commands.
+    /// The echo server and client in the Pods of `kubectl npl test`.
+    #[command(hide = true, subcommand)]
+    Echo(EchoCommand),
+    /// The hidden commands that generate files.
     #[command(flatten)]
     Generate(GenerateCommand),
 }

@@ -46,6 +46,11 @@ pub struct Connection {
     pub annotation_domain: String,
 }
 
+const TEST_EXAMPLES: &str = "Examples:
+  kubectl npl test                                 two Nodes with agents
+  kubectl npl test --node node-1 --node node-2     these Nodes
+  kubectl npl test -o json | jq '.rows[] | select(.result == \"failed\")'";
+
 /// The subcommands of the plug-in.
 #[derive(Debug, Clone, Subcommand)]
 pub enum KubectlCommand {
@@ -67,6 +72,11 @@ pub enum KubectlCommand {
     /// Explain why a Pod or a Service is served or not, by the agents of its Nodes.
     #[command(after_help = "Examples:\n  kubectl npl why pod/shop/web-0\n  kubectl npl why service/shop/web")]
     Why(ClusterWhyArgs),
+    /// Try every path to node ports with echo Pods on two Nodes, and remove the Pods again. Prints a row for each path,
+    /// and for a path that fails the findings of `npl-agent doctor` on the Node that serves the mapping. Exits with 0 if
+    /// every path that can be tried passes, 1 if one fails, 2 if the result of one is unknown.
+    #[command(after_help = TEST_EXAMPLES)]
+    Test(TestArgs),
     /// Run a command of the agent on a Node: status, mappings, why, flows, doctor.
     #[command(after_help = "Examples:\n  kubectl npl on node-1 flows --pod web-0\n  kubectl npl on node-1 doctor")]
     On(OnArgs),
@@ -173,6 +183,24 @@ pub struct ClusterWhyArgs {
     /// The Pod, a port of it, or the Service.
     #[arg(value_name = "pod/NAMESPACE/NAME[:PORT]|service/NAMESPACE/NAME")]
     pub object: Question,
+
+    /// Print the result in this format.
+    #[arg(long, short, value_enum, default_value_t)]
+    pub output: OutputFormat,
+}
+
+/// Flags of `kubectl npl test`.
+#[derive(Debug, Clone, Args)]
+pub struct TestArgs {
+    /// Run the echo Pods on this Node, or with two flags on these Nodes. Unset: on the first two Nodes that are ready,
+    /// are not cordoned and have a running agent.
+    #[arg(long, value_name = "NAME")]
+    pub node: Vec<String>,
+
+    /// Run the echo Pods with this image, which must contain this version of npl-agent. Unset: with the image of the
+    /// running agent, which the Nodes have pulled already.
+    #[arg(long, value_name = "REFERENCE")]
+    pub image: Option<String>,
 
     /// Print the result in this format.
     #[arg(long, short, value_enum, default_value_t)]

@@ -2,6 +2,7 @@
 //! The configuration of `run`. The rest of the agent uses [`Config`], never [`RunArgs`].
 
 pub mod args;
+pub mod echo_args;
 pub mod environment;
 pub mod kubectl_args;
 mod label_selector;

@@ -175,7 +175,12 @@ pub(super) fn is_subdomain(text: &str, longest: usize) -> bool {
     text.len() <= longest && text.split('.').all(is_label)
 }
 
-pub(super) fn protocols(text: &str) -> Result<BTreeSet<Protocol>, ValueError> {
+/// The protocols of a list.
+///
+/// # Errors
+///
+/// If a name is not a protocol that Kubernetes supports.
+pub fn protocols(text: &str) -> Result<BTreeSet<Protocol>, ValueError> {
     let protocols: Result<_, _> = text.split(',').map(|name| name.trim().parse()).collect();
     protocols.map_err(|_unknown| ValueError::Protocols(text.to_owned()))
 }

@@ -29,6 +29,7 @@ pub mod model;
 pub mod op;
 pub mod packet_trace;
 pub mod pages;
+pub mod path_test;
 pub mod ports;
 pub mod publish;
 pub mod sizes;

@@ -20,6 +20,7 @@ mod moves;
 mod network;
 mod network_policy;
 mod offload;
+mod path_test;
 mod policy;
 mod publication;
 mod restarts;
@@ -48,6 +49,14 @@ const TESTS: &[ClusterTest] = &[
     ClusterTest::new(
         "the_commands_of_the_documents_run_in_the_agents_pod",
         commands::the_commands_of_the_documents_run_in_the_agents_pod,
+    ),
+    ClusterTest::new(
+        "kubectl_npl_test_passes_and_names_a_broken_path",
+        path_test::kubectl_npl_test_passes_and_names_a_broken_path,
+    ),
+    ClusterTest::new(
+        "an_interrupted_kubectl_npl_test_removes_its_objects",
+        path_test::an_interrupted_kubectl_npl_test_removes_its_objects,
     ),
     ClusterTest::new(
         "an_agent_may_write_its_annotation_and_nothing_else",

@@ -10,10 +10,13 @@ mod mappings;
 mod members;
 mod nodes;
 mod status;
+mod test;
 mod why;
 
 use std::{
     ffi::OsStr,
+    io::Write as _,
+    os::unix::process::CommandExt as _,
     path::Path,
     process::{Command, ExitCode, Stdio},
 };
@@ -48,6 +51,7 @@ pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
         KubectlCommand::Status(args) => status::show(kubectl, args),
         KubectlCommand::Check(args) => check::show(kubectl, args),
         KubectlCommand::Why(args) => why::show(kubectl, args),
+        KubectlCommand::Test(args) => test::run(kubectl, args),
         KubectlCommand::On(args) => nodes::run_on(kubectl, args),
         KubectlCommand::Generate(command) => generate::run(KubectlCli::command(), command).map(|()| ExitCode::SUCCESS),
     }
@@ -80,6 +84,22 @@ impl Kubectl<'_> {
             bail!("`kubectl {}`: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim_end());
         }
         Ok((code, String::from_utf8_lossy(&output.stdout).into_owned()))
+    }
+
+    /// Creates an object. A Ctrl-C of the terminal does not reach this kubectl, so that each object either exists or was
+    /// refused.
+    fn create(self, object: &Value) -> anyhow::Result<()> {
+        let mut command = self.command(&["create", "--filename", "-"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut kubectl = command.spawn().context("run kubectl: it must be on the PATH")?;
+        if let Some(mut input) = kubectl.stdin.take() {
+            // If kubectl ends early, its standard error has the reason.
+            drop(input.write_all(object.to_string().as_bytes()));
+        }
+        let output = kubectl.wait_with_output()?;
+        let reason = String::from_utf8_lossy(&output.stderr);
+        anyhow::ensure!(output.status.success(), "`kubectl create`: {}", reason.trim_end());
+        Ok(())
     }
 
     /// The elements of a Kubernetes list in JSON.

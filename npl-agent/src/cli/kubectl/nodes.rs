@@ -11,16 +11,22 @@ use crate::config::kubectl_args::OnArgs;
 
 /// The label of the agents' Pods.
 const SELECTOR: &str = "app.kubernetes.io/name=npl,app.kubernetes.io/component=agent";
+/// The name of the agent's container.
+const CONTAINER: &str = "npl-agent";
 /// The path of the binary in the agents' image.
-const PROGRAM: &str = "/npl-agent";
+pub(super) const PROGRAM: &str = "/npl-agent";
 /// The maximum number of commands that run at the same time.
 const AT_ONCE: usize = 8;
 
 /// The Pod of a Node's agent.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct AgentPod {
     pub(super) name: String,
     pub(super) is_running: bool,
+    /// The image of the agent's container.
+    pub(super) image: String,
+    /// The environment variables of the agent's container that have a literal value.
+    pub(super) variables: BTreeMap<String, String>,
 }
 
 /// The agents' Pods, by the name of their Node.
@@ -30,7 +36,8 @@ pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, Ag
     let mut agents = BTreeMap::new();
     for pod in pods.iter().filter(|pod| pod.pointer("/metadata/deletionTimestamp").is_none()) {
         let is_running = container_is_running(pod);
-        let agent = AgentPod { name: text_at(pod, "/metadata/name").to_owned(), is_running };
+        let (image, variables) = container(pod);
+        let agent = AgentPod { name: text_at(pod, "/metadata/name").to_owned(), is_running, image, variables };
         // While an agent is being replaced, its Node has two Pods, and the running one is used.
         let node = text_at(pod, "/spec/nodeName").to_owned();
         if is_running || !agents.contains_key(&node) {
@@ -38,6 +45,19 @@ pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, Ag
         }
     }
     Ok(agents)
+}
+
+/// The image and the variables of the agent's container.
+fn container(pod: &Value) -> (String, BTreeMap<String, String>) {
+    let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
+    let container = containers.into_iter().flatten().find(|container| text_at(container, "/name") == CONTAINER);
+    let Some(container) = container else { return (String::new(), BTreeMap::new()) };
+    let variables = container.pointer("/env").and_then(Value::as_array).into_iter().flatten();
+    let variables = variables.filter_map(|variable| {
+        let value = variable.get("value")?.as_str()?;
+        Some((text_at(variable, "/name").to_owned(), value.to_owned()))
+    });
+    (text_at(container, "/image").to_owned(), variables.collect())
 }
 
 fn container_is_running(pod: &Value) -> bool {
@@ -52,7 +72,7 @@ pub(super) fn exec(kubectl: Kubectl<'_>, agent: &AgentPod, arguments: &[&str]) -
 
 fn exec_arguments<'a>(kubectl: Kubectl<'a>, agent: &'a AgentPod, arguments: &[&'a str]) -> Vec<&'a str> {
     let namespace = kubectl.connection.agent_namespace.as_str();
-    let exec = ["exec", "--namespace", namespace, agent.name.as_str(), "--container", "npl-agent", "--", PROGRAM];
+    let exec = ["exec", "--namespace", namespace, agent.name.as_str(), "--container", CONTAINER, "--", PROGRAM];
     [&exec, arguments].concat()
 }
 

@@ -118,7 +118,7 @@ mod tests {
     use crate::core::verdict::Verdict;
 
     fn row(node: &str, status: &serde_json::Value) -> Row {
-        read(node, &AgentPod { name: "npl-agent-x".to_owned(), is_running: true }, status)
+        read(node, &AgentPod { name: "npl-agent-x".to_owned(), is_running: true, ..AgentPod::default() }, status)
     }
 
     #[test]

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The client of the echo server.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::TcpStream,
+    thread,
+    time::Duration,
+};
+
+use socket2::{Domain, Socket};
+
+use super::{Header, MAX_BYTES, framed, payload, socket_kind};
+use crate::core::{
+    model::Protocol,
+    path_test::{Observation, Probe, Reply},
+};
+
+/// The time limit of a connection attempt: the kernel sends a SYN at the start, after one and after three seconds.
+const CONNECT: Duration = Duration::from_secs(4);
+/// The time limit of an answer on a connection.
+const ANSWER: Duration = Duration::from_secs(4);
+/// The time limits of the answers to one datagram, which is sent as often.
+const DATAGRAMS: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1), Duration::from_millis(1_500)];
+
+/// Sends all requests at the same time, and returns their observations in the same order.
+pub(in crate::cli) fn ask_all(probes: &[Probe]) -> Vec<Observation> {
+    thread::scope(|scope| {
+        #[expect(clippy::needless_collect, reason = "all threads start before the first is joined")]
+        let clients: Vec<_> =
+            probes.iter().map(|probe| scope.spawn(move || Connection::open(*probe).observe())).collect();
+        let failed = || Observation::NotSent("the client's thread ended".to_owned());
+        clients.into_iter().map(|client| client.join().unwrap_or_else(|_panic| failed())).collect()
+    })
+}
+
+/// A socket that is connected to an echo server.
+#[derive(Debug)]
+pub(super) struct Connection {
+    probe: Probe,
+    /// The reason without a socket is the observation of each request.
+    socket: Result<Socket, Observation>,
+}
+
+impl Connection {
+    pub(super) fn open(probe: Probe) -> Self {
+        let domain = Domain::for_address(probe.address);
+        let (kind, number) = socket_kind(probe.protocol);
+        let not_sent = |error: io::Error| Observation::NotSent(format!("no {} socket: {error}", probe.protocol));
+        let socket = Socket::new(domain, kind, Some(number)).map_err(not_sent).and_then(|socket| {
+            let address = probe.address.into();
+            let connected = socket.connect_timeout(&address, CONNECT);
+            connected.map(|()| socket).map_err(|error| Observation::NoAnswer(reason("connect", &error)))
+        });
+        Self { probe, socket }
+    }
+
+    /// Sends a request, and waits for the answer.
+    pub(super) fn observe(&self) -> Observation {
+        let socket = match &self.socket {
+            Ok(socket) => socket,
+            Err(observation) => return observation.clone(),
+        };
+        let request = payload(self.probe.bytes);
+        let answer = match self.probe.protocol {
+            Protocol::Udp => ask_by_datagram(socket, &request),
+            Protocol::Tcp | Protocol::Sctp => ask_by_stream(socket, &request),
+        };
+        match answer {
+            Err(error) => Observation::NoAnswer(reason("request", &error)),
+            Ok(answer) => read(socket, &answer, &request)
+                .map_or_else(|| Observation::NoAnswer("the answer is damaged".to_owned()), Observation::Answered),
+        }
+    }
+}
+
+fn ask_by_datagram(mut socket: &Socket, request: &[u8]) -> io::Result<Vec<u8>> {
+    let mut buffer = vec![0; MAX_BYTES];
+    let mut outcome = Err(io::ErrorKind::TimedOut.into());
+    for limit in DATAGRAMS {
+        socket.set_read_timeout(Some(limit))?;
+        outcome = socket.write(request).and_then(|_sent| socket.read(&mut buffer));
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    buffer.truncate(outcome?);
+    Ok(buffer)
+}
+
+fn ask_by_stream(mut socket: &Socket, request: &[u8]) -> io::Result<Vec<u8>> {
+    socket.set_read_timeout(Some(ANSWER))?;
+    socket.write_all(&framed(request))?;
+    let mut length = [0; 4];
+    socket.read_exact(&mut length)?;
+    let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
+    let mut answer = vec![0; Some(length).filter(|length| *length <= MAX_BYTES).ok_or(io::ErrorKind::InvalidData)?];
+    socket.read_exact(&mut answer)?;
+    Ok(answer)
+}
+
+fn read(socket: &Socket, answer: &[u8], request: &[u8]) -> Option<Reply> {
+    let header = answer.strip_suffix(request)?;
+    let Header { pod, seen } = serde_json::from_slice(header).ok()?;
+    let local = socket.local_addr().ok().and_then(|address| address.as_socket()).map(|address| address.ip());
+    Some(Reply { pod, seen, local: local.filter(|ip| !ip.is_unspecified()) })
+}
+
+/// The reason of a missing answer, in words that do not depend on the kind of the time limit.
+fn reason(phase: &str, error: &io::Error) -> String {
+    let is = |kinds: &[io::ErrorKind]| kinds.contains(&error.kind());
+    if is(&[io::ErrorKind::TimedOut, io::ErrorKind::WouldBlock]) {
+        format!("{phase}: no answer")
+    } else if is(&[io::ErrorKind::ConnectionRefused]) {
+        format!("{phase}: connection refused")
+    } else if is(&[io::ErrorKind::UnexpectedEof]) {
+        format!("{phase}: the server closed the connection")
+    } else {
+        format!("{phase}: {error}")
+    }
+}
+
+/// Whether a host answers a connection attempt, even by a refusal.
+pub(in crate::cli) fn is_reachable(address: std::net::SocketAddr) -> bool {
+    match TcpStream::connect_timeout(&address, CONNECT) {
+        Ok(_connected) => true,
+        Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+    }
+}

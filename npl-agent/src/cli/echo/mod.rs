@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `npl-agent echo`: the server and the client in the Pods of `kubectl npl test`.
+//!
+//! A payload begins with [`MAGIC`]. An answer is a line of JSON followed by the payload. On streams, both have a prefix
+//! of four bytes with their length.
+
+mod client;
+mod server;
+
+use std::{
+    io::{self, BufRead as _},
+    net::IpAddr,
+};
+
+use serde::{Deserialize, Serialize};
+use socket2::Type;
+
+pub(super) use self::client::{ask_all, is_reachable};
+use super::{print, print_json};
+use crate::{config::echo_args::EchoCommand, core::model::Protocol};
+
+/// The beginning of each request. The server ignores other packets.
+const MAGIC: &[u8] = b"npl-echo ";
+/// The maximum length of a payload and of an answer, which a datagram can carry.
+const MAX_BYTES: usize = 60_000;
+
+/// The first line of an answer.
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    pod: String,
+    seen: IpAddr,
+}
+
+/// Runs a command.
+///
+/// # Errors
+///
+/// If the server cannot bind its sockets, or if standard output cannot be written.
+pub fn run(command: &EchoCommand) -> anyhow::Result<()> {
+    match command {
+        EchoCommand::Serve(args) => server::serve(args),
+        EchoCommand::Ask { probes } => print_json(&ask_all(probes)),
+        EchoCommand::Hold { probe } => {
+            let connection = client::Connection::open(*probe);
+            print(&(serde_json::to_string(&connection.observe())? + "\n"))?;
+            for line in io::stdin().lock().lines() {
+                line?;
+                print(&(serde_json::to_string(&connection.observe())? + "\n"))?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// The arguments of `socket` for a protocol.
+fn socket_kind(protocol: Protocol) -> (Type, socket2::Protocol) {
+    let kind = if protocol == Protocol::Udp { Type::DGRAM } else { Type::STREAM };
+    (kind, socket2::Protocol::from(i32::from(protocol.number())))
+}
+
+/// A message on a stream.
+fn framed(message: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
+    [&length.to_be_bytes(), message].concat()
+}
+
+/// A payload of this length.
+fn payload(bytes: usize) -> Vec<u8> {
+    let filler = (0_u8..=u8::MAX).cycle();
+    MAGIC.iter().copied().chain(filler).take(bytes.clamp(MAGIC.len(), MAX_BYTES)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use super::{client, server};
+    use crate::{
+        config::echo_args::EchoServeArgs,
+        core::{
+            model::Protocol,
+            path_test::{LARGE, Observation, Probe, Reply, SMALL},
+        },
+    };
+
+    /// Starts a server whose threads end with the test process.
+    fn start(protocol: Protocol) -> SocketAddr {
+        let args = EchoServeArgs { name: "echo-1".to_owned(), port: 0, protocols: vec![protocol] };
+        let [port] = server::start(&args).unwrap()[..] else { panic!("one port") };
+        (Ipv4Addr::LOCALHOST, port).into()
+    }
+
+    fn answered() -> Observation {
+        let ip = Ipv4Addr::LOCALHOST.into();
+        Observation::Answered(Reply { pod: "echo-1".to_owned(), seen: ip, local: Some(ip) })
+    }
+
+    #[test]
+    fn streams_and_datagrams_return_the_payload_the_name_and_the_clients_address() {
+        let probes: Vec<Probe> = [(Protocol::Tcp, SMALL), (Protocol::Udp, SMALL), (Protocol::Udp, LARGE)]
+            .map(|(protocol, bytes)| Probe { protocol, address: start(protocol), bytes })
+            .into();
+        assert_eq!(client::ask_all(&probes), [answered(), answered(), answered()]);
+    }
+
+    #[test]
+    fn a_connection_carries_several_requests() {
+        let address = start(Protocol::Tcp);
+        let connection = client::Connection::open(Probe { protocol: Protocol::Tcp, address, bytes: SMALL });
+        assert_eq!([connection.observe(), connection.observe()], [answered(), answered()]);
+    }
+
+    #[test]
+    fn a_refused_connection_is_an_observation() {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let observed = client::ask_all(&[Probe { protocol: Protocol::Tcp, address, bytes: SMALL }]);
+        assert!(matches!(&observed[..], [Observation::NoAnswer(reason)] if reason.contains("refused")), "{observed:?}");
+    }
+}

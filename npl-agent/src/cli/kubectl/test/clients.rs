@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Sends the requests of all paths: from this process, and in the Pods by `kubectl exec`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    thread,
+};
+
+use anyhow::{Context as _, ensure};
+
+use super::scene::{Scene, client_pod, echo_pod};
+use crate::{
+    cli::{echo, kubectl::Kubectl},
+    core::path_test::{Client, Observation, Path, Probe},
+};
+
+/// A port of every Node that answers a connection attempt: the kubelet's.
+const KUBELET: u16 = 10_250;
+
+/// The place of a client; `None` is this process, and otherwise the name of a Pod.
+type Place = Option<String>;
+
+fn place(path: &Path) -> Place {
+    let index = path.client_server?;
+    Some(if path.client == Client::Itself { echo_pod(index) } else { client_pod(index) })
+}
+
+/// The observations of all paths, in their order. All places send at the same time.
+pub(super) fn observe(kubectl: Kubectl<'_>, scene: &Scene<'_>, paths: &[Path]) -> Vec<Observation> {
+    let mut places: BTreeMap<Place, Vec<(usize, Probe)>> = BTreeMap::new();
+    for (index, path) in paths.iter().enumerate() {
+        places.entry(place(path)).or_default().push((index, path.probe));
+    }
+    let mut observed: Vec<Observation> =
+        paths.iter().map(|_path| Observation::NotSent("the client's thread ended".to_owned())).collect();
+    thread::scope(|scope| {
+        let send = |(place, probes): (&Place, &Vec<(usize, Probe)>)| {
+            let requests: Vec<Probe> = probes.iter().map(|(_index, probe)| *probe).collect();
+            match place {
+                None => echo::ask_all(&requests),
+                Some(pod) => ask_in(kubectl, scene, pod, &requests).unwrap_or_else(|error| {
+                    requests.iter().map(|_request| Observation::NotSent(format!("Pod {pod}: {error:#}"))).collect()
+                }),
+            }
+        };
+        let running: Vec<_> = places.iter().map(|entry| (entry.1, scope.spawn(move || send(entry)))).collect();
+        for (probes, client) in running {
+            for ((index, _probe), observation) in probes.iter().zip(client.join().unwrap_or_default()) {
+                if let Some(observed) = observed.get_mut(*index) {
+                    *observed = observation;
+                }
+            }
+        }
+    });
+    observed
+}
+
+/// The observations of a client in a Pod.
+pub(super) fn ask_in(
+    kubectl: Kubectl<'_>,
+    scene: &Scene<'_>,
+    pod: &str,
+    requests: &[Probe],
+) -> anyhow::Result<Vec<Observation>> {
+    let arguments: Vec<String> = ["ask".to_owned()].into_iter().chain(requests.iter().map(Probe::to_string)).collect();
+    let arguments = scene.exec_arguments(pod, &[], &arguments);
+    let (_code, text) = kubectl.output(&arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let observed: Vec<Observation> = serde_json::from_str(&text).context("decode the observations")?;
+    ensure!(observed.len() == requests.len(), "{} observations for {} requests", observed.len(), requests.len());
+    Ok(observed)
+}
+
+/// The node addresses from which this process got no answer to any request, and whose kubelet does not answer either.
+pub(super) fn unreachable(paths: &[Path], observed: &[Observation]) -> BTreeSet<IpAddr> {
+    let outside = || paths.iter().zip(observed).filter(|(path, _observation)| path.client == Client::Outside);
+    let has_answered = |ip: IpAddr| {
+        outside().any(|(path, it)| path.probe.address.ip() == ip && matches!(it, Observation::Answered(_)))
+    };
+    let silent: BTreeSet<IpAddr> =
+        outside().map(|(path, _observation)| path.probe.address.ip()).filter(|ip| !has_answered(*ip)).collect();
+    thread::scope(|scope| {
+        #[expect(clippy::needless_collect, reason = "all threads start before the first is joined")]
+        let attempts: Vec<_> = silent
+            .iter()
+            .map(|ip| (*ip, scope.spawn(move || echo::is_reachable(SocketAddr::new(*ip, KUBELET)))))
+            .collect();
+        attempts.into_iter().filter_map(|(ip, attempt)| (!attempt.join().ok()?).then_some(ip)).collect()
+    })
+}

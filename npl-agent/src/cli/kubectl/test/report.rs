@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The result of the test, with the doctor's findings on the Nodes of failed paths.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::site::Site;
+use crate::{
+    cli::{
+        kubectl::{
+            Kubectl,
+            nodes::{exec, for_each},
+        },
+        print, print_json, table,
+    },
+    config::args::OutputFormat,
+    core::{
+        path_test::{Outcome, Row, verdict},
+        verdict::Verdict,
+    },
+};
+
+/// The result of the test.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report {
+    verdict: Verdict,
+    rows: Vec<Row>,
+    /// The doctor's answer for each Node that serves the mapping of a failed path.
+    doctor: Vec<Diagnosis>,
+}
+
+/// The findings of `npl-agent doctor` on a Node that are not ok.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Diagnosis {
+    node: String,
+    findings: Vec<Finding>,
+    /// The reason if the doctor did not answer.
+    error: Option<String>,
+}
+
+/// A finding as the doctor prints it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Finding {
+    key: String,
+    state: String,
+    found: String,
+    advice: Option<String>,
+}
+
+impl Report {
+    /// Asks the doctor on each Node with a failed path.
+    pub(super) fn new(kubectl: Kubectl<'_>, sites: &[Site], rows: Vec<Row>) -> Self {
+        let failed: BTreeSet<&str> =
+            rows.iter().filter(|row| row.result == Outcome::Failed).map(|row| row.node.as_str()).collect();
+        let nodes: Vec<String> = failed.into_iter().map(str::to_owned).collect();
+        let doctor = for_each(&nodes, |node| {
+            let (findings, error) = match examine(kubectl, sites, node) {
+                Ok(findings) => (findings, None),
+                Err(error) => (Vec::new(), Some(format!("{error:#}"))),
+            };
+            Diagnosis { node: node.to_owned(), findings, error }
+        });
+        Self { verdict: verdict(&rows), rows, doctor }
+    }
+
+    pub(super) const fn verdict(&self) -> Verdict {
+        self.verdict
+    }
+
+    pub(super) fn print(&self, format: OutputFormat) -> anyhow::Result<()> {
+        match format {
+            OutputFormat::Json => print_json(self),
+            OutputFormat::Table | OutputFormat::Wide => print(&self.as_text()),
+        }
+    }
+
+    fn as_text(&self) -> String {
+        let dash = || "-".to_owned();
+        let cells = self.rows.iter().map(|row| {
+            // The Node is part of the name of a path between two places.
+            let path = if row.path.contains('→') { row.path.clone() } else { format!("{} ({})", row.path, row.node) };
+            let protocol = row.protocol.map_or_else(dash, |it| it.to_string());
+            let family = row.family.map_or_else(dash, |it| it.to_string());
+            vec![path, protocol, family, row.result.to_string(), row.detail.clone()]
+        });
+        let mut text = table(&["PATH", "PROTOCOL", "FAMILY", "RESULT", "DETAIL"], cells);
+        let count = |result| self.rows.iter().filter(|row| row.result == result).count();
+        let counts = [Outcome::Passed, Outcome::Failed, Outcome::NotTried, Outcome::Unknown];
+        let counts: Vec<String> = counts.into_iter().map(|it| format!("{} {it}", count(it))).collect();
+        text = [text, counts.join(", ")].join("\n") + "\n";
+        for diagnosis in &self.doctor {
+            text += &diagnosis.as_text();
+        }
+        text
+    }
+}
+
+impl Diagnosis {
+    fn as_text(&self) -> String {
+        let node = &self.node;
+        if let Some(error) = &self.error {
+            return format!("\nnpl-agent doctor on {node} does not answer: {error}\n");
+        }
+        if self.findings.is_empty() {
+            return format!(
+                "\nnpl-agent doctor on {node} finds nothing wrong: continue with `kubectl npl on {node} status`\n"
+            );
+        }
+        let cells = self.findings.iter().map(|it| vec![it.key.clone(), it.state.clone(), it.found.clone()]);
+        let advice = self.findings.iter().filter_map(|it| Some(format!("{}: {}\n", it.key, it.advice.as_ref()?)));
+        format!("\nnpl-agent doctor on {node}:\n{}", table(&["CHECK", "STATE", "FOUND"], cells))
+            + &advice.collect::<String>()
+    }
+}
+
+fn examine(kubectl: Kubectl<'_>, sites: &[Site], node: &str) -> anyhow::Result<Vec<Finding>> {
+    let Some(site) = sites.iter().find(|site| site.node == node) else { return Ok(Vec::new()) };
+    let (_code, text) = exec(kubectl, &site.agent, &["doctor", "--output", "json"])?;
+    let mut findings: Vec<Finding> = serde_json::from_str(&text)?;
+    findings.retain(|finding| finding.state != "ok");
+    Ok(findings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::model::{Family, Protocol};
+
+    fn report() -> Report {
+        let failed = Row {
+            protocol: Some(Protocol::Tcp),
+            family: Some(Family::V4),
+            ..Row::about("outside → node-1", "node-1", Outcome::Failed, "192.0.2.1:61000: connect: no answer")
+        };
+        let rows = vec![Row::about("publication", "node-1", Outcome::Passed, "4 node ports"), failed];
+        let finding = Finding {
+            key: "forward_chains".to_owned(),
+            state: "warning".to_owned(),
+            found: "a chain drops".to_owned(),
+            advice: Some("admit the Pods".to_owned()),
+        };
+        let doctor = vec![Diagnosis { node: "node-1".to_owned(), findings: vec![finding], error: None }];
+        Report { verdict: verdict(&rows), rows, doctor }
+    }
+
+    #[test]
+    fn the_table_has_a_row_for_each_path_and_the_doctors_advice() {
+        let text = report().as_text();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with("publication (node-1)") && lines[1].ends_with("4 node ports"), "{text}");
+        assert!(lines[2].starts_with("outside → node-1") && lines[2].contains("tcp        IPv4     FAILED"), "{text}");
+        assert_eq!(lines[4], "1 passed, 1 FAILED, 0 not tried, 0 unknown");
+        assert!(text.ends_with("forward_chains: admit the Pods\n"), "{text}");
+    }
+
+    #[test]
+    fn json_has_the_verdict_and_the_results_in_lower_case() {
+        let json = serde_json::to_value(report()).unwrap();
+        assert_eq!(json["verdict"], "at-risk");
+        assert_eq!(json["rows"][1]["result"], "failed");
+        assert_eq!(json["rows"][0]["protocol"], serde_json::Value::Null);
+        assert_eq!(json["doctor"][0]["findings"][0]["key"], "forward_chains");
+    }
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The Nodes on which the echo Pods run.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+
+use crate::{
+    cli::kubectl::{
+        Kubectl,
+        nodes::{AgentPod, agents},
+        text_at,
+    },
+    config::{kubectl_args::TestArgs, value},
+    core::model::{Protocol, sources::SourceRange},
+};
+
+/// The maximum number of Nodes of a test.
+const NODES: usize = 2;
+
+/// A Node of the test.
+#[derive(Debug, Clone)]
+pub(super) struct Site {
+    pub(super) node: String,
+    pub(super) agent: AgentPod,
+    pub(super) node_ips: BTreeSet<IpAddr>,
+    pub(super) pod_ranges: BTreeSet<SourceRange>,
+}
+
+impl Site {
+    fn variable(&self, name: &str) -> Option<&str> {
+        self.agent.variables.get(name).map(String::as_str)
+    }
+
+    /// The protocols that the agent maps; the default of `--protocols` is tcp,udp.
+    pub(super) fn protocols(&self) -> BTreeSet<Protocol> {
+        let named = self.variable("NPL_PROTOCOLS").and_then(|text| value::protocols(text).ok());
+        named.unwrap_or_else(|| [Protocol::Tcp, Protocol::Udp].into())
+    }
+
+    /// Whether the agent serves clients in Pods of the Node.
+    pub(super) fn serves_local_pods(&self) -> bool {
+        self.variable("NPL_LOCAL_CLIENTS") != Some("host") && self.variable("NPL_CGROUP") != Some("none")
+    }
+
+    /// The agent's drain; the default of `--drain` is 30s.
+    pub(super) fn drain(&self) -> Duration {
+        let named = self.variable("NPL_DRAIN").and_then(|text| value::duration(text).ok());
+        named.unwrap_or(Duration::from_secs(30))
+    }
+
+    /// The labels of a Service that satisfy the equality requirements of the agent's `--service-selector`.
+    pub(super) fn service_labels(&self) -> BTreeMap<String, String> {
+        let requirements = self.variable("NPL_SERVICE_SELECTOR").unwrap_or_default().split(',');
+        let equal = requirements.filter(|text| !text.contains("!=") && !text.contains('('));
+        let pairs = equal.filter_map(|text| text.split_once("==").or_else(|| text.split_once('=')));
+        pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned())).collect()
+    }
+}
+
+/// The Nodes on which the user wants the test, or the first ones that are ready.
+pub(super) fn choose(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<Vec<Site>> {
+    ensure!(args.node.len() <= NODES, "the test uses at most {NODES} Nodes");
+    let mut agents = agents(kubectl)?;
+    agents.retain(|_node, agent| agent.is_running);
+    ensure!(
+        !agents.is_empty(),
+        "no agent runs in namespace {}: `kubectl npl status` says why",
+        kubectl.connection.agent_namespace
+    );
+    let nodes = kubectl.list(&["nodes"])?;
+    if args.node.is_empty() {
+        let ready = nodes.iter().filter(|node| is_ready(node));
+        let sites: Vec<Site> = ready.filter_map(|node| site(node, &agents)).take(NODES).collect();
+        ensure!(!sites.is_empty(), "no Node with a running agent is ready and schedulable");
+        return Ok(sites);
+    }
+    let wanted: BTreeSet<&String> = args.node.iter().collect();
+    let named = wanted.into_iter().map(|name| {
+        let node = nodes.iter().find(|node| text_at(node, "/metadata/name") == name);
+        let node = node.with_context(|| format!("the cluster has no Node {name}"))?;
+        site(node, &agents).with_context(|| format!("no agent runs on Node {name}: `kubectl npl status` says why"))
+    });
+    named.collect()
+}
+
+fn is_ready(node: &Value) -> bool {
+    let conditions = node.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
+    let is_cordoned = node.pointer("/spec/unschedulable").and_then(Value::as_bool).unwrap_or_default();
+    let mut ready = conditions.filter(|it| text_at(it, "/type") == "Ready" && text_at(it, "/status") == "True");
+    ready.next().is_some() && !is_cordoned
+}
+
+fn site(node: &Value, agents: &BTreeMap<String, AgentPod>) -> Option<Site> {
+    let name = text_at(node, "/metadata/name");
+    let addresses = node.pointer("/status/addresses").and_then(Value::as_array).into_iter().flatten();
+    let ranges = node.pointer("/spec/podCIDRs").and_then(Value::as_array).into_iter().flatten();
+    Some(Site {
+        node: name.to_owned(),
+        agent: agents.get(name)?.clone(),
+        node_ips: addresses.filter_map(|it| text_at(it, "/address").parse().ok()).collect(),
+        pod_ranges: ranges.filter_map(|it| it.as_str()?.parse().ok()).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn with_variables(variables: &[(&str, &str)]) -> Site {
+        let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let agent = AgentPod { name: "npl-agent-x".to_owned(), variables: variables.collect(), ..AgentPod::default() };
+        let node = json!({
+            "metadata": {"name": "node-1"},
+            "spec": {"podCIDRs": ["10.244.1.0/24"]},
+            "status": {"addresses": [
+                {"type": "InternalIP", "address": "192.0.2.1"}, {"type": "Hostname", "address": "node-1"},
+            ]},
+        });
+        site(&node, &[("node-1".to_owned(), agent)].into()).unwrap()
+    }
+
+    #[test]
+    fn the_agents_variables_decide_what_can_be_tried() {
+        let default = with_variables(&[("NPL_CGROUP", "/cgroup")]);
+        assert_eq!(default.protocols(), [Protocol::Tcp, Protocol::Udp].into());
+        assert!(default.serves_local_pods());
+        assert_eq!(default.drain(), Duration::from_secs(30));
+        assert_eq!(default.node_ips, ["192.0.2.1".parse().unwrap()].into());
+        let set = with_variables(&[
+            ("NPL_PROTOCOLS", "tcp,sctp"),
+            ("NPL_LOCAL_CLIENTS", "host"),
+            ("NPL_DRAIN", "1m"),
+            ("NPL_SERVICE_SELECTOR", "example.com/npl=yes, team==a,tier!=b,zone in (c,d)"),
+        ]);
+        assert_eq!(set.protocols(), [Protocol::Tcp, Protocol::Sctp].into());
+        assert!(!set.serves_local_pods());
+        assert_eq!(set.drain(), Duration::from_mins(1));
+        let labels = [("example.com/npl", "yes"), ("team", "a")];
+        assert_eq!(set.service_labels(), labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+    }
+}

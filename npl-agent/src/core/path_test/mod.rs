@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The paths to node ports that `kubectl npl test` tries, and the judgement of the observations on them.
+
+mod judge;
+mod probe;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+use serde::Serialize;
+
+pub use self::{
+    judge::{Facts, judge, publication},
+    probe::{Observation, Probe, Reply, UnknownProbe},
+};
+use super::{
+    model::{Family, Protocol, sources::SourceRange},
+    publish::annotation::Entry,
+    verdict::Verdict,
+};
+
+/// The length of a plain request in bytes.
+pub const SMALL: usize = 64;
+/// The length of a datagram that is larger than the MTU of every usual network, jumbo frames excepted.
+pub const LARGE: usize = 8_000;
+
+/// An echo Pod of the test, with the facts that judgements about its answers need.
+#[derive(Debug, Clone, Default)]
+pub struct Server {
+    /// The Pod's Node.
+    pub node: String,
+    /// The name of the Pod.
+    pub pod: String,
+    /// The addresses of the Pod.
+    pub pod_ips: BTreeSet<IpAddr>,
+    /// The addresses of the client Pod on the same Node.
+    pub client_ips: BTreeSet<IpAddr>,
+    /// The addresses of the Node.
+    pub node_ips: BTreeSet<IpAddr>,
+    /// The Node's ranges of Pod addresses; empty if the Node object names none.
+    pub pod_ranges: BTreeSet<SourceRange>,
+    /// The protocols that the Node's agent maps.
+    pub protocols: BTreeSet<Protocol>,
+    /// Whether the Node's agent serves clients in Pods of the Node.
+    pub serves_local_pods: bool,
+    /// The published node ports of the Pod.
+    pub entries: Vec<Entry>,
+}
+
+impl Server {
+    /// The protocols and families of the node ports that the Pod's annotation must name, of which `service_families`
+    /// are those of the Service.
+    pub fn wanted(&self, service_families: &BTreeSet<Family>) -> BTreeSet<(Protocol, Family)> {
+        let has = |ips: &BTreeSet<IpAddr>, family| ips.iter().any(|ip| Family::of(*ip) == family);
+        let families = service_families.iter().copied();
+        let families = families.filter(|family| has(&self.pod_ips, *family) && has(&self.node_ips, *family));
+        families.flat_map(|family| self.protocols.iter().map(move |protocol| (*protocol, family))).collect()
+    }
+
+    /// The protocols and families of the published node ports.
+    pub fn published(&self) -> BTreeSet<(Protocol, Family)> {
+        self.entries.iter().map(|entry| (entry.protocol, Family::of(entry.node_ip))).collect()
+    }
+}
+
+/// The place of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Client {
+    /// The workstation on which the test runs.
+    Outside,
+    /// The client Pod on the other Node.
+    OtherNode,
+    /// The client Pod on the Node of the echo Pod.
+    OwnNode,
+    /// The echo Pod itself.
+    Itself,
+}
+
+impl Client {
+    /// All places, in the order of the result.
+    pub const ALL: [Self; 4] = [Self::Outside, Self::OtherNode, Self::OwnNode, Self::Itself];
+}
+
+/// A client, an echo Pod and a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Path {
+    /// The place of the client.
+    pub client: Client,
+    /// The index of the echo Pod in the list of servers.
+    pub server: usize,
+    /// The index of the server on whose Node the client runs; `None` outside of the cluster.
+    pub client_server: Option<usize>,
+    /// The request.
+    pub probe: Probe,
+}
+
+/// The result of one path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// The path works.
+    Passed,
+    /// The path does not work.
+    Failed,
+    /// The path cannot be tried in this cluster or from this workstation.
+    NotTried,
+    /// The path was tried, but the result is unknown.
+    Unknown,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Passed => "passed",
+            Self::Failed => "FAILED",
+            Self::NotTried => "not tried",
+            Self::Unknown => "unknown",
+        })
+    }
+}
+
+/// One row of the result.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Row {
+    /// The path, from the client to the Node of the echo Pod.
+    pub path: String,
+    /// The Node that serves the mapping.
+    pub node: String,
+    /// The protocol; `None` if the row is about all protocols.
+    pub protocol: Option<Protocol>,
+    /// The IP family; `None` if the row is about all families.
+    pub family: Option<Family>,
+    /// The result.
+    pub result: Outcome,
+    /// What was observed.
+    pub detail: String,
+}
+
+impl Row {
+    /// A row about all protocols and families of a Node's echo Pod.
+    pub fn about(path: impl Into<String>, node: &str, result: Outcome, detail: impl Into<String>) -> Self {
+        let (path, detail) = (path.into(), detail.into());
+        Self { path, node: node.to_owned(), protocol: None, family: None, result, detail }
+    }
+}
+
+/// The verdict of all rows: healthy only if at least one path passed and none failed.
+pub fn verdict(rows: &[Row]) -> Verdict {
+    let has = |result| rows.iter().any(|row| row.result == result);
+    if has(Outcome::Failed) {
+        Verdict::AtRisk
+    } else if has(Outcome::Unknown) || !has(Outcome::Passed) {
+        Verdict::CannotTell
+    } else {
+        Verdict::Healthy
+    }
+}
+
+/// The paths to try, and a row for each kind of path that cannot be tried.
+pub fn plan(servers: &[Server]) -> (Vec<Path>, Vec<Row>) {
+    let (mut paths, mut not_tried) = (Vec::new(), Vec::new());
+    for (index, server) in servers.iter().enumerate() {
+        for client in Client::ALL {
+            let client_server = match client {
+                Client::Outside => None,
+                Client::OtherNode => (0..servers.len()).find(|other| *other != index),
+                Client::OwnNode | Client::Itself => Some(index),
+            };
+            let obstacle = match client {
+                Client::OtherNode if client_server.is_none() => Some("the test uses one Node"),
+                Client::OwnNode | Client::Itself if !server.serves_local_pods => {
+                    Some("the agent is configured not to serve Pods of its Node (--local-clients, --cgroup)")
+                }
+                Client::Outside | Client::OtherNode | Client::OwnNode | Client::Itself => None,
+            };
+            if let Some(obstacle) = obstacle {
+                let name = name(client, client_server.and_then(|it| servers.get(it)), server);
+                not_tried.push(Row::about(name, &server.node, Outcome::NotTried, obstacle));
+                continue;
+            }
+            let probes = probes(&server.entries);
+            paths.extend(probes.into_iter().map(|probe| Path { client, server: index, client_server, probe }));
+        }
+    }
+    (paths, not_tried)
+}
+
+/// The requests to the published node ports, with a large one for each UDP port.
+fn probes(entries: &[Entry]) -> Vec<Probe> {
+    let mut probes: Vec<Probe> = entries
+        .iter()
+        .flat_map(|entry| {
+            let (protocol, address) = (entry.protocol, SocketAddr::new(entry.node_ip, entry.node_port.0));
+            let sizes: &[usize] = if protocol == Protocol::Udp { &[SMALL, LARGE] } else { &[SMALL] };
+            sizes.iter().map(move |bytes| Probe { protocol, address, bytes: *bytes })
+        })
+        .collect();
+    probes.sort_unstable_by_key(|probe| (probe.protocol, probe.bytes, Family::of(probe.address.ip())));
+    probes
+}
+
+/// The name of a path in the result.
+fn name(client: Client, client_server: Option<&Server>, server: &Server) -> String {
+    let Server { node, pod, .. } = server;
+    match (client, client_server) {
+        (Client::Outside, _) => format!("outside → {node}"),
+        (Client::OtherNode, None) => format!("Pod on another Node → {node}"),
+        (Client::OtherNode | Client::OwnNode, Some(from)) => format!("Pod on {} → {node}", from.node),
+        (Client::OwnNode, None) => format!("Pod on {node} → {node}"),
+        (Client::Itself, _) => format!("Pod {pod} on {node} → itself"),
+    }
+}
