@@ -145,8 +145,11 @@ impl Drop for PacketTrace {
 fn lock(pins: &Pins) -> Result<Flock<File>, DatapathError> {
     let folder = pins.version();
     let opened = File::open(folder).map_err(|source| pin_error("open", folder, source))?;
-    Flock::lock(opened, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-        Errno::EWOULDBLOCK => DatapathError::AlreadyTracing,
-        errno => pin_error("lock", folder, errno.into()),
+    Flock::lock(opened, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
+        if errno == Errno::EWOULDBLOCK {
+            DatapathError::AlreadyTracing
+        } else {
+            pin_error("lock", folder, errno.into())
+        }
     })
 }

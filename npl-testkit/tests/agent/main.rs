@@ -24,6 +24,7 @@ mod lists;
 mod local;
 mod main_job;
 mod monitoring;
+mod packet_trace;
 mod redirect;
 mod refusals;
 mod restart;

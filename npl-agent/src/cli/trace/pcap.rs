@@ -92,14 +92,12 @@ impl Capture {
 
     fn write(&mut self, step: &Step, device: &str, time: Duration, side: Side, bytes: &[u8]) -> Result<(), PcapError> {
         let next = u32::try_from(self.interfaces.len()).unwrap_or(u32::MAX);
-        let interface_id = match self.interfaces.get(&(step.ifindex, step.hook, side)) {
-            Some(known) => *known,
-            None => {
-                self.writer.write_pcapng_block(interface(step.hook, device, side))?;
-                self.interfaces.insert((step.ifindex, step.hook, side), next);
-                next
-            }
-        };
+        let key = (step.ifindex, step.hook, side);
+        let interface_id = self.interfaces.get(&key).copied().unwrap_or(next);
+        if interface_id == next {
+            self.writer.write_pcapng_block(interface(step.hook, device, side))?;
+            self.interfaces.insert(key, next);
+        }
         let reason = step.reason.map(|reason| format!(" ({})", reason.name())).unwrap_or_default();
         let comment = EnhancedPacketOption::Comment(Cow::Owned(format!("{}{reason}", step.verdict.as_str())));
         let data = Cow::Borrowed(bytes);
@@ -177,13 +175,14 @@ mod tests {
         let mut reader = PcapNgReader::new(bytes.as_slice()).unwrap();
         let mut shown = Vec::new();
         while let Some(block) = reader.next_block() {
-            match block.unwrap() {
-                Block::InterfaceDescription(interface) => shown.push(format!("{:?}", interface.options)),
-                Block::EnhancedPacket(packet) => {
-                    assert_eq!((packet.timestamp, packet.original_len), (time, 1500));
-                    shown.push(format!("{} {:x} {:?}", packet.interface_id, packet.data[0], packet.options));
-                }
-                other => panic!("{other:?}"),
+            let block = block.unwrap();
+            if let Block::InterfaceDescription(interface) = block {
+                shown.push(format!("{:?}", interface.options));
+            } else if let Block::EnhancedPacket(packet) = block {
+                assert_eq!((packet.timestamp, packet.original_len), (time, 1500));
+                shown.push(format!("{} {:x} {:?}", packet.interface_id, packet.data[0], packet.options));
+            } else {
+                panic!("{block:?}");
             }
         }
         assert_eq!(
