@@ -77,7 +77,7 @@ pub enum KubectlCommand {
     /// every path that can be tried passes, 1 if one fails, 2 if the result of one is unknown.
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestArgs),
-    /// Run a command of the agent on a Node: status, mappings, why, flows, doctor.
+    /// Run a command of the agent on a Node: status, mappings, why, flows, trace, doctor.
     #[command(after_help = "Examples:\n  kubectl npl on node-1 flows --pod web-0\n  kubectl npl on node-1 doctor")]
     On(OnArgs),
     /// The hidden commands.

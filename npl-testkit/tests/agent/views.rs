@@ -53,7 +53,8 @@ fn the_exit_code_of_status_is_its_verdict() {
     let status = |arguments: &[&str]| options.exit_code_and_output(&[&["status"], arguments].concat()).unwrap();
     let (code, healthy) = status(&["--wait=30s", "--interval", "100ms"]);
     assert_eq!(code, 0, "{healthy}");
-    for expected in ["node-1: healthy", "2 published", "services received data", "requests/s", "QUARANTINED", "npl_mapping_v4"]
+    for expected in
+        ["node-1: healthy", "2 published", "services received data", "requests/s", "QUARANTINED", "npl_mapping_v4"]
     {
         assert!(healthy.contains(expected), "{expected} is not in {healthy}");
     }
