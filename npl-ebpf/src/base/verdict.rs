@@ -109,6 +109,18 @@ impl Verdict {
         self.0 >> kind::BITS
     }
 
+    /// The verdict as an argument of an exported function.
+    #[inline(always)]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// The verdict of [`Self::bits`].
+    #[inline(always)]
+    pub const fn of_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
     #[inline(always)]
     pub const fn is_slow_path(self) -> bool {
         self.kind() == kind::SLOW_PATH

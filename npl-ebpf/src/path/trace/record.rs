@@ -53,13 +53,13 @@ pub fn packet<F: Family, H: Hook, const L2: usize>(
     judge: impl FnOnce(&TcContext) -> Verdict,
 ) -> Verdict {
     if is_armed() {
-        begin::<F, L2>(skb(ctx), origin::<H>());
+        npl_trace_begin(skb(ctx), L2 as u32, origin::<H>());
     }
     let verdict = judge(ctx);
     if !verdict.is_slow_path() && is_armed() {
-        set_verdict(verdict);
-        end::<F, L2>(skb(ctx));
-        submit();
+        npl_trace_note(verdict.bits());
+        npl_trace_end(skb(ctx), L2 as u32);
+        npl_trace_write();
     }
     verdict
 }
@@ -69,12 +69,12 @@ pub fn packet<F: Family, H: Hook, const L2: usize>(
 #[inline(always)]
 pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl FnOnce(*mut __sk_buff) -> i32) -> i32 {
     if is_armed() {
-        begin::<F, L2>(skb, origin::<H>() | IS_SLOW_PATH);
+        npl_trace_begin(skb, L2 as u32, origin::<H>() | IS_SLOW_PATH);
     }
     let action = step(skb);
     if is_armed() {
-        end::<F, L2>(skb);
-        submit();
+        npl_trace_end(skb, L2 as u32);
+        npl_trace_write();
     }
     action
 }
@@ -83,7 +83,7 @@ pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl
 #[inline(always)]
 pub fn decide(verdict: Verdict) -> i32 {
     if is_armed() {
-        set_verdict(verdict);
+        npl_trace_note(verdict.bits());
     }
     verdict.into_action()
 }
@@ -100,9 +100,9 @@ pub fn frame<F: Family, const MULTI_BUFFER: bool>(
     }
     let verdict = judge(frame);
     if (verdict.is_translated() || verdict.is_drop()) && is_armed() {
-        set_verdict(verdict);
+        npl_trace_note(verdict.bits());
         end_frame::<F, MULTI_BUFFER>(frame.0.ctx);
-        submit();
+        npl_trace_write();
     }
     verdict
 }
@@ -120,28 +120,40 @@ const fn origin<H: Hook>() -> u32 {
     hook as u32 | if H::END == SOURCE { IS_REPLY } else { 0 }
 }
 
-#[inline(always)]
-fn set_verdict(verdict: Verdict) {
+/// Notes a verdict in this CPU's record. Exported, as the following functions are, so that the verifier checks the function
+/// once instead of once for each state of each program that calls it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn npl_trace_note(bits: u32) -> u32 {
+    let verdict = Verdict::of_bits(bits);
     if let Some(cpu) = TRACE_CPU.get_ptr_mut(0) {
         let reason = if matches!(verdict.kind(), kind::PASSED | kind::DROPPED) { verdict.detail() } else { 0 };
         field!(cpu, record.reason).store(reason);
         field!(cpu, record.verdict).store(verdict.kind() as u8);
     }
+    0
 }
 
+/// Begins this CPU's record with a packet whose IP header starts at offset `l2`.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn begin<F: Family, const L2: usize>(skb: *mut __sk_buff, origin: u32) {
+extern "C" fn npl_trace_begin(skb: *mut __sk_buff, l2: u32, origin: u32) -> u32 {
     if let Some(cpu) = begin_record(origin) {
         let ctx = &TcContext::new(skb);
-        set_packet(cpu, ctx.ifindex(), ctx.length().wrapping_sub(L2 as u32));
-        copy_packet::<F, L2>(skb, packet_copy::<BEFORE>(cpu));
+        set_packet(cpu, ctx.ifindex(), ctx.length().wrapping_sub(l2));
+        copy_packet(skb, l2, packet_copy::<BEFORE>(cpu));
     }
+    0
 }
 
+/// Copies the packet after the program, if the program has decided.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn end<F: Family, const L2: usize>(skb: *mut __sk_buff) {
-    let Some(cpu) = decided() else { return };
-    copy_packet::<F, L2>(skb, packet_copy::<AFTER>(cpu));
+extern "C" fn npl_trace_end(skb: *mut __sk_buff, l2: u32) -> u32 {
+    if let Some(cpu) = decided() {
+        copy_packet(skb, l2, packet_copy::<AFTER>(cpu));
+    }
+    0
 }
 
 #[inline(never)]
@@ -198,18 +210,21 @@ fn packet_copy<const POSITION: usize>(cpu: *mut TraceCpu) -> *mut PacketCopy {
     unsafe { &raw mut (*cpu).record.packets[POSITION] }
 }
 
-/// Copies the start of a packet whose IP header starts at offset `L2`.
+/// Copies the start of a packet whose IP header starts at offset `l2`.
 #[inline(always)]
-fn copy_packet<F: Family, const L2: usize>(skb: *mut __sk_buff, copy: *mut PacketCopy) {
-    let length = TcContext::new(skb).length().wrapping_sub(L2 as u32);
+fn copy_packet(skb: *mut __sk_buff, l2: u32, copy: *mut PacketCopy) {
+    let length = TcContext::new(skb).length().wrapping_sub(l2);
     // The helper rejects a length of 0, which becomes a length that no such packet has. The mask shows the bounds to the
     // verifier.
     let captured = (length.min(SNAP_LENGTH).wrapping_sub(1) & (SNAP_LENGTH - 1)) + 1;
     // SAFETY: the element has room for `SNAP_LENGTH` bytes, and `captured` is at most that.
     let to = unsafe { (&raw mut (*copy).bytes).cast() };
     // SAFETY: the context is valid, and the helper writes exactly `captured` bytes or fails.
-    let status = unsafe { bpf_skb_load_bytes(skb.cast(), L2 as u32, to, captured) };
-    describe::<F>(copy, if status == 0 { captured } else { 0 });
+    let status = unsafe { bpf_skb_load_bytes(skb.cast(), l2, to, captured) };
+    let captured = if status == 0 { captured } else { 0 };
+    // SAFETY: this CPU's element.
+    let version = unsafe { (*copy).bytes[0] } >> 4;
+    if version == 6 { describe::<V6>(copy, captured) } else { describe::<V4>(copy, captured) }
 }
 
 /// Copies whole words of a frame's start: before Linux 5.18, no helper copies bytes of a frame.
@@ -267,11 +282,12 @@ fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
 }
 
 /// Writes this CPU's record to the ring buffer if its program has decided and the record matches the filter.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn submit() {
-    let (Some(filter), Some(cpu)) = (TRACE_FILTER.get_ptr_mut(0), decided()) else { return };
+extern "C" fn npl_trace_write() -> u32 {
+    let (Some(filter), Some(cpu)) = (TRACE_FILTER.get_ptr_mut(0), decided()) else { return 0 };
     if !matches(filter, cpu) {
-        return;
+        return 0;
     }
     let now = field!(cpu, record.time).load();
     if now.wrapping_sub(field!(cpu, second_began).load()) >= SECOND {
@@ -289,6 +305,7 @@ fn submit() {
     // Both, always: a shared increment at one of two offsets would be rejected without `CAP_PERFMON`.
     add(field!(cpu, rate_limited), is_rate_limited);
     add(field!(cpu, lost), is_lost);
+    0
 }
 
 #[inline(always)]
