@@ -110,7 +110,9 @@ pub(crate) fn run(suites_for: impl FnOnce(&[Network]) -> Vec<Suite>) -> ExitCode
     let mut tally = Tally::default();
     for suite in suites {
         let row = suite.run(&words, &mut tally);
-        if let Some(row) = row.filter(|_row| !networks.is_empty() && words.is_empty()) {
+        // The row of an interrupted run would show an incomplete result as that of the network.
+        let is_whole = !networks.is_empty() && words.is_empty() && !interrupt::is_requested();
+        if let Some(row) = row.filter(|_row| is_whole) {
             row.enter();
         }
     }
