@@ -17,6 +17,9 @@ pub const UNUSED: u64 = 1;
 pub const IPV6: u32 = 1 << 16;
 /// Bits of a port, without [`IPV6`].
 pub const PORT_MASK: u32 = 0xffff;
+/// Flag in [`PacketCopy::protocol`]: the packet is an ICMP error, which every filter selects, because the command compares
+/// the packet that the error quotes.
+pub const ICMP_ERROR: u32 = 1 << 8;
 
 /// Hooks of programs, for [`TraceRecord::hook`].
 pub mod hook {
@@ -55,8 +58,8 @@ map_type! {
         pub addr_mask: [u64; 2],
         /// The port, plus [`IPV6`] (65 536) for an IPv6 address.
         pub port: u32,
-        /// The bits of `port` that must be equal; 0 selects any port and family. A packet without ports, such as a later
-        /// fragment, has every port.
+        /// The bits of `port` that must be equal; 0 selects any port and family. A packet whose ports are not found, such as a
+        /// later fragment, matches every port; a packet of a protocol without ports has port 0.
         pub port_mask: u32,
         /// 0, or 1 if the element selects no packet.
         pub unused: u64,
@@ -88,7 +91,7 @@ map_type! {
         pub addr: [u64; 2],
         /// The port, plus [`IPV6`] (65 536) for an IPv6 address.
         pub port: u32,
-        /// 131 071, or 65 536 if the packet has no ports.
+        /// 131 071, or 65 536 if the packet may have ports that the program has not found.
         pub port_mask: u32,
     }
 }
@@ -98,7 +101,7 @@ map_type! {
     pub struct PacketCopy: 184, align 8 {
         /// Source and destination.
         pub ends: [PacketEnd; 2],
-        /// The transport protocol; 0 if no transport header was found.
+        /// The transport protocol, plus [`ICMP_ERROR`] (256) for an ICMP error; 0 if no transport header was found.
         pub protocol: u32,
         /// Number of valid bytes.
         pub captured: u32,

@@ -96,8 +96,7 @@ pub enum Command {
     #[command(after_help = FLOWS_EXAMPLES)]
     Flows(FlowsArgs),
     /// Follow packets of a client, Pod or node port through the kernel programs: each packet before and after a program,
-    /// with the program's verdict and reason. Connections of local clients are not shown, because no program at a device
-    /// translates their packets.
+    /// with the program's verdict and reason. No program at a device translates packets of local clients.
     #[command(after_help = TRACE_EXAMPLES)]
     Trace(TraceArgs),
     /// Follow the busiest mappings of this Node on a terminal of 80 columns and 24 lines: packets, new flows, packets

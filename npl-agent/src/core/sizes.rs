@@ -33,6 +33,10 @@ const ELEMENT_HEADER: u64 = 48;
 /// The size in bytes of the kernel's `struct bucket`.
 const BUCKET: u64 = 16;
 const POINTER: u64 = 8;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+/// Pages of a ring buffer besides its data.
+const RING_BUFFER_PAGES: u64 = 3;
 
 /// Number of flows of each IP family that the flow table has room for: `--max-flows`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -171,8 +175,10 @@ pub fn memory_of(map: &Map, position: usize, entries: u32, possible_cpus: u32) -
         MapKind::LruHash => entries * element + rounded * BUCKET,
         MapKind::LpmTrie => 0,
         MapKind::ProgramArray => rounded * POINTER,
-        // The kernel also has three pages for its positions, which are not counted here.
-        MapKind::RingBuffer => entries,
+        // The kernel maps the data twice, and has three pages for the positions.
+        MapKind::RingBuffer => {
+            entries + RING_BUFFER_PAGES * PAGE + (RING_BUFFER_PAGES + 2 * entries.div_ceil(PAGE)) * POINTER
+        }
     }
 }
 

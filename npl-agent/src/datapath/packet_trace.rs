@@ -38,6 +38,8 @@ pub struct PacketTrace {
     ring: RingBuf<MapData>,
     armed: TraceFilter,
     before: LeftOut,
+    /// Records of runs that began earlier are of an earlier filter, or were begun before this one was armed.
+    armed_at: Duration,
     _lock: Flock<File>,
 }
 
@@ -64,16 +66,22 @@ impl PacketTrace {
     /// If another command traces packets, or a map cannot be opened or written.
     pub fn arm(pins: &Pins, filter: TraceFilter) -> Result<Self, DatapathError> {
         let lock = lock(pins)?;
+        let missing = [MAP_TRACE_FILTER, MAP_TRACE_CPU, MAP_TRACE_RING].map(|name| pins.map(name));
+        if let Some(pin) = missing.into_iter().find(|pin| !pin.exists()) {
+            return Err(DatapathError::Incomplete(pin));
+        }
         let mut trace = Self {
             filter: open(pins, MAP_TRACE_FILTER)?,
             cpus: open(pins, MAP_TRACE_CPU)?,
             ring: open(pins, MAP_TRACE_RING)?,
             armed: filter,
             before: LeftOut::default(),
+            armed_at: Duration::ZERO,
             _lock: lock,
         };
         while trace.ring.next().is_some() {}
         trace.before = trace.all_left_out()?;
+        trace.armed_at = sys::now();
         trace.extend()?;
         Ok(trace)
     }
@@ -97,9 +105,18 @@ impl PacketTrace {
             if item.len() == size_of::<TraceRecord>() {
                 #[expect(unsafe_code, reason = "the record's bytes are read as its type")]
                 // SAFETY: the item has the bytes of the type, for which all bytes are valid; no alignment is assumed.
-                return Some(unsafe { ptr::read_unaligned(item.as_ptr().cast()) });
+                let record: TraceRecord = unsafe { ptr::read_unaligned(item.as_ptr().cast()) };
+                if Duration::from_nanos(record.time) >= self.armed_at {
+                    return Some(record);
+                }
             }
         }
+    }
+
+    /// Turns tracing off; records that the programs have written remain in the ring buffer. If the write fails, the programs
+    /// turn tracing off when the lease is over.
+    pub fn disarm(&mut self) {
+        drop(self.filter.set(0, TraceFilter::OFF, 0));
     }
 
     /// A file descriptor that is readable when records arrive.
@@ -135,8 +152,7 @@ impl PacketTrace {
 
 impl Drop for PacketTrace {
     fn drop(&mut self) {
-        // If the write fails, the programs turn tracing off when the lease is over.
-        drop(self.filter.set(0, TraceFilter::OFF, 0));
+        self.disarm();
     }
 }
 

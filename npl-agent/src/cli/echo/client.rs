@@ -10,7 +10,7 @@ use std::{
 
 use socket2::{Domain, Socket};
 
-use super::{Header, MAX_BYTES, framed, payload, socket_kind};
+use super::{Header, MAX_BYTES, MAX_NAME, framed, payload, socket_kind};
 use crate::core::{
     model::Protocol,
     path_test::{Observation, Probe, Reply},
@@ -50,7 +50,7 @@ impl Connection {
         let socket = Socket::new(domain, kind, Some(number)).map_err(not_sent).and_then(|socket| {
             let address = probe.address.into();
             let connected = socket.connect_timeout(&address, CONNECT);
-            connected.map(|()| socket).map_err(|error| Observation::NoAnswer(reason("connect", &error)))
+            connected.map(|()| socket).map_err(|error| failure("connect", &error, false))
         });
         Self { probe, socket }
     }
@@ -67,9 +67,10 @@ impl Connection {
             Protocol::Tcp | Protocol::Sctp => ask_by_stream(socket, &request),
         };
         match answer {
-            Err(error) => Observation::NoAnswer(reason("request", &error)),
+            // A stream's connection was accepted.
+            Err(error) => failure("request", &error, self.probe.protocol != Protocol::Udp),
             Ok(answer) => read(socket, &answer, &request)
-                .map_or_else(|| Observation::NoAnswer("the answer is damaged".to_owned()), Observation::Answered),
+                .map_or_else(|| Observation::Refused("the answer is damaged".to_owned()), Observation::Answered),
         }
     }
 }
@@ -102,8 +103,22 @@ fn ask_by_stream(mut socket: &Socket, request: &[u8]) -> io::Result<Vec<u8>> {
 fn read(socket: &Socket, answer: &[u8], request: &[u8]) -> Option<Reply> {
     let header = answer.strip_suffix(request)?;
     let Header { pod, seen } = serde_json::from_slice(header).ok()?;
+    // Another server may answer; its bytes are printed to a terminal.
+    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+    if pod.len() > MAX_NAME || !pod.chars().all(is_name) {
+        return None;
+    }
     let local = socket.local_addr().ok().and_then(|address| address.as_socket()).map(|address| address.ip());
     Some(Reply { pod, seen, local: local.filter(|ip| !ip.is_unspecified()) })
+}
+
+/// The observation of a failed system call. `has_replied`: whether a host has replied before.
+fn failure(phase: &str, error: &io::Error, has_replied: bool) -> Observation {
+    if has_replied || error.kind() == io::ErrorKind::ConnectionRefused {
+        Observation::Refused(reason(phase, error))
+    } else {
+        Observation::NoAnswer(reason(phase, error))
+    }
 }
 
 /// The reason of a missing answer, in words that do not depend on the kind of the time limit.

@@ -23,6 +23,8 @@ use crate::{config::echo_args::EchoCommand, core::model::Protocol};
 const MAGIC: &[u8] = b"npl-echo ";
 /// The maximum length of a payload and of an answer, which a datagram can carry.
 const MAX_BYTES: usize = 60_000;
+/// The longest name of a Pod, in bytes.
+const MAX_NAME: usize = 253;
 
 /// The first line of an answer.
 #[derive(Debug, Serialize, Deserialize)]
@@ -114,6 +116,6 @@ mod tests {
     fn a_refused_connection_is_an_observation() {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         let observed = client::ask_all(&[Probe { protocol: Protocol::Tcp, address, bytes: SMALL }]);
-        assert!(matches!(&observed[..], [Observation::NoAnswer(reason)] if reason.contains("refused")), "{observed:?}");
+        assert!(matches!(&observed[..], [Observation::Refused(reason)] if reason.contains("refused")), "{observed:?}");
     }
 }

@@ -105,9 +105,10 @@ fn replicas(kubectl: Kubectl<'_>) -> anyhow::Result<Vec<Replica>> {
     Ok(replicas)
 }
 
-/// The replica of a Pod; `None` if the Pod is being deleted.
+/// The replica of a Pod; `None` if the Pod is being deleted, or has ended, such as by an eviction.
 fn replica(pod: &Value) -> Option<Replica> {
-    if pod.pointer("/metadata/deletionTimestamp").is_some() {
+    let has_ended = matches!(text_at(pod, "/status/phase"), "Failed" | "Succeeded");
+    if has_ended || pod.pointer("/metadata/deletionTimestamp").is_some() {
         return None;
     }
     let items = |pointer: &str| pod.pointer(pointer).and_then(Value::as_array).into_iter().flatten();

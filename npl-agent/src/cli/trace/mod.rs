@@ -4,7 +4,7 @@
 mod output;
 mod pcap;
 
-use std::time::Duration;
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, bail};
 use tokio::{
@@ -39,14 +39,16 @@ pub async fn run(args: &TraceArgs) -> anyhow::Result<()> {
     preflight::check_bpffs(bpffs)?;
     let selection = selection(args).await?;
     let filter = selection.filter(args.rate)?;
-    let mut output = Output::new(args)?;
     let mut trace = PacketTrace::arm(&Pins::new(bpffs), filter)?;
+    let mut output = Output::new(args)?;
     note(&format!("following packets for {}; interrupt with Ctrl-C", humantime(args.duration)));
-    let outcome = follow(args, &selection, &mut trace, &mut output).await;
-    let left_out = trace.left_out();
-    drop(trace);
-    let shown = outcome?;
-    let left_out = left_out?;
+    let mut shown = Shown { selection: &selection, limit: args.count.unwrap_or(u64::MAX), records: 0 };
+    follow(args, &mut trace, &mut output, &mut shown).await?;
+    trace.disarm();
+    // What the programs wrote before the filter was off.
+    while shown.take_batch(&mut trace, &mut output)? == Batch::Full {}
+    output.flush()?;
+    let (shown, left_out) = (shown.records, trace.left_out()?);
     note(&format!("{shown} records"));
     if left_out.rate_limited > 0 {
         note(&format!(
@@ -63,13 +65,13 @@ pub async fn run(args: &TraceArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Hands the records to `output`, and returns their number.
+/// Hands the records to `output` until the command ends.
 async fn follow(
     args: &TraceArgs,
-    selection: &Selection,
     trace: &mut PacketTrace,
     output: &mut Output,
-) -> anyhow::Result<u64> {
+    shown: &mut Shown<'_>,
+) -> anyhow::Result<()> {
     let descriptor = trace.readiness().context("wait for records")?;
     #[expect(unsafe_code, reason = "tokio cannot know that the descriptor stays the same")]
     // SAFETY: the descriptor is owned, and always returns itself.
@@ -79,41 +81,84 @@ async fn follow(
     let mut lease = interval(TRACE_LEASE / EXTENSIONS);
     lease.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let end = Instant::now() + args.duration;
-    let mut shown = 0;
     loop {
-        tokio::select! {
+        let mut ready = tokio::select! {
             biased;
-            _ = interrupt.recv() => return Ok(shown),
-            _ = terminate.recv() => return Ok(shown),
-            () = sleep_until(end) => return Ok(shown),
-            _ = lease.tick() => trace.extend()?,
-            ready = readiness.readable() => ready.context("wait for records")?.clear_ready(),
-        }
-        // A bounded batch, so that signals, the end and the lease are looked at under load too.
-        for _ in 0..BATCH {
-            let Some(record) = trace.next_record() else { break };
-            let Some(step) = Step::of(&record) else { continue };
-            let Some((before, after)) = step.packets() else { continue };
-            if !selection.admits(&before, after.as_ref()) {
+            _ = interrupt.recv() => return Ok(()),
+            _ = terminate.recv() => return Ok(()),
+            () = sleep_until(end) => return Ok(()),
+            _ = lease.tick() => {
+                trace.extend()?;
                 continue;
             }
-            let is_read = output.add(&step, &before, after.as_ref())?;
-            shown += u64::from(is_read);
-            if !is_read || args.count.is_some_and(|count| shown >= count) {
-                return Ok(shown);
-            }
+            ready = readiness.readable() => ready.context("wait for records")?,
+        };
+        match shown.take_batch(trace, output)? {
+            // The kernel reports the next record only if the ring buffer was empty before it.
+            Batch::Last => ready.clear_ready(),
+            Batch::Full => {}
+            Batch::Enough => return Ok(()),
         }
-        output.flush()?;
+        if !output.flush()? {
+            return Ok(());
+        }
     }
 }
 
 /// Records that are read between two looks at signals and clocks.
 const BATCH: usize = 256;
 
+/// The end of a batch of records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Batch {
+    /// The ring buffer is empty.
+    Last,
+    /// The ring buffer may have more records.
+    Full,
+    /// The wanted number of records is reached, or the reader of the output has gone away.
+    Enough,
+}
+
+/// The records that are handed to the output.
+struct Shown<'a> {
+    selection: &'a Selection,
+    limit: u64,
+    records: u64,
+}
+
+impl Shown<'_> {
+    fn take_batch(&mut self, trace: &mut PacketTrace, output: &mut Output) -> anyhow::Result<Batch> {
+        for _ in 0..BATCH {
+            if self.records >= self.limit {
+                return Ok(Batch::Enough);
+            }
+            let Some(record) = trace.next_record() else { return Ok(Batch::Last) };
+            let Some(step) = Step::of(&record) else { continue };
+            let Some((before, after)) = step.packets() else { continue };
+            if !self.selection.admits(&before, after.as_ref()) {
+                continue;
+            }
+            if !output.add(&step, &before, after.as_ref())? {
+                return Ok(Batch::Enough);
+            }
+            self.records += 1;
+        }
+        Ok(Batch::Full)
+    }
+}
+
 async fn selection(args: &TraceArgs) -> anyhow::Result<Selection> {
     let mut endpoints: Vec<Endpoint> = args.node_port.map(Endpoint::NodePort).into_iter().collect();
+    let agent = local::ask(&args.node.runtime_dir).await;
+    if let Some(port) = args.node_port {
+        match &agent {
+            Ok(agent) => endpoints.extend(addresses_behind(agent, port)),
+            Err(error) => {
+                note(&format!("{error}; replies that are not translated are not shown, because the Pod is unknown"));
+            }
+        }
+    }
     if let Some(pod) = &args.pod {
-        let agent = local::ask(&args.node.runtime_dir).await;
         let agent = agent.context("read the Pod's node ports from the running agent; without one, use --node-port")?;
         let of_pod = endpoints_of(&agent, args.namespace.as_deref(), pod);
         if of_pod.is_empty() {
@@ -122,7 +167,11 @@ async fn selection(args: &TraceArgs) -> anyhow::Result<Selection> {
                 args.namespace.as_ref().map(|name| format!(" in namespace {name}")).unwrap_or_default()
             );
         }
-        endpoints.extend(of_pod);
+        for endpoint in of_pod {
+            if !endpoints.contains(&endpoint) {
+                endpoints.push(endpoint);
+            }
+        }
     }
     let selection =
         Selection { client: args.client, client_port: args.client_port, endpoints, protocol: args.protocol };
@@ -130,6 +179,13 @@ async fn selection(args: &TraceArgs) -> anyhow::Result<Selection> {
         bail!("no packets are selected: give --client, --client-port, --pod or --node-port");
     }
     Ok(selection)
+}
+
+/// The addresses of the Pods behind a node port: a reply that is not translated has no other end that shows the port.
+fn addresses_behind(agent: &AgentView, port: u16) -> Vec<Endpoint> {
+    let views = agent.node_ports.iter().filter(|view| view.frontend.node_port.0 == port);
+    let addresses: BTreeSet<IpAddr> = views.filter_map(|view| view.pod_ip).collect();
+    addresses.into_iter().map(Endpoint::Address).collect()
 }
 
 /// The node ports and addresses of the Pods whose names begin with `pod`.
@@ -166,7 +222,7 @@ mod tests {
         view::{AgentView, NodePortView, PortState},
     };
 
-    use super::endpoints_of;
+    use super::{addresses_behind, endpoints_of};
 
     fn view(pod: &str, node_port: u16, pod_ip: &str) -> NodePortView {
         NodePortView {
@@ -196,5 +252,7 @@ mod tests {
         assert_eq!(endpoints_of(&agent, None, "web"), expected);
         assert_eq!(endpoints_of(&agent, Some("bank"), "web-0"), []);
         assert_eq!(endpoints_of(&agent, None, "cache"), []);
+        assert_eq!(addresses_behind(&agent, 61_001), [address]);
+        assert_eq!(addresses_behind(&agent, 61_009), []);
     }
 }

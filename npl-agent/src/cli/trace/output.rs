@@ -81,9 +81,9 @@ impl Output {
         }
     }
 
-    /// Hands over all buffered output.
-    pub(super) fn flush(&mut self) -> anyhow::Result<()> {
-        if let Kind::Capture(capture) = &mut self.kind { capture.flush() } else { Ok(()) }
+    /// Hands over all buffered output; `false` if its reader has gone away.
+    pub(super) fn flush(&mut self) -> anyhow::Result<bool> {
+        if let Kind::Capture(capture) = &mut self.kind { capture.flush() } else { Ok(true) }
     }
 }
 

@@ -6,11 +6,12 @@ use std::{
     collections::BTreeMap,
     fs::OpenOptions,
     io::{self, BufWriter, Write},
+    os::unix::fs::OpenOptionsExt as _,
     path::Path,
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use npl_common::packet_trace::SNAP_LENGTH;
 use pcap_file::{
     DataLink, PcapError,
@@ -25,6 +26,8 @@ use pcap_file::{
 
 use crate::core::packet_trace::{Hook, Step, Verdict};
 
+/// The mode of the file, which contains payload of clients.
+const ONLY_OWNER: u32 = 0o600;
 /// The resolution of time stamps: 10⁻⁹ s, which pcap-file writes.
 const NANOSECONDS: u8 = 9;
 
@@ -56,7 +59,7 @@ impl Capture {
             Box::new(io::stdout())
         } else {
             // An existing file is never overwritten: the command may run as root.
-            let file = OpenOptions::new().write(true).create_new(true).open(path);
+            let file = OpenOptions::new().write(true).create_new(true).mode(ONLY_OWNER).open(path);
             Box::new(file.with_context(|| format!("create {}", path.display()))?)
         };
         Self::to(to)
@@ -82,11 +85,12 @@ impl Capture {
         Ok(true)
     }
 
-    /// Hands over all buffered packets.
-    pub(super) fn flush(&mut self) -> anyhow::Result<()> {
+    /// Hands over all buffered packets; `false` if the reader has gone away.
+    pub(super) fn flush(&mut self) -> anyhow::Result<bool> {
         match self.writer.get_mut().flush() {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => bail!("write the capture: {error}"),
-            _ => Ok(()),
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+            Err(error) => Err(error).context("write the capture"),
         }
     }
 
@@ -170,7 +174,7 @@ mod tests {
         let time = Duration::new(1_700_000_000, 123_456_789);
         assert!(capture.add(&step(Verdict::Translated, None), "eth0", time).unwrap());
         assert!(capture.add(&step(Verdict::Dropped, Some(Reason::SourceRefused)), "eth0", time).unwrap());
-        capture.flush().unwrap();
+        assert!(capture.flush().unwrap());
         let bytes = bytes.0.lock().unwrap().clone();
         let mut reader = PcapNgReader::new(bytes.as_slice()).unwrap();
         let mut shown = Vec::new();

@@ -71,6 +71,11 @@ impl Packet {
         [(self.source, source), (self.destination, destination)]
     }
 
+    /// Whether the packet belongs to a protocol with ports, although it may not contain them.
+    pub const fn may_have_ports(&self) -> bool {
+        Protocol::from_number(self.protocol).is_some() || self.is_fragment
+    }
+
     /// The name of the protocol, or its number.
     fn protocol_name(&self) -> String {
         match (Protocol::from_number(self.protocol), self.protocol) {

@@ -33,8 +33,8 @@ pub enum Endpoint {
 /// A filter has no room for all endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the selection has {0} node ports and Pod addresses, and a filter has room for {MAX_ENDPOINTS}: select one Pod, or one \
-     node port by --node-port"
+    "the selection has {0} node ports and Pod addresses, and a filter has room for {MAX_ENDPOINTS}: give the whole name of \
+     one Pod, one of its ports by --node-port, or only --client"
 )]
 pub struct TooManyEndpoints(usize);
 
@@ -67,29 +67,33 @@ impl Selection {
         })
     }
 
-    /// Whether a packet, before or after a program, has the client at one end and one of the endpoints at an end.
+    /// Whether a packet, before or after a program, has the client at one end and one of the endpoints at an end. An ICMP
+    /// error is selected by the packet that it quotes.
     pub fn admits(&self, before: &Packet, after: Option<&Packet>) -> bool {
-        let ends = || {
-            let packets = iter::once(before).chain(after);
-            packets.flat_map(|packet| iter::once(packet).chain(packet.quoted.as_deref())).flat_map(Packet::ends)
+        let packets = || iter::once(before).chain(after).map(|packet| packet.quoted.as_deref().unwrap_or(packet));
+        let has_end = |is_wanted: &dyn Fn(&Packet, IpAddr, Option<u16>) -> bool| {
+            packets().any(|packet| packet.ends().into_iter().any(|(ip, port)| is_wanted(packet, ip, port)))
         };
-        let has_client = ends()
-            .any(|(ip, port)| self.client.is_none_or(|range| range.contains(ip)) && is_port(port, self.client_port));
+        let has_client = has_end(&|packet, ip, port| {
+            self.client.is_none_or(|range| range.contains(ip))
+                && self.client_port.is_none_or(|wanted| may_be(packet, port, wanted))
+        });
         let has_endpoint = self.endpoints.is_empty()
-            || ends().any(|(ip, port)| {
+            || has_end(&|packet, ip, port| {
                 self.endpoints.iter().any(|endpoint| match *endpoint {
-                    Endpoint::NodePort(wanted) => is_port(port, Some(wanted)),
+                    Endpoint::NodePort(wanted) => may_be(packet, port, wanted),
                     Endpoint::Address(wanted) => ip == wanted,
                 })
             });
-        let judged = before.quoted.as_deref().unwrap_or(before);
-        let is_protocol = |protocol| Protocol::from_number(judged.protocol).is_none_or(|found| found == protocol);
+        let is_protocol =
+            |protocol: Protocol| packets().any(|packet| packet.is_fragment || packet.protocol == protocol.number());
         has_client && has_endpoint && self.protocol.is_none_or(is_protocol)
     }
 }
 
-fn is_port(found: Option<u16>, wanted: Option<u16>) -> bool {
-    found.zip(wanted).is_none_or(|(found, wanted)| found == wanted)
+/// Whether a port is the wanted one, or is not in the packet although its protocol has ports.
+fn may_be(packet: &Packet, port: Option<u16>, wanted: u16) -> bool {
+    port.map_or(packet.may_have_ports(), |port| port == wanted)
 }
 
 fn filter(range: Option<SourceRange>, port: Option<u16>) -> EndpointFilter {
@@ -130,7 +134,7 @@ mod tests {
     use npl_common::packet_trace::{IPV6, PORT_MASK, PacketEnd, TraceFilter};
 
     use super::{Endpoint, Selection, TooManyEndpoints, words};
-    use crate::core::packet_trace::packet::Packet;
+    use crate::core::{model::Protocol, packet_trace::packet::Packet};
 
     const CLIENT: &str = "192.0.2.7";
     const NODE: &str = "10.0.0.1";
@@ -212,6 +216,29 @@ mod tests {
         let fragment = Packet { ports: None, ..packet([(CLIENT, 0), (NODE, 0)]) };
         let selection = Selection { endpoints: vec![Endpoint::NodePort(61_000)], ..Selection::default() };
         check(&selection, &fragment, &fragment, true);
+    }
+
+    #[test]
+    fn packets_of_protocols_without_ports_match_no_node_port() {
+        let selection = Selection { endpoints: vec![Endpoint::NodePort(61_000)], ..Selection::default() };
+        for protocol in [1, 4, 50, 58] {
+            let packet = Packet { protocol, ports: None, ..packet([(CLIENT, 0), (NODE, 0)]) };
+            assert!(!selection.admits(&packet, None), "{protocol}");
+        }
+    }
+
+    #[test]
+    fn an_icmp_error_is_selected_by_the_packet_that_it_quotes() {
+        let error = |port| {
+            let quoted = Some(Box::new(packet([(NODE, port), (CLIENT, 50_000)])));
+            Packet { protocol: 1, ports: None, quoted, ..packet([("198.51.100.1", 0), (NODE, 0)]) }
+        };
+        let client = Some(CLIENT.parse().unwrap());
+        let endpoints = vec![Endpoint::NodePort(61_000)];
+        let selection = Selection { client, endpoints, protocol: Some(Protocol::Tcp), client_port: None };
+        assert!(selection.admits(&error(61_000), None));
+        assert!(!selection.admits(&error(61_001), None));
+        assert!(!Selection { protocol: Some(Protocol::Udp), ..selection }.admits(&error(61_000), None));
     }
 
     #[test]

@@ -44,7 +44,9 @@ pub fn judge(facts: Facts<'_>, path: &Path, observation: &Observation) -> Row {
         {
             (Outcome::NotTried, format!("this workstation does not reach {}", probe.address.ip()))
         }
-        Observation::NoAnswer(reason) => (Outcome::Failed, format!("{}: {reason}", probe.address)),
+        Observation::NoAnswer(reason) | Observation::Refused(reason) => {
+            (Outcome::Failed, format!("{}: {reason}", probe.address))
+        }
         Observation::Answered(reply) if reply.pod != server.pod => {
             (Outcome::Failed, format!("{}: Pod {} answers instead of {}", probe.address, reply.pod, server.pod))
         }

@@ -149,14 +149,19 @@ impl Row {
         let (path, detail) = (path.into(), detail.into());
         Self { path, node: node.to_owned(), protocol: None, family: None, result, detail }
     }
+
+    /// Whether a request was answered: rows about publication and withdrawal have no protocol.
+    fn is_answered_path(&self) -> bool {
+        self.result == Outcome::Passed && self.protocol.is_some()
+    }
 }
 
-/// The verdict of all rows: healthy only if at least one path passed and none failed.
+/// The verdict of all rows: healthy only if a request was answered on at least one path, and no row failed.
 pub fn verdict(rows: &[Row]) -> Verdict {
     let has = |result| rows.iter().any(|row| row.result == result);
     if has(Outcome::Failed) {
         Verdict::AtRisk
-    } else if has(Outcome::Unknown) || !has(Outcome::Passed) {
+    } else if has(Outcome::Unknown) || !rows.iter().any(Row::is_answered_path) {
         Verdict::CannotTell
     } else {
         Verdict::Healthy

@@ -65,7 +65,9 @@ pub struct Reply {
 pub enum Observation {
     /// An echo Pod has returned the whole payload.
     Answered(Reply),
-    /// The request has no complete answer, for this reason.
+    /// A host has replied, but not with a complete answer, for this reason.
+    Refused(String),
+    /// No host has replied, for this reason.
     NoAnswer(String),
     /// The client could not send the request, for this reason.
     NotSent(String),

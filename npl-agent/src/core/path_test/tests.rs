@@ -95,6 +95,8 @@ fn a_request_without_an_answer_fails_unless_the_workstation_reaches_nothing_ther
     let row = judged(Client::OtherNode, &silent, &[]);
     assert_eq!((row.path.as_str(), row.node.as_str()), ("Pod on node-2 → node-1", "node-1"));
     assert_eq!(row.detail, "192.0.2.1:61000: connect: no answer");
+    let refused = Observation::Refused("connect: connection refused".to_owned());
+    assert_eq!(judged(Client::Outside, &refused, &["192.0.2.1"]).result, Outcome::Failed);
     let not_sent = Observation::NotSent("no exec".to_owned());
     assert_eq!(judged(Client::OtherNode, &not_sent, &[]).result, Outcome::Unknown);
 }
@@ -128,8 +130,10 @@ fn the_address_that_the_pod_sees_must_not_be_of_its_own_node() {
 
 #[test]
 fn one_failed_path_decides_the_verdict_and_skipped_paths_do_not() {
-    let row = |result| Row::about("a", "node-1", result, "");
+    let row = |result| Row { protocol: Some(Protocol::Tcp), ..Row::about("a", "node-1", result, "") };
     assert_eq!(verdict(&[row(Outcome::Passed), row(Outcome::NotTried)]), Verdict::Healthy);
+    let publication = Row::about("publication", "node-1", Outcome::Passed, "");
+    assert_eq!(verdict(&[publication, row(Outcome::NotTried)]), Verdict::CannotTell);
     assert_eq!(verdict(&[row(Outcome::Passed), row(Outcome::Unknown)]), Verdict::CannotTell);
     assert_eq!(verdict(&[row(Outcome::Unknown), row(Outcome::Failed)]), Verdict::AtRisk);
     assert_eq!(verdict(&[row(Outcome::NotTried)]), Verdict::CannotTell);

@@ -15,7 +15,7 @@ use aya_ebpf::{
 use npl_common::{
     mapping::protocol,
     packet_trace::{
-        EndpointFilter, IPV6, PORT_MASK, PacketCopy, PacketEnd, SNAP_LENGTH, TraceCpu, TraceFilter, hook,
+        EndpointFilter, ICMP_ERROR, IPV6, PORT_MASK, PacketCopy, PacketEnd, SNAP_LENGTH, TraceCpu, TraceFilter, hook,
         verdict::PENDING,
     },
 };
@@ -181,6 +181,7 @@ fn begin_record(origin: u32) -> Option<*mut TraceCpu> {
     let now = clock::nanoseconds();
     if field!(filter, until).load() <= now {
         field!(filter, until).store(0);
+        field!(cpu, record.verdict).store(PENDING);
         return None;
     }
     field!(cpu, record.time).store(now);
@@ -252,10 +253,13 @@ fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
         (next, bytes.read(), fragment, bytes.add(F::LENGTH).cast::<[u16; 2]>().read())
     };
     let is_plain = is_ipv6 || first_byte == 0x45;
-    let has_ports =
-        has_ports && is_plain && fragment == 0 && matches!(next, protocol::TCP | protocol::UDP | protocol::SCTP);
+    let is_with_ports = matches!(next, protocol::TCP | protocol::UDP | protocol::SCTP);
+    // In IPv6, any other protocol may be an extension header that is followed by ports.
+    let is_without_ports = if is_ipv6 { next == V6::ICMP } else { !is_with_ports };
+    let is_whole = has_ports && is_plain && fragment == 0;
+    let has_ports = is_whole && is_with_ports;
     let family = if is_ipv6 { IPV6 } else { 0 };
-    let port_mask = if has_ports { PORT_MASK | IPV6 } else { IPV6 };
+    let port_mask = if has_ports || is_without_ports { PORT_MASK | IPV6 } else { IPV6 };
     let mut index = 0;
     while index < 2 {
         // SAFETY: as above; the source is followed by the destination.
@@ -275,9 +279,11 @@ fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
         field!(copy, ends[index].port_mask).store(port_mask);
         index += 1;
     }
-    // In IPv6, an extension header may come first.
-    let is_known = has_addresses && (!is_ipv6 || has_ports || next == V6::ICMP);
-    field!(copy, protocol).store(if is_known { next.into() } else { 0 });
+    let is_known = has_addresses && (has_ports || is_without_ports || !is_ipv6);
+    // The type is the first byte of an ICMP header.
+    let is_error = is_whole && next == F::ICMP && F::is_error(ports[0].to_ne_bytes()[0]);
+    let error = if is_error { ICMP_ERROR } else { 0 };
+    field!(copy, protocol).store(if is_known { u32::from(next) | error } else { 0 });
     field!(copy, captured).store(captured);
 }
 
@@ -313,13 +319,13 @@ fn add(counter: Cell<u64>, is_counted: bool) {
     counter.store(counter.load().wrapping_add(is_counted.into()));
 }
 
-/// Whether one end of the packet, before or after the program, matches the client, and one end matches an endpoint. ICMP
-/// always matches: the command compares the packet that an error quotes.
+/// Whether one end of the packet, before or after the program, matches the client, and one end matches an endpoint. An
+/// ICMP error always matches: the command compares the packet that the error quotes.
 #[inline(always)]
 fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
     let wanted = field!(filter, protocol).load();
     let found = field!(cpu, record.packets[BEFORE].protocol).load();
-    if found == V4::ICMP.into() || found == V6::ICMP.into() {
+    if found & ICMP_ERROR != 0 {
         return true;
     }
     if wanted != 0 && found != 0 && wanted != u64::from(found) {

@@ -71,14 +71,16 @@ pub(super) fn ask_in(
     Ok(observed)
 }
 
-/// The node addresses from which this process got no answer to any request, and whose kubelet does not answer either.
+/// The node addresses from which this process got no reply to any request, not even a refusal, and whose kubelet does not
+/// reply either.
 pub(super) fn unreachable(paths: &[Path], observed: &[Observation]) -> BTreeSet<IpAddr> {
     let outside = || paths.iter().zip(observed).filter(|(path, _observation)| path.client == Client::Outside);
-    let has_answered = |ip: IpAddr| {
-        outside().any(|(path, it)| path.probe.address.ip() == ip && matches!(it, Observation::Answered(_)))
+    let has_replied = |ip: IpAddr| {
+        let is_reply = |it: &Observation| matches!(it, Observation::Answered(_) | Observation::Refused(_));
+        outside().any(|(path, it)| path.probe.address.ip() == ip && is_reply(it))
     };
     let silent: BTreeSet<IpAddr> =
-        outside().map(|(path, _observation)| path.probe.address.ip()).filter(|ip| !has_answered(*ip)).collect();
+        outside().map(|(path, _observation)| path.probe.address.ip()).filter(|ip| !has_replied(*ip)).collect();
     thread::scope(|scope| {
         #[expect(clippy::needless_collect, reason = "all threads start before the first is joined")]
         let attempts: Vec<_> = silent

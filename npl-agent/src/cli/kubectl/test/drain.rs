@@ -139,7 +139,7 @@ fn during(open: anyhow::Result<OpenConnection>, drain: Duration, start: Instant)
         Ok(Observation::Answered(_)) => {
             (Outcome::Passed, format!("answered {:.1} s after the withdrawal", start.elapsed().as_secs_f32()))
         }
-        Ok(Observation::NoAnswer(reason)) => (Outcome::Failed, reason),
+        Ok(Observation::NoAnswer(reason) | Observation::Refused(reason)) => (Outcome::Failed, reason),
         Ok(Observation::NotSent(reason)) => (Outcome::Unknown, reason),
         Err(error) => (Outcome::Unknown, format!("{error:#}")),
     }
@@ -162,14 +162,14 @@ fn after(
     let limit = (drain + MARGIN).saturating_sub(start.elapsed());
     interrupt.until(limit, || {
         last = clients::ask_in(kubectl, scene, pod, &[probe]).map(|observed| observed.into_iter().next());
-        Ok(matches!(last, Ok(Some(Observation::NoAnswer(_)))).then_some(()))
+        Ok(matches!(last, Ok(Some(Observation::NoAnswer(_) | Observation::Refused(_)))).then_some(()))
     })?;
     let elapsed = start.elapsed().as_secs_f32();
     Ok(match last {
-        Ok(Some(Observation::NoAnswer(reason))) if start.elapsed() < drain => {
+        Ok(Some(Observation::NoAnswer(reason) | Observation::Refused(reason))) if start.elapsed() < drain => {
             (Outcome::Failed, format!("{elapsed:.1} s after the withdrawal, before the end of the drain: {reason}"))
         }
-        Ok(Some(Observation::NoAnswer(reason))) => {
+        Ok(Some(Observation::NoAnswer(reason) | Observation::Refused(reason))) => {
             (Outcome::Passed, format!("{elapsed:.1} s after the withdrawal: {reason}"))
         }
         Ok(Some(Observation::Answered(_))) => {

@@ -164,6 +164,8 @@ impl<'a> Scene<'a> {
             "automountServiceAccountToken": false,
             "enableServiceLinks": false,
             "terminationGracePeriodSeconds": 1,
+            // If this command is killed, the echo Pods do not stay reachable.
+            "activeDeadlineSeconds": 600,
             "tolerations": [{"operator": "Exists"}],
             "securityContext": {
                 "runAsNonRoot": true, "runAsUser": uid, "runAsGroup": uid, "seccompProfile": {"type": "RuntimeDefault"},
