@@ -110,12 +110,14 @@ impl Verdict {
     }
 
     /// The verdict as an argument of an exported function.
+    #[cfg(not(feature = "trace"))]
     #[inline(always)]
     pub const fn bits(self) -> u32 {
         self.0
     }
 
     /// The verdict of [`Self::bits`].
+    #[cfg(not(feature = "trace"))]
     #[inline(always)]
     pub const fn of_bits(bits: u32) -> Self {
         Self(bits)

@@ -229,6 +229,10 @@ fn copy_packet(skb: *mut __sk_buff, l2: u32, copy: *mut PacketCopy) {
 }
 
 /// Copies whole words of a frame's start: before Linux 5.18, no helper copies bytes of a frame.
+#[expect(
+    clippy::cast_ptr_alignment,
+    reason = "the bytes of a record are aligned to eight, and the offsets accordingly"
+)]
 #[inline(always)]
 fn copy_frame<F: Family, const MULTI_BUFFER: bool>(frame: &Frame<MULTI_BUFFER>, copy: *mut PacketCopy) {
     // SAFETY: the element has room for `SNAP_LENGTH` bytes, and is aligned.
@@ -239,6 +243,10 @@ fn copy_frame<F: Family, const MULTI_BUFFER: bool>(frame: &Frame<MULTI_BUFFER>, 
 
 /// Stores addresses, protocol and ports of the copied bytes. Ports after options or extension headers are not looked
 /// for: the command parses the bytes itself.
+#[expect(
+    clippy::cast_ptr_alignment,
+    reason = "the bytes of a record are aligned to eight, and the offsets accordingly"
+)]
 #[inline(always)]
 fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
     // SAFETY: this CPU's element; the bytes are aligned to eight.
@@ -352,16 +360,16 @@ fn misses_of(filter: *const TraceFilter, end: *const PacketEnd) -> u64 {
     let (filter, end) = unsafe { (&*filter, &*end) };
     // Without a loop: the verifier of a program without `CAP_PERFMON` rejects a variable offset that it sees twice. Each
     // `black_box` keeps the compiler from loading the next endpoint earlier, for which the stack has no room.
-    let [a, b, c, d, e, f, g, h] = &filter.endpoints;
-    let misses_endpoints = black_box(differs(a, end));
-    let misses_endpoints = black_box(misses_endpoints & differs(b, end));
-    let misses_endpoints = black_box(misses_endpoints & differs(c, end));
-    let misses_endpoints = black_box(misses_endpoints & differs(d, end));
-    let misses_endpoints = black_box(misses_endpoints & differs(e, end));
-    let misses_endpoints = black_box(misses_endpoints & differs(f, end));
-    let misses_endpoints = black_box(misses_endpoints & differs(g, end));
-    let misses_endpoints = black_box(misses_endpoints & differs(h, end));
-    misses_endpoints * MISSES_ENDPOINTS | differs(&filter.client, end) * MISSES_CLIENT
+    let [e0, e1, e2, e3, e4, e5, e6, e7] = &filter.endpoints;
+    let misses_endpoints = black_box(differs(e0, end));
+    let misses_endpoints = black_box(misses_endpoints & differs(e1, end));
+    let misses_endpoints = black_box(misses_endpoints & differs(e2, end));
+    let misses_endpoints = black_box(misses_endpoints & differs(e3, end));
+    let misses_endpoints = black_box(misses_endpoints & differs(e4, end));
+    let misses_endpoints = black_box(misses_endpoints & differs(e5, end));
+    let misses_endpoints = black_box(misses_endpoints & differs(e6, end));
+    let misses_endpoints = black_box(misses_endpoints & differs(e7, end));
+    (misses_endpoints * MISSES_ENDPOINTS) | (differs(&filter.client, end) * MISSES_CLIENT)
 }
 
 /// 0 if the filter matches the end; 1 otherwise. Without branches, each of which the verifier would follow separately.
