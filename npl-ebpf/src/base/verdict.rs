@@ -40,14 +40,16 @@ pub const fn is_redirect(action: i32) -> bool {
     action == TC_ACT_REDIRECT
 }
 
-/// Kinds of verdicts.
+/// Kinds of verdicts, with the numbers that records of packet tracing have.
 pub mod kind {
-    pub const UNRELATED: u32 = 0;
-    pub const SLOW_PATH: u32 = 1;
-    pub const PASSED: u32 = 2;
-    pub const TRANSLATED: u32 = 3;
-    pub const REDIRECTED: u32 = 4;
-    pub const DROPPED: u32 = 5;
+    use npl_common::packet_trace::verdict;
+
+    pub const UNRELATED: u32 = verdict::UNRELATED as u32;
+    pub const SLOW_PATH: u32 = verdict::SLOW_PATH as u32;
+    pub const PASSED: u32 = verdict::PASSED as u32;
+    pub const TRANSLATED: u32 = verdict::TRANSLATED as u32;
+    pub const REDIRECTED: u32 = verdict::REDIRECTED as u32;
+    pub const DROPPED: u32 = verdict::DROPPED as u32;
     /// Number of bits of a kind.
     pub const BITS: u32 = 8;
 }
