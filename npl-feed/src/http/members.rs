@@ -5,6 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use axum::body::Bytes;
 use hickory_server::proto::rr::Name;
+use npl_agent::core::members::Names;
 use serde::Serialize;
 
 use crate::{
@@ -36,18 +37,8 @@ struct GroupBody<'a> {
     name: Option<&'a str>,
     protocol: &'static str,
     version: String,
-    names: NamesBody,
+    names: Names,
     members: Vec<MemberBody<'a>>,
-}
-
-/// The names under which load balancers find a Service port.
-#[derive(Serialize)]
-struct NamesBody {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    xds: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dns: Option<String>,
-    http: String,
 }
 
 #[derive(Serialize)]
@@ -63,9 +54,9 @@ struct MemberBody<'a> {
 }
 
 impl Interfaces {
-    fn names(&self, group: &Group) -> NamesBody {
+    fn names(&self, group: &Group) -> Names {
         let service = &group.key.service;
-        NamesBody {
+        Names {
             xds: self.xds.then(|| xds::cluster_name(group)),
             dns: self.zone.as_ref().map(|zone| dns::of_port(group, zone)),
             http: format!("/v1/members/{}/{}/{}", service.namespace, service.name, group.port_text()),

@@ -187,7 +187,8 @@ fn expect(expected: &[&str], plane: &ControlPlane) {
     }
 }
 
-/// `kubectl npl members` reads the feed by the API server's proxy, and tells its errors apart by the text of kubectl.
+/// `kubectl npl members` reads the feed through the API server's proxy. The command distinguishes a missing Pod from a
+/// missing Service by the error text that kubectl prints.
 fn the_plugin_for_kubectl_reads_the_answers_through_the_proxy(plane: &ControlPlane) {
     let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "npl-feed-a", "namespace": "npl-system" },
         "spec": { "nodeName": "n1", "containers": [{ "name": "npl-feed", "image": "npl-feed" }] } });
