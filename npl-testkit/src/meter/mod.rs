@@ -128,7 +128,6 @@ pub enum Clients {
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     packets: u64,
-    arrived: u64,
     elapsed: Duration,
     /// Calls of the generator.
     calls: u32,
@@ -245,10 +244,10 @@ impl Meter {
     /// [`Lost`], if more packets were lost than [`TOLERATED_PER_MILLE`]. [`Overhead`], if the generator's calls
     /// themselves took more than 1 % of the time.
     pub fn measure(&mut self, packets: u64, limit: Duration) -> Result<f64> {
-        let sent = self.send_and_count(packets, limit)?;
+        let (arrived, sent) = self.send_and_count(packets, limit)?;
         dispatcher::check(sent.cost_of_a_call, sent.calls, sent.elapsed)?;
         #[expect(clippy::cast_precision_loss, reason = "some millions")]
-        Ok(sent.arrived as f64 / sent.elapsed.as_secs_f64() / 1e6)
+        Ok(arrived as f64 / sent.elapsed.as_secs_f64() / 1e6)
     }
 
     /// Sends packets without measuring a rate.
@@ -260,21 +259,21 @@ impl Meter {
         self.send_and_count(packets, Duration::MAX).map(drop)
     }
 
-    fn send_and_count(&mut self, packets: u64, limit: Duration) -> Result<Sent> {
+    /// Sends packets, and returns the number of those that arrived.
+    fn send_and_count(&mut self, packets: u64, limit: Duration) -> Result<(u64, Sent)> {
         let idle_device = &self.idle_device;
         let generator: &mut Xdp =
             self.ebpf.program_mut(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let _in_dispatcher = idle_device.attach(generator)?;
         let before = self.arrived()?;
-        let mut sent = self.send_alone(packets, limit)?;
+        let sent = self.send_alone(packets, limit)?;
         let packets = sent.packets;
         let expected = packets - packets * TOLERATED_PER_MILLE / 1000;
         let arrived = self.wait_for(before + expected)? - before;
         if arrived < expected {
             bail!(Lost { arrived, packets });
         }
-        sent.arrived = arrived;
-        Ok(sent)
+        Ok((arrived, sent))
     }
 
     /// Sends packets from the calling thread. Its processor also does all of the Node's work on these packets.
@@ -300,7 +299,7 @@ impl Meter {
                 call(now)?;
                 (sent, calls) = (sent + u64::from(now), calls + 1);
             }
-            Ok(Sent { packets: sent, arrived: 0, elapsed: stopwatch.elapsed()?, calls, cost_of_a_call })
+            Ok(Sent { packets: sent, elapsed: stopwatch.elapsed()?, calls, cost_of_a_call })
         })?
     }
 

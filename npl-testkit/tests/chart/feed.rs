@@ -4,24 +4,13 @@
 use serde_json::{Value, json};
 
 use crate::objects::{find, rendered};
-use crate::values::{Case, assert_each_sets_its_field, case, variable_of};
+use crate::values::{Case, assert_each_sets_its_field, case, container, pod, variable_of};
 
 const DEPLOYMENT: (&str, &str) = ("Deployment", "npl-feed");
 const SERVICE: (&str, &str) = ("Service", "npl-feed");
 const BUDGET: (&str, &str) = ("PodDisruptionBudget", "npl-feed");
 const POD_MONITOR: (&str, &str) = ("PodMonitor", "npl-feed");
 const ENABLED: (&str, &str) = ("feed.enabled", "true");
-
-macro_rules! container {
-    ($field:literal) => {
-        concat!("/spec/template/spec/containers/0", $field)
-    };
-}
-macro_rules! pod {
-    ($field:literal) => {
-        concat!("/spec/template", $field)
-    };
-}
 
 /// The values that set one field each.
 const FIELDS: &[Case] = &[

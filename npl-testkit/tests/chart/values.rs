@@ -24,7 +24,6 @@ pub(crate) struct Case {
 const DAEMON_SET: (&str, &str) = ("DaemonSet", "npl-agent");
 const POD_MONITOR: (&str, &str) = ("PodMonitor", "npl-agent");
 const RULE: (&str, &str) = ("PrometheusRule", "npl-agent");
-const CONTAINER: &str = "/spec/template/spec/containers/0";
 
 pub(crate) const fn case(
     set: &'static [(&'static str, &'static str)],
@@ -35,22 +34,25 @@ pub(crate) const fn case(
     Case { set, object, field, expected }
 }
 
-macro_rules! agent {
+/// The JSON pointer of a field of a workload's first container.
+macro_rules! container {
     ($field:literal) => {
         concat!("/spec/template/spec/containers/0", $field)
     };
 }
+/// The JSON pointer of a field of a workload's Pod template.
 macro_rules! pod {
     ($field:literal) => {
         concat!("/spec/template", $field)
     };
 }
+pub(crate) use {container, pod};
 
 /// The values that set one field each.
 const FIELDS: &[Case] = &[
-    case(&[("image.repository", "\"r/a\"")], DAEMON_SET, agent!("/image"), "\"r/a:0.1.0\""),
-    case(&[("image.tag", "\"v9\"")], DAEMON_SET, agent!("/image"), "\"localhost/npl-agent:v9\""),
-    case(&[("image.pullPolicy", "\"Always\"")], DAEMON_SET, agent!("/imagePullPolicy"), "\"Always\""),
+    case(&[("image.repository", "\"r/a\"")], DAEMON_SET, container!("/image"), "\"r/a:0.1.0\""),
+    case(&[("image.tag", "\"v9\"")], DAEMON_SET, container!("/image"), "\"localhost/npl-agent:v9\""),
+    case(&[("image.pullPolicy", "\"Always\"")], DAEMON_SET, container!("/imagePullPolicy"), "\"Always\""),
     case(&[("imagePullSecrets", r#"[{"name":"s"}]"#)], DAEMON_SET, pod!("/spec/imagePullSecrets"), r#"[{"name":"s"}]"#),
     case(&[("loadPrograms.enabled", "false")], DAEMON_SET, pod!("/spec/initContainers"), "null"),
     case(
@@ -85,9 +87,9 @@ const FIELDS: &[Case] = &[
     ),
     case(&[("resourceQuota.enabled", "false")], ("ResourceQuota", "npl-agent"), "", "null"),
     case(&[("resourceQuota.pods", "7")], ("ResourceQuota", "npl-agent"), "/spec/hard/pods", "\"7\""),
-    case(&[("resources.requests.cpu", "\"1\"")], DAEMON_SET, agent!("/resources/requests/cpu"), "\"1\""),
-    case(&[("resources.requests.memory", "\"1Gi\"")], DAEMON_SET, agent!("/resources/requests/memory"), "\"1Gi\""),
-    case(&[("resources.limits.memory", "\"1Gi\"")], DAEMON_SET, agent!("/resources/limits/memory"), "\"1Gi\""),
+    case(&[("resources.requests.cpu", "\"1\"")], DAEMON_SET, container!("/resources/requests/cpu"), "\"1\""),
+    case(&[("resources.requests.memory", "\"1Gi\"")], DAEMON_SET, container!("/resources/requests/memory"), "\"1Gi\""),
+    case(&[("resources.limits.memory", "\"1Gi\"")], DAEMON_SET, container!("/resources/limits/memory"), "\"1Gi\""),
     case(&[("commonLabels", r#"{"c":"b"}"#)], ("ClusterRole", "npl-agent"), "/metadata/labels/c", "\"b\""),
     case(&[("podAnnotations", r#"{"a":"b"}"#)], DAEMON_SET, pod!("/metadata/annotations/a"), "\"b\""),
     case(&[("podLabels", r#"{"a":"b"}"#)], DAEMON_SET, pod!("/metadata/labels/a"), "\"b\""),
@@ -110,16 +112,21 @@ const FIELDS: &[Case] = &[
         pod!("/spec/securityContext/seccompProfile/type"),
         "\"Unconfined\"",
     ),
-    case(&[("probes.port", "9000")], DAEMON_SET, agent!("/startupProbe/httpGet/port"), "9000"),
-    case(&[("probes.port", "9000")], DAEMON_SET, agent!("/readinessProbe/httpGet/port"), "9000"),
-    case(&[("probes.port", "9000")], DAEMON_SET, agent!("/livenessProbe/httpGet/port"), "9000"),
-    case(&[("probes.startup.periodSeconds", "5")], DAEMON_SET, agent!("/startupProbe/periodSeconds"), "5"),
-    case(&[("probes.startup.failureThreshold", "5")], DAEMON_SET, agent!("/startupProbe/failureThreshold"), "5"),
-    case(&[("probes.readiness.periodSeconds", "5")], DAEMON_SET, agent!("/readinessProbe/periodSeconds"), "5"),
-    case(&[("probes.readiness.failureThreshold", "5")], DAEMON_SET, agent!("/readinessProbe/failureThreshold"), "5"),
-    case(&[("probes.liveness.periodSeconds", "6")], DAEMON_SET, agent!("/livenessProbe/periodSeconds"), "6"),
-    case(&[("probes.liveness.timeoutSeconds", "6")], DAEMON_SET, agent!("/livenessProbe/timeoutSeconds"), "6"),
-    case(&[("probes.liveness.failureThreshold", "7")], DAEMON_SET, agent!("/livenessProbe/failureThreshold"), "7"),
+    case(&[("probes.port", "9000")], DAEMON_SET, container!("/startupProbe/httpGet/port"), "9000"),
+    case(&[("probes.port", "9000")], DAEMON_SET, container!("/readinessProbe/httpGet/port"), "9000"),
+    case(&[("probes.port", "9000")], DAEMON_SET, container!("/livenessProbe/httpGet/port"), "9000"),
+    case(&[("probes.startup.periodSeconds", "5")], DAEMON_SET, container!("/startupProbe/periodSeconds"), "5"),
+    case(&[("probes.startup.failureThreshold", "5")], DAEMON_SET, container!("/startupProbe/failureThreshold"), "5"),
+    case(&[("probes.readiness.periodSeconds", "5")], DAEMON_SET, container!("/readinessProbe/periodSeconds"), "5"),
+    case(
+        &[("probes.readiness.failureThreshold", "5")],
+        DAEMON_SET,
+        container!("/readinessProbe/failureThreshold"),
+        "5",
+    ),
+    case(&[("probes.liveness.periodSeconds", "6")], DAEMON_SET, container!("/livenessProbe/periodSeconds"), "6"),
+    case(&[("probes.liveness.timeoutSeconds", "6")], DAEMON_SET, container!("/livenessProbe/timeoutSeconds"), "6"),
+    case(&[("probes.liveness.failureThreshold", "7")], DAEMON_SET, container!("/livenessProbe/failureThreshold"), "7"),
     case(&[("admissionPolicy.enabled", "false")], ("ValidatingAdmissionPolicy", "npl-agent"), "", "null"),
     case(&[("flowControl.enabled", "false")], ("FlowSchema", "npl-agent-writes"), "", "null"),
     case(
@@ -131,7 +138,7 @@ const FIELDS: &[Case] = &[
     case(
         &[("metrics.enabled", "true"), ("metrics.port", "9000")],
         DAEMON_SET,
-        agent!("/ports"),
+        container!("/ports"),
         r#"[{"name":"metrics","containerPort":9000}]"#,
     ),
     case(
@@ -182,7 +189,7 @@ const FIELDS: &[Case] = &[
     case(
         &[("retireOnUninstall.timeoutSeconds", "60")],
         ("Job", "npl-retire"),
-        agent!("/args"),
+        container!("/args"),
         r#"["retire","--namespace=npl-system","--timeout=60s"]"#,
     ),
     case(&[("cleanup.enabled", "true")], DAEMON_SET, "", "null"),
@@ -240,7 +247,7 @@ fn variable<'a>(objects: &'a [Value], name: &str) -> Option<&'a str> {
 
 /// The content of an environment variable of the first container of a workload.
 pub(crate) fn variable_of<'a>(objects: &'a [Value], workload: (&str, &str), name: &str) -> Option<&'a str> {
-    let env = find(objects, workload.0, workload.1)?.pointer(CONTAINER)?["env"].as_array()?;
+    let env = find(objects, workload.0, workload.1)?.pointer(container!(""))?["env"].as_array()?;
     env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
 }
 
