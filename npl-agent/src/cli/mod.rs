@@ -42,10 +42,16 @@ fn note(text: &str) {
 
 /// Prints to standard output. A closed pipe is not an error, since `head` and pagers close it early.
 fn print(text: &str) -> anyhow::Result<()> {
+    write_out(text).map(drop)
+}
+
+/// Writes to standard output; `false` if its reader has closed the pipe.
+fn write_out(text: &str) -> anyhow::Result<bool> {
     let mut out = anstream::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("write to standard output"),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error).context("write to standard output"),
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use socket2::{Domain, Socket};
 
-use super::{Header, MAX_BYTES, MAX_NAME, framed, payload, socket_kind};
+use super::{Header, MAX_BYTES, MAX_NAME, framed, payload, read_framed, socket_kind};
 use crate::core::{
     model::Protocol,
     path_test::{Observation, Probe, Reply},
@@ -92,12 +92,7 @@ fn ask_by_datagram(mut socket: &Socket, request: &[u8]) -> io::Result<Vec<u8>> {
 fn ask_by_stream(mut socket: &Socket, request: &[u8]) -> io::Result<Vec<u8>> {
     socket.set_read_timeout(Some(ANSWER))?;
     socket.write_all(&framed(request))?;
-    let mut length = [0; 4];
-    socket.read_exact(&mut length)?;
-    let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
-    let mut answer = vec![0; Some(length).filter(|length| *length <= MAX_BYTES).ok_or(io::ErrorKind::InvalidData)?];
-    socket.read_exact(&mut answer)?;
-    Ok(answer)
+    read_framed(socket)
 }
 
 fn read(socket: &Socket, answer: &[u8], request: &[u8]) -> Option<Reply> {

@@ -8,7 +8,7 @@ mod client;
 mod server;
 
 use std::{
-    io::{self, BufRead as _},
+    io::{self, BufRead as _, Read},
     net::IpAddr,
 };
 
@@ -64,6 +64,16 @@ fn socket_kind(protocol: Protocol) -> (Type, socket2::Protocol) {
 fn framed(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
     [&length.to_be_bytes(), message].concat()
+}
+
+/// Reads a message from a stream.
+fn read_framed(mut stream: impl Read) -> io::Result<Vec<u8>> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
+    let mut message = vec![0; Some(length).filter(|length| *length <= MAX_BYTES).ok_or(io::ErrorKind::InvalidData)?];
+    stream.read_exact(&mut message)?;
+    Ok(message)
 }
 
 /// A payload of this length.

@@ -2,7 +2,7 @@
 //! The echo server: one thread for each listening socket and for each connection.
 
 use std::{
-    io::{self, Read as _, Write as _},
+    io::{self, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::Arc,
     thread,
@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context as _;
 use socket2::{Domain, Socket, Type};
 
-use super::{Header, MAGIC, MAX_BYTES, socket_kind};
+use super::{Header, MAGIC, MAX_BYTES, framed, read_framed, socket_kind};
 use crate::{cli::note, config::echo_args::EchoServeArgs, core::model::Protocol};
 
 /// The time after which an idle connection is closed.
@@ -104,14 +104,8 @@ fn accept(listener: &TcpListener, name: &Arc<str>) {
 fn answer_stream(mut stream: &TcpStream, client: SocketAddr, name: &str) -> io::Result<()> {
     stream.set_read_timeout(Some(IDLE))?;
     loop {
-        let mut length = [0; 4];
-        stream.read_exact(&mut length)?;
-        let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
-        let mut payload =
-            vec![0; Some(length).filter(|length| *length <= MAX_BYTES).ok_or(io::ErrorKind::InvalidData)?];
-        stream.read_exact(&mut payload)?;
-        let answer = answer(name, client, &payload).ok_or(io::ErrorKind::InvalidData)?;
-        stream.write_all(&super::framed(&answer))?;
+        let answer = answer(name, client, &read_framed(stream)?).ok_or(io::ErrorKind::InvalidData)?;
+        stream.write_all(&framed(&answer))?;
     }
 }
 

@@ -56,7 +56,7 @@ impl Filter<'_> {
         let client = record.client.ip();
         self.namespace.is_none_or(|wanted| namespace == Some(wanted))
             && self.pod.is_none_or(|start| pod.is_some_and(|pod| pod.starts_with(start)))
-            && self.client.is_none_or(|range| SourceRange::new(client, range.length()) == Some(range))
+            && self.client.is_none_or(|range| range.contains(client))
             && self.node_port.is_none_or(|port| record.nat.port() == port)
             && self.protocol.is_none_or(|protocol| record.protocol == protocol)
     }

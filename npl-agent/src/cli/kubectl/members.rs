@@ -8,7 +8,7 @@ use anyhow::bail;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Kubectl, nodes::for_each, text_at};
+use super::{Kubectl, is_ready, items_at, nodes::for_each, text_at};
 use crate::{
     cli::{print, print_json, table},
     config::{args::OutputFormat, kubectl_args::MembersArgs},
@@ -111,17 +111,15 @@ fn replica(pod: &Value) -> Option<Replica> {
     if has_ended || pod.pointer("/metadata/deletionTimestamp").is_some() {
         return None;
     }
-    let items = |pointer: &str| pod.pointer(pointer).and_then(Value::as_array).into_iter().flatten();
-    let is_ready = items("/status/conditions").any(|it| it["type"] == "Ready" && it["status"] == "True");
-    let container = "/spec/containers/0";
-    let port = items(&format!("{container}/ports")).find(|port| port["name"] == "http");
+    let of_container = |field: &str| items_at(pod, &format!("/spec/containers/0/{field}"));
+    let port = of_container("ports").find(|port| port["name"] == "http");
     let port = port.and_then(|port| port["containerPort"].as_u64()).unwrap_or(8080);
-    let has_tls_variable = items(&format!("{container}/env")).any(|it| it["name"] == "NPL_FEED_TLS_CERT");
-    let mut arguments = items(&format!("{container}/args")).filter_map(Value::as_str);
+    let has_tls_variable = of_container("env").any(|it| it["name"] == "NPL_FEED_TLS_CERT");
+    let mut arguments = of_container("args").filter_map(Value::as_str);
     let scheme = if has_tls_variable || arguments.any(|it| it.starts_with("--tls-cert")) { "https:" } else { "" };
     let name = text_at(pod, "/metadata/name").to_owned();
     let proxied = format!("{scheme}{name}:{port}");
-    Some(Replica { pod: name, node: text_at(pod, "/spec/nodeName").to_owned(), is_ready, proxied })
+    Some(Replica { pod: name, node: text_at(pod, "/spec/nodeName").to_owned(), is_ready: is_ready(pod), proxied })
 }
 
 /// The answers of the replicas, by the names of their Pods.
@@ -169,6 +167,7 @@ fn report(
 ) -> anyhow::Result<Report> {
     let service = &args.service.name;
     let agree = agree(answers.values());
+    let is_unknown_to_all = answers.values().all(|answer| *answer == Answer::Unknown);
     let rows = replicas.iter().map(|replica| {
         let (version, problem) = match answers.get(&replica.pod) {
             Some(Answer::Members(members)) => (Some(members.version.clone()), None),
@@ -183,7 +182,7 @@ fn report(
         _ => None,
     });
     let Some(members) = served else {
-        if rows.iter().all(|row| row.problem.as_deref().is_some_and(|it| it.ends_with("no such Service"))) {
+        if is_unknown_to_all {
             bail!(
                 "the feed serves no Service {namespace}/{service}: `kubectl npl why service/{namespace}/{service}` shows the reason"
             );

@@ -116,6 +116,17 @@ impl Kubectl<'_> {
     }
 }
 
+/// The elements of the array at a JSON pointer of an object; none if the field is absent.
+fn items_at<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> + use<'a> {
+    object.pointer(pointer).and_then(Value::as_array).into_iter().flatten()
+}
+
+/// Whether the condition `Ready` of a Pod or Node is true.
+fn is_ready(object: &Value) -> bool {
+    items_at(object, "/status/conditions")
+        .any(|condition| text_at(condition, "/type") == "Ready" && text_at(condition, "/status") == "True")
+}
+
 /// The string at a JSON pointer of an object; empty if the field is absent.
 fn text_at<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()

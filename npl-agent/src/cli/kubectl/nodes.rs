@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, process::ExitCode, thread};
 use anyhow::Context as _;
 use serde_json::Value;
 
-use super::{Kubectl, text_at};
+use super::{Kubectl, items_at, text_at};
 use crate::config::kubectl_args::OnArgs;
 
 /// The label of the agents' Pods.
@@ -49,11 +49,9 @@ pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, Ag
 
 /// The image and the variables of the agent's container.
 fn container(pod: &Value) -> (String, BTreeMap<String, String>) {
-    let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
-    let container = containers.into_iter().flatten().find(|container| text_at(container, "/name") == CONTAINER);
+    let container = items_at(pod, "/spec/containers").find(|container| text_at(container, "/name") == CONTAINER);
     let Some(container) = container else { return (String::new(), BTreeMap::new()) };
-    let variables = container.pointer("/env").and_then(Value::as_array).into_iter().flatten();
-    let variables = variables.filter_map(|variable| {
+    let variables = items_at(container, "/env").filter_map(|variable| {
         let value = variable.get("value")?.as_str()?;
         Some((text_at(variable, "/name").to_owned(), value.to_owned()))
     });
@@ -61,8 +59,7 @@ fn container(pod: &Value) -> (String, BTreeMap<String, String>) {
 }
 
 fn container_is_running(pod: &Value) -> bool {
-    let statuses = pod.pointer("/status/containerStatuses").and_then(Value::as_array);
-    statuses.into_iter().flatten().any(|status| status.pointer("/state/running").is_some())
+    items_at(pod, "/status/containerStatuses").any(|status| status.pointer("/state/running").is_some())
 }
 
 /// The exit code and output of a command in an agent's Pod.
@@ -72,8 +69,17 @@ pub(super) fn exec(kubectl: Kubectl<'_>, agent: &AgentPod, arguments: &[&str]) -
 
 fn exec_arguments<'a>(kubectl: Kubectl<'a>, agent: &'a AgentPod, arguments: &[&'a str]) -> Vec<&'a str> {
     let namespace = kubectl.connection.agent_namespace.as_str();
-    let exec = ["exec", "--namespace", namespace, agent.name.as_str(), "--container", CONTAINER, "--", PROGRAM];
-    [&exec, arguments].concat()
+    exec_in([namespace, &agent.name, CONTAINER], &[], arguments)
+}
+
+/// The arguments of kubectl that run a command of `npl-agent` in a container, given by namespace, Pod and name.
+pub(super) fn exec_in<'a>(
+    [namespace, pod, container]: [&'a str; 3],
+    options: &[&'a str],
+    arguments: &[&'a str],
+) -> Vec<&'a str> {
+    let exec = ["exec", "--namespace", namespace, pod, "--container", container];
+    [&exec, options, &["--", PROGRAM], arguments].concat()
 }
 
 /// Runs `work` for each Node, several at a time, and returns the results in the order of the Nodes.

@@ -4,7 +4,7 @@
 mod output;
 mod pcap;
 
-use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use tokio::{
@@ -149,30 +149,19 @@ impl Shown<'_> {
 
 async fn selection(args: &TraceArgs) -> anyhow::Result<Selection> {
     let mut endpoints: Vec<Endpoint> = args.node_port.map(Endpoint::NodePort).into_iter().collect();
-    let agent = local::ask(&args.node.runtime_dir).await;
-    if let Some(port) = args.node_port {
-        match &agent {
-            Ok(agent) => endpoints.extend(addresses_behind(agent, port)),
+    if args.node_port.is_some() || args.pod.is_some() {
+        match local::ask(&args.node.runtime_dir).await {
+            Ok(agent) => endpoints.extend(known_endpoints(args, &agent)?),
+            Err(error) if args.pod.is_some() => {
+                return Err(error)
+                    .context("read the Pod's node ports from the running agent; without one, use --node-port");
+            }
             Err(error) => {
                 note(&format!("{error}; replies that are not translated are not shown, because the Pod is unknown"));
             }
         }
     }
-    if let Some(pod) = &args.pod {
-        let agent = agent.context("read the Pod's node ports from the running agent; without one, use --node-port")?;
-        let of_pod = endpoints_of(&agent, args.namespace.as_deref(), pod);
-        if of_pod.is_empty() {
-            bail!(
-                "no Pod whose name begins with `{pod}` has a node port on this Node{}: see `npl-agent mappings`",
-                args.namespace.as_ref().map(|name| format!(" in namespace {name}")).unwrap_or_default()
-            );
-        }
-        for endpoint in of_pod {
-            if !endpoints.contains(&endpoint) {
-                endpoints.push(endpoint);
-            }
-        }
-    }
+    let endpoints = distinct(endpoints);
     let selection =
         Selection { client: args.client, client_port: args.client_port, endpoints, protocol: args.protocol };
     if selection.client.is_none() && selection.client_port.is_none() && selection.endpoints.is_empty() {
@@ -181,11 +170,26 @@ async fn selection(args: &TraceArgs) -> anyhow::Result<Selection> {
     Ok(selection)
 }
 
+/// The endpoints that the agent knows: the addresses behind the node port, and those of the Pod.
+fn known_endpoints(args: &TraceArgs, agent: &AgentView) -> anyhow::Result<Vec<Endpoint>> {
+    let mut endpoints = args.node_port.map(|port| addresses_behind(agent, port)).unwrap_or_default();
+    if let Some(pod) = &args.pod {
+        let of_pod = endpoints_of(agent, args.namespace.as_deref(), pod);
+        if of_pod.is_empty() {
+            bail!(
+                "no Pod whose name begins with `{pod}` has a node port on this Node{}: see `npl-agent mappings`",
+                args.namespace.as_ref().map(|name| format!(" in namespace {name}")).unwrap_or_default()
+            );
+        }
+        endpoints.extend(of_pod);
+    }
+    Ok(endpoints)
+}
+
 /// The addresses of the Pods behind a node port: a reply that is not translated has no other end that shows the port.
 fn addresses_behind(agent: &AgentView, port: u16) -> Vec<Endpoint> {
     let views = agent.node_ports.iter().filter(|view| view.frontend.node_port.0 == port);
-    let addresses: BTreeSet<IpAddr> = views.filter_map(|view| view.pod_ip).collect();
-    addresses.into_iter().map(Endpoint::Address).collect()
+    distinct(views.filter_map(|view| view.pod_ip.map(Endpoint::Address)))
 }
 
 /// The node ports and addresses of the Pods whose names begin with `pod`.
@@ -194,16 +198,22 @@ fn endpoints_of(agent: &AgentView, namespace: Option<&str>, pod: &str) -> Vec<En
     let views = agent.node_ports.iter().filter(|view| {
         is_wanted(view.pod.as_deref()) && namespace.is_none_or(|wanted| view.namespace.as_deref() == Some(wanted))
     });
-    let mut endpoints = Vec::new();
-    for view in views {
+    let endpoints = views.flat_map(|view| {
         let node_port = Endpoint::NodePort(view.frontend.node_port.0);
-        for endpoint in [Some(node_port), view.pod_ip.map(Endpoint::Address)].into_iter().flatten() {
-            if !endpoints.contains(&endpoint) {
-                endpoints.push(endpoint);
-            }
+        [Some(node_port), view.pod_ip.map(Endpoint::Address)].into_iter().flatten()
+    });
+    distinct(endpoints)
+}
+
+/// The endpoints in their order, each once: a filter has room for few.
+fn distinct(endpoints: impl IntoIterator<Item = Endpoint>) -> Vec<Endpoint> {
+    let mut known = Vec::new();
+    for endpoint in endpoints {
+        if !known.contains(&endpoint) {
+            known.push(endpoint);
         }
     }
-    endpoints
+    known
 }
 
 fn humantime(duration: Duration) -> String {

@@ -3,18 +3,17 @@
 
 use std::{
     collections::BTreeMap,
-    io::{self, Write as _},
     time::{Duration, SystemTime},
 };
 
-use anyhow::Context as _;
 use nix::net::if_::if_indextoname;
 use serde::Serialize;
 
 use super::pcap::Capture;
 use crate::{
+    cli::write_out,
     config::args::{OutputFormat, TraceArgs},
-    core::packet_trace::{Step, Verdict, packet::Packet},
+    core::packet_trace::{Step, packet::Packet},
     datapath::kernel_clock,
 };
 
@@ -71,12 +70,12 @@ impl Output {
         match &mut self.kind {
             Kind::Capture(capture) => capture.add(step, device, time),
             Kind::Text { is_json: true, .. } => {
-                let after = after.filter(|_| is_translated(step));
-                print(&(serde_json::to_string(&line(step, device, time, before, after))? + "\n"))
+                let after = after.filter(|_| step.verdict.is_rewritten());
+                write_out(&(serde_json::to_string(&line(step, device, time, before, after))? + "\n"))
             }
             Kind::Text { has_header, .. } => {
                 let header = if std::mem::replace(has_header, true) { String::new() } else { header() };
-                print(&(header + &text(step, device, time, before, after)))
+                write_out(&(header + &text(step, device, time, before, after)))
             }
         }
     }
@@ -90,20 +89,6 @@ impl Output {
 fn name_of(ifindex: u32) -> String {
     let name = if_indextoname(ifindex).ok().and_then(|name| name.into_string().ok());
     name.unwrap_or_else(|| format!("if{ifindex}"))
-}
-
-/// Prints to standard output; `false` if its reader has gone away.
-fn print(text: &str) -> anyhow::Result<bool> {
-    let mut out = anstream::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(error).context("write to standard output"),
-    }
-}
-
-const fn is_translated(step: &Step) -> bool {
-    matches!(step.verdict, Verdict::Translated | Verdict::Redirected)
 }
 
 const fn direction(step: &Step) -> &'static str {
@@ -131,19 +116,15 @@ fn header() -> String {
 
 /// `11:22:33.123456 eth0 ingress request tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]: translated to …`.
 fn text(step: &Step, device: &str, time: Duration, before: &Packet, after: Option<&Packet>) -> String {
-    let outcome = match (step.verdict, after) {
-        (verdict @ (Verdict::Translated | Verdict::Redirected), Some(after)) => {
-            format!("{} as {after}", verdict.as_str())
-        }
-        (verdict, _) => verdict.as_str().to_owned(),
-    };
-    let reason = step.reason.map(|reason| format!(" ({})", reason.name())).unwrap_or_default();
+    let rewritten =
+        after.filter(|_| step.verdict.is_rewritten()).map(|after| format!(" as {after}")).unwrap_or_default();
     let slow_path = if step.is_slow_path { ", slow path" } else { "" };
     format!(
-        "{:<15} {device:<15} {:<7} {:<7} {before}: {outcome}{reason}{slow_path}\n",
+        "{:<15} {device:<15} {:<7} {:<7} {before}: {}{rewritten}{slow_path}\n",
         time_of_day(time),
         step.hook.as_str(),
-        direction(step)
+        direction(step),
+        step.outcome()
     )
 }
 
@@ -160,7 +141,7 @@ mod tests {
     use npl_common::reason::Reason;
 
     use super::{line, text};
-    use crate::core::packet_trace::{Hook, Step, Verdict, packet::Packet};
+    use crate::core::packet_trace::{Step, Verdict, packet::Packet};
 
     fn packet(destination: &str, port: u16) -> Packet {
         Packet {
@@ -174,33 +155,18 @@ mod tests {
         }
     }
 
-    fn step(verdict: Verdict, reason: Option<Reason>) -> Step {
-        Step {
-            nanoseconds: 0,
-            ifindex: 2,
-            hook: Hook::Ingress,
-            is_reply: false,
-            is_slow_path: false,
-            verdict,
-            reason,
-            length: 60,
-            before: Vec::new(),
-            after: Vec::new(),
-        }
-    }
-
     #[test]
     fn a_line_has_the_packet_and_the_verdict_with_its_reason() {
         let (before, after) = (packet("10.0.0.1", 61_000), packet("10.244.1.5", 8080));
         let time = Duration::from_micros(86_400_000_000 + 3_723_000_456);
         let shown = |step: &Step| text(step, "eth0", time, &before, Some(&after));
         assert_eq!(
-            shown(&step(Verdict::Translated, None)),
+            shown(&Step::of_request(Verdict::Translated, None)),
             "01:02:03.000456 eth0            ingress request tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]: translated as tcp \
              192.0.2.7:50000 > 10.244.1.5:8080 [S]\n"
         );
         assert_eq!(
-            shown(&step(Verdict::Dropped, Some(Reason::SourceRefused))),
+            shown(&Step::of_request(Verdict::Dropped, Some(Reason::SourceRefused))),
             "01:02:03.000456 eth0            ingress request tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]: dropped \
              (source_refused)\n"
         );
@@ -209,7 +175,7 @@ mod tests {
     #[test]
     fn json_has_the_packet_after_translation() {
         let (before, after) = (packet("10.0.0.1", 61_000), packet("10.244.1.5", 8080));
-        let step = step(Verdict::Translated, None);
+        let step = Step::of_request(Verdict::Translated, None);
         let value =
             serde_json::to_value(line(&step, "eth0", Duration::from_millis(1500), &before, Some(&after))).unwrap();
         assert_eq!(value["time"], 1.5);

@@ -24,7 +24,7 @@ use pcap_file::{
     },
 };
 
-use crate::core::packet_trace::{Hook, Step, Verdict};
+use crate::core::packet_trace::{Hook, Step};
 
 /// The mode of the file, which contains payload of clients.
 const ONLY_OWNER: u32 = 0o600;
@@ -73,9 +73,8 @@ impl Capture {
     /// Writes the packet before the program, and after the program if it was rewritten; `false` if the reader has gone
     /// away.
     pub(super) fn add(&mut self, step: &Step, device: &str, time: Duration) -> anyhow::Result<bool> {
-        let is_rewritten = matches!(step.verdict, Verdict::Translated | Verdict::Redirected);
         let sides = [(Side::Before, &step.before), (Side::After, &step.after)];
-        for (side, bytes) in sides.into_iter().take(if is_rewritten { 2 } else { 1 }) {
+        for (side, bytes) in sides.into_iter().take(if step.verdict.is_rewritten() { 2 } else { 1 }) {
             let written = self.write(step, device, time, side, bytes);
             if is_closed(&written) {
                 return Ok(false);
@@ -102,8 +101,7 @@ impl Capture {
             self.writer.write_pcapng_block(interface(step.hook, device, side))?;
             self.interfaces.insert(key, next);
         }
-        let reason = step.reason.map(|reason| format!(" ({})", reason.name())).unwrap_or_default();
-        let comment = EnhancedPacketOption::Comment(Cow::Owned(format!("{}{reason}", step.verdict.as_str())));
+        let comment = EnhancedPacketOption::Comment(Cow::Owned(step.outcome()));
         let data = Cow::Borrowed(bytes);
         let options = vec![comment];
         let block = EnhancedPacketBlock { interface_id, timestamp: time, original_len: step.length, data, options };
@@ -137,7 +135,7 @@ mod tests {
     use pcap_file::pcapng::{Block, PcapNgReader};
 
     use super::Capture;
-    use crate::core::packet_trace::{Hook, Step, Verdict};
+    use crate::core::packet_trace::{Step, Verdict};
 
     #[derive(Clone, Default)]
     struct Shared(Arc<Mutex<Vec<u8>>>);
@@ -153,18 +151,7 @@ mod tests {
     }
 
     fn step(verdict: Verdict, reason: Option<Reason>) -> Step {
-        Step {
-            nanoseconds: 0,
-            ifindex: 2,
-            hook: Hook::Ingress,
-            is_reply: false,
-            is_slow_path: false,
-            verdict,
-            reason,
-            length: 1500,
-            before: vec![0x45; 128],
-            after: vec![0x46; 128],
-        }
+        Step { before: vec![0x45; 128], after: vec![0x46; 128], ..Step::of_request(verdict, reason) }
     }
 
     #[test]

@@ -5,13 +5,11 @@ use npl_common::{
     packet_trace::{self, PacketCopy, TraceRecord},
     reason::Reason,
 };
-use serde::Serialize;
 
 use super::packet::Packet;
 
 /// The hook of a program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hook {
     /// TC ingress.
     Ingress,
@@ -22,8 +20,7 @@ pub enum Hook {
 }
 
 /// The verdict of a program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// No mapping can match the packet; passed unchanged.
     Unrelated,
@@ -85,6 +82,11 @@ impl Verdict {
         }
     }
 
+    /// Whether the program has rewritten the packet.
+    pub const fn is_rewritten(self) -> bool {
+        matches!(self, Self::Translated | Self::Redirected)
+    }
+
     const fn of(number: u8) -> Option<Self> {
         match number {
             packet_trace::verdict::UNRELATED => Some(Self::Unrelated),
@@ -126,6 +128,29 @@ impl Step {
             before,
             after,
         })
+    }
+
+    /// The verdict, with its reason in parentheses.
+    pub fn outcome(&self) -> String {
+        let reason = self.reason.map(|reason| format!(" ({})", reason.name())).unwrap_or_default();
+        self.verdict.as_str().to_owned() + &reason
+    }
+
+    /// A record of a request at the ingress of a device, for tests.
+    #[cfg(test)]
+    pub(crate) const fn of_request(verdict: Verdict, reason: Option<Reason>) -> Self {
+        Self {
+            nanoseconds: 0,
+            ifindex: 2,
+            hook: Hook::Ingress,
+            is_reply: false,
+            is_slow_path: false,
+            verdict,
+            reason,
+            length: 1500,
+            before: Vec::new(),
+            after: Vec::new(),
+        }
     }
 
     /// The packet before and after the program; `None` if it has no IP header.

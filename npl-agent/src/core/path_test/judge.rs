@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{Client, LARGE, Observation, Outcome, Path, Reply, Row, Server, name};
-use crate::core::model::{Family, Protocol, sources::SourceRange};
+use crate::core::model::{Family, Protocol};
 
 /// The facts on which judgements are based.
 #[derive(Debug, Clone, Copy)]
@@ -77,7 +77,7 @@ fn client_address(
     if reply.local == Some(seen) {
         return Ok(format!("the Pod sees the client's address {seen}"));
     }
-    let is_nodes_own = server.node_ips.contains(&seen) || server.pod_ranges.iter().any(|it| contains(*it, seen));
+    let is_nodes_own = server.node_ips.contains(&seen) || server.pod_ranges.iter().any(|range| range.contains(seen));
     let (is_expected, remark) = match (client, client_server) {
         (Client::Itself, _) => (server.pod_ips.contains(&seen), "an address of the Pod"),
         (Client::OwnNode, _) => (server.client_ips.contains(&seen), "the client's address"),
@@ -94,8 +94,4 @@ fn client_address(
     }
     let own = reply.local.map(|ip| format!(" {ip}")).unwrap_or_default();
     Err(format!("the Pod sees {seen} instead of the client's address{own}: Node {} masquerades requests", server.node))
-}
-
-fn contains(range: SourceRange, ip: IpAddr) -> bool {
-    range.family() == Family::of(ip) && SourceRange::new(ip, range.length()) == Some(range)
 }

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    iter,
     net::{IpAddr, SocketAddr},
     thread,
 };
@@ -63,9 +64,9 @@ pub(super) fn ask_in(
     pod: &str,
     requests: &[Probe],
 ) -> anyhow::Result<Vec<Observation>> {
-    let arguments: Vec<String> = ["ask".to_owned()].into_iter().chain(requests.iter().map(Probe::to_string)).collect();
-    let arguments = scene.exec_arguments(pod, &[], &arguments);
-    let (_code, text) = kubectl.output(&arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let probes: Vec<String> = requests.iter().map(Probe::to_string).collect();
+    let arguments: Vec<&str> = iter::once("ask").chain(probes.iter().map(String::as_str)).collect();
+    let (_code, text) = kubectl.output(&scene.exec_arguments(pod, &[], &arguments))?;
     let observed: Vec<Observation> = serde_json::from_str(&text).context("decode the observations")?;
     ensure!(observed.len() == requests.len(), "{} observations for {} requests", observed.len(), requests.len());
     Ok(observed)

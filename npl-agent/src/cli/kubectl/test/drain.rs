@@ -37,8 +37,7 @@ struct OpenConnection {
 
 impl OpenConnection {
     fn open(kubectl: Kubectl<'_>, scene: &Scene<'_>, pod: &str, probe: Probe) -> anyhow::Result<Self> {
-        let arguments = scene.exec_arguments(pod, &["--stdin"], &["hold".to_owned(), probe.to_string()]);
-        let mut command = kubectl.command(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut command = kubectl.command(&scene.exec_arguments(pod, &["--stdin"], &["hold", &probe.to_string()]));
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut kubectl = command.spawn().context("run kubectl")?;
         let (Some(input), Some(output)) = (kubectl.stdin.take(), kubectl.stdout.take()) else {

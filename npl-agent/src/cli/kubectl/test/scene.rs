@@ -15,7 +15,11 @@ use serde_json::{Value, json};
 use super::{interrupt::Interrupt, site::Site};
 use crate::{
     cli::{
-        kubectl::{Kubectl, cluster, nodes::PROGRAM, text_at},
+        kubectl::{
+            Kubectl, cluster,
+            nodes::{self, PROGRAM},
+            text_at,
+        },
         note,
     },
     core::{
@@ -31,6 +35,10 @@ const LABEL: (&str, &str) = ("app.kubernetes.io/name", "npl-test");
 /// The label of the Pods, by which the Service selects the echo Pods.
 const ROLE: &str = "app.kubernetes.io/component";
 const SERVICE: &str = "echo";
+/// The container of each Pod.
+const CONTAINER: &str = "echo";
+/// The hidden command of `npl-agent` that the Pods run.
+const COMMAND: &str = "echo";
 const PORT: u16 = 7_777;
 /// The limit for the start of the Pods, whose image the Nodes have pulled already.
 const START: Duration = Duration::from_secs(40);
@@ -132,7 +140,7 @@ impl<'a> Scene<'a> {
         let protocols: Vec<&str> = self.protocols().into_iter().map(Protocol::as_str).collect();
         let command = [
             PROGRAM,
-            "echo",
+            COMMAND,
             "serve",
             "--name",
             name,
@@ -142,7 +150,7 @@ impl<'a> Scene<'a> {
             &protocols.join(","),
         ];
         let container = json!({
-            "name": "echo",
+            "name": CONTAINER,
             "image": image,
             "imagePullPolicy": "IfNotPresent",
             "command": command,
@@ -230,10 +238,13 @@ impl<'a> Scene<'a> {
     }
 
     /// The arguments of kubectl that run a command of `npl-agent echo` in a Pod.
-    pub(super) fn exec_arguments(&self, pod: &str, options: &[&str], arguments: &[String]) -> Vec<String> {
-        let words = ["exec", "--namespace", &self.namespace, pod, "--container", "echo"];
-        let words = words.iter().chain(options).chain(&["--", PROGRAM, "echo"]).map(|word| (*word).to_owned());
-        words.chain(arguments.iter().cloned()).collect()
+    pub(super) fn exec_arguments<'b>(
+        &'b self,
+        pod: &'b str,
+        options: &[&'b str],
+        arguments: &[&'b str],
+    ) -> Vec<&'b str> {
+        nodes::exec_in([&self.namespace, pod, CONTAINER], options, &[&[COMMAND], arguments].concat())
     }
 
     fn remove(&self) -> anyhow::Result<()> {

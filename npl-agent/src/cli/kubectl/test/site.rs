@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{
     cli::kubectl::{
-        Kubectl,
+        Kubectl, is_ready, items_at,
         nodes::{AgentPod, agents},
         text_at,
     },
@@ -75,7 +75,9 @@ pub(super) fn choose(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<Ve
     );
     let nodes = kubectl.list(&["nodes"])?;
     if args.node.is_empty() {
-        let ready = nodes.iter().filter(|node| is_ready(node));
+        let is_cordoned =
+            |node: &Value| node.pointer("/spec/unschedulable").and_then(Value::as_bool).unwrap_or_default();
+        let ready = nodes.iter().filter(|node| is_ready(node) && !is_cordoned(node));
         let sites: Vec<Site> = ready.filter_map(|node| site(node, &agents)).take(NODES).collect();
         ensure!(!sites.is_empty(), "no Node with a running agent is ready and schedulable");
         return Ok(sites);
@@ -89,17 +91,9 @@ pub(super) fn choose(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<Ve
     named.collect()
 }
 
-fn is_ready(node: &Value) -> bool {
-    let conditions = node.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
-    let is_cordoned = node.pointer("/spec/unschedulable").and_then(Value::as_bool).unwrap_or_default();
-    let mut ready = conditions.filter(|it| text_at(it, "/type") == "Ready" && text_at(it, "/status") == "True");
-    ready.next().is_some() && !is_cordoned
-}
-
 fn site(node: &Value, agents: &BTreeMap<String, AgentPod>) -> Option<Site> {
     let name = text_at(node, "/metadata/name");
-    let addresses = node.pointer("/status/addresses").and_then(Value::as_array).into_iter().flatten();
-    let ranges = node.pointer("/spec/podCIDRs").and_then(Value::as_array).into_iter().flatten();
+    let (addresses, ranges) = (items_at(node, "/status/addresses"), items_at(node, "/spec/podCIDRs"));
     Some(Site {
         node: name.to_owned(),
         agent: agents.get(name)?.clone(),
