@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! All map statics. The agent pins them under the names of `npl_common::names`.
+//! The statics that declare all maps. The agent pins each map under the name in `npl_common::names`.
 //!
-//! Maps with entries from packets are arrays, whose slots a flood overwrites, or LRU hashes. Each word of an array is
-//! written by one aligned store.
+//! A map whose entries are created by packets is an array, in which new entries overwrite old ones, or an LRU hash.
+//! Each word of an array is written by one aligned store.
 
 use aya_ebpf::{
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf},
@@ -75,8 +75,8 @@ pub static HOST_CONNECTION_V4: Array<u64, { host_connection::SLOTS as usize }> =
 #[btf_map(name = "npl_sk_rnat_v4")]
 pub static SOCKET_RNAT_V4: LruHashMap<SocketRnatKeyV4, SocketRnatV4, { MAX_SOCKET_RNAT as usize }> = LruHashMap::new();
 
-/// The time of the last packet to each unmapped node port. The kernel programs write this map; the agent writes an element
-/// when it removes a mapping.
+/// The time of the last packet to each unmapped node port. The kernel programs write this map. The agent also writes an
+/// element when it removes a UDP mapping.
 #[btf_map(name = "npl_unmapped_v4")]
 pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
@@ -137,8 +137,8 @@ pub static HOST_CONNECTION_V6: Array<u64, { host_connection::SLOTS as usize }> =
 #[btf_map(name = "npl_sk_rnat_v6")]
 pub static SOCKET_RNAT_V6: LruHashMap<SocketRnatKeyV6, SocketRnatV6, { MAX_SOCKET_RNAT as usize }> = LruHashMap::new();
 
-/// The time of the last packet to each unmapped node port. The kernel programs write this map; the agent writes an element
-/// when it removes a mapping.
+/// The time of the last packet to each unmapped node port. The kernel programs write this map. The agent also writes an
+/// element when it removes a UDP mapping.
 #[btf_map(name = "npl_unmapped_v6")]
 pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
@@ -162,9 +162,9 @@ pub static STACK_SEEN_V6: Array<StackSeen, { offload::SLOTS as usize }> = Array:
 #[btf_map(name = "npl_slow")]
 pub static SLOW_PATH: ProgramArray<{ SLOW_PATH_PROGRAMS.len() }> = ProgramArray::new();
 
-/// The CRC tables, which the agent writes once. An element is one word. With larger elements, the program would add a
-/// variable offset to the pointer, and without `CAP_PERFMON` the verifier would check the rest of the program once for
-/// each offset.
+/// The CRC tables, which the agent writes once. An element is one word: in larger elements, the program would add a
+/// variable offset to the element's pointer, and without `CAP_PERFMON` the verifier would check the rest of the program
+/// once for each offset.
 #[btf_map(name = "npl_crc")]
 pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 
@@ -193,12 +193,12 @@ pub static STATS: PerCpuArray<MappingStats, { MAX_STATS as usize }> = PerCpuArra
 #[btf_map(name = "npl_reason")]
 pub static REASONS: PerCpuArray<u64, { MAX_REASONS as usize }> = PerCpuArray::new();
 
-/// The filter of packet tracing. `npl-agent trace` writes this map; a program sets [`TraceFilter::until`] to 0 once that
-/// time has passed.
+/// The filter of packet tracing. `npl-agent trace` writes this map; a program sets [`TraceFilter::until`] to 0 after
+/// the time in `until` has passed.
 #[btf_map(name = "npl_tracefilter")]
 pub static TRACE_FILTER: Array<TraceFilter, 1> = Array::new();
 
-/// The record of packet tracing that each CPU is writing. The kernel programs write this map.
+/// For each CPU, the record of packet tracing that the running program fills in. The kernel programs write this map.
 #[btf_map(name = "npl_trace_cpu")]
 pub static TRACE_CPU: PerCpuArray<TraceCpu, 1> = PerCpuArray::new();
 
