@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The connection tracking state machine: one pure function [`step`]. The kernel programs call it for each packet, and
-//! the agent's sweeper for each entry that no packet has refreshed for some time.
+//! The connection tracking state machine: one pure function [`step`]. The kernel programs call `step` for each packet.
+//! The agent's sweeper calls `step` for each entry, with the time since a packet last refreshed the entry.
 //!
-//! Only a client's packet opens an entry; a Pod's packet without an entry creates no state. A lost entry is recreated
-//! by the client's next packet. Entries in phases before [`Phase::ESTABLISHED`] are words of the half-open cache
+//! Only a client's packet opens an entry; a Pod's packet without an entry does not. A lost entry is recreated by the
+//! client's next packet. Entries in phases before [`Phase::ESTABLISHED`] are words of the half-open cache
 //! ([`crate::half_open`]); established entries are elements of the flow table ([`crate::flow`]).
 //!
 //! | phase | event | next phase | action |
@@ -28,12 +28,13 @@
 //! | established | silence of [`established_timeout_ns`] | absent | remove |
 //! | absent | Pod: any packet | absent | ignore |
 //!
-//! A client's SYN never changes an established entry. It opens a handshake, which has its own entry.
+//! A client's SYN never changes an established entry, because each handshake has its own entry.
 //!
 //! # Proof
 //!
-//! Any host can send a packet with a client's source address. An off-path sender has to guess 32-bit numbers, so an
-//! event is *proven* if the segment's sequence or acknowledgement number matches the connection:
+//! Any host can send a packet with a client's source address, but an off-path sender has to guess 32-bit sequence and
+//! acknowledgement numbers. An event is therefore *proven* if the segment's sequence or acknowledgement number matches
+//! the connection:
 //!
 //! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: the acknowledgement number
 //!   is part of the entry's hash ([`handshake_key`]).
@@ -54,8 +55,8 @@ const SECOND: u64 = 1_000_000_000;
 /// Idle time after which an unanswered request times out, nanoseconds: as kernel conntrack's
 /// `nf_conntrack_udp_timeout`.
 pub const REQUESTED_NS: u64 = 30 * SECOND;
-/// Idle time after which a request that the Pod has answered times out, nanoseconds: a Pod may push datagrams minutes
-/// after the request.
+/// Idle time after which a request that the Pod has answered times out, nanoseconds. The time is long, because a Pod
+/// may send further datagrams minutes after the request.
 pub const REPLIED_NS: u64 = 300 * SECOND;
 /// Idle time after a RST of one side or a FIN of each side, nanoseconds: as `nf_conntrack_tcp_timeout_last_ack`.
 pub const CLOSED_NS: u64 = 30 * SECOND;
@@ -68,13 +69,13 @@ pub const UNANSWERED_NS: u64 = 60 * SECOND;
 pub const TCP_NS: u64 = 5 * 24 * 3600 * SECOND;
 /// Idle timeout of a UDP flow, nanoseconds: RFC 4787, section 4.3.
 pub const UDP_NS: u64 = 300 * SECOND;
-/// Idle timeout of a UDP flow while the flow table is crowded, nanoseconds: most of its flows are then one query and
-/// its response, like DNS.
+/// Idle timeout of a UDP flow while the flow table is more than half full, nanoseconds. Most flows in such a table are
+/// one query and one response, as in DNS.
 pub const UDP_CROWDED_NS: u64 = 30 * SECOND;
 /// Idle timeout of an SCTP association, whose heartbeats have an interval of 30 s (RFC 9260), nanoseconds.
 pub const SCTP_NS: u64 = 3600 * SECOND;
 
-/// The phase of a flow, from the client's first packet on.
+/// The phase of a conntrack entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Phase(u8);
 
@@ -84,7 +85,7 @@ impl Phase {
     /// The Pod has replied. The client's next datagram or proven segment, or the Pod's next datagram, establishes the
     /// flow.
     pub const REPLIED: Self = Self(1);
-    /// The handshake or first exchange is complete; the entry is in the flow table.
+    /// The handshake or the first exchange of datagrams is complete; the entry is in the flow table.
     pub const ESTABLISHED: Self = Self(2);
     /// A RST ended the handshake. Late packets of the handshake are still translated, but do not establish a flow.
     pub const REFUSED: Self = Self(3);
@@ -99,28 +100,28 @@ impl Phase {
         Self(bits as u8 & 0b11)
     }
 
-    /// The two bits that encode a phase in the half-open cache, which has no entry in [`Self::ABSENT`].
+    /// The two bits that encode a phase in the half-open cache. [`Self::ABSENT`] has no encoding there.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn bits(self) -> u64 {
         self.0 as u64 & 0b11
     }
 
-    /// Whether both are the same phase; a constant function cannot use `==`.
+    /// Whether two phases are equal; a constant function cannot use `==`.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn is(self, other: Self) -> bool {
         self.0 == other.0
     }
 
-    /// Whether the client is opening the flow.
+    /// Whether the flow is half-open: requested or replied.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn is_opening(self) -> bool {
         self.0 <= Self::REPLIED.0
     }
 
-    /// The name in views and tables.
+    /// The phase's name in the output of commands and in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::REQUESTED => "requested",
@@ -170,8 +171,7 @@ impl State {
         self.pod_flags & ACK != 0
     }
 
-    /// Whether the Pod may retransmit its SYN-ACK, because the client's acknowledgement may be lost between Node and
-    /// Pod.
+    /// Whether the Pod may still retransmit its SYN-ACK: the client's acknowledgement may be lost between Node and Pod.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn may_repeat_syn_ack(self) -> bool {
@@ -232,23 +232,23 @@ impl Segment {
     }
 }
 
-/// The hash of a handshake's entry, from the flow's hash and the acknowledgement number that the Pod's SYN-ACK must
-/// have.
+/// The key of a handshake's entry: a hash of the flow's hash and of the acknowledgement number that the Pod's SYN-ACK
+/// must have.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn handshake_key(flow: u64, acknowledgement: u32) -> u64 {
     absorb(flow, 1 << 32 | acknowledgement as u64)
 }
 
-/// The hash of an accepted handshake's entry, from the flow's hash and the acknowledgement number with which the client
-/// completes the handshake.
+/// The key of an accepted handshake's entry: a hash of the flow's hash and of the acknowledgement number with which the
+/// client completes the handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn reply_key(flow: u64, acknowledgement: u32) -> u64 {
     absorb(flow, 2 << 32 | acknowledgement as u64)
 }
 
-/// The hash of an entry that a segment in the middle of a connection opened.
+/// The key of an entry that a segment in the middle of a connection opened: a hash of the flow's hash.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn mid_stream_key(flow: u64) -> u64 {
@@ -279,9 +279,10 @@ impl Numbers {
         self.0 as u32
     }
 
-    /// Whether a Pod's segment belongs to the same connection as the client's: both its numbers are within
-    /// [`Self::WINDOW`] of the client's, or it is a RST with exactly the sequence number that the client acknowledged.
-    /// A segment of another connection is admitted with a probability of 1 in 4096.
+    /// Whether a Pod's segment belongs to the same connection as the client's segment with these numbers. Each side's
+    /// sequence number must be within [`Self::WINDOW`] of the other side's acknowledgement number. A RST without ACK
+    /// must have exactly the sequence number that the client acknowledged. A segment of another connection is admitted
+    /// with a probability of 1 in 4096.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn admit(self, reply: Segment) -> bool {
@@ -293,14 +294,15 @@ impl Numbers {
             && is_near(reply.sequence(), acknowledgement, Self::WINDOW)
     }
 
-    /// Whether another segment from the same sender belongs to the same connection.
+    /// Whether another segment from the client belongs to the same connection.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn is_near(self, later: Self) -> bool {
         self.admit(Segment { numbers: Self(later.0.rotate_left(u32::BITS)), flags: ACK })
     }
 
-    /// The checksum that is stored beside these numbers. A reader accepts the numbers only for the matching entry.
+    /// The checksum that is stored beside these numbers. A reader uses the numbers only if the checksum matches the
+    /// entry.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn checksum(self, key: u64, entry: u64) -> u64 {
@@ -309,11 +311,12 @@ impl Numbers {
 }
 
 /// Largest distance in bytes, in either direction, between the sequence number of a client's FIN or RST and the Pod's
-/// last recorded acknowledgement number. A blind sender's number is within the distance with a probability of 1 in
+/// last recorded acknowledgement number. An off-path sender's guess is within this distance with a probability of 1 in
 /// 4096.
 pub const CLOSING_WINDOW: u32 = 1 << 19;
 
-/// Whether a client's sequence number is near the Pod's last recorded acknowledgement number, as a FIN or RST needs.
+/// Whether a client's sequence number is within [`CLOSING_WINDOW`] of the Pod's last recorded acknowledgement number. A
+/// FIN or RST of the client counts only if this is true.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {
@@ -375,7 +378,7 @@ impl Event {
     }
 }
 
-/// Actions of the caller of [`step`] on the entry.
+/// The action that the caller of [`step`] executes on the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// No entry matches the packet, and none is created: the packet is not translated.
@@ -394,7 +397,8 @@ pub enum Action {
     Remove,
 }
 
-/// The next state of an entry, and the action that the caller executes on the entry. See the table of the module.
+/// The next state of an entry after an event, and the action that the caller executes on the entry: see the table
+/// above.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn step(state: State, event: Event) -> (State, Action) {
@@ -722,7 +726,7 @@ mod tests {
             prop_assert_eq!(after(State::ABSENT, &events), State::ABSENT);
         }
 
-        /// A sender to whom the Pod does not reply never gets an established entry.
+        /// The client's packets alone, without a reply of the Pod, never establish an entry.
         #[test]
         fn no_sequence_of_a_clients_packets_establishes_a_flow(
             events in vec(events().prop_filter("client", |e| !is_of_pod(*e)), 0..20),

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Incremental update of SCTP's checksum, `CRC32c` (RFC 9260, appendix A), without reading the packet.
 //!
-//! A CRC is linear for messages of one length: its change depends only on the changed bits and on the number of bytes
-//! after them. The ports are a packet's first four bytes, so
+//! A CRC is linear for messages of one length: the change of the CRC depends only on the changed bits and on the number
+//! of bytes after them. The ports are the first four bytes of an SCTP packet, so
 //!
 //! ```text
 //! crc' = crc + (ports' - ports) x^8n   modulo the polynomial, for a packet of n bytes
 //! ```
 //!
-//! where sum and difference of polynomials over GF(2) are both "exclusive or". The power is the product of two table
-//! elements, one for each byte of `n`, so a table of 3 KiB suffices for any length. The lowest bit of a word is the
-//! coefficient of the highest power of `x`, and words are loaded little-endian.
+//! Sum and difference of polynomials over GF(2) are both "exclusive or". The power `x^8n` is the product of two table
+//! elements, one for each byte of `n`, so a table of 3 KiB suffices for every length. The lowest bit of a word is the
+//! coefficient of the highest power of `x`, and words are loaded in little-endian order.
 
 /// The polynomial without its highest power.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
@@ -20,14 +20,14 @@ const ONE: u32 = 1 << 31;
 const BYTE: u32 = 1 << 23;
 /// The number of values that a byte can have.
 const BYTES: usize = 256;
-/// Mask of every fourth bit. Products of masked words have no carry into another masked bit.
+/// Mask of every fourth bit. In a product of masked words, no carry reaches another masked bit.
 const LANES: u64 = 0x1111_1111_1111_1111;
 
-/// Offset in [`TABLE`] of each byte times `x^32`, to divide a word byte by byte.
+/// Offset in [`TABLE`] of the products of each byte and `x^32`, which divide a word byte by byte.
 const REMAINDERS: u32 = 0;
-/// Offset in [`TABLE`] of `x` to the power of eight times the index.
+/// Offset in [`TABLE`] of the powers of `x` whose exponent is 8 times the index.
 const POWERS: u32 = 256;
-/// Offset in [`TABLE`] of `x` to the power of 2048 times the index.
+/// Offset in [`TABLE`] of the powers of `x` whose exponent is 2048 times the index.
 const HIGH_POWERS: u32 = 512;
 /// Number of elements of [`TABLE`].
 pub const ELEMENTS: usize = 3 * BYTES;
@@ -46,7 +46,7 @@ pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times:
 }
 
 /// The product of `a` and the element `index` of [`TABLE`], modulo the CRC polynomial. `element` reads an element of
-/// the table. Returns `None` if `element` does.
+/// the table. Returns `None` if `element` returns `None`.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "callers with little stack wrap it in a function")]
 #[expect(clippy::cast_possible_truncation, reason = "each half of the product is taken")]
@@ -88,8 +88,8 @@ const fn table() -> [u32; ELEMENTS] {
         doubled *= 2;
     }
     loop {
-        // A word's lowest byte holds the coefficients of x^24 to x^31. Times x^8 they exceed the degree of the CRC
-        // polynomial, and this element is the remainder.
+        // A word's lowest byte contains the coefficients of x^24 to x^31. Multiplied by x^8, they reach the degree of
+        // the CRC polynomial or exceed it, and this element is the remainder.
         table[REMAINDERS as usize | byte as usize] = shifted(byte as u32, 8);
         table[POWERS as usize | byte as usize] = power;
         table[HIGH_POWERS as usize | byte as usize] = high_power;

@@ -4,7 +4,7 @@
 //! Checksums and words have the byte order in which they are loaded from the packet. A ones-complement sum is
 //! independent of the byte order if all words have the same byte order.
 
-/// Folds the carries of a sum of up to 65 536 words into 16 bits.
+/// Adds the carries of a sum of up to 65 536 16-bit words to the low 16 bits.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 #[expect(clippy::cast_possible_truncation, reason = "two folds leave 16 bits")]
@@ -52,7 +52,7 @@ pub const fn pseudo_header(addresses: u32, protocol: u8, length: u16) -> u16 {
     fold(addresses + (protocol as u16).to_be() as u32 + length.to_be() as u32)
 }
 
-/// Whether two ones-complement numbers are the same; zero has two representations.
+/// Whether two ones-complement numbers are equal. Zero has two representations: 0 and 0xffff.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn same(a: u16, b: u16) -> bool {
@@ -69,11 +69,12 @@ pub enum Field {
     PseudoHeader,
 }
 
-/// The content of a checksum field, inferred from the kernel's update when the pseudo-header changed by `difference`.
+/// The content of a transport checksum field, inferred from the values before and after the kernel's helper updated the
+/// field. `difference` is the change of the pseudo-header's sum.
 ///
-/// Programs cannot read whether a field is a complete checksum or a partial sum. The kernel's helper reveals it: it
-/// subtracts the change of the pseudo-header from a complete checksum, and adds the change to a partial sum. `None` if
-/// the change is zero.
+/// Programs cannot read whether a field contains a complete checksum or only the pseudo-header sum. The helper
+/// subtracts the change from a complete checksum, and adds the change to a pseudo-header sum. `None` if the change is
+/// zero.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn field_kind(before: u16, after: u16, difference: u32) -> Option<Field> {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Fragment tracking. Only the first fragment of a datagram has ports. Its record determines the translation of the
-//! later fragments.
+//! Fragment tracking. Only the first fragment of a datagram has ports, so the programs record how they translated the
+//! first fragment, and translate later fragments by this record.
 //!
 //! One 64-bit word per slot, as in [`crate::half_open`]: a flood of fragments overwrites slots and allocates no memory.
 //!
@@ -14,15 +14,15 @@ use crate::mapping::protocol;
 /// Number of slots, a power of two. They take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
-/// Lifetime of a record in [`time`]'s unit, 32 s: near the kernel's reassembly timeout of 30 s. After that time a
-/// sender may reuse the IP identification for another datagram.
+/// Lifetime of a record in the unit of [`time`]: 32 s, near the kernel's reassembly timeout of 30 s. After the
+/// lifetime, a sender may reuse the IP identification for another datagram.
 pub const LIFETIME: u64 = 30;
 
 const NODE_PORT_MASK: u64 = 0xffff;
 const ADDRESS_SHIFT: u32 = 16;
 const PROTOCOL_SHIFT: u32 = 24;
 const TIME_SHIFT: u32 = 26;
-/// The host's stack forwarded the first fragment, although the forwarding mode can bypass the stack.
+/// Flag: the host's stack forwarded the first fragment, although redirect or offload mode could have redirected it.
 const BY_STACK: u64 = 1 << 33;
 const TAG_SHIFT: u32 = 34;
 const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
@@ -40,7 +40,7 @@ pub struct Record {
     pub node_port: u16,
     /// Index of the node address.
     pub address_index: u8,
-    /// The datagram's protocol, which later IPv6 fragments need not name.
+    /// The datagram's transport protocol, which later IPv6 fragments need not name.
     pub protocol: u8,
 }
 
@@ -48,7 +48,7 @@ impl Record {
     /// The first fragment was not translated.
     pub const UNTRANSLATED: Self = Self { node_port: 0, address_index: 0, protocol: protocol::UDP };
 
-    /// Packs the record of a datagram with this hash, at this [`time`].
+    /// Packs the record of a datagram with this hash, written at this [`time`].
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
     pub const fn to_word(&self, hash: u64, time: u64) -> u64 {
@@ -64,7 +64,8 @@ impl Record {
             | self.node_port as u64
     }
 
-    /// Unpacks a slot, if its record belongs to a datagram with this hash and has not expired at this [`time`].
+    /// Unpacks the record in a slot. `None` if the record belongs to a datagram with another hash, or has expired at
+    /// this [`time`].
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
     #[expect(clippy::cast_possible_truncation, reason = "each field is cut out of the word")]
@@ -106,22 +107,22 @@ pub const fn translates(word: u64, time: u64) -> bool {
     word & NODE_PORT_MASK != 0 && is_young(word, time)
 }
 
-/// The record with a mark that the host's stack forwarded the first fragment. The stack must then forward all fragments
-/// of the datagram, because kernel conntrack would otherwise wait for the missing ones.
+/// Sets the record's flag that the host's stack forwarded the first fragment. The stack must then forward all fragments
+/// of the datagram, because kernel conntrack waits until the stack has received all of them.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn by_stack(word: u64) -> u64 {
     word | BY_STACK
 }
 
-/// Whether a record has the mark of [`by_stack`].
+/// Whether a record has the flag that [`by_stack`] sets.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn is_by_stack(word: u64) -> bool {
     word & BY_STACK != 0
 }
 
-/// A record with its time set back by `units` of [`time`].
+/// A copy of a record whose time is earlier by `units` of [`time`].
 pub const fn aged(word: u64, units: u64) -> u64 {
     let time = (word >> TIME_SHIFT).wrapping_sub(units) & TIME_MASK;
     word & !(TIME_MASK << TIME_SHIFT) | time << TIME_SHIFT

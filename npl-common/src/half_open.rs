@@ -2,8 +2,8 @@
 //! The half-open cache: one 64-bit word for each conntrack entry of a flow whose handshake or first exchange of packets
 //! is not complete.
 //!
-//! The cache is direct-mapped and never full: a flood overwrites slots, but allocates no memory and evicts no entries
-//! of the flow table. A flow has two candidate slots. It uses the second slot only if the first slot has an entry of
+//! The cache is never full: a flood of packets overwrites slots, but allocates no memory and evicts no entries of the
+//! flow table. A flow has two candidate slots. The flow uses the second slot only if the first slot has the entry of
 //! another flow that waits for the Pod's first reply. A word is read and written atomically:
 //!
 //! ```text
@@ -11,11 +11,11 @@
 //! [ tag: 38 bits ][ phase ][ address # ][ node port ]
 //! ```
 //!
-//! An entry in [`Phase::ESTABLISHED`] is a copy of the flow table's entry: requests that match the copy skip the
+//! An entry with [`Phase::ESTABLISHED`] is a copy of the flow table's entry. Requests that match the copy need no
 //! look-up in the flow table.
 //!
-//! Handshakes have 16 384 separate slots after the slots of flows: few enough to stay in the processor's cache during a
-//! SYN flood, and separate, so that the flood overwrites no established flow's entry.
+//! After the slots of flows, the array has 16 384 separate slots for handshakes. A SYN flood therefore does not
+//! overwrite entries of established flows, and the slots of handshakes stay in the processor's cache.
 
 use crate::conntrack::Phase;
 
@@ -23,10 +23,10 @@ use crate::conntrack::Phase;
 pub const SLOTS: u32 = 65_536;
 /// Number of slots for handshakes, a power of two. They take 128 KiB.
 pub const HANDSHAKE_SLOTS: u32 = 16_384;
-/// Elements of the map.
+/// Number of elements of the map.
 pub const WORDS: u32 = SLOTS + HANDSHAKE_SLOTS;
-/// `BPF_F_MMAPABLE`: the agent maps the cache into its memory, because system calls, one for each slot, would take most
-/// of the time of a sweep.
+/// `BPF_F_MMAPABLE`: the agent maps the array into its memory. With one system call for each slot, the system calls
+/// would take most of the time of a sweep.
 pub const MAP_FLAGS: u32 = 1 << 10;
 
 const PHASE_SHIFT: u32 = 24;
@@ -43,8 +43,8 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// The second candidate slot of a flow: one of four slots in the same group of eight as [`slot`], which is usually one
-/// cache line.
+/// The second candidate slot of a flow: one of four slots in the same group of eight slots as [`slot`]. Such a group is
+/// usually one cache line.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn second_slot(hash: u64) -> u32 {
@@ -79,8 +79,8 @@ pub const fn matches(entry: u64, hash: u64) -> bool {
     (entry ^ hash) & TAG_MASK == 0 && node_port(entry) != 0
 }
 
-/// Whether an entry's flow waits for the Pod's first reply. If such an entry is overwritten, that reply is not
-/// translated.
+/// Whether an entry's flow waits for the Pod's first reply. If such an entry were overwritten, the first reply would
+/// not be translated.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn is_waiting(entry: u64) -> bool {
@@ -94,7 +94,7 @@ pub const fn phase(entry: u64) -> Phase {
     Phase::from_bits((entry & PHASE_MASK) >> PHASE_SHIFT)
 }
 
-/// An entry with its phase replaced.
+/// A copy of an entry with another phase.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn with_phase(entry: u64, phase: Phase) -> u64 {
@@ -164,7 +164,7 @@ mod tests {
         }
     }
 
-    /// A load balancer's clients have consecutive addresses and ports.
+    /// The clients in this test have consecutive addresses and ports, as those of a load balancer.
     #[test]
     fn neighbouring_flows_spread_over_the_slots() {
         let mut taken = vec![0_u32; SLOTS as usize];

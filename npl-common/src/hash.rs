@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The seeded hash that chooses slots and tags. A sender who does not know the seed cannot choose two flows that share
-//! a slot.
+//! The seeded hash that chooses a flow's slots in arrays, and the flow's tag in these slots. A sender who does not know
+//! the seed cannot choose two flows that share a slot.
 
-/// Hashes a flow's identity to 64 bits: the low bits choose a slot, the high bits are its tag.
+/// Hashes a flow's addresses, ports and protocol to 64 bits: the low bits choose a slot, and the high bits are the
+/// flow's tag.
 ///
-/// Two rounds of multiplication and xor-shift: cheap for the processor, and few instructions for the verifier.
+/// The hash is two rounds of multiplication and xor-shift, which are few instructions for the processor and the
+/// verifier.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn flow(seed: u64, addresses: u64, ports_and_protocol: u64) -> u64 {
@@ -17,7 +19,7 @@ pub const fn flow(seed: u64, addresses: u64, ports_and_protocol: u64) -> u64 {
     h ^ (h >> 32)
 }
 
-/// Mixes another 64-bit word of a longer identity into the seed of [`flow`].
+/// Mixes another 64-bit word, such as a part of an IPv6 address, into the seed of [`flow`].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn absorb(seed: u64, word: u64) -> u64 {

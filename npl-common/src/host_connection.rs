@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The Node's own connections from ports of the range: kernel NAT may masquerade a connection to any source port, even
-//! one that a socket or a mapping uses. Replies to such a connection are not translated.
+//! Host connections: the Node's own connections from ports of the node port range. The kernel's NAT may masquerade a
+//! connection to any source port, even to a port that a socket or a mapping uses. Packets that answer such a connection
+//! are not translated.
 //!
-//! One 64-bit word per slot, as in [`crate::half_open`]. A connection has two candidate slots, so that another
-//! connection with the same first slot does not overwrite its entry:
+//! One 64-bit word per slot, as in [`crate::half_open`]. Each connection has two candidate slots, so that two
+//! connections with the same first slot can both have an entry:
 //!
 //! ```text
 //! 63            24 23       0
@@ -19,12 +20,14 @@ pub const SLOTS: u32 = 65_536;
 /// `nf_conntrack_udp_timeout_stream`. Entries of other protocols do not expire.
 pub const LIFETIME: u64 = 120;
 
-/// Upper bound of an entry's age in units of 1.07 s; older entries look younger, because the time wraps.
+/// Number of distinguishable ages of an entry, in units of 1.07 s. An older entry looks younger, because the time
+/// wraps.
 const AGES: u64 = TIME_MASK + 1;
 
 const TIME_MASK: u64 = (1 << 24) - 1;
 
-/// Packs the entry of a connection with this hash, seen at this [`crate::fragment::time`].
+/// Packs the entry of a connection with this hash. `time` is the [`crate::fragment::time`] of the connection's last
+/// packet.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn entry(hash: u64, time: u64) -> u64 {
