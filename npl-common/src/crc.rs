@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Incremental update of SCTP's checksum, `CRC32c` (RFC 9260, appendix A), without reading the packet.
 //!
-//! A CRC is linear for messages of one length: the change of the CRC depends only on the changed bits and on the number
-//! of bytes after them. The ports are the first four bytes of an SCTP packet, so
+//! For messages of one length, a CRC is linear: the change of the CRC depends only on the changed bits, and on the
+//! number of bytes after the changed bits. The ports are the first four bytes of an SCTP packet, so
 //!
 //! ```text
 //! crc' = crc + (ports' - ports) x^8n   modulo the polynomial, for a packet of n bytes
@@ -36,7 +36,7 @@ pub const ELEMENTS: usize = 3 * BYTES;
 pub static TABLE: [u32; ELEMENTS] = table();
 
 /// The checksum of an SCTP packet of `length` bytes after a change of its ports. Checksums and ports are words as
-/// loaded by a little-endian processor. `times` is [`times_element`] or a wrapper of it.
+/// loaded by a little-endian processor. `times` is [`times_element`] or a function that calls [`times_element`].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times: impl Fn(u32, u32) -> u32) -> u32 {
@@ -88,8 +88,8 @@ const fn table() -> [u32; ELEMENTS] {
         doubled *= 2;
     }
     loop {
-        // A word's lowest byte contains the coefficients of x^24 to x^31. Multiplied by x^8, they reach the degree of
-        // the CRC polynomial or exceed it, and this element is the remainder.
+        // A word's lowest byte contains the coefficients of x^24 to x^31. The product with x^8 reaches or exceeds the
+        // degree of the CRC polynomial, and this element is the remainder of the division.
         table[REMAINDERS as usize | byte as usize] = shifted(byte as u32, 8);
         table[POWERS as usize | byte as usize] = power;
         table[HIGH_POWERS as usize | byte as usize] = high_power;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The flow table: conntrack entries of established flows, which reverse NAT of replies needs. Requests do not need
-//! them, because the mapping alone determines the destination of a request.
+//! The flow table: conntrack entries of established flows, which reverse NAT of replies needs. The translation of
+//! requests needs no entry, because the mapping alone determines the destination of a request.
 
 /// Maximum number of entries per IP family; 131 072 entries take about 14 MiB.
 pub const MAX_FLOWS: u32 = 131_072;
 
 /// Interval in jiffies after which a packet refreshes an entry's time, and after which a
-/// [`crate::lookup_cache::CachedReply`] expires. If every packet wrote the time, a cache line would move between the
-/// processors of both directions for each packet. 256 jiffies are 0.25 s (HZ=1000) to 2.6 s (HZ=100).
+/// [`crate::lookup_cache::CachedReply`] expires. If every packet wrote the time, each packet would move a cache line
+/// between processors. 256 jiffies are 0.25 s (HZ=1000) to 2.6 s (HZ=100).
 pub const REFRESH_INTERVAL_JIFFIES: u32 = 256;
 
 /// TCP flags, in the byte at offset 13 of the TCP header (RFC 9293). SCTP chunks are recorded as the TCP flags with the
@@ -26,7 +26,7 @@ pub mod tcp_flag {
 }
 
 map_type! {
-    /// A flow as the Pod sees it, from the client to the Pod.
+    /// The key of an IPv4 flow: the addresses and ports of the client and of the Pod, and the protocol.
     pub struct FlowKeyV4: 16, align 4 {
         /// In network byte order.
         pub client_addr: [u8; 4],
@@ -42,7 +42,7 @@ map_type! {
 }
 
 map_type! {
-    /// A flow as the Pod sees it, IPv6.
+    /// As [`FlowKeyV4`], IPv6.
     pub struct FlowKeyV6: 40, align 4 {
         /// In network byte order.
         pub client_addr: [u8; 16],
@@ -60,8 +60,8 @@ map_type! {
 map_type! {
     /// State of an established flow, common to IPv4 and IPv6: see [`crate::conntrack`].
     ///
-    /// Packets of both directions write `last_seen_ns` and `refreshed` without a lock. A lost update makes the entry
-    /// look slightly older than it is.
+    /// Packets of both directions write `last_seen_ns` and `refreshed` without a lock. After a lost update, the
+    /// recorded time is slightly too old.
     pub struct FlowState: 24, align 8 {
         /// Time of the last refresh, nanoseconds of `CLOCK_MONOTONIC`.
         pub last_seen_ns: u64,

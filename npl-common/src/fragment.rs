@@ -11,7 +11,7 @@
 
 use crate::mapping::protocol;
 
-/// Number of slots, a power of two. They take 512 KiB.
+/// Number of slots, a power of two. The slots take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
 /// Lifetime of a record in the unit of [`time`]: 32 s, near the kernel's reassembly timeout of 30 s. After the
@@ -22,7 +22,8 @@ const NODE_PORT_MASK: u64 = 0xffff;
 const ADDRESS_SHIFT: u32 = 16;
 const PROTOCOL_SHIFT: u32 = 24;
 const TIME_SHIFT: u32 = 26;
-/// Flag: the host's stack forwarded the first fragment, although redirect or offload mode could have redirected it.
+/// Flag of a record in redirect and offload mode: the host's stack forwarded the first fragment, which was not
+/// redirected.
 const BY_STACK: u64 = 1 << 33;
 const TAG_SHIFT: u32 = 34;
 const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
@@ -108,7 +109,7 @@ pub const fn translates(word: u64, time: u64) -> bool {
 }
 
 /// Sets the record's flag that the host's stack forwarded the first fragment. The stack must then forward all fragments
-/// of the datagram, because kernel conntrack waits until the stack has received all of them.
+/// of the datagram, because kernel conntrack reassembles a datagram only from fragments that pass through the stack.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn by_stack(word: u64) -> u64 {

@@ -19,9 +19,9 @@
 
 use crate::conntrack::Phase;
 
-/// Number of slots for flows, a power of two. They take 512 KiB.
+/// Number of slots for flows, a power of two. These slots take 512 KiB.
 pub const SLOTS: u32 = 65_536;
-/// Number of slots for handshakes, a power of two. They take 128 KiB.
+/// Number of slots for handshakes, a power of two. These slots take 128 KiB.
 pub const HANDSHAKE_SLOTS: u32 = 16_384;
 /// Number of elements of the map.
 pub const WORDS: u32 = SLOTS + HANDSHAKE_SLOTS;

@@ -13,7 +13,7 @@
 
 use crate::mapping::protocol;
 
-/// Number of slots, a power of two. They take 512 KiB.
+/// Number of slots, a power of two. The slots take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
 /// Lifetime of a UDP entry in units of 1.07 s ([`crate::fragment::time`]): 129 s, near the 120 s of
@@ -79,8 +79,8 @@ pub const fn second_slot(hash: u64) -> u32 {
     (hash >> SECOND_SHIFT) as u32 & (SLOTS - 1)
 }
 
-/// Position of the hash bits that choose the second slot. They differ from those of the first slot, so that connections
-/// with the same first slot have different second slots.
+/// Position of the hash bits that choose the second slot. These bits differ from the bits that choose the first slot,
+/// so that connections with the same first slot usually have different second slots.
 const SECOND_SHIFT: u32 = 24;
 
 const _: () = assert!(SLOTS.is_power_of_two(), "a slot is chosen by a mask");

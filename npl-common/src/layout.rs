@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! A macro that declares map types. It asserts the size of each type at compile time, and contains the only `unsafe`
-//! code for map types.
+//! A macro that declares map types. The macro asserts the size of each type at compile time, and contains the only
+//! `unsafe` code for map types.
 
 /// Description of one map type, for the committed layout snapshot and the reference page of maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +69,8 @@ macro_rules! map_type {
 
         #[cfg(feature = "user")]
         #[expect(unsafe_code, reason = "aya's trait requires that any bytes are a valid value")]
-        // SAFETY: `repr(C)`, `Copy`, only integers and arrays of them, and no padding (asserted above).
+        // SAFETY: the type is `repr(C)` and `Copy`, and has only integers and arrays of integers, without padding
+        // (asserted above).
         unsafe impl aya::Pod for $name {}
     };
 }

@@ -155,8 +155,8 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_TRACE_RING,
 ];
 
-/// A one-byte constant of the kernel object, which the loader sets: 1 if programs read packets through pointers, 0 if
-/// programs read packets through a kernel helper.
+/// A one-byte constant of the kernel object, which the loader sets. With 1, programs read packets through pointers;
+/// with 0, through a kernel helper.
 ///
 /// Before Linux 6.6, and before stable kernels with the same change, only a loader with `CAP_PERFMON` may load programs
 /// that compare packet pointers.

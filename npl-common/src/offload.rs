@@ -7,8 +7,8 @@
 //! new rule that drops the flow takes effect.
 //!
 //! The stack forwards all packets that open or end a connection, and all packets after the connection's end. Several
-//! flows may have the same slot. The first flow keeps the slot while it is offloaded, and the stack forwards the
-//! packets of the other flows.
+//! flows may have the same slot. While the first flow is offloaded, this flow keeps the slot, and the stack forwards
+//! the packets of the other flows.
 //!
 //! Each direction of a flow has one aligned 64-bit word, which is read and written atomically:
 //!

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Drop and pass reasons. The programs count a packet under a reason if the packet has a port of a mapping or of the
-//! range and is not translated normally.
+//! Drop and pass reasons, under which the programs count packets to or from a mapping's port that are not translated,
+//! or that are translated with a conflict.
 
 macro_rules! reasons {
     ($( $(#[doc = $doc:literal])+ $variant:ident = $value:literal, $name:literal; )+) => {
@@ -41,7 +41,7 @@ reasons! {
     /// connection; the packet is passed unchanged.
     UntrackedReply = 3, "untracked_reply";
     /// Two connections have the same client and Pod endpoints, through two NAT addresses or because one connection is
-    /// direct; replies follow the newer connection, for TCP once the Pod accepts it.
+    /// direct; replies follow the newer connection, with TCP after the Pod has accepted it.
     TupleConflict = 4, "tuple_conflict";
     /// The flow table has no room for the flow's conntrack entry; the packet is translated, and the flow stays in the
     /// half-open cache.
@@ -52,8 +52,8 @@ reasons! {
     /// The packet is an ICMP error whose quoted packet is truncated or does not match the error's destination; the
     /// error is passed unchanged.
     BadQuote = 7, "bad_quote";
-    /// The packet is a first SCTP fragment whose datagram length is unknown: the SCTP reassembly buffer has no room, or
-    /// the frame exceeds 2024 bytes, and no chunk extends beyond the fragment; the packet is passed unchanged.
+    /// The packet is a first SCTP fragment that cannot wait in the SCTP reassembly buffer (slot occupied, or frame
+    /// above 2024 bytes), and no chunk shows the datagram's length; the packet is passed unchanged.
     SctpFragment = 8, "sctp_fragment";
     /// The mapping's allow-list does not contain the source of the packet, or the client in the packet that an ICMP
     /// error quotes; the packet is dropped.

@@ -6,8 +6,8 @@
 //! runs when a socket is closed reads this entry, and removes the socket's two entries. If a datagram socket has sent
 //! to several Pods, the entries of the earlier Pods remain until newer entries evict them.
 //!
-//! If a socket has received a datagram from a node address and a port of the range, key and value of the entry contain
-//! this same address. The sender is a client that the Node masquerades, and the socket's answer must not be translated.
+//! A datagram from a node address and a port of the range comes from a client that the Node masquerades, and the
+//! socket's answer must not be translated. The entry of such a socket has the sender's address in both key and value.
 //! For a socket that has sent through a mapping, no such entry is written, so that a forged datagram cannot end the
 //! translation of the socket's datagrams.
 

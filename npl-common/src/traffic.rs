@@ -67,7 +67,7 @@ map_type! {
 pub mod fate {
     /// The generator's device receives the packet.
     pub const RECEIVED: u16 = 0;
-    /// The generator's device sends the packet, so that the other end of the link receives it.
+    /// The generator's device sends the packet to the other end of the link.
     pub const SENT: u16 = 1;
     /// The driver of the generator's device redirects the frame to the Pod's device.
     pub const REDIRECTED: u16 = 2;

@@ -6,7 +6,7 @@
 //! The array has one word per port: the time of the last packet in the unit of [`crate::fragment::time`], or 0 if there
 //! was none.
 
-/// Number of elements, one for each port. They take 512 KiB.
+/// Number of elements, one for each port. The elements take 512 KiB.
 pub const PORTS: u32 = 65_536;
 
 /// Time without packets after which unmapped traffic counts as ceased, in units of [`crate::fragment::time`]: 129 s,

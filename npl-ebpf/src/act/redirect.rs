@@ -47,8 +47,8 @@ enum Receiver {
 
 /// The device and neighbor to which a translated packet is forwarded.
 ///
-/// All fields are always initialized: the compiler may read a field before the branch that uses the field, and without
-/// `CAP_PERFMON` the verifier rejects a read of uninitialized stack.
+/// All fields are always initialized. The compiler may read a field before the branch that uses the field, and without
+/// `CAP_PERFMON`, the verifier rejects a read of uninitialized stack.
 pub struct NextHop<F: Family> {
     /// Interface index of the egress device; 0 if the host's stack forwards the packet.
     ifindex: u32,
@@ -73,7 +73,7 @@ impl<F: Family> NextHop<F> {
 }
 
 /// The next hop of a packet to a Pod. `lookup` returns the Pod's entry in the next hop map; only programs of redirect
-/// and offload mode call it.
+/// and offload mode call `lookup`.
 #[inline(always)]
 pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     ctx: &TcContext,
@@ -167,8 +167,9 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
     if rewritten.is_err() || next_hop.is_stack() {
         return rewritten.into();
     }
-    // Removes a priority tag, which is valid only on the link that the packet arrived on; routing removes it too.
-    // SAFETY: the context is valid, the verifier allows this field, and no pointer into the packet is held.
+    // Removes a VLAN tag that contains only a priority. Such a tag is valid only on the link on which the packet
+    // arrived, and routing removes the tag too. SAFETY: the context is valid, the verifier allows this field, and no
+    // pointer into the packet is held.
     unsafe {
         if (*skb(ctx)).vlan_present != 0 {
             let _status = bpf_skb_vlan_pop(skb(ctx));

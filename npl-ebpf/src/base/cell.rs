@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Access to map memory that other processors may write concurrently.
 //!
-//! A Rust reference to such memory would assert that no other processor writes it. A [`Cell`] reads and writes one
-//! aligned integer with a single volatile access, so that a reader sees either the old or the new value, never a
+//! A Rust reference to such memory would assert that no other processor writes the memory. A [`Cell`] reads and writes
+//! one aligned integer with a single volatile access, so that a reader sees either the old or the new value, never a
 //! mixture.
 
 /// A pointer to one integer in a map element: one word or one field.

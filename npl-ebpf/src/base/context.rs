@@ -17,9 +17,9 @@ const PACKET_OTHERHOST: u32 = 3;
 /// The VLAN identifier of a tag; the other bits are the priority.
 const VLAN_ID: u32 = 0x0fff;
 
-/// The packet's `EtherType` in network byte order. `None` for a packet with a VLAN tag, because the program on the VLAN
-/// device translates that packet, and for a packet to another machine's link-layer address. A tag with VLAN 0 contains
-/// only a priority, so the packet counts as untagged.
+/// The packet's `EtherType` in network byte order. `None` for a packet to another machine's link-layer address, and for
+/// a packet with a VLAN tag: the program on the VLAN device translates that packet. A tag with VLAN 0 contains only a
+/// priority, so the packet counts as untagged.
 #[inline(always)]
 pub fn ether_type(ctx: &TcContext) -> Option<u32> {
     let skb = skb(ctx);
@@ -50,8 +50,8 @@ fn pointer<T, const OFFSET: usize>(data: usize, data_end: usize) -> Option<*cons
     if start + size_of::<T>() > data_end { None } else { Some(start as *const T) }
 }
 
-/// The constant [`GLOBAL_DIRECT_READS`](npl_common::names::GLOBAL_DIRECT_READS), which the loader sets before it loads
-/// the programs. The verifier knows the constant's value and removes the branches that cannot run.
+/// The constant [`GLOBAL_DIRECT_READS`](npl_common::names::GLOBAL_DIRECT_READS), which the loader sets before the
+/// programs are loaded. The verifier knows the constant's value and removes the branches that cannot run.
 #[unsafe(no_mangle)]
 static NPL_DIRECT_READS: u8 = 1;
 

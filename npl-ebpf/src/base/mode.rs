@@ -5,8 +5,8 @@
 pub const STACK: u8 = 0;
 /// `--forwarding redirect`: the program redirects packets from device to device where possible, bypassing the stack.
 pub const REDIRECT: u8 = 1;
-/// `--forwarding offload`: the program redirects packets from device to device for 256 jiffies after the stack
-/// forwarded a packet of the same flow and direction; otherwise the stack forwards them.
+/// `--forwarding offload`: as [`REDIRECT`], but only for 256 jiffies after the stack forwarded a packet of the same
+/// flow and direction. At other times, the stack forwards the packets.
 pub const OFFLOAD: u8 = 2;
 /// As [`STACK`]; the program also records for [`OFFLOAD`] that the stack forwarded the packet.
 pub const OBSERVE: u8 = 3;

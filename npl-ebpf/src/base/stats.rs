@@ -19,7 +19,7 @@ pub fn count_reason(reason: u32) {
 
 /// Counts a flow of a local client.
 ///
-/// A program that updates the same counter can interrupt a cgroup program. One of the two updates is then lost.
+/// A program that updates the same counter can interrupt a cgroup program. One of the two updates may then be lost.
 #[inline(always)]
 pub fn count_local_flow(stats_index: u32) {
     if let Some(stats) = STATS.get_ptr_mut(stats_index) {

@@ -14,8 +14,8 @@ use super::{
 
 /// The outcome of a program: a [`kind`] in the low bits, and the number of a reason or of a TC action in the high bits.
 ///
-/// The type is one word instead of an enum: a variant without a payload leaves the payload's bytes uninitialized, and
-/// without `CAP_PERFMON` the verifier rejects a speculative read of these bytes.
+/// The type is one word instead of an enum, because an enum's variant without a payload leaves the payload's bytes
+/// uninitialized. Without `CAP_PERFMON`, the verifier rejects a speculative read of these bytes.
 #[must_use]
 #[derive(Clone, Copy)]
 pub struct Verdict(u32);

@@ -75,8 +75,8 @@ const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame is the templ
 const TCP_CHECK: usize = 6;
 const UDP_CHECK: usize = 1;
 
-/// Generates the next packet. By [`Traffic::fate`], the uplink receives the packet, the client's device sends it, or
-/// the driver redirects it to the Pod's device.
+/// Generates the next packet. [`Traffic::fate`] selects whether the uplink receives the packet, the client's device
+/// sends the packet, or the driver redirects the packet to the Pod's device.
 #[xdp]
 pub fn npl_generate(ctx: XdpContext) -> u32 {
     generate(&ctx).unwrap_or(xdp_action::XDP_ABORTED)

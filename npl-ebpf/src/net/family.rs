@@ -59,7 +59,7 @@ pub trait HeaderLayout: Addressing {
     /// ones.
     fn tail(ttl_fields: Self::TtlFields, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
     /// The change of `skb->csum` by a rewrite that also updates the transport checksum. `difference` is the change of
-    /// the addresses' sum. `ttl_fields` are the fields after the rewrite; the packet still has the fields before it.
+    /// the addresses' sum. `ttl_fields` are the fields after the rewrite; the packet still has the old fields.
     fn sum_change<const L2: usize>(ctx: &impl Access, ttl_fields: Self::TtlFields, difference: u32) -> u16;
     /// The fields with a decremented TTL; `None` if the TTL would reach 0.
     fn decrement_ttl(ttl_fields: Self::TtlFields) -> Option<Self::TtlFields>;

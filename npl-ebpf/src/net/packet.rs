@@ -22,8 +22,8 @@ pub struct Packet<F: HeaderLayout> {
     pub l3: usize,
     pub headers: Headers<F>,
     pub ports: Ports,
-    /// Offset of the end of the datagram that the transport header belongs to. `None` on the fast path, which does not
-    /// use the end; if the TCP header is cut off; and for a first SCTP fragment whose datagram length is unknown.
+    /// Offset of the end of the datagram that the transport header belongs to. `None` on the fast path, for a packet
+    /// whose TCP header is cut off, and for a first SCTP fragment whose datagram length is unknown.
     pub end: Option<NonZeroUsize>,
     /// Length of the TCP header with options, in bytes; 0 for other protocols and for slow-path packets.
     header_length: u8,

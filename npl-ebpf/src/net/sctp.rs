@@ -86,7 +86,7 @@ pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
 }
 
 /// The likely end of the packet whose first fragment ends at `end`: the end of the chunk that extends beyond the
-/// fragment. 0 if no chunk extends beyond the fragment, or if too many chunks precede it.
+/// fragment. 0 if there is no such chunk among the first [`MAX_CHUNKS`] chunks.
 ///
 /// A sender limits chunks to the path MTU, so IP fragments only a packet whose chunk was built before the sender
 /// learned of a lower MTU. The chunk that exceeds the lower MTU is the last chunk of the packet.

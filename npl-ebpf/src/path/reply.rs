@@ -78,8 +78,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
             return if leaves_node { Verdict::SLOW_PATH } else { Verdict::UNRELATED };
         };
         let endpoint = &sender.endpoint;
-        // A packet that did not come from the Pod's own device is left to the stack: the program on the uplink
-        // translates and counts it.
+        // If the packet did not arrive on the device of the sending Pod, the stack forwards the packet, and the program
+        // on the uplink translates and counts it.
         if Self::AT_POD && !redirect::is_from_pod(ctx, &packet.headers) {
             return Verdict::UNRELATED;
         }
@@ -175,8 +175,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
 /// The endpoint that sent a packet.
 struct Sender {
     endpoint: Endpoint,
-    /// If the reply cache has a valid copy for the flow, which proves that the flow is established: the entry in the
-    /// flow's slot of the half-open cache. Otherwise 0.
+    /// The entry in the flow's slot of the half-open cache, if the reply cache has a valid copy for the flow, which
+    /// proves that the flow is established. Otherwise 0.
     entry: u64,
 }
 

@@ -140,7 +140,7 @@ impl<const MODE: u8> Hook for Requests<MODE> {
 }
 
 /// Looks up the mapping of a packet, and tracks and counts the request. `Err` is the verdict on a packet that is not
-/// translated, for example because no mapping matches the packet or because the allow-list does not admit the source.
+/// translated, for example because no mapping matches, or because the allow-list excludes the source.
 #[inline(always)]
 pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     ctx: &impl Access,

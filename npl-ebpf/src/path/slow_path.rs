@@ -123,8 +123,8 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         }),
         None => Verdict::UNRELATED,
     };
-    // Early fragments of requests are saved only if their destination is a node address; those of replies are always
-    // saved.
+    // An early fragment of a request is saved only if the destination is a node address; an early fragment of a reply
+    // is always saved.
     let may_be_early = |config: &Config| H::END == SOURCE || F::node_address_index(config, destination).is_some();
     if !H::ON_ARRIVAL && verdict.is_slow_path() {
         if is_first {

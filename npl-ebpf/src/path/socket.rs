@@ -67,7 +67,8 @@ const AF_INET6: u32 = 10;
 /// The first three words of an IPv4-mapped IPv6 address.
 const MAPPED_PREFIX: [u32; 3] = [0, 0, 0xffff_u32.to_be()];
 
-/// Translates the destination of `connect` and `sendmsg` if it is a node address and a mapped node port.
+/// Translates the destination of a `connect` or `sendmsg` call, if the destination is a node address with a mapped node
+/// port.
 #[inline(always)]
 pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     let call = ctx.sock_addr;
@@ -76,9 +77,9 @@ pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     let direct = SocketFlow { socket: socket(ctx), pod: nat };
     let known = A::Family::socket_rnat(&direct);
     let nat = &direct.pod;
-    // The socket answers a datagram that it received from this address and port, recorded by [`reply`]. The sender is a
-    // client that the Node masquerades, such as a client of a Service's node port. The answer belongs to this client,
-    // not to the Pod whose mapping has the same node port.
+    // The socket has received a datagram from this address and port, as [`reply`] has recorded, and now answers. The
+    // sender is a client that the Node masquerades, such as a client of a Service's `nodePort`. The answer belongs to
+    // this client, not to the Pod whose mapping has the same node port.
     if kind == Call::Send && known.as_ref().is_some_and(|sender| sender.is_same(nat)) {
         return;
     }
@@ -139,8 +140,8 @@ fn release_entries<F: Family>(socket: u64) {
 /// The key of the entry that names the Pod to which a socket connected or sent last.
 #[inline(always)]
 fn last_pod<F: Family>(socket: u64) -> SocketFlow<F> {
-    // The address is a part of the cookie instead of the unspecified address: for that many zero bytes, the compiler
-    // would call `memset`, which the verifier rejects without `CAP_PERFMON`.
+    // The key's address is a part of the cookie instead of the unspecified address. For so many zero bytes, the
+    // compiler would call `memset`, which the verifier rejects without `CAP_PERFMON`.
     SocketFlow { socket, pod: SocketAddr { addr: F::of_repeated(socket as u32), port: 0 } }
 }
 
@@ -200,16 +201,16 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
         unmapped::record::<F>(frontend);
         return None;
     };
-    // The allow-list is checked for the node address, because the kernel also chooses this address as the source of a
-    // connection to it.
+    // The allow-list is checked for the node address: for a connection to a node address, the kernel chooses the same
+    // address as the source.
     if backend.refuses(frontend, nat.addr) { None } else { Some(backend) }
 }
 
 /// Removes the socket reverse NAT entry of a socket that sent to a Pod through a mapping and now sends to the Pod
 /// directly.
 ///
-/// The entry of a connected socket stays: on each send of an IPv6 socket that is connected to an IPv4 Pod, the kernel
-/// calls the IPv4 program with the Pod's address.
+/// The entry of a connected socket is kept. If an IPv6 socket is connected to an IPv4 Pod, the kernel runs the IPv4
+/// program with the Pod's address at each send.
 #[inline(always)]
 fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, flow: &SocketFlow<F>) {
     if kind == Call::Connect || !is_connected(ctx) {

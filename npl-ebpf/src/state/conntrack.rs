@@ -65,9 +65,9 @@ pub enum Transition {
 /// Opens a handshake for a client's SYN. A retransmitted SYN finds its handshake already open. `payload` is the number
 /// of bytes that the SYN carries.
 ///
-/// The flow's own entry is not read, so that a SYN flood costs little, and not written, so that a forged SYN does not
-/// affect an established connection. SYNs with different sequence numbers have different entries, so that a forged SYN
-/// does not affect another handshake with the same flow tuple.
+/// The flow's own entry is not read, so that a SYN flood costs little. The flow's own entry is not written either, so
+/// that a forged SYN does not affect an established connection. SYNs with different sequence numbers have different
+/// entries, so that a forged SYN does not affect another handshake with the same flow tuple.
 #[inline(always)]
 pub fn open_handshake<F: Family>(hash: u64, request: &Request<F>, payload: u32) -> Transition {
     let acknowledgement = request.segment.sequence().wrapping_add(1);
@@ -120,7 +120,8 @@ impl<'k, F: Family> Flow<'k, F> {
         F::flow_entry(self.key)
     }
 
-    /// Whether the flow has an entry other than those of handshakes, which are found only by a sequence number.
+    /// Whether the flow has an entry. Entries of handshakes are not searched, because the look-up of a handshake needs
+    /// a sequence number.
     #[inline(always)]
     pub fn has_entry(&self) -> bool {
         self.half_open().is_some()
@@ -128,7 +129,8 @@ impl<'k, F: Family> Flow<'k, F> {
             || slots::find_handshake::<F>(mid_stream_key(self.hash)).is_some()
     }
 
-    /// Removes the entries of a flow whose handshake the Pod rejected after the client had completed it.
+    /// Removes the entries of a flow after the Pod has rejected the connection, although the client had completed the
+    /// handshake.
     #[inline(always)]
     fn remove_refused(&self) {
         // An error means that the flow table has no entry for the key.
@@ -536,8 +538,8 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 }
 
-/// Whether a client has a flow to a Pod through a mapping, in any phase. `numbers` are those of a Pod's segment;
-/// handshakes are looked up by these numbers.
+/// Whether a client has a flow to a Pod through a mapping, in any phase. `numbers` are the numbers of a Pod's segment,
+/// by which handshakes are looked up.
 ///
 /// Not inlined, because the stack of its caller is full.
 #[inline(never)]

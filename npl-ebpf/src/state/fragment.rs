@@ -31,7 +31,7 @@ pub fn record<F: Family>(hash: u64) -> Option<Record> {
 #[inline(always)]
 pub fn record_translated<F: Family>(hash: u64, nat: &NatAddress<F>, protocol: u8) {
     let Some(config) = CONFIG.get(0) else { return };
-    // If the node address has no index, it was removed from the Node, and the later fragments are not translated.
+    // A node address without an index was removed from the Node; the later fragments are then not translated.
     if let Some(address_index) = F::node_address_index(config, nat.addr) {
         store::<F>(hash, Record { node_port: nat.port, address_index, protocol });
     }
@@ -39,8 +39,8 @@ pub fn record_translated<F: Family>(hash: u64, nat: &NatAddress<F>, protocol: u8
 
 /// Records that the first fragment was not translated, so that later fragments are not saved as early ones. The record
 /// replaces an expired record in its slot, but not a valid record that translates another datagram. `may_be_early`
-/// returns whether the hook would save the later fragments if they had no record: at ingress, only fragments to a node
-/// address are saved.
+/// returns whether the hook would save later fragments that have no record: at ingress, only fragments to a node
+/// address.
 #[inline(always)]
 pub fn record_untranslated<F: Family>(hash: u64, may_be_early: impl FnOnce(&Config) -> bool) {
     let (Some(config), Some(slot)) = (CONFIG.get(0), F::fragment(fragment::slot(hash))) else { return };

@@ -94,7 +94,7 @@ fn reinject_all(skb: *mut __sk_buff, key: u64, mut state: u32) -> bool {
 }
 
 /// Re-injects the fragment in one slot if the fragment belongs to the datagram `key`. Returns the new state: a set of
-/// flags. The function is exported, so that the verifier checks it once instead of once per call.
+/// flags. The function is exported, so that the verifier checks the function once instead of once per call.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_frag_release(skb: *mut __sk_buff, key: u64, now: u64, slot: u32, state: u32) -> u32 {

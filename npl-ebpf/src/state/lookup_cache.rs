@@ -17,7 +17,8 @@ use crate::base::{cell::Cell, clock::jiffies, mode::needs_next_hop};
 pub struct Epoch {
     number: u32,
     /// Always 0, but computed from the loaded epoch. A look-up whose key contains this value depends on the load of the
-    /// epoch, so the processor cannot execute the look-up first, and the looked-up value is no older than the epoch.
+    /// epoch, so the processor cannot execute the look-up before the load. The looked-up value is therefore no older
+    /// than the epoch.
     pub zero: u8,
 }
 

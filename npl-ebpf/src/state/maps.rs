@@ -30,8 +30,8 @@ pub trait Family: Routing {
     type CacheWords: AsRef<[u64]> + AsMut<[u64]> + Copy;
     const NO_CACHE_WORDS: Self::CacheWords;
 
-    /// The index of `addr` if `addr` is the Node's primary IPv4 address. This address is in the configuration, so it
-    /// needs no further look-up.
+    /// The index of `addr` if `addr` is the Node's primary IPv4 address. This address is in the configuration, so no
+    /// further look-up is needed.
     #[inline(always)]
     fn primary_index(_config: &Config, _addr: Self::Addr) -> Option<u8> {
         None
@@ -224,7 +224,7 @@ macro_rules! family_maps {
 
             #[inline(always)]
             fn lookup_node_address(addr: Self::Addr) -> Option<u8> {
-                // SAFETY: only the agent writes this map, and it never changes an element in place.
+                // SAFETY: only the agent writes this map, and the agent never changes an element in place.
                 let local = unsafe { $of::NODE_ADDRESS.get(&$of::NodeAddress { addr: $of::bytes(addr) }) }?;
                 Some(local.index as u8)
             }

@@ -46,7 +46,7 @@ pub fn datagram_end<F: HeaderLayout>(ctx: &TcContext, chain: &HeaderChain<F>) ->
     NonZeroUsize::new(npl_sctp_end(skb(ctx), chain.headers.l4 as u32, chain.end as u32) as usize)
 }
 
-/// Whether the packet is a re-injected fragment, which was counted when it arrived.
+/// Whether the packet is a re-injected fragment. Such a packet was already counted on arrival.
 #[inline(always)]
 pub fn is_reinjected<F: HeaderLayout>(headers: &Headers<F>) -> bool {
     !headers.is_fast_path && npl_sctp_noted() & REINJECTED != 0

@@ -154,7 +154,7 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
         return store(ctx, headers.l4, &transport, flags);
     }
     // Requests are written directly, because a helper call costs as much as the rest of the program. Replies are
-    // written by helpers: for a program with direct writes, the kernel unshares the header of every packet that a
+    // written by helpers. For a program with direct writes, the kernel would copy the header of every packet that a
     // socket still holds, even of packets that no mapping matches.
     let needs_no_sum = flags == 0 || is_complete_checksum;
     if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Adjacent { ip, transport }) {
@@ -374,7 +374,7 @@ fn transport_check<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     let after = packet.read_transport::<H, L2>(ctx).ok_or(RewriteError)?.check();
     match csum::field_kind(before, after, difference) {
         Some(Field::Checksum) => Ok(as_transmitted::<H>(csum::replace16(after, port.0, port.1))),
-        // The field contains the pseudo-header sum, which does not cover the ports; hardware adds them.
+        // The field contains the pseudo-header sum, which does not cover the ports; hardware adds the ports.
         Some(Field::PseudoHeader) => Ok(after),
         // The old and the new address have the same sum, so the helper's result does not show the kind of the field.
         // The helper is called again, for the port.

@@ -46,7 +46,7 @@ const IS_SLOW_PATH: u32 = 1 << 16;
 const SECOND: u64 = 1_000_000_000;
 
 /// Runs `judge`, which decides the verdict on a fast-path packet and rewrites the packet. Records the packet, unless
-/// the verdict is that the slow path handles it.
+/// the slow path handles the packet.
 #[inline(always)]
 pub fn packet<F: Family, H: Hook, const L2: usize>(
     ctx: &TcContext,
@@ -330,8 +330,8 @@ fn add(counter: Cell<u64>, is_counted: bool) {
     counter.store(counter.load().wrapping_add(is_counted.into()));
 }
 
-/// Whether the filter matches a packet: one of the packet's two addresses and ports, before or after the program,
-/// matches the filter's client, and one matches an endpoint of the filter. An ICMP error always matches here, because
+/// Whether the filter matches a packet. The packet's source or destination, before or after the program, must match the
+/// filter's client; and one of them must match an endpoint of the filter. An ICMP error always matches here, because
 /// `npl-agent trace` compares the packet that the error quotes.
 #[inline(always)]
 fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
