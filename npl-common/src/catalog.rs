@@ -148,7 +148,7 @@ const NEVER: &str = "does not happen: the array always has all elements";
 const OVERWRITES: &str = "does not happen: a new entry overwrites an older entry in the same slot";
 
 /// Every pinned map.
-#[expect(clippy::cast_possible_truncation, reason = "both tables are short")]
+#[expect(clippy::cast_possible_truncation, reason = "the lengths of both tables fit in 32 bits")]
 pub const MAPS: &[Map] = &[
     Map {
         names: &[MAP_CONFIG],

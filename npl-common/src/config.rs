@@ -48,11 +48,14 @@ pub const MAX_XDP_DEVICES: u32 = 256;
 /// The value of every device in `npl_xdp_devices`.
 pub const XDP_ATTACHED: u32 = 1;
 
-const _: () = assert!(core::mem::offset_of!(Config, primary_v4) == 8, "one aligned word");
-const _: () = assert!(core::mem::offset_of!(Config, primary_v4_index) == 12, "one aligned word");
+const _: () = assert!(core::mem::offset_of!(Config, primary_v4) == 8, "both fields must be in one aligned word");
+const _: () = assert!(core::mem::offset_of!(Config, primary_v4_index) == 12, "both fields must be in one aligned word");
 
-const _: () = assert!(core::mem::offset_of!(Config, abi) == Config::EPOCH_WORD * size_of::<u64>(), "one aligned word");
-const _: () = assert!(core::mem::offset_of!(Config, epoch) == 28, "one aligned word");
+const _: () = assert!(
+    core::mem::offset_of!(Config, abi) == Config::EPOCH_WORD * size_of::<u64>(),
+    "both fields must be in one aligned word"
+);
+const _: () = assert!(core::mem::offset_of!(Config, epoch) == 28, "both fields must be in one aligned word");
 
 impl Config {
     /// Index of the 8-byte word with `abi` and `epoch`.
@@ -77,7 +80,7 @@ impl Config {
 
     /// The index of the Node's primary IPv6 address in the map `npl_nodeidx_v6`.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+    #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
     #[expect(clippy::cast_possible_truncation, reason = "the index is one byte of the flags")]
     pub const fn primary_v6_index(&self) -> u8 {
         (self.flags >> PRIMARY_V6_SHIFT) as u8
@@ -92,7 +95,7 @@ impl Config {
 
     /// Whether a port, in host byte order, is in the node port range.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+    #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
     pub const fn contains(&self, port: u16) -> bool {
         port >= self.port_min && port <= self.port_max
     }

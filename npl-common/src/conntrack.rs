@@ -94,29 +94,29 @@ impl Phase {
 
     /// The phase from its two bits in a half-open cache entry.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-    #[expect(clippy::cast_possible_truncation, reason = "two bits")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+    #[expect(clippy::cast_possible_truncation, reason = "the phase has two bits")]
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits as u8 & 0b11)
     }
 
     /// The two bits that encode a phase in the half-open cache. [`Self::ABSENT`] has no encoding there.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn bits(self) -> u64 {
         self.0 as u64 & 0b11
     }
 
     /// Whether two phases are equal; a constant function cannot use `==`.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is(self, other: Self) -> bool {
         self.0 == other.0
     }
 
     /// Whether the flow is half-open: requested or replied.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is_opening(self) -> bool {
         self.0 <= Self::REPLIED.0
     }
@@ -151,14 +151,14 @@ impl State {
 
     /// The state of an entry of the half-open cache.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn half_open(phase: Phase) -> Self {
         Self { phase, client_flags: 0, pod_flags: 0 }
     }
 
     /// The state of an entry of the flow table.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn established(client_flags: u8, pod_flags: u8) -> Self {
         Self { phase: Phase::ESTABLISHED, client_flags, pod_flags }
     }
@@ -166,14 +166,14 @@ impl State {
     /// Whether the Pod has sent a segment other than its SYN-ACK. After that segment, the Pod does not retransmit the
     /// SYN-ACK.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn has_pod_spoken(self) -> bool {
         self.pod_flags & ACK != 0
     }
 
     /// Whether the Pod may still retransmit its SYN-ACK: the client's acknowledgement may be lost between Node and Pod.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn may_repeat_syn_ack(self) -> bool {
         !self.has_pod_spoken() && self.client_flags & RST == 0
     }
@@ -198,35 +198,35 @@ impl Segment {
 
     /// Creates a segment. The numbers are in host order.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn new(sequence: u32, acknowledgement: u32, flags: u8) -> Self {
         Self { numbers: Numbers((sequence as u64) << u32::BITS | acknowledgement as u64), flags }
     }
 
     /// The sequence number, host order.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn sequence(self) -> u32 {
         self.numbers.sequence()
     }
 
     /// The acknowledgement number, host order.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn acknowledgement(self) -> u32 {
         self.numbers.acknowledgement()
     }
 
     /// Whether the segment opens a handshake: a SYN without ACK, or an SCTP INIT.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is_syn(self) -> bool {
         is_syn(self.flags)
     }
 
     /// Whether the segment has ACK, and neither opens nor aborts a connection.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is_mid_stream(self) -> bool {
         is_mid_stream(self.flags)
     }
@@ -235,7 +235,7 @@ impl Segment {
 /// The key of a handshake's entry: a hash of the flow's hash and of the acknowledgement number that the Pod's SYN-ACK
 /// must have.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn handshake_key(flow: u64, acknowledgement: u32) -> u64 {
     absorb(flow, 1 << 32 | acknowledgement as u64)
 }
@@ -243,14 +243,14 @@ pub const fn handshake_key(flow: u64, acknowledgement: u32) -> u64 {
 /// The key of an accepted handshake's entry: a hash of the flow's hash and of the acknowledgement number with which the
 /// client completes the handshake.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn reply_key(flow: u64, acknowledgement: u32) -> u64 {
     absorb(flow, 2 << 32 | acknowledgement as u64)
 }
 
 /// The key of an entry that a segment in the middle of a connection opened: a hash of the flow's hash.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn mid_stream_key(flow: u64) -> u64 {
     absorb(flow, 3 << 32)
 }
@@ -266,15 +266,15 @@ impl Numbers {
 
     /// The sequence number, host order.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn sequence(self) -> u32 {
         (self.0 >> u32::BITS) as u32
     }
 
     /// The acknowledgement number, host order.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-    #[expect(clippy::cast_possible_truncation, reason = "the low half")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+    #[expect(clippy::cast_possible_truncation, reason = "only the low half is used")]
     pub const fn acknowledgement(self) -> u32 {
         self.0 as u32
     }
@@ -284,7 +284,7 @@ impl Numbers {
     /// must have exactly the sequence number that the client acknowledged. A segment of another connection is admitted
     /// with a probability of 1 in 4096.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn admit(self, reply: Segment) -> bool {
         let (sequence, acknowledgement) = (self.sequence(), self.acknowledgement());
         if reply.flags & (RST | ACK) == RST {
@@ -296,7 +296,7 @@ impl Numbers {
 
     /// Whether another segment from the client belongs to the same connection.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is_near(self, later: Self) -> bool {
         self.admit(Segment { numbers: Self(later.0.rotate_left(u32::BITS)), flags: ACK })
     }
@@ -304,7 +304,7 @@ impl Numbers {
     /// The checksum that is stored beside these numbers. A reader uses the numbers only if the checksum matches the
     /// entry.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn checksum(self, key: u64, entry: u64) -> u64 {
         absorb(absorb(key, entry), self.0)
     }
@@ -318,14 +318,14 @@ pub const CLOSING_WINDOW: u32 = 1 << 19;
 /// Whether a client's sequence number is within [`CLOSING_WINDOW`] of the Pod's last recorded acknowledgement number. A
 /// FIN or RST of the client counts only if this is true.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {
     is_near(sequence, pod_acknowledgement, CLOSING_WINDOW)
 }
 
 /// Whether two sequence numbers are at most `window` apart, modulo 2^32.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn is_near(a: u32, b: u32, window: u32) -> bool {
     a.wrapping_sub(b).wrapping_add(window) < 2 * window
 }
@@ -365,14 +365,14 @@ pub enum Event {
 impl Event {
     /// The client's packet of a protocol.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn from_client(protocol: u8, flags: u8, is_proven: bool) -> Self {
         if protocol == protocol::UDP { Self::ClientDatagram } else { Self::ClientSegment { flags, is_proven } }
     }
 
     /// The Pod's packet of a protocol.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn from_pod(protocol: u8, flags: u8, is_proven: bool) -> Self {
         if protocol == protocol::UDP { Self::PodDatagram } else { Self::PodSegment { flags, is_proven } }
     }
@@ -400,7 +400,7 @@ pub enum Action {
 /// The next state of an entry after an event, and the action that the caller executes on the entry: see the table
 /// above.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn step(state: State, event: Event) -> (State, Action) {
     match event {
         Event::ClientDatagram => client_datagram(state),
@@ -484,21 +484,21 @@ pub const fn established_timeout_ns(state: State, protocol: u8, is_crowded: bool
 
 /// Whether a segment opens a handshake: a SYN without ACK, or an SCTP INIT.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_syn(flags: u8) -> bool {
     flags & (SYN | ACK) == SYN
 }
 
 /// Whether a segment has ACK, and neither opens nor aborts a connection.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn is_mid_stream(flags: u8) -> bool {
     flags & (SYN | RST | ACK) == ACK
 }
 
 /// Whether a Pod's segment accepts or rejects a handshake.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_handshake_reply(flags: u8) -> bool {
     flags & (SYN | RST) != 0
 }

@@ -38,7 +38,7 @@ pub static TABLE: [u32; ELEMENTS] = table();
 /// The checksum of an SCTP packet of `length` bytes after a change of its ports. Checksums and ports are words as
 /// loaded by a little-endian processor. `times` is [`times_element`] or a function that calls [`times_element`].
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times: impl Fn(u32, u32) -> u32) -> u32 {
     let [high, low] = length.to_be_bytes();
     let difference = times(ports ^ new_ports, POWERS | u32::from(low));
@@ -48,8 +48,11 @@ pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times:
 /// The product of `a` and the element `index` of [`TABLE`], modulo the CRC polynomial. `element` reads an element of
 /// the table. Returns `None` if `element` returns `None`.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "callers with little stack wrap it in a function")]
-#[expect(clippy::cast_possible_truncation, reason = "each half of the product is taken")]
+#[expect(
+    clippy::inline_always,
+    reason = "callers with little free stack call this function in a function that is not inlined"
+)]
+#[expect(clippy::cast_possible_truncation, reason = "the code takes each half of the product")]
 pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -> Option<u32> {
     // The product has 63 bits, and the coefficient of the highest power is the lowest bit.
     let product = carryless(a, element(index)?) << 1;
@@ -65,7 +68,10 @@ pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -
 /// Ordinary multiplication produces carries. If both factors have only every fourth bit, at most eight ones are added
 /// at one position, so a carry never reaches the next used bit.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "callers with little stack wrap it in a function")]
+#[expect(
+    clippy::inline_always,
+    reason = "callers with little free stack call this function in a function that is not inlined"
+)]
 const fn carryless(a: u32, b: u32) -> u64 {
     let (a, b) = (a as u64, b as u64);
     let (a0, a1, a2, a3) = (a & LANES, a & LANES << 1, a & LANES << 2, a & LANES << 3);

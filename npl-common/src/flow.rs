@@ -107,7 +107,7 @@ map_type! {
 impl FlowV4 {
     /// Creates an entry. The address is in network order.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn new(state: FlowState, node_addr: [u8; 4]) -> Self {
         Self { state, node_addr, pad: 0 }
     }
@@ -116,7 +116,7 @@ impl FlowV4 {
 impl FlowV6 {
     /// As [`FlowV4::new`].
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn new(state: FlowState, node_addr: [u8; 16]) -> Self {
         Self { state, node_addr }
     }

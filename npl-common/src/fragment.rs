@@ -51,7 +51,7 @@ impl Record {
 
     /// Packs the record of a datagram with this hash, written at this [`time`].
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+    #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
     pub const fn to_word(&self, hash: u64, time: u64) -> u64 {
         let protocol = match self.protocol {
             protocol::TCP => TCP,
@@ -68,8 +68,8 @@ impl Record {
     /// Unpacks the record in a slot. `None` if the record belongs to a datagram with another hash, or has expired at
     /// this [`time`].
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
-    #[expect(clippy::cast_possible_truncation, reason = "each field is cut out of the word")]
+    #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
+    #[expect(clippy::cast_possible_truncation, reason = "the code extracts each field from the word")]
     pub const fn from_word(word: u64, hash: u64, time: u64) -> Option<Self> {
         if !is_of(word, hash) || !is_young(word, time) {
             return None;
@@ -88,14 +88,14 @@ impl Record {
 
 /// Whether a record has not expired at this [`time`].
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 const fn is_young(word: u64, time: u64) -> bool {
     time.wrapping_sub(word >> TIME_SHIFT) & TIME_MASK <= LIFETIME
 }
 
 /// Whether a record belongs to a datagram with this hash, expired or not.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
 }
@@ -103,7 +103,7 @@ pub const fn is_of(word: u64, hash: u64) -> bool {
 /// Whether a record translates the later fragments of some datagram at this [`time`]. The record of an untranslated
 /// datagram does not overwrite such a record.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn translates(word: u64, time: u64) -> bool {
     word & NODE_PORT_MASK != 0 && is_young(word, time)
 }
@@ -111,14 +111,14 @@ pub const fn translates(word: u64, time: u64) -> bool {
 /// Sets the record's flag that the host's stack forwarded the first fragment. The stack must then forward all fragments
 /// of the datagram, because kernel conntrack reassembles a datagram only from fragments that pass through the stack.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn by_stack(word: u64) -> u64 {
     word | BY_STACK
 }
 
 /// Whether a record has the flag that [`by_stack`] sets.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn is_by_stack(word: u64) -> bool {
     word & BY_STACK != 0
 }
@@ -131,29 +131,29 @@ pub const fn aged(word: u64, units: u64) -> u64 {
 
 /// Whether a [`time`] is more than [`LIFETIME`] in the past.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn is_over(time: u64, now: u64) -> bool {
     now.wrapping_sub(time) > LIFETIME
 }
 
 /// The slot of a hash, chosen by bits that are not part of the tag.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
-#[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
+#[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
 pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
 /// Converts nanoseconds to units of 2^30 ns (1.07 s). A record has the low seven bits of the result.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn time(nanoseconds: u64) -> u64 {
     nanoseconds >> 30
 }
 
-const _: () = assert!(SLOTS.is_power_of_two(), "a slot is chosen by a mask");
+const _: () = assert!(SLOTS.is_power_of_two(), "slots are chosen by a mask");
 const _: () = assert!(crate::mapping::MAX_LOCAL_ADDRESSES == 256, "an address index has eight bits in a slot");
-const _: () = assert!(LIFETIME < TIME_MASK / 2, "an old record never looks like a new one");
+const _: () = assert!(LIFETIME < TIME_MASK / 2, "an expired record must not look like a new one");
 
 #[cfg(test)]
 mod tests {

@@ -36,13 +36,13 @@ pub const LENGTH_MASK: u32 = REINJECTED - 1;
 
 /// The slot of a datagram's first fragment.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
-#[expect(clippy::cast_possible_truncation, reason = "masked to the number of places")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
+#[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
 pub const fn sctp_slot(hash: u64) -> u32 {
     hash as u32 & (SCTP_FRAGMENTS - 1)
 }
 
-const _: () = assert!(SCTP_FRAGMENTS.is_power_of_two(), "a slot is chosen by a mask");
+const _: () = assert!(SCTP_FRAGMENTS.is_power_of_two(), "slots are chosen by a mask");
 
 /// Bytes of the longest frame that is saved.
 pub const MAX_FRAME: u32 = 2024;

@@ -37,8 +37,8 @@ const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
 
 /// The first candidate slot of a flow.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-#[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+#[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
 pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
@@ -46,35 +46,35 @@ pub const fn slot(hash: u64) -> u32 {
 /// The second candidate slot of a flow: one of four slots in the same group of eight slots as [`slot`]. Such a group is
 /// usually one cache line.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn second_slot(hash: u64) -> u32 {
     slot(hash) ^ (slot(hash >> SLOTS.trailing_zeros()) & 0b111 | 1)
 }
 
 /// The first candidate slot of a handshake.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn handshake_slot(hash: u64) -> u32 {
     SLOTS | slot(hash) & (HANDSHAKE_SLOTS - 1)
 }
 
 /// The second candidate slot of a handshake.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn second_handshake_slot(hash: u64) -> u32 {
     SLOTS | second_slot(hash) & (HANDSHAKE_SLOTS - 1)
 }
 
 /// Packs an entry. `address_index` is the index of the node address, `node_port` is in host byte order.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn entry(hash: u64, phase: Phase, address_index: u8, node_port: u16) -> u64 {
     (hash & TAG_MASK) | phase.bits() << PHASE_SHIFT | (address_index as u64) << ADDRESS_SHIFT | node_port as u64
 }
 
 /// Whether an entry belongs to a flow with this hash. An empty slot has node port 0 and matches no flow.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn matches(entry: u64, hash: u64) -> bool {
     (entry ^ hash) & TAG_MASK == 0 && node_port(entry) != 0
 }
@@ -82,28 +82,28 @@ pub const fn matches(entry: u64, hash: u64) -> bool {
 /// Whether an entry's flow waits for the Pod's first reply. If such an entry were overwritten, the first reply would
 /// not be translated.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_waiting(entry: u64) -> bool {
     node_port(entry) != 0 && phase(entry).is(Phase::REQUESTED)
 }
 
 /// The phase of an entry.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn phase(entry: u64) -> Phase {
     Phase::from_bits((entry & PHASE_MASK) >> PHASE_SHIFT)
 }
 
 /// A copy of an entry with another phase.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn with_phase(entry: u64, phase: Phase) -> u64 {
     (entry & !PHASE_MASK) | phase.bits() << PHASE_SHIFT
 }
 
 /// The node port of an entry, host byte order.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the low 16 bits are the port")]
 pub const fn node_port(entry: u64) -> u16 {
     entry as u16
@@ -111,22 +111,23 @@ pub const fn node_port(entry: u64) -> u16 {
 
 /// Whether two entries have the same NAT address.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn has_same_nat_address(entry: u64, other: u64) -> bool {
     address_index(entry) == address_index(other) && node_port(entry) == node_port(other)
 }
 
 /// The index of an entry's node address.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-#[expect(clippy::cast_possible_truncation, reason = "eight bits above the port are the index")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+#[expect(clippy::cast_possible_truncation, reason = "the eight bits above the port are the index")]
 pub const fn address_index(entry: u64) -> u8 {
     (entry >> ADDRESS_SHIFT) as u8
 }
 
 const _: () = assert!(crate::mapping::MAX_LOCAL_ADDRESSES == 256, "an address index has eight bits in an entry");
-const _: () = assert!(SLOTS.is_power_of_two() && HANDSHAKE_SLOTS.is_power_of_two(), "a slot is chosen by a mask");
-const _: () = assert!(HANDSHAKE_SLOTS <= SLOTS, "a handshake's slot is a flow's slot, masked further");
+const _: () = assert!(SLOTS.is_power_of_two() && HANDSHAKE_SLOTS.is_power_of_two(), "slots are chosen by a mask");
+const _: () =
+    assert!(HANDSHAKE_SLOTS <= SLOTS, "the slot of a handshake is computed from the slot of a flow by a mask");
 
 #[cfg(test)]
 mod tests {

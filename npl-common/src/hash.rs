@@ -8,7 +8,7 @@
 /// The hash is two rounds of multiplication and xor-shift, which are few instructions for the processor and the
 /// verifier.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn flow(seed: u64, addresses: u64, ports_and_protocol: u64) -> u64 {
     // Odd constants with well-spread bits (the fractional parts of the golden ratio and of the square root of two).
     let mut h = (addresses ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -21,7 +21,7 @@ pub const fn flow(seed: u64, addresses: u64, ports_and_protocol: u64) -> u64 {
 
 /// Mixes another 64-bit word, such as a part of an IPv6 address, into the seed of [`flow`].
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn absorb(seed: u64, word: u64) -> u64 {
     let h = (seed ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     h ^ (h >> 32)
@@ -32,7 +32,7 @@ pub const fn absorb(seed: u64, word: u64) -> u64 {
 /// If both words were multiplied by constants, a sender could choose changes in both words whose effects on the hash
 /// add up to zero for every seed. So the second factor depends on the first word.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn absorb_both(seed: u64, first: u64, second: u64) -> u64 {
     let seed = absorb(seed, first);
     let h = (seed ^ second).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ seed << 1);

@@ -29,21 +29,21 @@ const TIME_MASK: u64 = (1 << 24) - 1;
 /// Packs the entry of a connection with this hash. `time` is the [`crate::fragment::time`] of the connection's last
 /// packet.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn entry(hash: u64, time: u64) -> u64 {
     hash & !TIME_MASK | time & TIME_MASK
 }
 
 /// Whether an entry belongs to a connection with this hash.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn matches(word: u64, hash: u64) -> bool {
     word != 0 && (word ^ hash) & !TIME_MASK == 0
 }
 
 /// Whether an entry belongs to a connection with this hash and has not expired.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_alive(word: u64, hash: u64, protocol: u8, time: u64) -> bool {
     matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= LIFETIME)
 }
@@ -51,30 +51,30 @@ pub const fn is_alive(word: u64, hash: u64, protocol: u8, time: u64) -> bool {
 /// Whether a connection's entry is in its second slot. A new entry is written to an empty slot or, if both slots are
 /// occupied, over the older entry.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_second(first: u64, second: u64, hash: u64, time: u64) -> bool {
     !matches(first, hash) && (matches(second, hash) || age(first, time) < age(second, time))
 }
 
 /// The time since an entry was written; for an empty slot, more than the age of every entry.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn age(word: u64, time: u64) -> u64 {
     if word == 0 { AGES } else { time.wrapping_sub(word) & TIME_MASK }
 }
 
 /// The first candidate slot of a hash, chosen by bits that are not part of the tag.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-#[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+#[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
 pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
 /// The second candidate slot of a hash.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-#[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+#[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
 pub const fn second_slot(hash: u64) -> u32 {
     (hash >> SECOND_SHIFT) as u32 & (SLOTS - 1)
 }
@@ -83,7 +83,7 @@ pub const fn second_slot(hash: u64) -> u32 {
 /// so that connections with the same first slot usually have different second slots.
 const SECOND_SHIFT: u32 = 24;
 
-const _: () = assert!(SLOTS.is_power_of_two(), "a slot is chosen by a mask");
+const _: () = assert!(SLOTS.is_power_of_two(), "slots are chosen by a mask");
 
 #[cfg(test)]
 mod tests {

@@ -64,11 +64,11 @@ macro_rules! map_type {
         const _: () = {
             assert!(size_of::<$name>() == $size, "the size is part of the ABI");
             // The fields fill the type without padding, so that a map key has no undefined bytes.
-            assert!($size == 0 $( + size_of::<$ty>() )+, "implicit padding");
+            assert!($size == 0 $( + size_of::<$ty>() )+, "the type must have no implicit padding");
         };
 
         #[cfg(feature = "user")]
-        #[expect(unsafe_code, reason = "aya's trait requires that any bytes are a valid value")]
+        #[expect(unsafe_code, reason = "aya's trait requires that every byte pattern is a valid value")]
         // SAFETY: the type is `repr(C)` and `Copy`, and has only integers and arrays of integers, without padding
         // (asserted above).
         unsafe impl aya::Pod for $name {}

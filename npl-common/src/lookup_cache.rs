@@ -19,7 +19,7 @@ use crate::{
 pub const CACHED_MAPPINGS: u32 = 2 * PER_PROTOCOL;
 const PER_PROTOCOL: u32 = MAX_MAPPINGS;
 
-const _: () = assert!(PER_PROTOCOL.is_power_of_two(), "a slot is chosen by a mask");
+const _: () = assert!(PER_PROTOCOL.is_power_of_two(), "slots are chosen by a mask");
 
 map_type! {
     /// A cached IPv4 mapping.
@@ -79,7 +79,7 @@ pub mod no_next_hop {
 /// The slot of a frontend; several frontends may share one slot. Consecutive ports have adjacent slots, so that a cache
 /// line contains the copies of two ports.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn slot(frontend: Frontend) -> u32 {
     let is_udp = frontend.protocol == protocol::UDP;
     let half = if is_udp { PER_PROTOCOL } else { 0 };
@@ -88,7 +88,7 @@ pub const fn slot(frontend: Frontend) -> u32 {
 
 /// The checksum of a mapping's cached `words` in `epoch`: see [`Config::epoch`].
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub fn checksum(config: &Config, epoch: u32, frontend: Frontend, words: &[u64]) -> u64 {
     let key = u64::from(frontend.node_port) << 8 | u64::from(frontend.protocol);
     let mut sum = absorb(config.seed, u64::from(epoch) << 32 | key);
@@ -117,7 +117,7 @@ map_type! {
 /// The copy expires at the next multiple of [`REFRESH_INTERVAL_JIFFIES`]. The next reply then looks up the flow table's
 /// entry, and refreshes the entry.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn reply_checksum(hash: u64, entry: u64, epoch: u32, jiffies: u32, endpoint: &Endpoint) -> u64 {
     let when = (epoch as u64) << u32::BITS | (jiffies / REFRESH_INTERVAL_JIFFIES) as u64;
     let what = (endpoint.generation as u64) << u32::BITS | endpoint.stats_index as u64;

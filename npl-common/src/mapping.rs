@@ -120,7 +120,10 @@ map_type! {
 /// source range.
 pub const FRONTEND_BITS: u32 = 32;
 
-const _: () = assert!(size_of::<Frontend>() * u8::BITS as usize == FRONTEND_BITS as usize, "all of a frontend counts");
+const _: () = assert!(
+    size_of::<Frontend>() * u8::BITS as usize == FRONTEND_BITS as usize,
+    "the prefix must cover all bits of a frontend"
+);
 
 map_type! {
     /// The Pod address, port and protocol of a mapping. Only packets from such an endpoint can be replies.

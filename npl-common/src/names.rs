@@ -289,9 +289,9 @@ const fn all_sockets_fit(programs: &[SocketProgram]) -> bool {
     true
 }
 
-const _: () = assert!(all_sockets_fit(SOCKET_PROGRAMS), "the kernel keeps 15 bytes of a name");
-const _: () = assert!(all_fit(PINNED_MAPS), "the kernel keeps 15 bytes of a name");
+const _: () = assert!(all_sockets_fit(SOCKET_PROGRAMS), "a name in the kernel has at most 15 bytes");
+const _: () = assert!(all_fit(PINNED_MAPS), "a name in the kernel has at most 15 bytes");
 const _: () = assert!(
     all_fit(PROGRAMS) && all_fit(SLOW_PATH_PROGRAMS) && all_fit(XDP_PROGRAMS),
-    "the kernel keeps 15 bytes of a name"
+    "a name in the kernel has at most 15 bytes"
 );

@@ -61,22 +61,22 @@ pub enum Decision {
 /// The tag that distinguishes a flow from other flows with the same slot. The tag depends on the Pod's generation, so
 /// that flows of a later Pod with the same address have other tags.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn tag(hash: u64, generation: u32) -> u32 {
     (hash >> u32::BITS) as u32 ^ generation
 }
 
 /// Packs the word of a direction. `since` is a time or one of the values in [`mod@since`].
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn word(tag: u32, since: u32) -> u64 {
     (tag as u64) << u32::BITS | since as u64
 }
 
 /// The time of a direction's observation; [`since::NEVER`] if the word belongs to another flow.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-#[expect(clippy::cast_possible_truncation, reason = "the low half")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+#[expect(clippy::cast_possible_truncation, reason = "only the low half is used")]
 pub const fn since_of(word: u64, tag: u32) -> u32 {
     if (word >> u32::BITS) as u32 == tag { word as u32 } else { since::NEVER }
 }
@@ -84,7 +84,7 @@ pub const fn since_of(word: u64, tag: u32) -> u32 {
 /// Decides whether a packet that neither opens nor ends a connection bypasses the stack. `mine` is the word of the
 /// packet's direction, and `other` is the word of the opposite direction. `now` is the low half of `jiffies`.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
     let (mine, other) = (since_of(mine, tag), since_of(other, tag));
     // Offload needs an observation of both directions, so the Pod must have replied.
@@ -99,8 +99,8 @@ pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
 /// While a direction is offloaded, its word is unchanged: on a bridge, the observing program also runs for redirected
 /// packets, so its observation does not prove that the stack forwarded the packet.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-#[expect(clippy::cast_possible_truncation, reason = "the low half")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+#[expect(clippy::cast_possible_truncation, reason = "only the low half is used")]
 pub const fn observe(old: u64, tag: u32, now: u32) -> Option<u64> {
     let time = if now < since::FIRST_TIME { since::FIRST_TIME } else { now };
     let since = since_of(old, tag);

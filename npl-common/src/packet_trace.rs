@@ -158,7 +158,7 @@ impl EndpointFilter {
 
     /// 0 if the filter matches the address and port; any other value otherwise.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+    #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
     pub const fn difference(&self, end: &PacketEnd) -> u64 {
         let addr = (self.addr[0] ^ end.addr[0]) & self.addr_mask[0] | (self.addr[1] ^ end.addr[1]) & self.addr_mask[1];
         let port = (self.port ^ end.port) & self.port_mask & end.port_mask;

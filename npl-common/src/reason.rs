@@ -93,7 +93,7 @@ impl Reason {
 /// not change the map.
 pub const MAX_REASONS: u32 = 64;
 
-const _: () = assert!(Reason::ALL.len() <= MAX_REASONS as usize, "a reason is an index into the counters");
+const _: () = assert!(Reason::ALL.len() <= MAX_REASONS as usize, "each reason is an index into the counters");
 
 #[cfg(test)]
 mod tests {

@@ -34,7 +34,7 @@ const CLIENT_MASK: u64 = (1 << CLIENT_BITS) - 1;
 ///
 /// The first 2^44 numbers give 2^44 different clients, because each step of the computation is invertible.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the port is the low 16 bits")]
 pub const fn random_client(number: u64) -> (u32, u16) {
     // An odd factor is invertible; see `hash::flow`.

@@ -9,14 +9,14 @@
 #![no_std]
 #![no_main]
 #![expect(unreachable_pub, reason = "`pub` marks a module's interface; a binary exports nothing")]
-#![expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#![expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #![expect(
     clippy::cast_possible_truncation,
-    reason = "offsets, indexes and packed words are bounded where they are made"
+    reason = "offsets, indexes and packed words are checked where they are computed"
 )]
 #![expect(clippy::cast_possible_wrap, reason = "the kernel takes sizes of structures as signed numbers")]
-#![expect(clippy::needless_pass_by_value, reason = "the program macro hands the context over")]
-#![expect(clippy::needless_borrows_for_generic_args, reason = "aya's next version takes references only")]
+#![expect(clippy::needless_pass_by_value, reason = "the program macro passes the context by value")]
+#![expect(clippy::needless_borrows_for_generic_args, reason = "the next version of aya accepts only references")]
 #![expect(unsafe_code, reason = "packets and map values are raw memory that the kernel's verifier checks")]
 
 mod act;

@@ -9,11 +9,11 @@
 
 #![no_std]
 #![no_main]
-#![expect(unreachable_pub, reason = "the compiler looks for programs and maps among public items")]
-#![expect(clippy::inline_always, reason = "a call costs more than the body")]
-#![expect(clippy::cast_possible_truncation, reason = "numbers of clients and ports wrap on purpose")]
+#![expect(unreachable_pub, reason = "the compiler exports only public programs and maps")]
+#![expect(clippy::inline_always, reason = "a function call costs more than the function's body")]
+#![expect(clippy::cast_possible_truncation, reason = "numbers of clients and ports may wrap")]
 #![expect(clippy::cast_ptr_alignment, reason = "a frame starts at a page, and the template is aligned to four bytes")]
-#![expect(clippy::needless_pass_by_value, reason = "the program macro hands the context over")]
+#![expect(clippy::needless_pass_by_value, reason = "the program macro passes the context by value")]
 #![expect(unsafe_code, reason = "packets and map values are raw memory that the kernel's verifier checks")]
 
 use aya_ebpf::{
@@ -69,7 +69,7 @@ struct Frame {
     transport: [u16; 11],
 }
 
-const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame is the template");
+const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame must have the size of the template");
 
 /// Index of the TCP checksum among the 16-bit words after the ports.
 const TCP_CHECK: usize = 6;

@@ -85,7 +85,7 @@ fn reinject_all(skb: *mut __sk_buff, key: u64, mut state: u32) -> bool {
     macro_rules! reinject_each {
         ($($slot:literal)*) => {
             $(state = npl_frag_release(skb, key, now, $slot, state);)*
-            const { assert!([$($slot),*].len() == FRAGMENTS as usize, "every slot is visited") };
+            const { assert!([$($slot),*].len() == FRAGMENTS as usize, "the list must contain every slot") };
         };
     }
     reinject_each!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);

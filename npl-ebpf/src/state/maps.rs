@@ -106,7 +106,7 @@ struct SourceKey<K> {
 impl<K> SourceKey<K> {
     #[inline(always)]
     const fn new(source: K) -> Self {
-        const { assert!(size_of::<Self>() == size_of::<Key<K>>(), "the same bytes") };
+        const { assert!(size_of::<Self>() == size_of::<Key<K>>(), "both types must have the same size") };
         Self { prefix_length: size_of::<K>() as u32 * u8::BITS, source }
     }
 

@@ -233,7 +233,7 @@ fn copy_packet(skb: *mut __sk_buff, l2: u32, copy: *mut PacketCopy) {
 /// Copies the start of a frame in whole words, because no helper copies bytes of a frame before Linux 5.18.
 #[expect(
     clippy::cast_ptr_alignment,
-    reason = "the bytes of a record are aligned to eight, and the offsets accordingly"
+    reason = "the bytes of a record are aligned to eight bytes, and each offset to the size that is read"
 )]
 #[inline(always)]
 fn copy_frame<F: Family, const MULTI_BUFFER: bool>(frame: &Frame<MULTI_BUFFER>, copy: *mut PacketCopy) {
@@ -247,7 +247,7 @@ fn copy_frame<F: Family, const MULTI_BUFFER: bool>(frame: &Frame<MULTI_BUFFER>, 
 /// not stored: `npl-agent trace` parses the bytes in user space.
 #[expect(
     clippy::cast_ptr_alignment,
-    reason = "the bytes of a record are aligned to eight, and the offsets accordingly"
+    reason = "the bytes of a record are aligned to eight bytes, and each offset to the size that is read"
 )]
 #[inline(always)]
 fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
