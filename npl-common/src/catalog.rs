@@ -49,9 +49,9 @@ pub struct Map {
     pub key: Content,
     /// The values.
     pub value: Content,
-    /// The purpose, in one sentence.
+    /// The purpose of the map or program.
     pub purpose: &'static str,
-    /// The components that write elements.
+    /// The components that write elements of the map.
     pub written_by: &'static str,
     /// The effect of a full map.
     pub when_full: &'static str,
@@ -70,7 +70,7 @@ pub enum MapKind {
     LruHash,
     /// A longest prefix match trie.
     LpmTrie,
-    /// Program file descriptors for tail calls.
+    /// An array of programs for tail calls.
     ProgramArray,
     /// A ring buffer, which all CPUs share.
     RingBuffer,
@@ -459,7 +459,7 @@ pub struct Program {
     pub hook: &'static str,
     /// The options with which the agent attaches the program.
     pub used_with: &'static str,
-    /// The purpose, in one sentence.
+    /// The purpose of the map or program.
     pub purpose: &'static str,
 }
 

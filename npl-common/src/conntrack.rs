@@ -92,7 +92,7 @@ impl Phase {
     /// There is no entry.
     pub const ABSENT: Self = Self(4);
 
-    /// The phase from its two bits in a half-open cache entry.
+    /// The phase that two bits of an entry in the half-open cache encode.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     #[expect(clippy::cast_possible_truncation, reason = "the phase has two bits")]
@@ -138,10 +138,10 @@ impl Phase {
 pub struct State {
     /// The phase of the flow.
     pub phase: Phase,
-    /// TCP flags that the client has sent since the flow was established, or-ed together.
+    /// All TCP flags that the client has sent since the flow was established.
     pub client_flags: u8,
-    /// TCP flags that the Pod has sent since the flow was established, or-ed together, without the ACK of a SYN-ACK:
-    /// see [`State::has_pod_spoken`].
+    /// All TCP flags that the Pod has sent since the flow was established, without the ACK of a SYN-ACK: see
+    /// [`State::has_pod_spoken`].
     pub pod_flags: u8,
 }
 
@@ -163,8 +163,8 @@ impl State {
         Self { phase: Phase::ESTABLISHED, client_flags, pod_flags }
     }
 
-    /// Whether the Pod has sent a segment other than its SYN-ACK. After that segment, the Pod does not retransmit the
-    /// SYN-ACK.
+    /// Whether the Pod has sent a segment other than its SYN-ACK. After such a segment, the Pod no longer retransmits
+    /// the SYN-ACK.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn has_pod_spoken(self) -> bool {
@@ -182,8 +182,8 @@ impl State {
 /// Flags ([`crate::flow::tcp_flag`]), sequence and acknowledgement number of a TCP segment, or the equivalents of an
 /// SCTP packet.
 ///
-/// For SCTP, the sequence number of an INIT or INIT ACK is its initiate tag minus one, and the acknowledgement number
-/// of every packet is its verification tag.
+/// For SCTP, the sequence number of an INIT or INIT ACK is the initiate tag minus one. The acknowledgement number of
+/// every SCTP packet is the verification tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// Sequence and acknowledgement number as one word, because a kernel program has little stack.
@@ -260,8 +260,8 @@ pub const fn mid_stream_key(flow: u64) -> u64 {
 pub struct Numbers(pub u64);
 
 impl Numbers {
-    /// The largest accepted distance, in bytes, between the sequence number of one side and the acknowledgement number of
-    /// the other side: the largest receive window of today's hosts.
+    /// The largest accepted distance, in bytes, between the sequence number of one side and the acknowledgement number
+    /// of the other side. The distance is at least as large as the receive window of common hosts.
     pub const WINDOW: u32 = 1 << 25;
 
     /// The sequence number, host order.
@@ -363,14 +363,14 @@ pub enum Event {
 }
 
 impl Event {
-    /// The client's packet of a protocol.
+    /// The event of a client's packet of this protocol.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn from_client(protocol: u8, flags: u8, is_proven: bool) -> Self {
         if protocol == protocol::UDP { Self::ClientDatagram } else { Self::ClientSegment { flags, is_proven } }
     }
 
-    /// The Pod's packet of a protocol.
+    /// The event of a Pod's packet of this protocol.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn from_pod(protocol: u8, flags: u8, is_proven: bool) -> Self {
@@ -381,7 +381,7 @@ impl Event {
 /// The action that the caller of [`step`] executes on the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// No entry matches the packet, and none is created: the packet is not translated.
+    /// No entry matches the packet, and no entry is created: the packet is not translated.
     Ignore,
     /// Leave the entry unchanged.
     Keep,
@@ -749,8 +749,8 @@ mod tests {
             prop_assert_eq!(established_timeout_ns(after, TCP, false), established_timeout_ns(before, TCP, false));
         }
 
-        /// A sender who guesses neither a sequence nor an acknowledgement number correctly can at most open an entry,
-        /// which matches no reply of another connection.
+        /// A sender who guesses neither a sequence number nor an acknowledgement number correctly can at most open an
+        /// entry. This entry matches no reply of another connection.
         #[test]
         fn no_sequence_of_forged_segments_matches_a_reply_of_another_connection(
             flags in vec((select(ALL_FLAGS.to_vec()), any::<bool>()), 1..20),
@@ -790,7 +790,7 @@ mod tests {
             }
         }
 
-        /// Every segment within the window is admitted; of the segments of another connection, one in 4096.
+        /// Every segment within the window is admitted. Of the segments of another connection, one in 4096 is admitted.
         #[test]
         fn replies_within_the_window_are_admitted_and_no_others(
             sequence: u32, acknowledgement: u32, ahead in 0..Numbers::WINDOW, behind in 1..=Numbers::WINDOW, far in Numbers::WINDOW..u32::MAX - Numbers::WINDOW,

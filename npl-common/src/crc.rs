@@ -12,11 +12,11 @@
 //! elements, one for each byte of `n`, so a table of 3 KiB suffices for every length. The lowest bit of a word is the
 //! coefficient of the highest power of `x`, and words are loaded in little-endian order.
 
-/// The polynomial without its highest power.
+/// The CRC polynomial without its highest power.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
-/// The polynomial `x^0`, which is the factor 1.
+/// The polynomial `x^0`, which is the number 1.
 const ONE: u32 = 1 << 31;
-/// `x^8`, the factor for one more byte.
+/// The polynomial `x^8`, the factor for one more byte in the message.
 const BYTE: u32 = 1 << 23;
 /// The number of values that a byte can have.
 const BYTES: usize = 256;
@@ -66,7 +66,7 @@ pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -
 /// The carry-less product of two words.
 ///
 /// Ordinary multiplication produces carries. If both factors have only every fourth bit, at most eight ones are added
-/// at one position, so a carry never reaches the next used bit.
+/// at one position. A carry then never reaches the next used bit.
 #[inline(always)]
 #[expect(
     clippy::inline_always,
@@ -121,7 +121,7 @@ const fn times_bitwise(a: u32, b: u32) -> u32 {
     product
 }
 
-/// A polynomial times `x` to a power.
+/// The product of a polynomial and `x` to the power `power`.
 const fn shifted(mut word: u32, power: u32) -> u32 {
     let mut step = 0;
     while step < power {
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn the_reference_is_that_of_the_standards() {
         assert_eq!(full(b"123456789"), 0xe306_9283);
-        // RFC 7143, section A.4: 32 bytes of zeros.
+        // The test vector of RFC 7143, section A.4: 32 bytes of zeros.
         assert_eq!(full(&[0; 32]), 0x8a91_36aa);
     }
 

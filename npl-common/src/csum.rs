@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Incremental Internet checksum, RFC 1624 equation 3.
+//! Incremental update of the Internet checksum (RFC 1624, equation 3).
 //!
 //! Checksums and words have the byte order in which they are loaded from the packet. A ones-complement sum is
 //! independent of the byte order if all words have the same byte order.

@@ -19,7 +19,7 @@ pub mod tcp_flag {
     pub const SYN: u8 = 0x02;
     /// RST: the sender aborts the connection.
     pub const RST: u8 = 0x04;
-    /// ACK: the acknowledgement number is valid; every segment except a connection's first one has this flag.
+    /// ACK: the acknowledgement number is valid; every segment except the first segment of a connection has this flag.
     pub const ACK: u8 = 0x10;
     /// The flags that open or end a connection.
     pub const OPENS_OR_ENDS: u8 = SYN | FIN | RST;
@@ -69,15 +69,15 @@ map_type! {
         pub generation: u32,
         /// Low half of `jiffies` at `last_seen_ns`.
         pub refreshed: u32,
-        /// TCP: the Pod's acknowledgement number at the last refresh, host order; before the first refresh, the
-        /// sequence number of the client's segment that established the flow. A client's FIN or RST counts only near
-        /// this number. 0 for other protocols.
+        /// For TCP, the Pod's acknowledgement number at the last refresh, host order. Before the first refresh, the
+        /// sequence number of the client's segment that established the flow. A client's FIN or RST counts only if its
+        /// sequence number is near this number. For other protocols, the field is 0.
         pub pod_acknowledgement: u32,
         /// Node port of the NAT address, host order.
         pub node_port: u16,
-        /// TCP flags that the client has sent, or-ed together.
+        /// All TCP flags that the client has sent.
         pub client_tcp_flags: u8,
-        /// TCP flags that the Pod has sent, or-ed together, without the ACK of its SYN-ACK.
+        /// All TCP flags that the Pod has sent, without the ACK of its SYN-ACK.
         pub pod_tcp_flags: u8,
     }
 }

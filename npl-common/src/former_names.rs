@@ -20,7 +20,7 @@ pub const ABI_1: [(&str, &str); 8] = [
     (MAP_SOCKET_RNAT_V6, "npl_peer_v6"),
 ];
 
-/// Maps of ABI 2 that have the same layout but another name in earlier builds: today's name, and the former name.
+/// Maps of ABI 2 that had the same layout but another name in earlier builds: today's name, and the former name.
 pub const ABI_2: [(&str, &str); 4] = [
     (MAP_UNMAPPED_V4, "npl_unmap_v4"),
     (MAP_UNMAPPED_V6, "npl_unmap_v6"),

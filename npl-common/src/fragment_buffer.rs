@@ -26,7 +26,8 @@ pub const SCTP_FRAGMENTS: u32 = 64;
 /// Time for which a waiting first fragment keeps its slot, nanoseconds. During this time, the length of another
 /// datagram with the same slot is estimated from its chunks. A flood of fragments therefore evicts no waiting fragment.
 pub const WAIT_NS: u64 = 1_000_000_000;
-/// Flag in [`SavedFrame::datagram_length`]: the first fragment has waited for the last one, and is being re-injected.
+/// Flag in [`SavedFrame::datagram_length`]: the first fragment has waited for the last fragment, and is being
+/// re-injected.
 pub const REINJECTED: u32 = 1 << 16;
 /// Flag in [`SavedFrame::datagram_length`] of the element [`LAST`]. The current packet is either a first SCTP fragment,
 /// which must wait in the buffer after its translation, or certainly a last SCTP fragment.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The half-open cache: one 64-bit word for each conntrack entry of a flow whose handshake or first exchange of packets
-//! is not complete.
+//! The half-open cache, an array of 64-bit words. A word is the conntrack entry of a flow whose handshake or first
+//! exchange of packets is not complete.
 //!
 //! The cache is never full: a flood of packets overwrites slots, but allocates no memory and evicts no entries of the
 //! flow table. A flow has two candidate slots. The flow uses the second slot only if the first slot has the entry of
@@ -239,7 +239,8 @@ mod tests {
     }
 
     fn assert_spread(taken: &[u32]) {
-        // With 65 536 balls in 65 536 bins, 63 % of the bins are hit, and hardly any bin more than eight times.
+        // If 65 536 flows choose among 65 536 slots at random, 63 % of the slots are used, and hardly any slot by more
+        // than eight flows.
         let used = taken.iter().filter(|n| **n > 0).count();
         let fullest = taken.iter().max().unwrap();
         assert!((40_000..43_000).contains(&used), "{used} slots used");

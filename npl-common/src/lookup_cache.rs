@@ -15,7 +15,8 @@ use crate::{
     next_hop::PodNextHop,
 };
 
-/// Cached mappings per family, a power of two: one half for UDP, the other for all other protocols.
+/// Number of cached mappings per IP family, a power of two. One half is for UDP, the other half for all other
+/// protocols.
 pub const CACHED_MAPPINGS: u32 = 2 * PER_PROTOCOL;
 const PER_PROTOCOL: u32 = MAX_MAPPINGS;
 
@@ -70,7 +71,7 @@ impl CachedMappingV6 {
 pub mod no_next_hop {
     use crate::next_hop::PodNextHop;
 
-    /// The Pod has no next hop: the host's stack forwards its packets.
+    /// The Pod has no next hop: the host's stack forwards packets to the Pod.
     pub const UNREACHABLE: PodNextHop = PodNextHop { ifindex: 0, mtu: 0, kind: 0 };
     /// The program that stored the copy forwards through the host's stack and did not look up the next hop.
     pub const NOT_LOOKED_UP: PodNextHop = PodNextHop { kind: 1, ..UNREACHABLE };
@@ -111,8 +112,8 @@ map_type! {
     }
 }
 
-/// The checksum of a cached reply. `hash` is the flow's hash, `entry` its entry in the half-open cache, `epoch` is
-/// [`Config::epoch`], and `jiffies` is the low half of the kernel's `jiffies`.
+/// The checksum of a cached reply. `hash` is the flow's hash, and `entry` is the flow's entry in the half-open cache.
+/// `epoch` is [`Config::epoch`], and `jiffies` is the low half of the kernel's `jiffies`.
 ///
 /// The copy expires at the next multiple of [`REFRESH_INTERVAL_JIFFIES`]. The next reply then looks up the flow table's
 /// entry, and refreshes the entry.

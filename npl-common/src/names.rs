@@ -19,19 +19,19 @@ pub const MAX_NAME: usize = 15;
 
 /// Configuration: array of one [`crate::config::Config`].
 pub const MAP_CONFIG: &str = "npl_config";
-/// IPv4 node addresses: [`crate::mapping::NodeAddressV4`] to [`crate::mapping::LocalAddress`].
+/// IPv4 node addresses: map from [`crate::mapping::NodeAddressV4`] to [`crate::mapping::LocalAddress`].
 pub const MAP_NODE_ADDRESS_V4: &str = "npl_nodeip_v4";
 /// IPv4 node addresses by the index that half-open entries and fragment records contain: array of
 /// [`crate::mapping::NodeAddressV4`].
 pub const MAP_NODE_ADDRESS_INDEX_V4: &str = "npl_nodeidx_v4";
-/// IPv4 mappings: [`crate::mapping::Frontend`] to [`crate::mapping::BackendV4`].
+/// IPv4 mappings: map from [`crate::mapping::Frontend`] to [`crate::mapping::BackendV4`].
 pub const MAP_MAPPING_V4: &str = "npl_mapping_v4";
 /// Source allow-lists of IPv4 mappings, an LPM trie. Key: a prefix length and [`crate::mapping::SourceV4`]; value:
 /// [`crate::mapping::ALLOWED`].
 pub const MAP_ALLOW_V4: &str = "npl_allow_v4";
-/// IPv4 endpoints, the Pod side of mappings: [`crate::mapping::EndpointV4`] to [`crate::mapping::Endpoint`].
+/// IPv4 endpoints, the Pod side of mappings: map from [`crate::mapping::EndpointV4`] to [`crate::mapping::Endpoint`].
 pub const MAP_ENDPOINT_V4: &str = "npl_endpoint_v4";
-/// Conntrack entries of established IPv4 flows: [`crate::flow::FlowKeyV4`] to [`crate::flow::FlowV4`].
+/// Conntrack entries of established IPv4 flows: map from [`crate::flow::FlowKeyV4`] to [`crate::flow::FlowV4`].
 pub const MAP_FLOW_V4: &str = "npl_flow_v4";
 /// Conntrack entries of half-open IPv4 flows: array of `u64`, see [`crate::half_open`].
 pub const MAP_HALF_OPEN_V4: &str = "npl_halfopen_v4";
@@ -53,7 +53,7 @@ pub const MAP_FLOW_V6: &str = "npl_flow_v6";
 pub const MAP_HALF_OPEN_V6: &str = "npl_halfopen_v6";
 /// As [`MAP_FRAGMENT_V4`], IPv6.
 pub const MAP_FRAGMENT_V6: &str = "npl_frag_v6";
-/// Socket reverse NAT for local clients, IPv4: [`crate::socket_rnat::SocketRnatKeyV4`] to
+/// Socket reverse NAT for local clients, IPv4: map from [`crate::socket_rnat::SocketRnatKeyV4`] to
 /// [`crate::socket_rnat::SocketRnatV4`].
 pub const MAP_SOCKET_RNAT_V4: &str = "npl_sk_rnat_v4";
 /// As [`MAP_SOCKET_RNAT_V4`], IPv6.
@@ -76,11 +76,11 @@ pub const MAP_UNMAPPED_V6: &str = "npl_unmapped_v6";
 pub const MAP_SLOW_PATH: &str = "npl_slow";
 /// `CRC32c` table for SCTP checksums: array of [`crate::crc::TABLE`].
 pub const MAP_CRC: &str = "npl_crc";
-/// Uplinks that replies are redirected to: device index to [`crate::next_hop::UPLINK`].
+/// Uplinks to which replies are redirected: map from interface index to [`crate::next_hop::UPLINK`].
 pub const MAP_UPLINK: &str = "npl_uplink";
-/// Devices that run the XDP program: device index to [`crate::config::XDP_ATTACHED`].
+/// Devices that run the XDP program: map from interface index to [`crate::config::XDP_ATTACHED`].
 pub const MAP_XDP_DEVICE: &str = "npl_xdp_devices";
-/// Next hops of Pods in redirect and offload mode, IPv4: [`crate::next_hop::PodAddressV4`] to
+/// Next hops of Pods in redirect and offload mode, IPv4: map from [`crate::next_hop::PodAddressV4`] to
 /// [`crate::next_hop::PodNextHop`].
 pub const MAP_NEXT_HOP_V4: &str = "npl_nexthop_v4";
 /// As [`MAP_NEXT_HOP_V4`], IPv6.
@@ -261,7 +261,7 @@ pub const RELEASE_HOOK: &str = "sock_release";
 /// A cgroup program that runs in system calls of sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketProgram {
-    /// The program's name in the object and in the kernel.
+    /// The program's name in the kernel object file and in the kernel.
     pub name: &'static str,
     /// The kernel's name of the hook, which is part of the pin's name.
     pub hook: &'static str,

@@ -94,7 +94,7 @@ pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
     if now.wrapping_sub(mine) < INTERVAL_JIFFIES { Decision::Offload } else { Decision::Observe }
 }
 
-/// A direction's word after a stack observation; `None` if the word is unchanged.
+/// The new word of a direction after a stack observation; `None` if the word does not change.
 ///
 /// While a direction is offloaded, its word is unchanged: on a bridge, the observing program also runs for redirected
 /// packets, so its observation does not prove that the stack forwarded the packet.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Settings of the packet generator and packet counter of `npl-bench`. Their maps are never pinned and are not part of
-//! the agent's ABI.
+//! Settings of the packet generator and packet counter of `npl-bench`. The maps with these settings are never pinned,
+//! and are not part of the agent's ABI.
 
 /// Bytes of a generated frame. With the frame check sequence of four bytes, the frame has 64 bytes on the wire.
 pub const FRAME_BYTES: usize = 60;
@@ -54,7 +54,8 @@ map_type! {
         pub ports: u32,
         /// Number of mappings that flows are distributed over in round-robin order.
         pub mappings: u32,
-        /// Template of the first packet. Its IPv4 identification is the Pod port at which the packet must arrive.
+        /// Template of the first packet. The template's IPv4 identification is the Pod port at which the packet must
+        /// arrive.
         pub frame: [u8; FRAME_BYTES],
         /// If nonzero, each client has a random port and an address with [`RANDOM_ADDRESS_BITS`] random bits.
         pub random: u16,

@@ -190,7 +190,7 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
     Verdict::redirected(action as i32)
 }
 
-/// Whether this is a GSO packet of SCTP. The kernel does not show its segment lengths to programs.
+/// Whether this is a GSO packet of SCTP. Programs cannot read the segment lengths of such a packet.
 #[inline(always)]
 fn is_sctp_gso(ctx: &TcContext, protocol: u8) -> bool {
     protocol == protocol::SCTP && gso_size(ctx) != 0

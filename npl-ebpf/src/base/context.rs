@@ -71,7 +71,7 @@ pub trait Access {
     fn load<T: Copy>(&self, offset: usize) -> Option<T>;
     /// Length of the packet in bytes, including its link-layer header.
     fn length(&self) -> u32;
-    /// The device that received the packet.
+    /// Interface index of the device at whose hook the program runs.
     fn ifindex(&self) -> u32;
 }
 

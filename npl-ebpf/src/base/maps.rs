@@ -42,8 +42,8 @@ pub static NODE_ADDRESS_V4: HashMap<NodeAddressV4, LocalAddress, { MAX_LOCAL_ADD
 #[btf_map(name = "npl_nodeidx_v4")]
 pub static NODE_ADDRESS_INDEX_V4: Array<NodeAddressV4, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
 
-/// Maps frontends to backends. The agent writes this map. It is a hash table, because the agent replaces elements
-/// atomically.
+/// Maps frontends (node port and protocol) to backends (Pods). The agent writes this map. The map is a hash table,
+/// because the kernel replaces elements of hash tables atomically.
 #[btf_map(name = "npl_mapping_v4")]
 pub static MAPPING_V4: HashMap<Frontend, BackendV4, { MAX_MAPPINGS as usize }> = HashMap::new();
 
@@ -55,15 +55,17 @@ pub static ALLOW_V4: LpmTrie<SourceV4, u32, { MAX_SOURCE_RANGES as usize }> = Lp
 #[btf_map(name = "npl_endpoint_v4")]
 pub static ENDPOINT_V4: HashMap<EndpointV4, Endpoint, { MAX_MAPPINGS as usize }> = HashMap::new();
 
-/// Established flows. The kernel programs write the entries; the agent removes expired entries.
+/// The flow table: conntrack entries of established flows. The kernel programs write the entries; the agent removes
+/// expired entries.
 #[btf_map(name = "npl_flow_v4")]
 pub static FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_FLOWS as usize }> = LruHashMap::new();
 
-/// Half-open flows. The kernel programs write the entries; the agent removes timed-out entries through `mmap`.
+/// The half-open cache: conntrack entries of half-open flows. The kernel programs write the entries; the agent, which
+/// maps the array into its memory, clears timed-out entries.
 #[btf_map(name = "npl_halfopen_v4")]
 pub static HALF_OPEN_V4: Array<u64, { half_open::WORDS as usize }, { half_open::MAP_FLAGS as usize }> = Array::new();
 
-/// Fragment tracking. The kernel programs write this map.
+/// Records of fragment tracking. The kernel programs write this map.
 #[btf_map(name = "npl_frag_v4")]
 pub static FRAGMENT_V4: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 
@@ -104,8 +106,8 @@ pub static NODE_ADDRESS_V6: HashMap<NodeAddressV6, LocalAddress, { MAX_LOCAL_ADD
 #[btf_map(name = "npl_nodeidx_v6")]
 pub static NODE_ADDRESS_INDEX_V6: Array<NodeAddressV6, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
 
-/// Maps frontends to backends. The agent writes this map. It is a hash table, because the agent replaces elements
-/// atomically.
+/// Maps frontends (node port and protocol) to backends (Pods). The agent writes this map. The map is a hash table,
+/// because the kernel replaces elements of hash tables atomically.
 #[btf_map(name = "npl_mapping_v6")]
 pub static MAPPING_V6: HashMap<Frontend, BackendV6, { MAX_MAPPINGS as usize }> = HashMap::new();
 
@@ -117,15 +119,17 @@ pub static ALLOW_V6: LpmTrie<SourceV6, u32, { MAX_SOURCE_RANGES as usize }> = Lp
 #[btf_map(name = "npl_endpoint_v6")]
 pub static ENDPOINT_V6: HashMap<EndpointV6, Endpoint, { MAX_MAPPINGS as usize }> = HashMap::new();
 
-/// Established flows. The kernel programs write the entries; the agent removes expired entries.
+/// The flow table: conntrack entries of established flows. The kernel programs write the entries; the agent removes
+/// expired entries.
 #[btf_map(name = "npl_flow_v6")]
 pub static FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_FLOWS as usize }> = LruHashMap::new();
 
-/// Half-open flows. The kernel programs write the entries; the agent removes timed-out entries through `mmap`.
+/// The half-open cache: conntrack entries of half-open flows. The kernel programs write the entries; the agent, which
+/// maps the array into its memory, clears timed-out entries.
 #[btf_map(name = "npl_halfopen_v6")]
 pub static HALF_OPEN_V6: Array<u64, { half_open::WORDS as usize }, { half_open::MAP_FLAGS as usize }> = Array::new();
 
-/// Fragment tracking. The kernel programs write this map.
+/// Records of fragment tracking. The kernel programs write this map.
 #[btf_map(name = "npl_frag_v6")]
 pub static FRAGMENT_V6: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 

@@ -10,7 +10,7 @@ use super::{cell::field, verdict::Verdict};
 /// The addresses and ports of a packet before its rewrite, and the verdict on the packet.
 #[repr(C, align(8))]
 pub struct Note {
-    /// All bytes of an IPv6 address, or the first four of an IPv4 address.
+    /// An IPv6 address; an IPv4 address is in the first four bytes.
     pub source: [u8; 16],
     pub destination: [u8; 16],
     pub source_port: u16,

@@ -29,7 +29,7 @@ use npl_common::{
     traffic::{FRAME_BYTES, Target, Traffic, fate, random_client},
 };
 
-/// The parameters of the traffic. The bench writes this map; the generator increments its counters.
+/// The parameters of the traffic. The bench writes this map; the generator increments the packet number in it.
 #[btf_map(name = "npl_traffic")]
 pub static TRAFFIC: Array<Traffic, 1> = Array::new();
 
@@ -71,7 +71,7 @@ struct Frame {
 
 const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame must have the size of the template");
 
-/// Index of the TCP checksum among the 16-bit words after the ports.
+/// Position of the TCP checksum, in 16-bit words after the ports.
 const TCP_CHECK: usize = 6;
 const UDP_CHECK: usize = 1;
 
@@ -183,7 +183,7 @@ const fn plus(word: u16, summand: u16) -> u16 {
 /// Counts a packet that has reached the expected address and port and, if a source is set, comes from this source.
 #[inline(always)]
 fn arrived(ctx: &TcContext) -> Option<()> {
-    // The frame may be shorter than the generated one, because the Node has removed the padding.
+    // The frame may be shorter than the generated frame, because the Node has removed the padding.
     let headers = pointer::<Headers>(ctx.data(), ctx.data_end())?;
     // SAFETY: in bounds as checked.
     let headers = unsafe { &*headers };

@@ -41,8 +41,8 @@ struct FragmentHeader {
     id: u32,
 }
 
-/// Walks the extension headers to the transport header, or to the fragment header of a later fragment. `None` if there
-/// are too many headers, one is cut off, or a source route has segments left.
+/// Skips the extension headers up to the transport header; in a later fragment, up to the end of the fragment header.
+/// `None` if there are too many extension headers, an extension header is cut off, or a source route has segments left.
 #[inline(always)]
 pub fn skip_extensions(ctx: &TcContext, chain: &mut HeaderChain<V6>) -> Option<()> {
     let headers = &mut chain.headers;

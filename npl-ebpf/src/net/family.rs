@@ -23,7 +23,7 @@ pub trait Addressing: Sized {
     fn is_loopback(addr: Self::Addr) -> bool;
 }
 
-/// Layout of a family's IP header, and access to the headers that follow it.
+/// Layout of a family's IP header, and access to the headers after the IP header.
 pub trait HeaderLayout: Addressing {
     /// `EtherType`, in the byte order of `__sk_buff::protocol`.
     const ETHER_TYPE: u32;
@@ -135,7 +135,7 @@ pub struct SocketAddr<F: Addressing> {
 }
 
 impl<F: Addressing> SocketAddr<F> {
-    /// Whether both have the same address and port.
+    /// Whether two values have the same address and port.
     #[inline(always)]
     pub fn is_same(&self, other: &Self) -> bool {
         self.addr == other.addr && self.port == other.port

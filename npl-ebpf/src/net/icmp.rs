@@ -63,7 +63,7 @@ pub fn quoted_numbers<F: HeaderLayout>(ctx: &TcContext, quote: &Packet<F>) -> Nu
     Numbers(load_numbers(context::skb(ctx), quote.headers.l4, quote.headers.protocol))
 }
 
-/// Not inlined, because the stack of its callers is full.
+/// Not inlined, because the callers have no free stack.
 #[inline(never)]
 fn load_numbers(skb: *mut __sk_buff, l4: usize, protocol: u8) -> u64 {
     let ctx = &TcContext::new(skb);

@@ -85,7 +85,7 @@ impl<F: HeaderLayout> Packet<F> {
         Some(Self { l3: chain.l3, headers: chain.headers, ports, end, header_length, is_truncated, segment })
     }
 
-    /// This packet with its TTL fields replaced.
+    /// A copy of this parsed packet with other TTL fields.
     #[inline(always)]
     pub fn with(&self, ttl_fields: F::TtlFields) -> Self {
         Self { headers: Headers { ttl_fields, ..self.headers }, ..*self }

@@ -168,7 +168,8 @@ fn judge_unreadable<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     trace::decide(if is_for_node { Verdict::pass(Reason::Ipv6ExtensionHeaders) } else { Verdict::UNRELATED })
 }
 
-/// Records an outgoing packet with a source port of the node port range as a packet of the Node's own connection.
+/// Records an outgoing packet with a source port of the node port range as a packet of a host connection, see
+/// [`host_connection`].
 #[inline(never)]
 fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);

@@ -271,7 +271,8 @@ fn is_mapped(call: *const bpf_sock_addr) -> bool {
     addr[0] == MAPPED_PREFIX[0] && addr[1] == MAPPED_PREFIX[1] && addr[2] == MAPPED_PREFIX[2]
 }
 
-// The verifier permits only one load or store of the whole context field, which a volatile access compiles to.
+// The verifier permits access to a context field only by one load or store of the whole field. A volatile access
+// compiles to such a load or store.
 impl AddressField for Inet {
     type Family = V4;
 
@@ -321,12 +322,14 @@ impl AddressField for Ipv4Mapped {
 
 #[inline(always)]
 fn ipv6_word(call: *const bpf_sock_addr, index: usize) -> u32 {
-    // SAFETY: a field of the kernel's context that IPv6 programs may read; the index is a constant below its length.
+    // SAFETY: a field of the kernel's context that IPv6 programs may read; the index is a constant below the field's
+    // length.
     unsafe { (&raw const (*call).user_ip6).cast::<u32>().add(index).read_volatile() }
 }
 
 #[inline(always)]
 fn set_ipv6_word(call: *mut bpf_sock_addr, index: usize, word: u32) {
-    // SAFETY: a field of the kernel's context that IPv6 programs may write; the index is a constant below its length.
+    // SAFETY: a field of the kernel's context that IPv6 programs may write; the index is a constant below the field's
+    // length.
     unsafe { (&raw mut (*call).user_ip6).cast::<u32>().add(index).write_volatile(word) };
 }

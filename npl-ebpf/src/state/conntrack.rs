@@ -167,7 +167,7 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// The flow's slot of the half-open cache, which may contain another flow's entry.
+    /// The flow's slot of the half-open cache. The slot may contain the entry of another flow.
     #[inline(always)]
     pub const fn own_slot(&self) -> Cell<u64> {
         self.entry
@@ -541,7 +541,7 @@ impl<'k, F: Family> Flow<'k, F> {
 /// Whether a client has a flow to a Pod through a mapping, in any phase. `numbers` are the numbers of a Pod's segment,
 /// by which handshakes are looked up.
 ///
-/// Not inlined, because the stack of its caller is full.
+/// Not inlined, because the caller has no free stack.
 #[inline(never)]
 pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let reply = Segment { numbers, flags: 0 };

@@ -23,7 +23,7 @@ use crate::{
 /// An IP family and its maps.
 pub trait Family: Routing {
     type FlowKey;
-    /// An entry of the flow table. A [`FlowState`] is its first field.
+    /// An entry of the flow table. The first field of an entry is a [`FlowState`].
     type FlowEntry: Copy;
     type BackendValue: 'static;
     /// The words of a cached mapping, without the checksum after them.
@@ -387,7 +387,7 @@ macro_rules! family_maps {
     };
 }
 
-/// Index of the 64-bit word of [`Config`] that holds the primary address and its index.
+/// Index of the 64-bit word of [`Config`] that contains the primary address and the index of this address.
 const PRIMARY_WORD: usize = offset_of!(Config, primary_v4) / size_of::<u64>();
 
 family_maps!(V4, v4, 3, {

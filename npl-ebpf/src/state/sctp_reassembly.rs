@@ -31,8 +31,7 @@ use crate::{
     },
 };
 
-/// Looks up the length of the datagram whose first fragment this is, and saves a copy of the fragment if the length is
-/// unknown.
+/// For a first fragment, looks up the length of the datagram. If the length is unknown, saves a copy of the fragment.
 #[inline(always)]
 pub fn begin(ctx: &TcContext, hash: u64, on_arrival: bool) {
     set_noted(npl_sctp_lookup(skb(ctx), key(hash, on_arrival)));
@@ -161,7 +160,7 @@ extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direct
     let is_same = is_fresh(first) && hash.load() == key;
     if !is_same || known_length.load() != 0 {
         if length & WAITING != 0 && (is_same || !is_occupied(first)) {
-            // If the last fragment arrives before the first one, the datagram's length is stored, and the first
+            // If the last fragment arrives before the first fragment, the datagram's length is stored, and the first
             // fragment does not wait.
             time.store(nanoseconds());
             known_length.store(length & LENGTH_MASK);
@@ -206,7 +205,8 @@ fn set_noted(length: u32) {
     }
 }
 
-/// The value that [`set_noted`] stored; 0 for all packets except first fragments of SCTP.
+/// The value that [`set_noted`] or [`note_last`] has stored; 0 unless the packet is the first or last fragment of an
+/// SCTP packet.
 #[inline(always)]
 fn noted() -> u32 {
     FRAGMENT_BUFFER.get_ptr_mut(LAST).map_or(0, |last| field!(last, datagram_length).load())

@@ -62,8 +62,8 @@ pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl
     action
 }
 
-/// Decides the verdict on a frame, rewrites the frame if it is translated, and logs the verdict. A frame that is
-/// passed unchanged is logged by the TC program.
+/// Decides the verdict on a frame, rewrites the frame if it is translated, and logs the verdict. The TC program logs a
+/// frame that is passed unchanged.
 #[inline(always)]
 pub fn frame<F: Family, const MULTI_BUFFER: bool>(
     frame: &Frame<MULTI_BUFFER>,
@@ -127,7 +127,7 @@ fn note<F: Family>(source: F::Addr, destination: F::Addr, protocol: u8, ports: P
     const {
         assert!(size_of::<F::Addr>() <= 16 && align_of::<F::Addr>() <= align_of::<Note>());
     };
-    // SAFETY: this processor's element; both fields have room for an address and are aligned like one.
+    // SAFETY: this processor's element; both fields have room for an address, and the alignment of an address.
     unsafe {
         (&raw mut (*note).source).cast::<F::Addr>().write(source);
         (&raw mut (*note).destination).cast::<F::Addr>().write(destination);
@@ -205,7 +205,8 @@ struct Outcome {
     text: Text<32>,
 }
 
-/// Dimensions of the table of outcomes: powers of two, because the verifier knows the bounds of a masked index.
+/// Dimensions of the table of outcomes. The dimensions are powers of two, so that a mask limits each index; the
+/// verifier knows the bounds of a masked index.
 const KINDS: usize = 8;
 const REASONS: usize = Reason::ALL.len().next_power_of_two();
 
