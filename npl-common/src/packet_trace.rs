@@ -117,7 +117,7 @@ map_type! {
         pub time: u64,
         /// Bytes of the packet from the IP header on, before translation.
         pub length: u32,
-        /// Index of the program's device.
+        /// Interface index of the device at whose hook the program ran.
         pub ifindex: u32,
         /// The program's hook: 0 TC ingress, 1 TC egress, 2 XDP ([`hook`]).
         pub hook: u8,

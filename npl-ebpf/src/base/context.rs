@@ -76,7 +76,8 @@ pub trait Access {
 }
 
 impl Access for TcContext {
-    /// If the header is in a page fragment of the skb, first pulls the header into the skb's linear part.
+    /// If the header is in a page fragment of the skb, the kernel's helper first copies the header into the skb's
+    /// linear part.
     #[inline(always)]
     fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T> {
         if !has_direct_access() {
@@ -92,8 +93,8 @@ impl Access for TcContext {
             }
             pointer::<T, OFFSET>(self.data(), self.data_end())?
         };
-        // SAFETY: in bounds as checked. IP headers are aligned to two bytes at least, and the kernel lets programs load
-        // unaligned words on every processor that this object is built for.
+        // SAFETY: in bounds as checked. IP headers are aligned to at least two bytes, and on every supported processor,
+        // programs may load unaligned words.
         Some(unsafe { *header })
     }
 

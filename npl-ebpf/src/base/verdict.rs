@@ -23,7 +23,7 @@ pub struct Verdict(u32);
 /// An interface index that no device has.
 const NO_DEVICE: u32 = u32::MAX;
 
-/// The TC action for a fragment that is saved, and re-injected later.
+/// The TC action for a fragment of which the program has saved a copy for later re-injection.
 ///
 /// The action redirects the fragment to a nonexistent device, because such a packet counts as sent. After a drop, a
 /// local sender would get an error and stop sending the datagram's fragments.
@@ -117,7 +117,7 @@ impl Verdict {
         self.0
     }
 
-    /// The verdict from the value of [`Self::bits`].
+    /// The inverse of [`Self::bits`].
     #[cfg(not(feature = "trace"))]
     #[inline(always)]
     pub const fn of_bits(bits: u32) -> Self {

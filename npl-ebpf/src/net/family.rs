@@ -13,7 +13,7 @@ pub trait Addressing: Sized {
     fn of_repeated(word: u32) -> Self::Addr;
     /// Contribution of an address to an Internet checksum. The sum of two addresses and two words fits in 32 bits.
     fn sum(addr: Self::Addr) -> u32;
-    /// Change of a checksum's sum if the address `new` replaces `old`.
+    /// Change of the sum that a checksum is computed from, if the address `new` replaces `old`.
     fn difference(old: Self::Addr, new: Self::Addr) -> u32;
     /// The seeded hash of both addresses, ports and protocol.
     fn hash(seed: u64, client: Self::Addr, pod: Self::Addr, ports_and_protocol: u64) -> u64;
@@ -51,7 +51,7 @@ pub trait HeaderLayout: Addressing {
     fn parse_chain(ctx: &TcContext, l3: usize) -> Option<HeaderChain<Self>>;
     /// Whether an ICMP type is that of an error message.
     fn is_error(kind: u8) -> bool;
-    /// Copies the header that follows an IP header without options.
+    /// Copies the transport header of a packet whose IP header has no options.
     fn read_transport<T: Copy, const L2: usize>(ctx: &impl Access) -> Option<T>;
     /// Overwrites the packet from the IP header's tail on. Returns `false` if the program has no direct packet access.
     fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool;
