@@ -3,8 +3,8 @@
 //!
 //! Packets of one direction of a flow bypass the stack for [`INTERVAL_JIFFIES`] after a stack observation, which proves
 //! that the stack forwarded a packet of this direction. After the interval, the stack forwards the next packet again.
-//! FORWARD rules and kernel conntrack therefore see one packet per direction of a live flow in every interval, and a
-//! new rule that drops the flow takes effect.
+//! FORWARD rules and kernel conntrack therefore process one packet per direction of a live flow in every interval, and
+//! a new rule that drops the flow takes effect.
 //!
 //! The stack forwards all packets that open or end a connection, and all packets after the connection's end. Several
 //! flows may have the same slot. While the first flow is offloaded, this flow keeps the slot, and the stack forwards

@@ -20,7 +20,7 @@ use crate::base::cell::Cell;
 /// A slot, and its index.
 pub type Slot = (Cell<u64>, u32);
 
-/// No slot has this index.
+/// An index that no slot has.
 const NONE: u32 = u32::MAX;
 
 /// The slot that contains a flow's entry; if the cache has no entry of the flow, the slot for a new entry.

@@ -2,8 +2,8 @@
 //! Logging of the trace build. Every verdict is logged except `UNRELATED`, which is the verdict on nearly every packet
 //! of the Node.
 //!
-//! Program and logging are separate functions that are not inlined, so that both can use the same stack space, one
-//! after the other.
+//! The program and the logging are separate functions that are not inlined. Both can therefore use the same stack
+//! space, one after the other.
 
 use core::hint::black_box;
 
