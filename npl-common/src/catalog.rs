@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Purpose, types and writers of each map, and hook and purpose of each program, for `docs/reference/maps.md`. A test
-//! of the agent compares the maps with those of the kernel object.
+//! Descriptions of all maps and programs, for `docs/reference/maps.md`. A test of the agent compares the described maps
+//! with those of the kernel object.
 
 use crate::{
     config::{Config, MAX_XDP_DEVICES},
@@ -36,22 +36,22 @@ use crate::{
     unmapped,
 };
 
-/// The map, or the IPv4 and IPv6 pair of maps, that serves one purpose.
+/// A map, or a pair of maps with the same purpose for IPv4 and IPv6.
 #[derive(Debug, Clone, Copy)]
 pub struct Map {
-    /// The names of the maps; with two, the first is for IPv4.
+    /// The name of the map, or the names of the IPv4 and the IPv6 map.
     pub names: &'static [&'static str],
     /// The type of the maps.
     pub kind: MapKind,
-    /// Elements of each map.
+    /// Number of elements of each map.
     pub capacity: u32,
     /// The keys.
     pub key: Content,
     /// The values.
     pub value: Content,
-    /// The purpose, in one sentence.
+    /// The purpose of the map or program.
     pub purpose: &'static str,
-    /// The components that write elements.
+    /// The components that write elements of the map.
     pub written_by: &'static str,
     /// The effect of a full map.
     pub when_full: &'static str,
@@ -70,7 +70,7 @@ pub enum MapKind {
     LruHash,
     /// A longest prefix match trie.
     LpmTrie,
-    /// Program file descriptors for tail calls.
+    /// An array of programs for tail calls.
     ProgramArray,
     /// A ring buffer, which all CPUs share.
     RingBuffer,
@@ -107,20 +107,20 @@ impl MapKind {
 /// A key or value.
 #[derive(Debug, Clone, Copy)]
 pub enum Content {
-    /// Nothing: a ring buffer has neither keys nor values of a fixed size. The text names its records.
+    /// A ring buffer has neither keys nor values. The text describes its records.
     None(&'static str),
     /// A `u32`, and its meaning.
     U32(&'static str),
     /// A `u64`, and its meaning.
     U64(&'static str),
-    /// A map type: one for each name of the map, or one for all names.
+    /// A layout for each name of the map, or one layout for all names.
     Type(&'static [Layout]),
-    /// A prefix length of four bytes, and a map type as in [`Self::Type`].
+    /// A prefix length of four bytes, followed by a layout as in [`Self::Type`].
     Prefix(&'static [Layout]),
 }
 
 impl Content {
-    /// The types, one for each name of the map, or one for all names; none for a number.
+    /// The layouts: one for each name of the map, or one for all names. Empty if the content is a number.
     pub const fn layouts(self) -> &'static [Layout] {
         match self {
             Self::None(_) | Self::U32(_) | Self::U64(_) => &[],
@@ -128,7 +128,7 @@ impl Content {
         }
     }
 
-    /// Size in bytes in the map with this position among the names.
+    /// Size in bytes, in the map at position `position` of [`Map::names`].
     pub fn size(self, position: usize) -> usize {
         let layouts = self.layouts();
         let of_type = layouts.get(position).or(layouts.first()).map_or(0, |layout| layout.size);
@@ -144,11 +144,11 @@ impl Content {
 
 const AGENT: &str = "agent";
 const PROGRAMS: &str = "programs";
-const NEVER: &str = "cannot be full";
-const OVERWRITES: &str = "never full: a new entry overwrites an older one of its slot";
+const NEVER: &str = "does not happen: the array always has all elements";
+const OVERWRITES: &str = "does not happen: a new entry overwrites an older entry in the same slot";
 
 /// Every pinned map.
-#[expect(clippy::cast_possible_truncation, reason = "both tables are short")]
+#[expect(clippy::cast_possible_truncation, reason = "the lengths of both tables fit in 32 bits")]
 pub const MAPS: &[Map] = &[
     Map {
         names: &[MAP_CONFIG],
@@ -156,7 +156,7 @@ pub const MAPS: &[Map] = &[
         capacity: 1,
         key: Content::U32("0"),
         value: Content::Type(&[Config::LAYOUT]),
-        purpose: "Configuration of all programs.",
+        purpose: "Configuration that all programs read.",
         written_by: AGENT,
         when_full: NEVER,
     },
@@ -166,10 +166,10 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_LOCAL_ADDRESSES,
         key: Content::Type(&[NodeAddressV4::LAYOUT, NodeAddressV6::LAYOUT]),
         value: Content::Type(&[LocalAddress::LAYOUT]),
-        purpose: "Node addresses, on which node ports answer.",
+        purpose: "Node addresses: the addresses on which clients reach node ports.",
         written_by: AGENT,
-        when_full: "node ports do not answer on further addresses; the log and the doctor check `addresses` name them, \
-                    and published addresses come first",
+        when_full: "node ports do not work on further addresses, which the log and the doctor check `addresses` name; \
+                    published addresses are written first",
     },
     Map {
         names: &[MAP_NODE_ADDRESS_INDEX_V4, MAP_NODE_ADDRESS_INDEX_V6],
@@ -177,8 +177,8 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_LOCAL_ADDRESSES,
         key: Content::U32("index of the node address"),
         value: Content::Type(&[NodeAddressV4::LAYOUT, NodeAddressV6::LAYOUT]),
-        purpose: "Node addresses by the index that half-open entries and fragment records have; all zero where an index is \
-                  free.",
+        purpose: "Node addresses by the index that half-open entries and fragment records contain; all zero if the \
+                  index is free.",
         written_by: AGENT,
         when_full: "as `npl_nodeip_v4`",
     },
@@ -209,7 +209,8 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_MAPPINGS,
         key: Content::Type(&[EndpointV4::LAYOUT, EndpointV6::LAYOUT]),
         value: Content::Type(&[Endpoint::LAYOUT]),
-        purpose: "Endpoints: the Pod addresses and ports whose packets may be replies.",
+        purpose: "Endpoints: Pod address, port and protocol of each mapping; only packets from endpoints can be \
+                  replies.",
         written_by: AGENT,
         when_full: "as `npl_mapping_v4`",
     },
@@ -221,8 +222,8 @@ pub const MAPS: &[Map] = &[
         value: Content::Type(&[FlowV4::LAYOUT, FlowV6::LAYOUT]),
         purpose: "Flow table: conntrack entries of established flows.",
         written_by: "programs; the agent removes expired entries and those of removed mappings",
-        when_full: "the kernel evicts the least recently used entry, and the client's next packet recreates it; if the kernel \
-                    refuses the new entry, the programs count `flow_table_full`",
+        when_full: "the kernel evicts the least recently used entry, and the client's next packet recreates it; if \
+                    the kernel refuses the new entry, the programs count `flow_table_full`",
     },
     Map {
         names: &[MAP_HALF_OPEN_V4, MAP_HALF_OPEN_V6],
@@ -233,8 +234,8 @@ pub const MAPS: &[Map] = &[
             "bits 0-15 node port, 16-23 index of the node address, 24-25 phase (0 requested, 1 replied, 2 established, \
              3 refused), 26-63 tag of the flow; 0 if free",
         ),
-        purpose: "Half-open cache: conntrack entries of flows that have not completed an exchange, and copies of flow table \
-                  entries.",
+        purpose: "Half-open cache: conntrack entries of flows whose handshake or first exchange is incomplete, and \
+                  copies of flow table entries.",
         written_by: "programs; the agent clears expired entries",
         when_full: OVERWRITES,
     },
@@ -245,10 +246,11 @@ pub const MAPS: &[Map] = &[
         key: Content::U32("slot, by a hash of the datagram"),
         value: Content::U64(
             "bits 0-15 node port (0 if the first fragment was not translated), 16-23 index of the node address, 24-25 \
-             protocol (0 UDP, 1 TCP, 2 SCTP), 26-32 time in units of 2^30 ns (1.07 s), 33 whether the first fragment \
-             took the stack, 34-63 tag of the datagram; 0 if free",
+             protocol (0 UDP, 1 TCP, 2 SCTP), 26-32 time in units of 2^30 ns (1.07 s), 33 whether the stack \
+             forwarded the first fragment, 34-63 tag of the datagram; 0 if free",
         ),
-        purpose: "Fragment tracking: the translation of a datagram's first fragment, for its later fragments.",
+        purpose: "Fragment tracking: how a datagram's first fragment was translated, by which later fragments are \
+                  translated.",
         written_by: PROGRAMS,
         when_full: OVERWRITES,
     },
@@ -260,18 +262,18 @@ pub const MAPS: &[Map] = &[
         value: Content::Type(&[SocketRnatV4::LAYOUT, SocketRnatV6::LAYOUT]),
         purpose: "Socket reverse NAT: the address that a local client connected to.",
         written_by: "cgroup programs; the agent removes entries of removed mappings",
-        when_full: "the kernel evicts the least recently used entry, and that client sees the Pod's address; its connection \
-                    continues",
+        when_full: "the kernel evicts the least recently used entry; the client of that entry sees the Pod's address, \
+                    and its connection continues",
     },
     Map {
         names: &[MAP_FRAGMENT_BUFFER],
         kind: MapKind::PerCpuArray,
         capacity: fragment_buffer::ELEMENTS,
-        key: Content::U32("0-15 saved fragments, 16-18 elements for the current packet"),
+        key: Content::U32("0-15 saved fragments, 16-18 working elements for the current packet"),
         value: Content::Type(&[SavedFrame::LAYOUT]),
         purpose: "Fragment buffer: copies of fragments that arrived before the first fragment of their datagram.",
         written_by: PROGRAMS,
-        when_full: "the oldest copy of the CPU is overwritten; its datagram is lost unless the sender repeats it",
+        when_full: "the new copy overwrites the CPU's oldest copy, whose datagram is lost unless the sender repeats it",
     },
     Map {
         names: &[MAP_SCTP_BUFFER],
@@ -279,10 +281,12 @@ pub const MAPS: &[Map] = &[
         capacity: fragment_buffer::SCTP_FRAGMENTS,
         key: Content::U32("slot, by a hash of the datagram"),
         value: Content::Type(&[SavedFrame::LAYOUT]),
-        purpose: "SCTP reassembly buffer: first fragments that wait for the last fragment, which shows the datagram's length.",
+        purpose: "SCTP reassembly buffer: first fragments that wait for the last fragment, which shows the datagram's \
+                  length.",
         written_by: PROGRAMS,
-        when_full: "a fragment keeps its slot for a second; meanwhile another datagram with the same slot is translated by the length \
-                    that its chunks suggest, or passed on and counted as `sctp_fragment`",
+        when_full: "a fragment keeps its slot for one second; meanwhile, another datagram with the same slot is \
+                    translated by the length that its chunks suggest, or passed to the host and counted as \
+                    `sctp_fragment`",
     },
     Map {
         names: &[MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6],
@@ -290,7 +294,8 @@ pub const MAPS: &[Map] = &[
         capacity: host_connection::SLOTS,
         key: Content::U32("slot, by a hash of the connection"),
         value: Content::U64("bits 0-23 time in units of 2^30 ns (1.07 s), 24-63 tag of the connection; 0 if free"),
-        purpose: "Host connections: the Node's own connections from ports of the range, whose replies are not translated.",
+        purpose: "Host connections: the Node's own connections from ports of the range, whose replies are not \
+                  translated.",
         written_by: PROGRAMS,
         when_full: OVERWRITES,
     },
@@ -302,8 +307,8 @@ pub const MAPS: &[Map] = &[
         value: Content::U64(
             "time of the last packet in units of 2^30 ns (1.07 s) of `CLOCK_MONOTONIC`; 0 if there was none",
         ),
-        purpose: "Unmapped traffic: time of the last packet to each node port without a mapping. While the traffic lasts, \
-                  the agent assigns such a port only if no other port is free.",
+        purpose: "Unmapped traffic: time of the last packet to each node port without a mapping. While the traffic \
+                  lasts, the agent assigns such a port only if no other port is free.",
         written_by: "programs, and the agent when it removes a UDP mapping",
         when_full: NEVER,
     },
@@ -313,7 +318,7 @@ pub const MAPS: &[Map] = &[
         capacity: SLOW_PATH_PROGRAMS.len() as u32,
         key: Content::U32("number of the slow-path program, in the order of the table of programs"),
         value: Content::U32("the program's id"),
-        purpose: "Slow-path programs, which the other programs tail-call.",
+        purpose: "Slow-path programs, which the fast-path programs tail-call.",
         written_by: AGENT,
         when_full: NEVER,
     },
@@ -323,7 +328,7 @@ pub const MAPS: &[Map] = &[
         capacity: crc::ELEMENTS as u32,
         key: Content::U32("position in the table"),
         value: Content::U32("element of the table"),
-        purpose: "CRC32c table for checksums of SCTP.",
+        purpose: "CRC32c table, by which programs update the checksums of SCTP packets.",
         written_by: "agent, at its start",
         when_full: NEVER,
     },
@@ -343,7 +348,7 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_XDP_DEVICES,
         key: Content::U32("index of the device"),
         value: Content::U32("1"),
-        purpose: "Set of the interface indexes on which the XDP program runs.",
+        purpose: "Interface indexes of the devices on which the XDP program runs.",
         written_by: AGENT,
         when_full: "TC translates requests on further devices",
     },
@@ -353,7 +358,7 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_NEXT_HOPS,
         key: Content::Type(&[PodAddressV4::LAYOUT, PodAddressV6::LAYOUT]),
         value: Content::Type(&[PodNextHop::LAYOUT]),
-        purpose: "Next hops of the Pods that packets are redirected to; empty with `--forwarding stack`.",
+        purpose: "Next hops of the Pods to which packets may be redirected; empty with `--forwarding stack`.",
         written_by: AGENT,
         when_full: "the host's stack forwards packets of further Pods",
     },
@@ -373,8 +378,9 @@ pub const MAPS: &[Map] = &[
         capacity: half_open::WORDS,
         key: Content::U32("slot of the flow in the half-open cache"),
         value: Content::Type(&[CachedReply::LAYOUT]),
-        purpose: "Lookup cache of replies: copies of endpoints. Elements from 65 536 on have the sequence and \
-                  acknowledgement number of a client's segment that opened an entry in the middle of a TCP connection.",
+        purpose: "Lookup cache of replies: copies of endpoints. Elements from 65 536 on contain the sequence and \
+                  acknowledgement number of a client's segment that opened an entry in the middle of a TCP \
+                  connection.",
         written_by: PROGRAMS,
         when_full: OVERWRITES,
     },
@@ -384,18 +390,20 @@ pub const MAPS: &[Map] = &[
         capacity: offload::SLOTS,
         key: Content::U32("slot of the flow in the half-open cache"),
         value: Content::Type(&[StackSeen::LAYOUT]),
-        purpose: "Stack observations: when the stack last forwarded a packet of each direction of a flow; for \
-                  `--forwarding offload`.",
+        purpose: "Stack observations: the time at which the stack last forwarded a packet of each direction of a \
+                  flow; for `--forwarding offload`.",
         written_by: PROGRAMS,
-        when_full: "never full: a flow keeps its slot while it is offloaded, and the stack forwards packets of the slot's other flows",
+        when_full: "does not happen: a flow keeps its slot while it is offloaded, and the stack forwards packets of \
+                    the slot's other flows",
     },
     Map {
         names: &[MAP_STATS],
         kind: MapKind::PerCpuArray,
         capacity: MAX_STATS,
-        key: Content::U32("`stats_index` of a backend; the last two are the sums of IPv4 and IPv6"),
+        key: Content::U32("`stats_index` of a backend; the last two elements are the sums of IPv4 and of IPv6"),
         value: Content::Type(&[MappingStats::LAYOUT]),
-        purpose: "Counters of each mapping, and for each family the sum of removed mappings and of mappings without own counters.",
+        purpose: "Counters of each mapping; for each IP family, also the sum of removed mappings and of mappings \
+                  without separate counters.",
         written_by: "programs; the agent moves the counters of removed mappings to the sums",
         when_full: "further mappings are counted in the sum of their family",
     },
@@ -405,7 +413,7 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_REASONS,
         key: Content::U32("number of the reason"),
         value: Content::U64("packets"),
-        purpose: "Packets by reason.",
+        purpose: "Number of packets counted under each reason.",
         written_by: PROGRAMS,
         when_full: NEVER,
     },
@@ -415,8 +423,8 @@ pub const MAPS: &[Map] = &[
         capacity: 1,
         key: Content::U32("0"),
         value: Content::Type(&[TraceFilter::LAYOUT]),
-        purpose: "The packets that `npl-agent trace` follows; off unless the command runs.",
-        written_by: "`npl-agent trace`; a program turns tracing off when its time is over",
+        purpose: "Filter of packet tracing: the packets that `npl-agent trace` shows; off unless the command runs.",
+        written_by: "`npl-agent trace`; a program turns tracing off when the time of the trace is over",
         when_full: NEVER,
     },
     Map {
@@ -425,7 +433,8 @@ pub const MAPS: &[Map] = &[
         capacity: 1,
         key: Content::U32("0"),
         value: Content::Type(&[TraceCpu::LAYOUT]),
-        purpose: "The record of packet tracing that a CPU is writing, and the numbers of records that this CPU left out.",
+        purpose: "The record of packet tracing that a CPU is writing, and the counts of records that this CPU did not \
+                  write.",
         written_by: PROGRAMS,
         when_full: NEVER,
     },
@@ -434,7 +443,7 @@ pub const MAPS: &[Map] = &[
         kind: MapKind::RingBuffer,
         capacity: RING_BYTES,
         key: Content::None("none"),
-        value: Content::None("none; its records are of the type `TraceRecord`"),
+        value: Content::None("none; the records are of the type `TraceRecord`"),
         purpose: "Records of packet tracing, which `npl-agent trace` reads.",
         written_by: PROGRAMS,
         when_full: "further records are counted as lost",
@@ -446,11 +455,11 @@ pub const MAPS: &[Map] = &[
 pub struct Program {
     /// The name of the program.
     pub name: &'static str,
-    /// The hook that runs the program, and the device or cgroup.
+    /// The hook at which the kernel runs the program, and the device or cgroup.
     pub hook: &'static str,
-    /// The options of the agent that attach the program.
+    /// The options with which the agent attaches the program.
     pub used_with: &'static str,
-    /// The purpose, in one sentence.
+    /// The purpose of the map or program.
     pub purpose: &'static str,
 }
 
@@ -466,17 +475,17 @@ const POD_INGRESS: &str = "TC ingress of the Pods' devices";
 const DNAT: &str = "Translates requests.";
 const REVERSE_NAT: &str = "Translates replies.";
 const SLOW_REQUESTS: &str =
-    "Translates requests that are fragments, SCTP, ICMP errors, or have options or extension headers.";
+    "Translates requests that are fragments, SCTP packets or ICMP errors, or have options or extension headers.";
 const SLOW_REPLIES: &str =
-    "Translates replies that are fragments, SCTP, ICMP errors, or have options or extension headers.";
-const CONNECT: &str = "Replaces the node address by the Pod's for local clients.";
-const SHOW_PEER: &str = "Shows local clients the address that they connected to.";
+    "Translates replies that are fragments, SCTP packets or ICMP errors, or have options or extension headers.";
+const CONNECT: &str = "Replaces node address and node port by Pod address and Pod port in calls of local clients.";
+const SHOW_PEER: &str = "Returns to local clients the address that they connected to, in place of the Pod's address.";
 
 const fn program(name: &'static str, hook: &'static str, used_with: &'static str, purpose: &'static str) -> Program {
     Program { name, hook, used_with, purpose }
 }
 
-/// Every program; those of the slow path in the order of their numbers.
+/// Every program. The slow-path programs are in the order of their indexes in [`MAP_SLOW_PATH`].
 pub const PROGRAM_LIST: &[Program] = &[
     program(PROG_INGRESS, UPLINK_INGRESS, STACK, DNAT),
     program(PROG_EGRESS, UPLINK_EGRESS, "`--forwarding stack` and `redirect`", REVERSE_NAT),
@@ -530,7 +539,7 @@ pub const PROGRAM_LIST: &[Program] = &[
         "npl_release",
         "cgroup v2, `sock_release`",
         CGROUP,
-        "Frees the socket reverse NAT entries of a socket that is closed.",
+        "Removes the socket reverse NAT entries of a socket when the socket is closed.",
     ),
     program("npl_recvmsg4", "cgroup v2, `recvmsg4`", CGROUP, SHOW_PEER),
     program("npl_recvmsg6", "cgroup v2, `recvmsg6`", CGROUP, SHOW_PEER),

@@ -4,66 +4,70 @@
 map_type! {
     /// Configuration that all programs read. A change takes effect with the next packet.
     pub struct Config: 40, align 8 {
-        /// Secret random seed of the hash that chooses slots, so that a sender cannot choose a slot; kept over agent
-        /// restarts.
+        /// Secret random seed of the hash that chooses slots in arrays, so that a sender cannot choose a slot. A
+        /// restarted agent keeps the seed.
         pub seed: u64,
-        /// The Node's primary IPv4 address, network order, which the programs recognize without a map look-up; all zero
-        /// if unset. Address and index are in one aligned word, which is written and read atomically.
+        /// The Node's primary IPv4 address, network order; all zero if unset. Programs recognize this address without a
+        /// further map look-up. Address and index are in one aligned word, which is written and read atomically.
         pub primary_v4: [u8; 4],
-        /// Position of `primary_v4` in the address index map.
+        /// Index of `primary_v4` in the map `npl_nodeidx_v4`.
         pub primary_v4_index: u32,
-        /// First node port that any mapping may have, host order.
+        /// First port of the node port range, host order.
         pub port_min: u16,
-        /// Last node port that any mapping may have, host order, inclusive.
+        /// Last port of the node port range, host order, inclusive.
         pub port_max: u16,
-        /// Bit 0: [`FLAG_XDP`]. Bit 1: [`FLAG_HOST_CLIENTS`]. Bits 8 to 15: position of the Node's primary IPv6 address
-        /// in its address index map. Other bits are 0.
+        /// Bit 0: [`FLAG_XDP`]. Bit 1: [`FLAG_HOST_CLIENTS`]. Bits 8 to 15: index of the Node's primary IPv6 address in
+        /// the map `npl_nodeidx_v6`. Other bits are 0.
         pub flags: u32,
         /// [`crate::names::ABI_VERSION`], the layout version of all maps.
         pub abi: u32,
-        /// Changes whenever a mapping, an endpoint, a next hop or a node address changes, and invalidates the lookup
-        /// caches: see [`crate::lookup_cache`]. Epoch and `abi` are in one aligned word, which is written and read
-        /// atomically.
+        /// Version of the mappings, endpoints, next hops and node addresses. The agent changes the epoch whenever one
+        /// of these changes, which invalidates the lookup caches: see [`crate::lookup_cache`]. Epoch and `abi` are in
+        /// one aligned word, which is written and read atomically.
         pub epoch: u32,
-        /// Cookie of the host's network namespace, the only one whose loopback addresses are the Node's; 0 if unknown.
+        /// The kernel's cookie of the host's network namespace; 0 if unknown. Only in this namespace do loopback
+        /// addresses count as node addresses.
         pub netns_cookie: u64,
     }
 }
 
-/// At least one device runs the XDP program; `npl_xdp_devices` has the indexes of these devices. On these devices, TC
-/// sees a request that XDP has translated as if the client had sent it to the Pod directly, so TC must not treat it as
-/// a direct connection.
+/// At least one device runs the XDP program; `npl_xdp_devices` has the indexes of these devices. A request that XDP has
+/// translated arrives at TC with the Pod's address as destination. On these devices, the TC program therefore does not
+/// treat such a request as a packet of a direct connection.
 pub const FLAG_XDP: u32 = 1;
 
-/// Of local clients, only processes in the host's network namespace are served: see [`Config::netns_cookie`].
+/// Node ports serve only those local clients that run in the host's network namespace: see [`Config::netns_cookie`].
 pub const FLAG_HOST_CLIENTS: u32 = 2;
 
-/// Position of the primary IPv6 address' index in [`Config::flags`].
+/// Position of the bits of [`Config::flags`] that contain the index of the primary IPv6 address.
 const PRIMARY_V6_SHIFT: u32 = 8;
 
-/// Maximum number of devices that run the XDP program at the same time.
+/// Maximum number of devices that run the XDP program.
 pub const MAX_XDP_DEVICES: u32 = 256;
 
 /// The value of every device in `npl_xdp_devices`.
 pub const XDP_ATTACHED: u32 = 1;
 
-const _: () = assert!(core::mem::offset_of!(Config, primary_v4) == 8, "one aligned word");
-const _: () = assert!(core::mem::offset_of!(Config, primary_v4_index) == 12, "one aligned word");
+const _: () = assert!(core::mem::offset_of!(Config, primary_v4) == 8, "both fields must be in one aligned word");
+const _: () = assert!(core::mem::offset_of!(Config, primary_v4_index) == 12, "both fields must be in one aligned word");
 
-const _: () = assert!(core::mem::offset_of!(Config, abi) == Config::EPOCH_WORD * size_of::<u64>(), "one aligned word");
-const _: () = assert!(core::mem::offset_of!(Config, epoch) == 28, "one aligned word");
+const _: () = assert!(
+    core::mem::offset_of!(Config, abi) == Config::EPOCH_WORD * size_of::<u64>(),
+    "both fields must be in one aligned word"
+);
+const _: () = assert!(core::mem::offset_of!(Config, epoch) == 28, "both fields must be in one aligned word");
 
 impl Config {
     /// Index of the 8-byte word with `abi` and `epoch`.
     pub const EPOCH_WORD: usize = 3;
 
-    /// The configuration with [`FLAG_XDP`] set or cleared.
+    /// A copy of the configuration with [`FLAG_XDP`] set or cleared.
     #[must_use]
     pub const fn with_xdp(self, is_used: bool) -> Self {
         self.with_flag(FLAG_XDP, is_used)
     }
 
-    /// The configuration with [`FLAG_HOST_CLIENTS`] set or cleared.
+    /// A copy of the configuration with [`FLAG_HOST_CLIENTS`] set or cleared.
     #[must_use]
     pub const fn with_host_clients_only(self, is_restricted: bool) -> Self {
         self.with_flag(FLAG_HOST_CLIENTS, is_restricted)
@@ -74,24 +78,24 @@ impl Config {
         Self { flags: if is_set { others | flag } else { others }, ..self }
     }
 
-    /// The position of the Node's primary IPv6 address in its address index map.
+    /// The index of the Node's primary IPv6 address in the map `npl_nodeidx_v6`.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+    #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
     #[expect(clippy::cast_possible_truncation, reason = "the index is one byte of the flags")]
     pub const fn primary_v6_index(&self) -> u8 {
         (self.flags >> PRIMARY_V6_SHIFT) as u8
     }
 
-    /// The configuration with another position of the primary IPv6 address.
+    /// A copy of the configuration with another index of the primary IPv6 address.
     #[must_use]
     pub const fn with_primary_v6_index(self, index: u8) -> Self {
         let others = self.flags & !(0xff << PRIMARY_V6_SHIFT);
         Self { flags: others | (index as u32) << PRIMARY_V6_SHIFT, ..self }
     }
 
-    /// Whether a port is in the node port range. Host order.
+    /// Whether a port, in host byte order, is in the node port range.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+    #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
     pub const fn contains(&self, port: u16) -> bool {
         port >= self.port_min && port <= self.port_max
     }

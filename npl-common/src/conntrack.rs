@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The connection tracking state machine: one pure function [`step`]. The kernel programs call it for each packet, and
-//! the agent's sweeper for each entry that no packet has refreshed for some time.
+//! The connection tracking state machine: one pure function [`step`]. The kernel programs call `step` for each packet.
+//! The agent's sweeper calls `step` for each entry, with the time since a packet last refreshed the entry.
 //!
-//! Only a client's packet opens an entry; a Pod's packet without an entry creates no state. A lost entry is recreated
-//! by the client's next packet. Entries in phases before [`Phase::ESTABLISHED`] are words of the half-open cache
+//! Only a client's packet opens an entry; a Pod's packet without an entry does not. A lost entry is recreated by the
+//! client's next packet. Entries in phases before [`Phase::ESTABLISHED`] are words of the half-open cache
 //! ([`crate::half_open`]); established entries are elements of the flow table ([`crate::flow`]).
 //!
 //! | phase | event | next phase | action |
@@ -28,12 +28,13 @@
 //! | established | silence of [`established_timeout_ns`] | absent | remove |
 //! | absent | Pod: any packet | absent | ignore |
 //!
-//! A client's SYN never changes an established entry. It opens a handshake, which has its own entry.
+//! A client's SYN never changes an established entry, because each handshake has its own entry.
 //!
 //! # Proof
 //!
-//! Any host can send a packet with a client's source address. An off-path sender has to guess 32-bit numbers, so an
-//! event is *proven* if the segment's sequence or acknowledgement number matches the connection:
+//! Any host can send a packet with a client's source address, but an off-path sender has to guess 32-bit sequence and
+//! acknowledgement numbers. An event is therefore *proven* if the segment's sequence or acknowledgement number matches
+//! the connection:
 //!
 //! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: the acknowledgement number
 //!   is part of the entry's hash ([`handshake_key`]).
@@ -54,8 +55,8 @@ const SECOND: u64 = 1_000_000_000;
 /// Idle time after which an unanswered request times out, nanoseconds: as kernel conntrack's
 /// `nf_conntrack_udp_timeout`.
 pub const REQUESTED_NS: u64 = 30 * SECOND;
-/// Idle time after which a request that the Pod has answered times out, nanoseconds: a Pod may push datagrams minutes
-/// after the request.
+/// Idle time after which a request that the Pod has answered times out, nanoseconds. The time is long, because a Pod
+/// may send further datagrams minutes after the request.
 pub const REPLIED_NS: u64 = 300 * SECOND;
 /// Idle time after a RST of one side or a FIN of each side, nanoseconds: as `nf_conntrack_tcp_timeout_last_ack`.
 pub const CLOSED_NS: u64 = 30 * SECOND;
@@ -68,13 +69,13 @@ pub const UNANSWERED_NS: u64 = 60 * SECOND;
 pub const TCP_NS: u64 = 5 * 24 * 3600 * SECOND;
 /// Idle timeout of a UDP flow, nanoseconds: RFC 4787, section 4.3.
 pub const UDP_NS: u64 = 300 * SECOND;
-/// Idle timeout of a UDP flow while the flow table is crowded, nanoseconds: most of its flows are then one query and
-/// its response, like DNS.
+/// Idle timeout of a UDP flow while the flow table is more than half full, nanoseconds. Most flows in such a table are
+/// one query and one response, as in DNS.
 pub const UDP_CROWDED_NS: u64 = 30 * SECOND;
 /// Idle timeout of an SCTP association, whose heartbeats have an interval of 30 s (RFC 9260), nanoseconds.
 pub const SCTP_NS: u64 = 3600 * SECOND;
 
-/// The phase of a flow, from the client's first packet on.
+/// The phase of a conntrack entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Phase(u8);
 
@@ -84,43 +85,43 @@ impl Phase {
     /// The Pod has replied. The client's next datagram or proven segment, or the Pod's next datagram, establishes the
     /// flow.
     pub const REPLIED: Self = Self(1);
-    /// The handshake or first exchange is complete; the entry is in the flow table.
+    /// The handshake or the first exchange of datagrams is complete; the entry is in the flow table.
     pub const ESTABLISHED: Self = Self(2);
     /// A RST ended the handshake. Late packets of the handshake are still translated, but do not establish a flow.
     pub const REFUSED: Self = Self(3);
     /// There is no entry.
     pub const ABSENT: Self = Self(4);
 
-    /// The phase from its two bits in a half-open cache entry.
+    /// The phase that two bits of an entry in the half-open cache encode.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-    #[expect(clippy::cast_possible_truncation, reason = "two bits")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+    #[expect(clippy::cast_possible_truncation, reason = "the phase has two bits")]
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits as u8 & 0b11)
     }
 
-    /// The two bits that encode a phase in the half-open cache, which has no entry in [`Self::ABSENT`].
+    /// The two bits that encode a phase in the half-open cache. [`Self::ABSENT`] has no encoding there.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn bits(self) -> u64 {
         self.0 as u64 & 0b11
     }
 
-    /// Whether both are the same phase; a constant function cannot use `==`.
+    /// Whether two phases are equal; a constant function cannot use `==`.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is(self, other: Self) -> bool {
         self.0 == other.0
     }
 
-    /// Whether the client is opening the flow.
+    /// Whether the flow is half-open: requested or replied.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is_opening(self) -> bool {
         self.0 <= Self::REPLIED.0
     }
 
-    /// The name in views and tables.
+    /// The phase's name in the output of commands and in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::REQUESTED => "requested",
@@ -137,10 +138,10 @@ impl Phase {
 pub struct State {
     /// The phase of the flow.
     pub phase: Phase,
-    /// TCP flags that the client has sent since the flow was established, or-ed together.
+    /// All TCP flags that the client has sent since the flow was established.
     pub client_flags: u8,
-    /// TCP flags that the Pod has sent since the flow was established, or-ed together, without the ACK of a SYN-ACK:
-    /// see [`State::has_pod_spoken`].
+    /// All TCP flags that the Pod has sent since the flow was established, without the ACK of a SYN-ACK: see
+    /// [`State::has_pod_spoken`].
     pub pod_flags: u8,
 }
 
@@ -150,30 +151,29 @@ impl State {
 
     /// The state of an entry of the half-open cache.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn half_open(phase: Phase) -> Self {
         Self { phase, client_flags: 0, pod_flags: 0 }
     }
 
     /// The state of an entry of the flow table.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn established(client_flags: u8, pod_flags: u8) -> Self {
         Self { phase: Phase::ESTABLISHED, client_flags, pod_flags }
     }
 
-    /// Whether the Pod has sent a segment other than its SYN-ACK. After that segment, the Pod does not retransmit the
-    /// SYN-ACK.
+    /// Whether the Pod has sent a segment other than its SYN-ACK. After such a segment, the Pod no longer retransmits
+    /// the SYN-ACK.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn has_pod_spoken(self) -> bool {
         self.pod_flags & ACK != 0
     }
 
-    /// Whether the Pod may retransmit its SYN-ACK, because the client's acknowledgement may be lost between Node and
-    /// Pod.
+    /// Whether the Pod may still retransmit its SYN-ACK: the client's acknowledgement may be lost between Node and Pod.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn may_repeat_syn_ack(self) -> bool {
         !self.has_pod_spoken() && self.client_flags & RST == 0
     }
@@ -182,8 +182,8 @@ impl State {
 /// Flags ([`crate::flow::tcp_flag`]), sequence and acknowledgement number of a TCP segment, or the equivalents of an
 /// SCTP packet.
 ///
-/// For SCTP, the sequence number of an INIT or INIT ACK is its initiate tag minus one, and the acknowledgement number
-/// of every packet is its verification tag.
+/// For SCTP, the sequence number of an INIT or INIT ACK is the initiate tag minus one. The acknowledgement number of
+/// every SCTP packet is the verification tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// Sequence and acknowledgement number as one word, because a kernel program has little stack.
@@ -198,59 +198,59 @@ impl Segment {
 
     /// Creates a segment. The numbers are in host order.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn new(sequence: u32, acknowledgement: u32, flags: u8) -> Self {
         Self { numbers: Numbers((sequence as u64) << u32::BITS | acknowledgement as u64), flags }
     }
 
     /// The sequence number, host order.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn sequence(self) -> u32 {
         self.numbers.sequence()
     }
 
     /// The acknowledgement number, host order.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn acknowledgement(self) -> u32 {
         self.numbers.acknowledgement()
     }
 
     /// Whether the segment opens a handshake: a SYN without ACK, or an SCTP INIT.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is_syn(self) -> bool {
         is_syn(self.flags)
     }
 
     /// Whether the segment has ACK, and neither opens nor aborts a connection.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is_mid_stream(self) -> bool {
         is_mid_stream(self.flags)
     }
 }
 
-/// The hash of a handshake's entry, from the flow's hash and the acknowledgement number that the Pod's SYN-ACK must
-/// have.
+/// The key of a handshake's entry: a hash of the flow's hash and of the acknowledgement number that the Pod's SYN-ACK
+/// must have.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn handshake_key(flow: u64, acknowledgement: u32) -> u64 {
     absorb(flow, 1 << 32 | acknowledgement as u64)
 }
 
-/// The hash of an accepted handshake's entry, from the flow's hash and the acknowledgement number with which the client
-/// completes the handshake.
+/// The key of an accepted handshake's entry: a hash of the flow's hash and of the acknowledgement number with which the
+/// client completes the handshake.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn reply_key(flow: u64, acknowledgement: u32) -> u64 {
     absorb(flow, 2 << 32 | acknowledgement as u64)
 }
 
-/// The hash of an entry that a segment in the middle of a connection opened.
+/// The key of an entry that a segment in the middle of a connection opened: a hash of the flow's hash.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn mid_stream_key(flow: u64) -> u64 {
     absorb(flow, 3 << 32)
 }
@@ -260,30 +260,31 @@ pub const fn mid_stream_key(flow: u64) -> u64 {
 pub struct Numbers(pub u64);
 
 impl Numbers {
-    /// The largest accepted distance, in bytes, between the sequence number of one side and the acknowledgement number of
-    /// the other side: the largest receive window of today's hosts.
+    /// The largest accepted distance, in bytes, between the sequence number of one side and the acknowledgement number
+    /// of the other side. The distance is at least as large as the receive window of common hosts.
     pub const WINDOW: u32 = 1 << 25;
 
     /// The sequence number, host order.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn sequence(self) -> u32 {
         (self.0 >> u32::BITS) as u32
     }
 
     /// The acknowledgement number, host order.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-    #[expect(clippy::cast_possible_truncation, reason = "the low half")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+    #[expect(clippy::cast_possible_truncation, reason = "only the low half is used")]
     pub const fn acknowledgement(self) -> u32 {
         self.0 as u32
     }
 
-    /// Whether a Pod's segment belongs to the same connection as the client's: both its numbers are within
-    /// [`Self::WINDOW`] of the client's, or it is a RST with exactly the sequence number that the client acknowledged.
-    /// A segment of another connection is admitted with a probability of 1 in 4096.
+    /// Whether a Pod's segment belongs to the same connection as the client's segment with these numbers. Each side's
+    /// sequence number must be within [`Self::WINDOW`] of the other side's acknowledgement number. A RST without ACK
+    /// must have exactly the sequence number that the client acknowledged. A segment of another connection is admitted
+    /// with a probability of 1 in 4096.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn admit(self, reply: Segment) -> bool {
         let (sequence, acknowledgement) = (self.sequence(), self.acknowledgement());
         if reply.flags & (RST | ACK) == RST {
@@ -293,36 +294,38 @@ impl Numbers {
             && is_near(reply.sequence(), acknowledgement, Self::WINDOW)
     }
 
-    /// Whether another segment from the same sender belongs to the same connection.
+    /// Whether another segment from the client belongs to the same connection.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is_near(self, later: Self) -> bool {
         self.admit(Segment { numbers: Self(later.0.rotate_left(u32::BITS)), flags: ACK })
     }
 
-    /// The checksum that is stored beside these numbers. A reader accepts the numbers only for the matching entry.
+    /// The checksum that is stored beside these numbers. A reader uses the numbers only if the checksum matches the
+    /// entry.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn checksum(self, key: u64, entry: u64) -> u64 {
         absorb(absorb(key, entry), self.0)
     }
 }
 
 /// Largest distance in bytes, in either direction, between the sequence number of a client's FIN or RST and the Pod's
-/// last recorded acknowledgement number. A blind sender's number is within the distance with a probability of 1 in
+/// last recorded acknowledgement number. An off-path sender's guess is within this distance with a probability of 1 in
 /// 4096.
 pub const CLOSING_WINDOW: u32 = 1 << 19;
 
-/// Whether a client's sequence number is near the Pod's last recorded acknowledgement number, as a FIN or RST needs.
+/// Whether a client's sequence number is within [`CLOSING_WINDOW`] of the Pod's last recorded acknowledgement number. A
+/// FIN or RST of the client counts only if this is true.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {
     is_near(sequence, pod_acknowledgement, CLOSING_WINDOW)
 }
 
 /// Whether two sequence numbers are at most `window` apart, modulo 2^32.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn is_near(a: u32, b: u32, window: u32) -> bool {
     a.wrapping_sub(b).wrapping_add(window) < 2 * window
 }
@@ -360,25 +363,25 @@ pub enum Event {
 }
 
 impl Event {
-    /// The client's packet of a protocol.
+    /// The event of a client's packet of this protocol.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn from_client(protocol: u8, flags: u8, is_proven: bool) -> Self {
         if protocol == protocol::UDP { Self::ClientDatagram } else { Self::ClientSegment { flags, is_proven } }
     }
 
-    /// The Pod's packet of a protocol.
+    /// The event of a Pod's packet of this protocol.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn from_pod(protocol: u8, flags: u8, is_proven: bool) -> Self {
         if protocol == protocol::UDP { Self::PodDatagram } else { Self::PodSegment { flags, is_proven } }
     }
 }
 
-/// Actions of the caller of [`step`] on the entry.
+/// The action that the caller of [`step`] executes on the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// No entry matches the packet, and none is created: the packet is not translated.
+    /// No entry matches the packet, and no entry is created: the packet is not translated.
     Ignore,
     /// Leave the entry unchanged.
     Keep,
@@ -394,9 +397,10 @@ pub enum Action {
     Remove,
 }
 
-/// The next state of an entry, and the action that the caller executes on the entry. See the table of the module.
+/// The next state of an entry after an event, and the action that the caller executes on the entry: see the table
+/// above.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn step(state: State, event: Event) -> (State, Action) {
     match event {
         Event::ClientDatagram => client_datagram(state),
@@ -480,21 +484,21 @@ pub const fn established_timeout_ns(state: State, protocol: u8, is_crowded: bool
 
 /// Whether a segment opens a handshake: a SYN without ACK, or an SCTP INIT.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_syn(flags: u8) -> bool {
     flags & (SYN | ACK) == SYN
 }
 
 /// Whether a segment has ACK, and neither opens nor aborts a connection.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn is_mid_stream(flags: u8) -> bool {
     flags & (SYN | RST | ACK) == ACK
 }
 
 /// Whether a Pod's segment accepts or rejects a handshake.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_handshake_reply(flags: u8) -> bool {
     flags & (SYN | RST) != 0
 }
@@ -722,7 +726,7 @@ mod tests {
             prop_assert_eq!(after(State::ABSENT, &events), State::ABSENT);
         }
 
-        /// A sender to whom the Pod does not reply never gets an established entry.
+        /// The client's packets alone, without a reply of the Pod, never establish an entry.
         #[test]
         fn no_sequence_of_a_clients_packets_establishes_a_flow(
             events in vec(events().prop_filter("client", |e| !is_of_pod(*e)), 0..20),
@@ -745,8 +749,8 @@ mod tests {
             prop_assert_eq!(established_timeout_ns(after, TCP, false), established_timeout_ns(before, TCP, false));
         }
 
-        /// A sender who guesses neither a sequence nor an acknowledgement number correctly can at most open an entry,
-        /// which matches no reply of another connection.
+        /// A sender who guesses neither a sequence number nor an acknowledgement number correctly can at most open an
+        /// entry. This entry matches no reply of another connection.
         #[test]
         fn no_sequence_of_forged_segments_matches_a_reply_of_another_connection(
             flags in vec((select(ALL_FLAGS.to_vec()), any::<bool>()), 1..20),
@@ -786,7 +790,7 @@ mod tests {
             }
         }
 
-        /// Every segment within the window is admitted; of the segments of another connection, one in 4096.
+        /// Every segment within the window is admitted. Of the segments of another connection, one in 4096 is admitted.
         #[test]
         fn replies_within_the_window_are_admitted_and_no_others(
             sequence: u32, acknowledgement: u32, ahead in 0..Numbers::WINDOW, behind in 1..=Numbers::WINDOW, far in Numbers::WINDOW..u32::MAX - Numbers::WINDOW,

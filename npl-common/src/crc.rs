@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Incremental update of SCTP's checksum, `CRC32c` (RFC 9260, appendix A), without reading the packet.
 //!
-//! A CRC is linear for messages of one length: its change depends only on the changed bits and on the number of bytes
-//! after them. The ports are a packet's first four bytes, so
+//! For messages of one length, a CRC is linear: the change of the CRC depends only on the changed bits, and on the
+//! number of bytes after the changed bits. The ports are the first four bytes of an SCTP packet, so
 //!
 //! ```text
 //! crc' = crc + (ports' - ports) x^8n   modulo the polynomial, for a packet of n bytes
 //! ```
 //!
-//! where sum and difference of polynomials over GF(2) are both "exclusive or". The power is the product of two table
-//! elements, one for each byte of `n`, so a table of 3 KiB suffices for any length. The lowest bit of a word is the
-//! coefficient of the highest power of `x`, and words are loaded little-endian.
+//! Sum and difference of polynomials over GF(2) are both "exclusive or". The power `x^8n` is the product of two table
+//! elements, one for each byte of `n`, so a table of 3 KiB suffices for every length. The lowest bit of a word is the
+//! coefficient of the highest power of `x`, and words are loaded in little-endian order.
 
-/// The polynomial without its highest power.
+/// The CRC polynomial without its highest power.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
-/// The polynomial `x^0`, which is the factor 1.
+/// The polynomial `x^0`, which is the number 1.
 const ONE: u32 = 1 << 31;
-/// `x^8`, the factor for one more byte.
+/// The polynomial `x^8`, the factor for one more byte in the message.
 const BYTE: u32 = 1 << 23;
 /// The number of values that a byte can have.
 const BYTES: usize = 256;
-/// Mask of every fourth bit. Products of masked words have no carry into another masked bit.
+/// Mask of every fourth bit. In a product of masked words, no carry reaches another masked bit.
 const LANES: u64 = 0x1111_1111_1111_1111;
 
-/// Offset in [`TABLE`] of each byte times `x^32`, to divide a word byte by byte.
+/// Offset in [`TABLE`] of the products of each byte and `x^32`, which divide a word byte by byte.
 const REMAINDERS: u32 = 0;
-/// Offset in [`TABLE`] of `x` to the power of eight times the index.
+/// Offset in [`TABLE`] of the powers of `x` whose exponent is 8 times the index.
 const POWERS: u32 = 256;
-/// Offset in [`TABLE`] of `x` to the power of 2048 times the index.
+/// Offset in [`TABLE`] of the powers of `x` whose exponent is 2048 times the index.
 const HIGH_POWERS: u32 = 512;
 /// Number of elements of [`TABLE`].
 pub const ELEMENTS: usize = 3 * BYTES;
@@ -36,9 +36,9 @@ pub const ELEMENTS: usize = 3 * BYTES;
 pub static TABLE: [u32; ELEMENTS] = table();
 
 /// The checksum of an SCTP packet of `length` bytes after a change of its ports. Checksums and ports are words as
-/// loaded by a little-endian processor. `times` is [`times_element`] or a wrapper of it.
+/// loaded by a little-endian processor. `times` is [`times_element`] or a function that calls [`times_element`].
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times: impl Fn(u32, u32) -> u32) -> u32 {
     let [high, low] = length.to_be_bytes();
     let difference = times(ports ^ new_ports, POWERS | u32::from(low));
@@ -46,10 +46,13 @@ pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times:
 }
 
 /// The product of `a` and the element `index` of [`TABLE`], modulo the CRC polynomial. `element` reads an element of
-/// the table. Returns `None` if `element` does.
+/// the table. Returns `None` if `element` returns `None`.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "callers with little stack wrap it in a function")]
-#[expect(clippy::cast_possible_truncation, reason = "each half of the product is taken")]
+#[expect(
+    clippy::inline_always,
+    reason = "callers with little free stack call this function in a function that is not inlined"
+)]
+#[expect(clippy::cast_possible_truncation, reason = "the code takes each half of the product")]
 pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -> Option<u32> {
     // The product has 63 bits, and the coefficient of the highest power is the lowest bit.
     let product = carryless(a, element(index)?) << 1;
@@ -63,9 +66,12 @@ pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -
 /// The carry-less product of two words.
 ///
 /// Ordinary multiplication produces carries. If both factors have only every fourth bit, at most eight ones are added
-/// at one position, so a carry never reaches the next used bit.
+/// at one position. A carry then never reaches the next used bit.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "callers with little stack wrap it in a function")]
+#[expect(
+    clippy::inline_always,
+    reason = "callers with little free stack call this function in a function that is not inlined"
+)]
 const fn carryless(a: u32, b: u32) -> u64 {
     let (a, b) = (a as u64, b as u64);
     let (a0, a1, a2, a3) = (a & LANES, a & LANES << 1, a & LANES << 2, a & LANES << 3);
@@ -88,8 +94,8 @@ const fn table() -> [u32; ELEMENTS] {
         doubled *= 2;
     }
     loop {
-        // A word's lowest byte holds the coefficients of x^24 to x^31. Times x^8 they exceed the degree of the CRC
-        // polynomial, and this element is the remainder.
+        // A word's lowest byte contains the coefficients of x^24 to x^31. The product with x^8 reaches or exceeds the
+        // degree of the CRC polynomial, and this element is the remainder of the division.
         table[REMAINDERS as usize | byte as usize] = shifted(byte as u32, 8);
         table[POWERS as usize | byte as usize] = power;
         table[HIGH_POWERS as usize | byte as usize] = high_power;
@@ -115,7 +121,7 @@ const fn times_bitwise(a: u32, b: u32) -> u32 {
     product
 }
 
-/// A polynomial times `x` to a power.
+/// The product of a polynomial and `x` to the power `power`.
 const fn shifted(mut word: u32, power: u32) -> u32 {
     let mut step = 0;
     while step < power {
@@ -162,7 +168,7 @@ mod tests {
     #[test]
     fn the_reference_is_that_of_the_standards() {
         assert_eq!(full(b"123456789"), 0xe306_9283);
-        // RFC 7143, section A.4: 32 bytes of zeros.
+        // The test vector of RFC 7143, section A.4: 32 bytes of zeros.
         assert_eq!(full(&[0; 32]), 0x8a91_36aa);
     }
 

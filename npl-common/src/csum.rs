@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Incremental Internet checksum, RFC 1624 equation 3.
+//! Incremental update of the Internet checksum (RFC 1624, equation 3).
 //!
 //! Checksums and words have the byte order in which they are loaded from the packet. A ones-complement sum is
 //! independent of the byte order if all words have the same byte order.
 
-/// Folds the carries of a sum of up to 65 536 words into 16 bits.
+/// Adds the carries of a sum of up to 65 536 16-bit words to the low 16 bits.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-#[expect(clippy::cast_possible_truncation, reason = "two folds leave 16 bits")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+#[expect(clippy::cast_possible_truncation, reason = "after two folds, the sum has 16 bits")]
 pub const fn fold(sum: u32) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16);
     let sum = (sum & 0xffff) + (sum >> 16);
@@ -16,21 +16,21 @@ pub const fn fold(sum: u32) -> u16 {
 
 /// The checksum after one 16-bit word of the covered data changed from `old` to `new`.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn replace16(check: u16, old: u16, new: u16) -> u16 {
     !fold(!check as u32 + !old as u32 + new as u32)
 }
 
 /// The contribution of a 32-bit word at an even offset to a sum.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn sum32(word: u32) -> u32 {
     (word & 0xffff) + (word >> 16)
 }
 
 /// The checksum after a 32-bit word at an even offset of the covered data changed from `old` to `new`.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn replace32(check: u16, old: u32, new: u32) -> u16 {
     !fold(!check as u32 + difference32(old, new))
 }
@@ -38,7 +38,7 @@ pub const fn replace32(check: u16, old: u32, new: u32) -> u16 {
 /// The difference to pass to `bpf_l4_csum_replace` when a 32-bit word changes from `old` to `new`. The sum of four such
 /// differences does not overflow.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn difference32(old: u32, new: u32) -> u32 {
     sum32(!old) + sum32(new)
 }
@@ -47,14 +47,14 @@ pub const fn difference32(old: u32, new: u32) -> u32 {
 /// completes the checksum. `addresses` is the sum of both addresses, `length` is in host order; the result is in
 /// network order.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn pseudo_header(addresses: u32, protocol: u8, length: u16) -> u16 {
     fold(addresses + (protocol as u16).to_be() as u32 + length.to_be() as u32)
 }
 
-/// Whether two ones-complement numbers are the same; zero has two representations.
+/// Whether two ones-complement numbers are equal. Zero has two representations: 0 and 0xffff.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn same(a: u16, b: u16) -> bool {
     a == b || (a ^ b == 0xffff && (a == 0 || b == 0))
 }
@@ -69,13 +69,14 @@ pub enum Field {
     PseudoHeader,
 }
 
-/// The content of a checksum field, inferred from the kernel's update when the pseudo-header changed by `difference`.
+/// The content of a transport checksum field, inferred from the values before and after the kernel's helper updated the
+/// field. `difference` is the change of the pseudo-header's sum.
 ///
-/// Programs cannot read whether a field is a complete checksum or a partial sum. The kernel's helper reveals it: it
-/// subtracts the change of the pseudo-header from a complete checksum, and adds the change to a partial sum. `None` if
-/// the change is zero.
+/// Programs cannot read whether a field contains a complete checksum or only the pseudo-header sum. The helper
+/// subtracts the change from a complete checksum, and adds the change to a pseudo-header sum. `None` if the change is
+/// zero.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn field_kind(before: u16, after: u16, difference: u32) -> Option<Field> {
     let difference = fold(difference);
     if same(difference, 0) {

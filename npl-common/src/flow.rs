@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The flow table: conntrack entries of established flows. Only reverse NAT needs these entries; the mapping alone
-//! determines the destination of a request.
+//! The flow table: conntrack entries of established flows, which reverse NAT of replies needs. The translation of
+//! requests needs no entry, because the mapping alone determines the destination of a request.
 
-/// Entries per family; 128 Ki of them take about 14 MiB.
+/// Maximum number of entries per IP family; 131 072 entries take about 14 MiB.
 pub const MAX_FLOWS: u32 = 131_072;
 
-/// Interval, in jiffies, at which an entry's time is refreshed and a [`crate::lookup_cache::CachedReply`] expires. A
-/// write on every packet would move a cache line between the processors of both directions each time. 256 jiffies are
-/// 0.25 s (HZ=1000) to 2.6 s (HZ=100).
+/// Interval in jiffies after which a packet refreshes an entry's time, and after which a
+/// [`crate::lookup_cache::CachedReply`] expires. If every packet wrote the time, each packet would move a cache line
+/// between processors. 256 jiffies are 0.25 s (HZ=1000) to 2.6 s (HZ=100).
 pub const REFRESH_INTERVAL_JIFFIES: u32 = 256;
 
-/// TCP flags in the byte at offset 13 (RFC 9293). SCTP chunks are recorded as the TCP flags with the same meaning.
+/// TCP flags, in the byte at offset 13 of the TCP header (RFC 9293). SCTP chunks are recorded as the TCP flags with the
+/// same meaning.
 pub mod tcp_flag {
     /// FIN: the sender sends no more data.
     pub const FIN: u8 = 0x01;
@@ -18,22 +19,22 @@ pub mod tcp_flag {
     pub const SYN: u8 = 0x02;
     /// RST: the sender aborts the connection.
     pub const RST: u8 = 0x04;
-    /// ACK: the acknowledgement number is valid; every segment except a connection's first one has this flag.
+    /// ACK: the acknowledgement number is valid; every segment except the first segment of a connection has this flag.
     pub const ACK: u8 = 0x10;
     /// The flags that open or end a connection.
     pub const OPENS_OR_ENDS: u8 = SYN | FIN | RST;
 }
 
 map_type! {
-    /// A flow as the Pod sees it, from the client to the Pod.
+    /// The key of an IPv4 flow: the addresses and ports of the client and of the Pod, and the protocol.
     pub struct FlowKeyV4: 16, align 4 {
-        /// Network order.
+        /// In network byte order.
         pub client_addr: [u8; 4],
-        /// Network order.
+        /// In network byte order.
         pub pod_addr: [u8; 4],
-        /// Host order.
+        /// In host byte order.
         pub client_port: u16,
-        /// Host order.
+        /// In host byte order.
         pub pod_port: u16,
         /// IP protocol number, widened to 32 bits, so that the key has no padding.
         pub protocol: u32,
@@ -41,15 +42,15 @@ map_type! {
 }
 
 map_type! {
-    /// A flow as the Pod sees it, IPv6.
+    /// As [`FlowKeyV4`], IPv6.
     pub struct FlowKeyV6: 40, align 4 {
-        /// Network order.
+        /// In network byte order.
         pub client_addr: [u8; 16],
-        /// Network order.
+        /// In network byte order.
         pub pod_addr: [u8; 16],
-        /// Host order.
+        /// In host byte order.
         pub client_port: u16,
-        /// Host order.
+        /// In host byte order.
         pub pod_port: u16,
         /// IP protocol number, widened to 32 bits, so that the key has no padding.
         pub protocol: u32,
@@ -57,25 +58,26 @@ map_type! {
 }
 
 map_type! {
-    /// State of an established flow, of either family: see [`crate::conntrack`].
+    /// State of an established flow, common to IPv4 and IPv6: see [`crate::conntrack`].
     ///
-    /// Both directions write `last_seen_ns` and `refreshed`; a lost update makes the entry look slightly older.
+    /// Packets of both directions write `last_seen_ns` and `refreshed` without a lock. After a lost update, the
+    /// recorded time is slightly too old.
     pub struct FlowState: 24, align 8 {
         /// Time of the last refresh, nanoseconds of `CLOCK_MONOTONIC`.
         pub last_seen_ns: u64,
-        /// Generation of the endpoint when the entry was created.
+        /// Generation of the endpoint at the time when the entry was created.
         pub generation: u32,
         /// Low half of `jiffies` at `last_seen_ns`.
         pub refreshed: u32,
-        /// TCP: the Pod's acknowledgement number at the last refresh, host order; before the first refresh, the
-        /// sequence number of the client's segment that established the flow. A client's FIN or RST counts only near
-        /// this number. 0 for other protocols.
+        /// For TCP, the Pod's acknowledgement number at the last refresh, host order. Before the first refresh, the
+        /// sequence number of the client's segment that established the flow. A client's FIN or RST counts only if its
+        /// sequence number is near this number. For other protocols, the field is 0.
         pub pod_acknowledgement: u32,
         /// Node port of the NAT address, host order.
         pub node_port: u16,
-        /// TCP flags that the client has sent, or-ed together.
+        /// All TCP flags that the client has sent.
         pub client_tcp_flags: u8,
-        /// TCP flags that the Pod has sent, or-ed together, without the ACK of its SYN-ACK.
+        /// All TCP flags that the Pod has sent, without the ACK of its SYN-ACK.
         pub pod_tcp_flags: u8,
     }
 }
@@ -83,7 +85,7 @@ map_type! {
 map_type! {
     /// A flow table entry: the NAT address and the state.
     pub struct FlowV4: 32, align 8 {
-        /// The part that does not depend on the family.
+        /// The part of the entry that does not depend on the IP family.
         pub state: FlowState,
         /// Node address of the NAT address, network order.
         pub node_addr: [u8; 4],
@@ -105,7 +107,7 @@ map_type! {
 impl FlowV4 {
     /// Creates an entry. The address is in network order.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn new(state: FlowState, node_addr: [u8; 4]) -> Self {
         Self { state, node_addr, pad: 0 }
     }
@@ -114,7 +116,7 @@ impl FlowV4 {
 impl FlowV6 {
     /// As [`FlowV4::new`].
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn new(state: FlowState, node_addr: [u8; 16]) -> Self {
         Self { state, node_addr }
     }

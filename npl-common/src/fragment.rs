@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Fragment tracking. Only the first fragment of a datagram has ports. Its record determines the translation of the
-//! later fragments.
+//! Fragment tracking. Only the first fragment of a datagram has ports, so the programs record how they translated the
+//! first fragment, and translate later fragments by this record.
 //!
 //! One 64-bit word per slot, as in [`crate::half_open`]: a flood of fragments overwrites slots and allocates no memory.
 //!
@@ -11,18 +11,19 @@
 
 use crate::mapping::protocol;
 
-/// Number of slots, a power of two. They take 512 KiB.
+/// Number of slots, a power of two. The slots take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
-/// Lifetime of a record in [`time`]'s unit, 32 s: near the kernel's reassembly timeout of 30 s. After that time a
-/// sender may reuse the IP identification for another datagram.
+/// Lifetime of a record in the unit of [`time`]: 32 s, near the kernel's reassembly timeout of 30 s. After the
+/// lifetime, a sender may reuse the IP identification for another datagram.
 pub const LIFETIME: u64 = 30;
 
 const NODE_PORT_MASK: u64 = 0xffff;
 const ADDRESS_SHIFT: u32 = 16;
 const PROTOCOL_SHIFT: u32 = 24;
 const TIME_SHIFT: u32 = 26;
-/// The host's stack forwarded the first fragment, although the forwarding mode can bypass the stack.
+/// Flag of a record in redirect and offload mode: the host's stack forwarded the first fragment, which was not
+/// redirected.
 const BY_STACK: u64 = 1 << 33;
 const TAG_SHIFT: u32 = 34;
 const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
@@ -40,7 +41,7 @@ pub struct Record {
     pub node_port: u16,
     /// Index of the node address.
     pub address_index: u8,
-    /// The datagram's protocol, which later IPv6 fragments need not name.
+    /// The datagram's transport protocol, which later IPv6 fragments need not name.
     pub protocol: u8,
 }
 
@@ -48,9 +49,9 @@ impl Record {
     /// The first fragment was not translated.
     pub const UNTRANSLATED: Self = Self { node_port: 0, address_index: 0, protocol: protocol::UDP };
 
-    /// Packs the record of a datagram with this hash, at this [`time`].
+    /// Packs the record of a datagram with this hash, written at this [`time`].
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+    #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
     pub const fn to_word(&self, hash: u64, time: u64) -> u64 {
         let protocol = match self.protocol {
             protocol::TCP => TCP,
@@ -64,10 +65,11 @@ impl Record {
             | self.node_port as u64
     }
 
-    /// Unpacks a slot, if its record belongs to a datagram with this hash and has not expired at this [`time`].
+    /// Unpacks the record in a slot. `None` if the record belongs to a datagram with another hash, or has expired at
+    /// this [`time`].
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
-    #[expect(clippy::cast_possible_truncation, reason = "each field is cut out of the word")]
+    #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
+    #[expect(clippy::cast_possible_truncation, reason = "the code extracts each field from the word")]
     pub const fn from_word(word: u64, hash: u64, time: u64) -> Option<Self> {
         if !is_of(word, hash) || !is_young(word, time) {
             return None;
@@ -86,14 +88,14 @@ impl Record {
 
 /// Whether a record has not expired at this [`time`].
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 const fn is_young(word: u64, time: u64) -> bool {
     time.wrapping_sub(word >> TIME_SHIFT) & TIME_MASK <= LIFETIME
 }
 
 /// Whether a record belongs to a datagram with this hash, expired or not.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
 }
@@ -101,27 +103,27 @@ pub const fn is_of(word: u64, hash: u64) -> bool {
 /// Whether a record translates the later fragments of some datagram at this [`time`]. The record of an untranslated
 /// datagram does not overwrite such a record.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn translates(word: u64, time: u64) -> bool {
     word & NODE_PORT_MASK != 0 && is_young(word, time)
 }
 
-/// The record with a mark that the host's stack forwarded the first fragment. The stack must then forward all fragments
-/// of the datagram, because kernel conntrack would otherwise wait for the missing ones.
+/// Sets the record's flag that the host's stack forwarded the first fragment. The stack must then forward all fragments
+/// of the datagram, because kernel conntrack reassembles a datagram only from fragments that pass through the stack.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn by_stack(word: u64) -> u64 {
     word | BY_STACK
 }
 
-/// Whether a record has the mark of [`by_stack`].
+/// Whether a record has the flag that [`by_stack`] sets.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn is_by_stack(word: u64) -> bool {
     word & BY_STACK != 0
 }
 
-/// A record with its time set back by `units` of [`time`].
+/// A copy of a record whose time is earlier by `units` of [`time`].
 pub const fn aged(word: u64, units: u64) -> u64 {
     let time = (word >> TIME_SHIFT).wrapping_sub(units) & TIME_MASK;
     word & !(TIME_MASK << TIME_SHIFT) | time << TIME_SHIFT
@@ -129,29 +131,29 @@ pub const fn aged(word: u64, units: u64) -> u64 {
 
 /// Whether a [`time`] is more than [`LIFETIME`] in the past.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn is_over(time: u64, now: u64) -> bool {
     now.wrapping_sub(time) > LIFETIME
 }
 
 /// The slot of a hash, chosen by bits that are not part of the tag.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
-#[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
+#[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
 pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
 /// Converts nanoseconds to units of 2^30 ns (1.07 s). A record has the low seven bits of the result.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn time(nanoseconds: u64) -> u64 {
     nanoseconds >> 30
 }
 
-const _: () = assert!(SLOTS.is_power_of_two(), "a slot is chosen by a mask");
+const _: () = assert!(SLOTS.is_power_of_two(), "slots are chosen by a mask");
 const _: () = assert!(crate::mapping::MAX_LOCAL_ADDRESSES == 256, "an address index has eight bits in a slot");
-const _: () = assert!(LIFETIME < TIME_MASK / 2, "an old record never looks like a new one");
+const _: () = assert!(LIFETIME < TIME_MASK / 2, "an expired record must not look like a new one");
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The half-open cache: one 64-bit word for each conntrack entry of a flow whose handshake or first exchange of packets
-//! is not complete.
+//! The half-open cache, an array of 64-bit words. A word is the conntrack entry of a flow whose handshake or first
+//! exchange of packets is not complete.
 //!
-//! The cache is direct-mapped and never full: a flood overwrites slots, but allocates no memory and evicts no entries
-//! of the flow table. A flow has two candidate slots. It uses the second slot only if the first slot has an entry of
+//! The cache is never full: a flood of packets overwrites slots, but allocates no memory and evicts no entries of the
+//! flow table. A flow has two candidate slots. The flow uses the second slot only if the first slot has the entry of
 //! another flow that waits for the Pod's first reply. A word is read and written atomically:
 //!
 //! ```text
@@ -11,22 +11,22 @@
 //! [ tag: 38 bits ][ phase ][ address # ][ node port ]
 //! ```
 //!
-//! An entry in [`Phase::ESTABLISHED`] is a copy of the flow table's entry: requests that match the copy skip the
+//! An entry with [`Phase::ESTABLISHED`] is a copy of the flow table's entry. Requests that match the copy need no
 //! look-up in the flow table.
 //!
-//! Handshakes have 16 384 separate slots after the slots of flows: few enough to stay in the processor's cache during a
-//! SYN flood, and separate, so that the flood overwrites no established flow's entry.
+//! After the slots of flows, the array has 16 384 separate slots for handshakes. A SYN flood therefore does not
+//! overwrite entries of established flows, and the slots of handshakes stay in the processor's cache.
 
 use crate::conntrack::Phase;
 
-/// Number of slots for flows, a power of two. They take 512 KiB.
+/// Number of slots for flows, a power of two. These slots take 512 KiB.
 pub const SLOTS: u32 = 65_536;
-/// Number of slots for handshakes, a power of two. They take 128 KiB.
+/// Number of slots for handshakes, a power of two. These slots take 128 KiB.
 pub const HANDSHAKE_SLOTS: u32 = 16_384;
-/// Elements of the map.
+/// Number of elements of the map.
 pub const WORDS: u32 = SLOTS + HANDSHAKE_SLOTS;
-/// `BPF_F_MMAPABLE`: the agent maps the cache into its memory, because system calls, one for each slot, would take most
-/// of the time of a sweep.
+/// `BPF_F_MMAPABLE`: the agent maps the array into its memory. With one system call for each slot, the system calls
+/// would take most of the time of a sweep.
 pub const MAP_FLAGS: u32 = 1 << 10;
 
 const PHASE_SHIFT: u32 = 24;
@@ -37,73 +37,73 @@ const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
 
 /// The first candidate slot of a flow.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-#[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+#[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
 pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// The second candidate slot of a flow: one of four slots in the same group of eight as [`slot`], which is usually one
-/// cache line.
+/// The second candidate slot of a flow: one of four slots in the same group of eight slots as [`slot`]. Such a group is
+/// usually one cache line.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn second_slot(hash: u64) -> u32 {
     slot(hash) ^ (slot(hash >> SLOTS.trailing_zeros()) & 0b111 | 1)
 }
 
 /// The first candidate slot of a handshake.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn handshake_slot(hash: u64) -> u32 {
     SLOTS | slot(hash) & (HANDSHAKE_SLOTS - 1)
 }
 
 /// The second candidate slot of a handshake.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn second_handshake_slot(hash: u64) -> u32 {
     SLOTS | second_slot(hash) & (HANDSHAKE_SLOTS - 1)
 }
 
 /// Packs an entry. `address_index` is the index of the node address, `node_port` is in host byte order.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn entry(hash: u64, phase: Phase, address_index: u8, node_port: u16) -> u64 {
     (hash & TAG_MASK) | phase.bits() << PHASE_SHIFT | (address_index as u64) << ADDRESS_SHIFT | node_port as u64
 }
 
 /// Whether an entry belongs to a flow with this hash. An empty slot has node port 0 and matches no flow.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn matches(entry: u64, hash: u64) -> bool {
     (entry ^ hash) & TAG_MASK == 0 && node_port(entry) != 0
 }
 
-/// Whether an entry's flow waits for the Pod's first reply. If such an entry is overwritten, that reply is not
-/// translated.
+/// Whether an entry's flow waits for the Pod's first reply. If such an entry were overwritten, the first reply would
+/// not be translated.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_waiting(entry: u64) -> bool {
     node_port(entry) != 0 && phase(entry).is(Phase::REQUESTED)
 }
 
 /// The phase of an entry.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn phase(entry: u64) -> Phase {
     Phase::from_bits((entry & PHASE_MASK) >> PHASE_SHIFT)
 }
 
-/// An entry with its phase replaced.
+/// A copy of an entry with another phase.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn with_phase(entry: u64, phase: Phase) -> u64 {
     (entry & !PHASE_MASK) | phase.bits() << PHASE_SHIFT
 }
 
 /// The node port of an entry, host byte order.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the low 16 bits are the port")]
 pub const fn node_port(entry: u64) -> u16 {
     entry as u16
@@ -111,22 +111,23 @@ pub const fn node_port(entry: u64) -> u16 {
 
 /// Whether two entries have the same NAT address.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn has_same_nat_address(entry: u64, other: u64) -> bool {
     address_index(entry) == address_index(other) && node_port(entry) == node_port(other)
 }
 
 /// The index of an entry's node address.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-#[expect(clippy::cast_possible_truncation, reason = "eight bits above the port are the index")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+#[expect(clippy::cast_possible_truncation, reason = "the eight bits above the port are the index")]
 pub const fn address_index(entry: u64) -> u8 {
     (entry >> ADDRESS_SHIFT) as u8
 }
 
 const _: () = assert!(crate::mapping::MAX_LOCAL_ADDRESSES == 256, "an address index has eight bits in an entry");
-const _: () = assert!(SLOTS.is_power_of_two() && HANDSHAKE_SLOTS.is_power_of_two(), "a slot is chosen by a mask");
-const _: () = assert!(HANDSHAKE_SLOTS <= SLOTS, "a handshake's slot is a flow's slot, masked further");
+const _: () = assert!(SLOTS.is_power_of_two() && HANDSHAKE_SLOTS.is_power_of_two(), "slots are chosen by a mask");
+const _: () =
+    assert!(HANDSHAKE_SLOTS <= SLOTS, "the slot of a handshake is computed from the slot of a flow by a mask");
 
 #[cfg(test)]
 mod tests {
@@ -164,7 +165,7 @@ mod tests {
         }
     }
 
-    /// A load balancer's clients have consecutive addresses and ports.
+    /// The clients in this test have consecutive addresses and ports, as those of a load balancer.
     #[test]
     fn neighbouring_flows_spread_over_the_slots() {
         let mut taken = vec![0_u32; SLOTS as usize];
@@ -238,7 +239,8 @@ mod tests {
     }
 
     fn assert_spread(taken: &[u32]) {
-        // With 65 536 balls in 65 536 bins, 63 % of the bins are hit, and hardly any bin more than eight times.
+        // If 65 536 flows choose among 65 536 slots at random, 63 % of the slots are used, and hardly any slot by more
+        // than eight flows.
         let used = taken.iter().filter(|n| **n > 0).count();
         let fullest = taken.iter().max().unwrap();
         assert!((40_000..43_000).contains(&used), "{used} slots used");

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The seeded hash that chooses slots and tags. A sender who does not know the seed cannot choose two flows that share
-//! a slot.
+//! The seeded hash that chooses a flow's slots in arrays, and the flow's tag in these slots. A sender who does not know
+//! the seed cannot choose two flows that share a slot.
 
-/// Hashes a flow's identity to 64 bits: the low bits choose a slot, the high bits are its tag.
+/// Hashes a flow's addresses, ports and protocol to 64 bits: the low bits choose a slot, and the high bits are the
+/// flow's tag.
 ///
-/// Two rounds of multiplication and xor-shift: cheap for the processor, and few instructions for the verifier.
+/// The hash is two rounds of multiplication and xor-shift, which are few instructions for the processor and the
+/// verifier.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn flow(seed: u64, addresses: u64, ports_and_protocol: u64) -> u64 {
     // Odd constants with well-spread bits (the fractional parts of the golden ratio and of the square root of two).
     let mut h = (addresses ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -17,20 +19,21 @@ pub const fn flow(seed: u64, addresses: u64, ports_and_protocol: u64) -> u64 {
     h ^ (h >> 32)
 }
 
-/// Mixes another 64-bit word of a longer identity into the seed of [`flow`].
+/// Mixes another 64-bit word, such as a part of an IPv6 address, into the seed of [`flow`].
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn absorb(seed: u64, word: u64) -> u64 {
     let h = (seed ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     h ^ (h >> 32)
 }
 
-/// As [`absorb`], for two words that a sender can choose, as an IPv6 client chooses its interface identifier.
+/// As [`absorb`], for two words that a sender can choose. For example, an IPv6 client can choose the interface
+/// identifier of its address.
 ///
 /// If both words were multiplied by constants, a sender could choose changes in both words whose effects on the hash
-/// add up to zero for every seed. So the second factor depends on the first word.
+/// add up to zero for every seed. Therefore the second factor depends on the first word.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn absorb_both(seed: u64, first: u64, second: u64) -> u64 {
     let seed = absorb(seed, first);
     let h = (seed ^ second).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ seed << 1);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! A macro that declares map types. It asserts the size of each type at compile time, and contains the only `unsafe`
-//! code for map types.
+//! A macro that declares map types. The macro asserts the size of each type at compile time, and contains the only
+//! `unsafe` code for map types.
 
-/// One map type, for the committed layout snapshot and the reference page of maps.
+/// Description of one map type, for the committed layout snapshot and the reference page of maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// The type's name.
@@ -63,18 +63,19 @@ macro_rules! map_type {
 
         const _: () = {
             assert!(size_of::<$name>() == $size, "the size is part of the ABI");
-            // The fields fill the type without padding, so no undefined byte ever reaches a map key.
-            assert!($size == 0 $( + size_of::<$ty>() )+, "implicit padding");
+            // The fields fill the type without padding, so that a map key has no undefined bytes.
+            assert!($size == 0 $( + size_of::<$ty>() )+, "the type must have no implicit padding");
         };
 
         #[cfg(feature = "user")]
-        #[expect(unsafe_code, reason = "aya's trait requires that any bytes are a valid value")]
-        // SAFETY: `repr(C)`, `Copy`, only integers and arrays of them, and no padding (asserted above).
+        #[expect(unsafe_code, reason = "aya's trait requires that every byte pattern is a valid value")]
+        // SAFETY: the type is `repr(C)` and `Copy`, and has only integers and arrays of integers, without padding
+        // (asserted above).
         unsafe impl aya::Pod for $name {}
     };
 }
 
-/// Every map type, in the order of the documentation.
+/// Every map type, in the order of `docs/reference/maps.md`.
 pub const LAYOUTS: &[Layout] = &[
     crate::config::Config::LAYOUT,
     crate::mapping::NodeAddressV4::LAYOUT,
@@ -118,8 +119,8 @@ pub const LAYOUTS: &[Layout] = &[
 mod tests {
     use core::fmt::Write as _;
 
-    /// A difference here is an ABI change: increment `ABI_VERSION`, then run `UPDATE_EXPECT=1 cargo test -p
-    /// npl-common`.
+    /// If this test fails because a layout changed, the ABI has changed: increment `ABI_VERSION`, then run
+    /// `UPDATE_EXPECT=1 cargo test -p npl-common`.
     #[test]
     fn layouts_are_the_committed_ones() {
         let mut text = format!("ABI {}\n", crate::names::ABI_VERSION);

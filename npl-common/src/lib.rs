@@ -4,10 +4,11 @@
 //!
 //! # Byte order and layout
 //!
-//! * Addresses are byte arrays in network order, so that a dump reads `[10,0,0,5]`.
-//! * Ports are `u16` in **host** order, so that a dump reads `61000`; the kernel programs convert once.
-//! * Times are nanoseconds of `CLOCK_MONOTONIC`, except in 64-bit words that have no room for nanoseconds: these use
-//!   units of 2^30 ns (1.07 s, [`fragment::time`]) or the low half of `jiffies`.
+//! * Addresses are byte arrays in network order, so that a dump of a map shows `[10,0,0,5]`.
+//! * Ports are `u16` in **host** order, so that a dump of a map shows `61000`. The kernel programs convert a packet's
+//!   ports once.
+//! * Times are nanoseconds of `CLOCK_MONOTONIC`. In 64-bit words that have no room for nanoseconds, times are in units
+//!   of 2^30 ns (1.07 s, [`fragment::time`]) or are the low half of `jiffies`.
 //! * Every type is `#[repr(C)]` with explicit padding that is always zero: the kernel compares keys byte by byte.
 //! * A change of any layout, name or discriminant increments [`names::ABI_VERSION`].
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Lookup caches: arrays in which programs store the results of hash look-ups for later packets. A cached mapping
-//! replaces a request's look-ups of mapping and next hop; a cached reply replaces a reply's look-ups of endpoint and
-//! flow.
+//! Lookup caches: arrays in which programs store the results of look-ups in hash tables for later packets. For a
+//! request, a cached mapping replaces the look-ups of mapping and next hop. For a reply, a cached reply replaces the
+//! look-ups of endpoint and flow.
 //!
-//! Each copy has a checksum over its words, its key, the seed and the epoch. A copy whose checksum does not match is a
-//! miss. The agent invalidates all copies atomically by a new epoch, whenever a mapping, an endpoint, a next hop or a
-//! node address changes.
+//! Each copy has a checksum over the copy's words, the look-up's key, the seed and the epoch. If the checksum does not
+//! match, the copy is invalid, and the look-up is a cache miss. Whenever a mapping, an endpoint, a next hop or a node
+//! address changes, the agent writes a new epoch, which invalidates all copies atomically.
 
 use crate::{
     config::Config,
@@ -15,20 +15,21 @@ use crate::{
     next_hop::PodNextHop,
 };
 
-/// Cached mappings per family, a power of two: one half for UDP, the other for all other protocols.
+/// Number of cached mappings per IP family, a power of two. One half is for UDP, the other half for all other
+/// protocols.
 pub const CACHED_MAPPINGS: u32 = 2 * PER_PROTOCOL;
 const PER_PROTOCOL: u32 = MAX_MAPPINGS;
 
-const _: () = assert!(PER_PROTOCOL.is_power_of_two(), "a slot is chosen by a mask");
+const _: () = assert!(PER_PROTOCOL.is_power_of_two(), "slots are chosen by a mask");
 
 map_type! {
     /// A cached IPv4 mapping.
     pub struct CachedMappingV4: 32, align 8 {
-        /// Copy of the map's value.
+        /// Copy of the value that the look-up returned.
         pub backend: BackendV4,
-        /// Copy of the Pod's next hop; device index 0 if the copy has no next hop, see [`no_next_hop`].
+        /// Copy of the Pod's next hop. The device index is 0 if there is no next hop, see [`no_next_hop`].
         pub next_hop: PodNextHop,
-        /// Checksum over the copy, its key and the epoch ([`checksum`]); any other value is a miss.
+        /// Checksum over the copy, its key and the epoch ([`checksum`]); with any other value, the copy is invalid.
         pub checksum: u64,
     }
 }
@@ -36,13 +37,13 @@ map_type! {
 map_type! {
     /// A cached IPv6 mapping.
     pub struct CachedMappingV6: 48, align 8 {
-        /// Copy of the map's value.
+        /// Copy of the value that the look-up returned.
         pub backend: BackendV6,
         /// Always zero.
         pub pad: u32,
         /// As in [`CachedMappingV4`].
         pub next_hop: PodNextHop,
-        /// Checksum over the copy, its key and the epoch ([`checksum`]); any other value is a miss.
+        /// Checksum over the copy, its key and the epoch ([`checksum`]); with any other value, the copy is invalid.
         pub checksum: u64,
     }
 }
@@ -66,29 +67,29 @@ impl CachedMappingV6 {
     };
 }
 
-/// Values in place of a next hop.
+/// Values that a copy contains if it has no next hop.
 pub mod no_next_hop {
     use crate::next_hop::PodNextHop;
 
-    /// The Pod has no next hop: the host's stack forwards its packets.
+    /// The Pod has no next hop: the host's stack forwards packets to the Pod.
     pub const UNREACHABLE: PodNextHop = PodNextHop { ifindex: 0, mtu: 0, kind: 0 };
     /// The program that stored the copy forwards through the host's stack and did not look up the next hop.
     pub const NOT_LOOKED_UP: PodNextHop = PodNextHop { kind: 1, ..UNREACHABLE };
 }
 
-/// The slot of a frontend, which other frontends may share. Consecutive ports have adjacent slots, so that a cache line
-/// holds the copies of two ports.
+/// The slot of a frontend; several frontends may share one slot. Consecutive ports have adjacent slots, so that a cache
+/// line contains the copies of two ports.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn slot(frontend: Frontend) -> u32 {
     let is_udp = frontend.protocol == protocol::UDP;
     let half = if is_udp { PER_PROTOCOL } else { 0 };
     half | frontend.node_port as u32 & (PER_PROTOCOL - 1)
 }
 
-/// The checksum of a mapping's cached `words` in `epoch`, see [`Config::epoch`].
+/// The checksum of a mapping's cached `words` in `epoch`: see [`Config::epoch`].
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub fn checksum(config: &Config, epoch: u32, frontend: Frontend, words: &[u64]) -> u64 {
     let key = u64::from(frontend.node_port) << 8 | u64::from(frontend.protocol);
     let mut sum = absorb(config.seed, u64::from(epoch) << 32 | key);
@@ -99,24 +100,25 @@ pub fn checksum(config: &Config, epoch: u32, frontend: Frontend, words: &[u64]) 
 }
 
 map_type! {
-    /// Cached results for a reply, at the index of its flow's slot in the half-open cache: the endpoint that sent the
-    /// reply, and the fact that the flow table contains the flow. Elements from 65 536 on, beside slots of handshakes,
-    /// hold a client's sequence and acknowledgement number instead.
+    /// Cached results for a reply: the endpoint that sent the reply, and the fact that the flow table contains the
+    /// flow. The element has the index of the flow's slot in the half-open cache. Elements from 65 536 on, which
+    /// correspond to slots of handshakes, contain a client's sequence and acknowledgement number instead.
     pub struct CachedReply: 16, align 8 {
-        /// Copy of the map's value.
+        /// Copy of the value that the look-up returned.
         pub endpoint: Endpoint,
-        /// Checksum over the copy, its flow and the epoch ([`reply_checksum`]); any other value is a miss.
+        /// Checksum over the copy, its flow and the epoch ([`reply_checksum`]); with any other value, the copy is
+        /// invalid.
         pub checksum: u64,
     }
 }
 
-/// The checksum of a cached reply. `hash` is the flow's hash, `entry` its entry in the half-open cache, `epoch` is
-/// [`Config::epoch`], and `jiffies` is the low half of the kernel's `jiffies`.
+/// The checksum of a cached reply. `hash` is the flow's hash, and `entry` is the flow's entry in the half-open cache.
+/// `epoch` is [`Config::epoch`], and `jiffies` is the low half of the kernel's `jiffies`.
 ///
-/// The copy expires at the next multiple of [`REFRESH_INTERVAL_JIFFIES`]: the next reply then looks up its flow table
-/// entry and refreshes it.
+/// The copy expires at the next multiple of [`REFRESH_INTERVAL_JIFFIES`]. The next reply then looks up the flow table's
+/// entry, and refreshes the entry.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn reply_checksum(hash: u64, entry: u64, epoch: u32, jiffies: u32, endpoint: &Endpoint) -> u64 {
     let when = (epoch as u64) << u32::BITS | (jiffies / REFRESH_INTERVAL_JIFFIES) as u64;
     let what = (endpoint.generation as u64) << u32::BITS | endpoint.stats_index as u64;
@@ -161,7 +163,7 @@ mod tests {
         assert!(slots.iter().all(|slot| *slot < CACHED_MAPPINGS));
     }
 
-    /// A copy that two programs wrote concurrently, or in two epochs, is a miss.
+    /// A copy that two programs wrote concurrently, or that was written in another epoch, must be invalid.
     #[test]
     fn a_change_of_any_input_changes_the_checksum() {
         let (words, others) = ([0x0a0a_0a0a_0000_1f90, 1], [0x0b0b_0b0b_0000_1f90, 2]);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Mappings of node ports to Pods, source allow-lists, and the endpoints by which replies are recognized.
+//! Mappings of node ports to Pods, the source allow-lists of mappings, and the endpoints by which programs recognize
+//! replies.
 
-/// IP protocol numbers that a mapping can have (IANA).
+/// IANA numbers of the transport protocols that a mapping can have.
 pub mod protocol {
     /// Transmission Control Protocol.
     pub const TCP: u8 = 6;
@@ -11,14 +12,16 @@ pub mod protocol {
     pub const SCTP: u8 = 132;
 }
 
-/// Mappings per family. The largest node port range has 65 535 ports, each usable by three protocols.
+/// Maximum number of mappings per IP family. The largest node port range has 65 535 ports, each of which three
+/// protocols can use.
 pub const MAX_MAPPINGS: u32 = 16_384;
-/// Ranges of allowed sources per family, of all mappings together; memory is allocated only for existing ranges.
+/// Maximum number of source ranges per IP family, of all mappings together. The kernel allocates memory only for
+/// existing ranges.
 pub const MAX_SOURCE_RANGES: u32 = 131_072;
-/// Local addresses per family.
+/// Maximum number of node addresses per IP family.
 pub const MAX_LOCAL_ADDRESSES: u32 = 256;
 
-/// Flag of a backend: only the sources of `npl_allow_v4` or `npl_allow_v6` may use the mapping.
+/// Flag of a backend: only sources in `npl_allow_v4` or `npl_allow_v6` may use the mapping.
 pub const FLAG_RESTRICTED: u16 = 1;
 
 /// The value of every range in `npl_allow_v4` and `npl_allow_v6`.
@@ -27,7 +30,7 @@ pub const ALLOWED: u32 = 1;
 map_type! {
     /// An IPv4 address of this Node.
     pub struct NodeAddressV4: 4, align 4 {
-        /// Network order.
+        /// In network byte order.
         pub addr: [u8; 4],
     }
 }
@@ -35,23 +38,23 @@ map_type! {
 map_type! {
     /// An IPv6 address of this Node.
     pub struct NodeAddressV6: 16, align 4 {
-        /// Network order.
+        /// In network byte order.
         pub addr: [u8; 16],
     }
 }
 
 map_type! {
-    /// The map value of a node address.
+    /// The value of a node address in the map.
     pub struct LocalAddress: 4, align 4 {
-        /// Index of the address; not reused while a conntrack entry may contain it.
+        /// Index of the node address. The agent does not reuse an index while a conntrack entry may contain the index.
         pub index: u32,
     }
 }
 
 map_type! {
-    /// Node port and protocol that a client sends to, on any node address of one family.
+    /// Node port and protocol of a mapping, on every node address of one IP family.
     pub struct Frontend: 4, align 4 {
-        /// Host order.
+        /// In host byte order.
         pub node_port: u16,
         /// IP protocol number: 6 for TCP, 17 for UDP, 132 for SCTP.
         pub protocol: u8,
@@ -63,15 +66,15 @@ map_type! {
 map_type! {
     /// The Pod behind an IPv4 mapping.
     pub struct BackendV4: 16, align 4 {
-        /// Network order.
+        /// In network byte order.
         pub pod_addr: [u8; 4],
-        /// Host order.
+        /// In host byte order.
         pub pod_port: u16,
         /// [`FLAG_RESTRICTED`] (1) if only allowed sources may use the mapping, else 0.
         pub flags: u16,
-        /// The Pod's generation; a flow of another generation belongs to an earlier Pod with the same address.
+        /// The Pod's generation. A flow with another generation belongs to an earlier Pod with the same address.
         pub generation: u32,
-        /// Element of the per-mapping counters.
+        /// Index of the mapping's element in `npl_stats`.
         pub stats_index: u32,
     }
 }
@@ -79,9 +82,9 @@ map_type! {
 map_type! {
     /// The Pod behind an IPv6 mapping.
     pub struct BackendV6: 28, align 4 {
-        /// Network order.
+        /// In network byte order.
         pub pod_addr: [u8; 16],
-        /// Host order.
+        /// In host byte order.
         pub pod_port: u16,
         /// As in [`BackendV4`].
         pub flags: u16,
@@ -93,8 +96,8 @@ map_type! {
 }
 
 map_type! {
-    /// Source allow-list entry, IPv4: the part of the key after the prefix length. All bits of the frontend must match,
-    /// and the source address's prefix.
+    /// Source allow-list entry, IPv4: the part of the key after the prefix length. In a look-up, all bits of the
+    /// frontend and the prefix of the source address must match.
     pub struct SourceV4: 8, align 4 {
         /// The mapping.
         pub frontend: Frontend,
@@ -113,17 +116,21 @@ map_type! {
     }
 }
 
-/// Bits of a frontend: the prefix length of an allow-list entry is this number plus the range's prefix length.
+/// Number of bits of a frontend. The prefix length of an allow-list entry is this number plus the prefix length of the
+/// source range.
 pub const FRONTEND_BITS: u32 = 32;
 
-const _: () = assert!(size_of::<Frontend>() * u8::BITS as usize == FRONTEND_BITS as usize, "all of a frontend counts");
+const _: () = assert!(
+    size_of::<Frontend>() * u8::BITS as usize == FRONTEND_BITS as usize,
+    "the prefix must cover all bits of a frontend"
+);
 
 map_type! {
-    /// The Pod's address and port of a mapping: only packets from such an endpoint can be replies.
+    /// The Pod address, port and protocol of a mapping. Only packets from such an endpoint can be replies.
     pub struct EndpointV4: 8, align 4 {
-        /// Network order.
+        /// In network byte order.
         pub pod_addr: [u8; 4],
-        /// Host order.
+        /// In host byte order.
         pub pod_port: u16,
         /// IP protocol number: 6 for TCP, 17 for UDP, 132 for SCTP.
         pub protocol: u8,
@@ -135,9 +142,9 @@ map_type! {
 map_type! {
     /// As [`EndpointV4`], IPv6.
     pub struct EndpointV6: 20, align 4 {
-        /// Network order.
+        /// In network byte order.
         pub pod_addr: [u8; 16],
-        /// Host order.
+        /// In host byte order.
         pub pod_port: u16,
         /// IP protocol number: 6 for TCP, 17 for UDP, 132 for SCTP.
         pub protocol: u8,
@@ -147,11 +154,11 @@ map_type! {
 }
 
 map_type! {
-    /// The map value of an endpoint.
+    /// The value of an endpoint in the map.
     pub struct Endpoint: 8, align 4 {
         /// As in [`BackendV4`]; all mappings of one Pod port have the same generation.
         pub generation: u32,
-        /// Element of the per-mapping counters.
+        /// Index of the mapping's element in `npl_stats`.
         pub stats_index: u32,
     }
 }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Names of maps, programs and pins. Kernel programs, agent, tests and `bpftool` use the same names.
 
-/// Version of the layout of all maps; part of the pin path, so that agents of different versions never share a map.
+/// Version of the layout of all maps. The version is part of the pin path, so that agents of different ABI versions
+/// never share a map.
 pub const ABI_VERSION: u32 = 2;
 
-/// Directory below the bpffs for every ABI version of NPL.
+/// Directory below the BPF file system that contains the pins of every ABI version of NPL.
 pub const PIN_ROOT: &str = "npl";
 
-/// Directory below `<bpffs>/npl/v<ABI>/` that holds the pinned BPF links.
+/// Directory below `<bpffs>/npl/v<ABI>/` with the pinned BPF links.
 pub const LINK_DIR: &str = "links";
 
-/// Directory below `<bpffs>/npl/v<ABI>/` that holds the pinned programs, in a directory for each build.
+/// Directory below `<bpffs>/npl/v<ABI>/` with the pinned programs, in one subdirectory for each build.
 pub const PROGRAM_DIR: &str = "programs";
 
 /// Maximum length in bytes of a map's or program's name in the kernel, without the terminating zero.
@@ -18,19 +19,19 @@ pub const MAX_NAME: usize = 15;
 
 /// Configuration: array of one [`crate::config::Config`].
 pub const MAP_CONFIG: &str = "npl_config";
-/// IPv4 node addresses: [`crate::mapping::NodeAddressV4`] to [`crate::mapping::LocalAddress`].
+/// IPv4 node addresses: map from [`crate::mapping::NodeAddressV4`] to [`crate::mapping::LocalAddress`].
 pub const MAP_NODE_ADDRESS_V4: &str = "npl_nodeip_v4";
-/// IPv4 node addresses by the index that half-open entries and fragment records have: array of
+/// IPv4 node addresses by the index that half-open entries and fragment records contain: array of
 /// [`crate::mapping::NodeAddressV4`].
 pub const MAP_NODE_ADDRESS_INDEX_V4: &str = "npl_nodeidx_v4";
-/// IPv4 mappings: [`crate::mapping::Frontend`] to [`crate::mapping::BackendV4`].
+/// IPv4 mappings: map from [`crate::mapping::Frontend`] to [`crate::mapping::BackendV4`].
 pub const MAP_MAPPING_V4: &str = "npl_mapping_v4";
 /// Source allow-lists of IPv4 mappings, an LPM trie. Key: a prefix length and [`crate::mapping::SourceV4`]; value:
 /// [`crate::mapping::ALLOWED`].
 pub const MAP_ALLOW_V4: &str = "npl_allow_v4";
-/// IPv4 endpoints, the Pod side of mappings: [`crate::mapping::EndpointV4`] to [`crate::mapping::Endpoint`].
+/// IPv4 endpoints, the Pod side of mappings: map from [`crate::mapping::EndpointV4`] to [`crate::mapping::Endpoint`].
 pub const MAP_ENDPOINT_V4: &str = "npl_endpoint_v4";
-/// Conntrack entries of established IPv4 flows: [`crate::flow::FlowKeyV4`] to [`crate::flow::FlowV4`].
+/// Conntrack entries of established IPv4 flows: map from [`crate::flow::FlowKeyV4`] to [`crate::flow::FlowV4`].
 pub const MAP_FLOW_V4: &str = "npl_flow_v4";
 /// Conntrack entries of half-open IPv4 flows: array of `u64`, see [`crate::half_open`].
 pub const MAP_HALF_OPEN_V4: &str = "npl_halfopen_v4";
@@ -52,15 +53,16 @@ pub const MAP_FLOW_V6: &str = "npl_flow_v6";
 pub const MAP_HALF_OPEN_V6: &str = "npl_halfopen_v6";
 /// As [`MAP_FRAGMENT_V4`], IPv6.
 pub const MAP_FRAGMENT_V6: &str = "npl_frag_v6";
-/// Socket reverse NAT for local clients, IPv4: [`crate::socket_rnat::SocketRnatKeyV4`] to
+/// Socket reverse NAT for local clients, IPv4: map from [`crate::socket_rnat::SocketRnatKeyV4`] to
 /// [`crate::socket_rnat::SocketRnatV4`].
 pub const MAP_SOCKET_RNAT_V4: &str = "npl_sk_rnat_v4";
 /// As [`MAP_SOCKET_RNAT_V4`], IPv6.
 pub const MAP_SOCKET_RNAT_V6: &str = "npl_sk_rnat_v6";
-/// Fragment buffer, fragments that arrived before the first one: per-CPU array of
+/// Fragment buffer, for fragments that arrived before the first fragment of their datagram: per-CPU array of
 /// [`crate::fragment_buffer::SavedFrame`].
 pub const MAP_FRAGMENT_BUFFER: &str = "npl_fragbuf";
-/// SCTP reassembly buffer, first fragments that wait for the last one: array of [`crate::fragment_buffer::SavedFrame`].
+/// SCTP reassembly buffer, for first fragments that wait for the last fragment: array of
+/// [`crate::fragment_buffer::SavedFrame`].
 pub const MAP_SCTP_BUFFER: &str = "npl_sctp_reasm";
 /// The Node's own connections from ports of the range, IPv4: array of `u64`, see [`crate::host_connection`].
 pub const MAP_HOST_CONNECTION_V4: &str = "npl_hostconn_v4";
@@ -74,11 +76,11 @@ pub const MAP_UNMAPPED_V6: &str = "npl_unmapped_v6";
 pub const MAP_SLOW_PATH: &str = "npl_slow";
 /// `CRC32c` table for SCTP checksums: array of [`crate::crc::TABLE`].
 pub const MAP_CRC: &str = "npl_crc";
-/// Uplinks that replies are redirected to: device index to [`crate::next_hop::UPLINK`].
+/// Uplinks to which replies are redirected: map from interface index to [`crate::next_hop::UPLINK`].
 pub const MAP_UPLINK: &str = "npl_uplink";
-/// Devices that run the XDP program: device index to [`crate::config::XDP_ATTACHED`].
+/// Devices that run the XDP program: map from interface index to [`crate::config::XDP_ATTACHED`].
 pub const MAP_XDP_DEVICE: &str = "npl_xdp_devices";
-/// Next hops of Pods in redirect and offload mode, IPv4: [`crate::next_hop::PodAddressV4`] to
+/// Next hops of Pods in redirect and offload mode, IPv4: map from [`crate::next_hop::PodAddressV4`] to
 /// [`crate::next_hop::PodNextHop`].
 pub const MAP_NEXT_HOP_V4: &str = "npl_nexthop_v4";
 /// As [`MAP_NEXT_HOP_V4`], IPv6.
@@ -102,9 +104,9 @@ pub const MAP_REASON: &str = "npl_reason";
 
 /// The filter of packet tracing: array of one [`crate::packet_trace::TraceFilter`].
 pub const MAP_TRACE_FILTER: &str = "npl_tracefilter";
-/// Packet tracing's records of running programs: per-CPU array of one [`crate::packet_trace::TraceCpu`].
+/// The packet tracing record that the running program fills in: per-CPU array of one [`crate::packet_trace::TraceCpu`].
 pub const MAP_TRACE_CPU: &str = "npl_trace_cpu";
-/// Packet tracing's ring buffer of [`crate::packet_trace::TraceRecord`].
+/// The ring buffer of packet tracing, with records of the type [`crate::packet_trace::TraceRecord`].
 pub const MAP_TRACE_RING: &str = "npl_trace_ring";
 
 /// Every map that is pinned, by name.
@@ -153,34 +155,34 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_TRACE_RING,
 ];
 
-/// A one-byte constant of the object, which the loader sets: 1 if programs read packets through pointers, 0 if through
-/// a kernel helper.
+/// A one-byte constant of the kernel object, which the loader sets. With 1, programs read packets through pointers;
+/// with 0, through a kernel helper.
 ///
-/// Before Linux 6.6 (and stable kernels with the same change), only a loader with `CAP_PERFMON` may compare packet
-/// pointers.
+/// Before Linux 6.6, and before stable kernels with the same change, only a loader with `CAP_PERFMON` may load programs
+/// that compare packet pointers.
 pub const GLOBAL_DIRECT_READS: &str = "NPL_DIRECT_READS";
 
-/// TC ingress on a device with Ethernet headers: node port to Pod.
+/// Translates requests at TC ingress of a device with Ethernet headers.
 pub const PROG_INGRESS: &str = "npl_ingress";
-/// TC egress on a device with Ethernet headers: Pod to client.
+/// Translates replies at TC egress of a device with Ethernet headers.
 pub const PROG_EGRESS: &str = "npl_egress";
-/// TC ingress on a device without link-layer header (tun, ipip, wireguard).
+/// Translates requests at TC ingress of a device without link-layer header (tun, ipip, wireguard).
 pub const PROG_INGRESS_L3: &str = "npl_ingress_l3";
-/// TC egress on a device without link-layer header.
+/// Translates replies at TC egress of a device without link-layer header.
 pub const PROG_EGRESS_L3: &str = "npl_egress_l3";
 
 /// As [`PROG_INGRESS`], for `--forwarding redirect`.
 pub const PROG_INGRESS_REDIRECT: &str = "npl_rd_ingress";
-/// TC ingress on a Pod-facing device, for `--forwarding redirect`: Pod to client.
+/// Translates replies at TC ingress of a Pod-facing device, for `--forwarding redirect`.
 pub const PROG_PODS_REDIRECT: &str = "npl_rd_pods";
 
 /// As [`PROG_INGRESS`], for `--forwarding offload`.
 pub const PROG_INGRESS_OFFLOAD: &str = "npl_off_ingress";
-/// As [`PROG_EGRESS`], for `--forwarding offload`; records stack observations of replies.
+/// As [`PROG_EGRESS`], for `--forwarding offload`; also records stack observations of replies.
 pub const PROG_EGRESS_OFFLOAD: &str = "npl_off_egress";
 /// As [`PROG_PODS_REDIRECT`], for `--forwarding offload`.
 pub const PROG_PODS_OFFLOAD: &str = "npl_off_pods";
-/// TC egress on a Pod-facing device, for `--forwarding offload`: records stack observations of requests.
+/// Records stack observations of requests at TC egress of a Pod-facing device, for `--forwarding offload`.
 pub const PROG_TO_PODS: &str = "npl_off_to_pods";
 
 /// Every TC program.
@@ -197,16 +199,17 @@ pub const PROGRAMS: &[&str] = &[
     PROG_TO_PODS,
 ];
 
-/// XDP on a device with Ethernet headers: node port to Pod, packets of the fast path only.
+/// Translates requests of the fast path at the XDP hook of a device with Ethernet headers.
 pub const PROG_XDP: &str = "npl_xdp";
-/// As [`PROG_XDP`], with multi-buffer frames (Linux 5.18).
+/// As [`PROG_XDP`], also for multi-buffer frames (Linux 5.18).
 pub const PROG_XDP_FRAGS: &str = "npl_xdp_frags";
 
-/// Every XDP program. The agent attaches the one that the kernel supports.
+/// Every XDP program. The agent attaches [`PROG_XDP_FRAGS`] if the kernel supports multi-buffer frames, otherwise
+/// [`PROG_XDP`].
 pub const XDP_PROGRAMS: &[&str] = &[PROG_XDP, PROG_XDP_FRAGS];
 
-/// Every slow-path program, for ICMP errors, fragments, SCTP, and packets with options or extension headers. The
-/// position is the program's index in [`MAP_SLOW_PATH`], see [`slow_path_of`].
+/// Every slow-path program. The position in this list is the program's index in [`MAP_SLOW_PATH`], see
+/// [`slow_path_of`].
 pub const SLOW_PATH_PROGRAMS: &[&str] =
     &["npl_in_slow", "npl_out_slow", "npl_in_l3_slow", "npl_out_l3_slow", "npl_rd_in_slow", "npl_rd_pod_slow"];
 /// Index of the slow path of [`PROG_INGRESS`].
@@ -223,7 +226,7 @@ pub const SLOW_INGRESS_REDIRECT: u32 = 4;
 /// Index of the slow path of [`PROG_PODS_REDIRECT`].
 pub const SLOW_PODS_REDIRECT: u32 = 5;
 
-/// The index of the slow-path program that a program tail-calls, if it has one.
+/// The index of the slow-path program that the program `program` tail-calls; `None` if there is none.
 pub fn slow_path_of(program: &str) -> Option<u32> {
     match program {
         PROG_INGRESS | PROG_INGRESS_OFFLOAD => Some(SLOW_INGRESS),
@@ -236,8 +239,9 @@ pub fn slow_path_of(program: &str) -> Option<u32> {
     }
 }
 
-/// Every cgroup program, in the order of attachment: programs of reverse NAT are attached before those of NAT, so that
-/// no client sees the Pod's address instead of the address that it connected to.
+/// Every cgroup program, in the order of attachment. Programs that translate addresses for the client (`recvmsg`,
+/// `getpeername`) are attached before those that translate destinations (`connect`, `sendmsg`), so that no client sees
+/// the Pod's address.
 pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
     SocketProgram { name: "npl_release", hook: RELEASE_HOOK },
     SocketProgram { name: "npl_recvmsg4", hook: "recvmsg4" },
@@ -250,13 +254,14 @@ pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
     SocketProgram { name: "npl_sendmsg6", hook: "sendmsg6" },
 ];
 
-/// The hook of the program that runs when a socket is closed; its program type differs from that of the other hooks.
+/// The hook of the program that runs when a socket is closed. This program has another program type than the programs
+/// of the other hooks.
 pub const RELEASE_HOOK: &str = "sock_release";
 
 /// A cgroup program that runs in system calls of sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketProgram {
-    /// The program's name in the object and in the kernel.
+    /// The program's name in the kernel object file and in the kernel.
     pub name: &'static str,
     /// The kernel's name of the hook, which is part of the pin's name.
     pub hook: &'static str,
@@ -284,9 +289,9 @@ const fn all_sockets_fit(programs: &[SocketProgram]) -> bool {
     true
 }
 
-const _: () = assert!(all_sockets_fit(SOCKET_PROGRAMS), "the kernel keeps 15 bytes of a name");
-const _: () = assert!(all_fit(PINNED_MAPS), "the kernel keeps 15 bytes of a name");
+const _: () = assert!(all_sockets_fit(SOCKET_PROGRAMS), "a name in the kernel has at most 15 bytes");
+const _: () = assert!(all_fit(PINNED_MAPS), "a name in the kernel has at most 15 bytes");
 const _: () = assert!(
     all_fit(PROGRAMS) && all_fit(SLOW_PATH_PROGRAMS) && all_fit(XDP_PROGRAMS),
-    "the kernel keeps 15 bytes of a name"
+    "a name in the kernel has at most 15 bytes"
 );

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Next hops of `--forwarding redirect` and `offload`: uplinks by device index, Pods by address. An entry exists only
-//! while NPL's programs are attached to the device.
+//! Next hops for `--forwarding redirect` and `offload`: uplinks by device index, and Pods by address. The map has an
+//! uplink or a Pod only while NPL's programs are attached to the device.
 
 /// Maximum number of uplinks in the map.
 pub const MAX_UPLINKS: u32 = 256;
@@ -10,7 +10,7 @@ pub const MAX_NEXT_HOPS: u32 = 4096;
 /// The value of every device in `npl_uplink`.
 pub const UPLINK: u32 = 1;
 
-/// How a device reaches a Pod.
+/// The kind of device through which a Pod is reached.
 pub mod kind {
     /// A veth or netkit pair whose peer is in the Pod's network namespace.
     pub const PEER: u16 = 1;
@@ -21,7 +21,7 @@ pub mod kind {
 map_type! {
     /// A Pod's IPv4 address.
     pub struct PodAddressV4: 4, align 4 {
-        /// Network order.
+        /// In network byte order.
         pub addr: [u8; 4],
     }
 }
@@ -29,13 +29,13 @@ map_type! {
 map_type! {
     /// A Pod's IPv6 address.
     pub struct PodAddressV6: 16, align 4 {
-        /// Network order.
+        /// In network byte order.
         pub addr: [u8; 16],
     }
 }
 
 map_type! {
-    /// The next hop of a Pod, and the device that its replies arrive on.
+    /// The next hop of requests to a Pod, which is also the device on which the Pod's replies arrive.
     pub struct PodNextHop: 8, align 4 {
         /// The device's index.
         pub ifindex: u32,
@@ -49,7 +49,7 @@ map_type! {
 impl PodNextHop {
     /// Whether the next hop has a device; otherwise the host's stack forwards the packet.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is_reachable(&self) -> bool {
         self.ifindex != 0
     }

@@ -1,48 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Decides which flows bypass the host's stack with `--forwarding offload`.
+//! Decides which packets bypass the host's stack with `--forwarding offload`.
 //!
-//! A direction of a flow is offloaded for [`INTERVAL_JIFFIES`] after a stack observation: proof that the stack
-//! forwarded a packet of this direction. After the interval, the stack forwards the next packet again. So FORWARD rules
-//! and kernel conntrack see one packet per direction of a live flow in every interval, and a new rule that drops the
-//! flow takes effect.
+//! Packets of one direction of a flow bypass the stack for [`INTERVAL_JIFFIES`] after a stack observation, which proves
+//! that the stack forwarded a packet of this direction. After the interval, the stack forwards the next packet again.
+//! FORWARD rules and kernel conntrack therefore process one packet per direction of a live flow in every interval, and
+//! a new rule that drops the flow takes effect.
 //!
-//! The stack forwards packets that open or end a connection, and all packets after its end. Flows may share a slot: the
-//! first flow keeps the slot while it is offloaded, and the stack forwards the packets of the other flows.
+//! The stack forwards all packets that open or end a connection, and all packets after the connection's end. Several
+//! flows may have the same slot. While the first flow is offloaded, this flow keeps the slot, and the stack forwards
+//! the packets of the other flows.
 //!
-//! A direction has one aligned 64-bit word, which is read and written atomically:
+//! Each direction of a flow has one aligned 64-bit word, which is read and written atomically:
 //!
 //! ```text
 //! 63           32 31            0
 //! [ tag: 32 bits ][ jiffies, or one of `since` ]
 //! ```
 
-/// Slots per family, which take 1 MiB. [`crate::half_open::slot`] gives the slot of a flow.
+/// Number of slots per IP family. The slots take 1 MiB. [`crate::half_open::slot`] gives the slot of a flow.
 pub const SLOTS: u32 = crate::half_open::SLOTS;
 
-/// How long a direction is offloaded after a stack observation, in jiffies: 0.25 s (HZ=1000) to 2.6 s (HZ=100). Kernel
-/// conntrack's timeouts of established flows are far longer.
+/// Time for which a direction is offloaded after a stack observation, in jiffies: 0.25 s (HZ=1000) to 2.6 s (HZ=100).
+/// Kernel conntrack's timeouts of established flows are far longer.
 pub const INTERVAL_JIFFIES: u32 = 256;
 
 map_type! {
     /// Stack observations of a flow.
     pub struct StackSeen: 16, align 8 {
-        /// The client's packets: bits 0-31 time of the observation in jiffies, or 0 never, 1 pending, 2 ended
-        /// ([`since`]); bits 32-63 tag of the flow.
+        /// Observation of the client's packets. Bits 0-31: time of the observation in jiffies, or 0 never, 1 pending, 2
+        /// ended ([`since`]). Bits 32-63: tag of the flow.
         pub request: u64,
-        /// The Pod's packets: bits as in `request`.
+        /// Observation of the Pod's packets; bits as in `request`.
         pub reply: u64,
     }
 }
 
-/// Values of a direction's word in place of a time.
+/// Values that a direction's word contains in place of a time.
 pub mod since {
-    /// No stack observation.
+    /// The stack has not been observed to forward a packet of this direction.
     pub const NEVER: u32 = 0;
-    /// The observation expired, and a packet was sent through the stack to renew it.
+    /// The observation has expired, and the program has passed a packet to the stack for a new observation.
     pub const PENDING: u32 = 1;
     /// The connection has ended or is ending.
     pub const ENDED: u32 = 2;
-    /// The lowest value that is a time.
+    /// The lowest value that means a time.
     pub const FIRST_TIME: u32 = 3;
 }
 
@@ -57,33 +58,33 @@ pub enum Decision {
     Observe,
 }
 
-/// The tag that distinguishes a flow from other flows of its slot. It includes the Pod's generation, so that the flows
-/// of a later Pod with the same address have other tags.
+/// The tag that distinguishes a flow from other flows with the same slot. The tag depends on the Pod's generation, so
+/// that flows of a later Pod with the same address have other tags.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn tag(hash: u64, generation: u32) -> u32 {
     (hash >> u32::BITS) as u32 ^ generation
 }
 
-/// Packs a direction; `since` is a time or one of [`mod@since`].
+/// Packs the word of a direction. `since` is a time or one of the values in [`mod@since`].
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn word(tag: u32, since: u32) -> u64 {
     (tag as u64) << u32::BITS | since as u64
 }
 
 /// The time of a direction's observation; [`since::NEVER`] if the word belongs to another flow.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-#[expect(clippy::cast_possible_truncation, reason = "the low half")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+#[expect(clippy::cast_possible_truncation, reason = "only the low half is used")]
 pub const fn since_of(word: u64, tag: u32) -> u32 {
     if (word >> u32::BITS) as u32 == tag { word as u32 } else { since::NEVER }
 }
 
-/// The path of a packet that neither opens nor ends a connection. `mine` is the word of the packet's direction, `other`
-/// that of the opposite direction. `now` is the low half of `jiffies`.
+/// Decides whether a packet that neither opens nor ends a connection bypasses the stack. `mine` is the word of the
+/// packet's direction, and `other` is the word of the opposite direction. `now` is the low half of `jiffies`.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
     let (mine, other) = (since_of(mine, tag), since_of(other, tag));
     // Offload needs an observation of both directions, so the Pod must have replied.
@@ -93,20 +94,20 @@ pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
     if now.wrapping_sub(mine) < INTERVAL_JIFFIES { Decision::Offload } else { Decision::Observe }
 }
 
-/// A direction's word after a stack observation; `None` if the word is unchanged.
+/// The new word of a direction after a stack observation; `None` if the word does not change.
 ///
-/// The word of an offloaded direction is unchanged: on a bridge, the observing program also runs for redirected
-/// packets, so an observation there does not prove that the stack forwarded the packet.
+/// While a direction is offloaded, its word is unchanged: on a bridge, the observing program also runs for redirected
+/// packets, so its observation does not prove that the stack forwarded the packet.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-#[expect(clippy::cast_possible_truncation, reason = "the low half")]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+#[expect(clippy::cast_possible_truncation, reason = "only the low half is used")]
 pub const fn observe(old: u64, tag: u32, now: u32) -> Option<u64> {
     let time = if now < since::FIRST_TIME { since::FIRST_TIME } else { now };
     let since = since_of(old, tag);
     if since == since::PENDING {
         return Some(word(tag, time));
     }
-    // Another flow that is offloaded keeps the slot.
+    // If another flow with the same slot is offloaded, that flow keeps the slot.
     let is_taken = old as u32 >= since::FIRST_TIME && now.wrapping_sub(old as u32) < INTERVAL_JIFFIES;
     if since != since::NEVER || is_taken { None } else { Some(word(tag, time)) }
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Reasons for which a packet to or from a mapped port was passed unchanged or dropped, or was translated with a
-//! conflict.
+//! Drop and pass reasons, under which the programs count packets to or from a mapping's port that are not translated,
+//! or that are translated with a conflict.
 
 macro_rules! reasons {
     ($( $(#[doc = $doc:literal])+ $variant:ident = $value:literal, $name:literal; )+) => {
-        /// Index into the reason counters. Every packet to or from a mapping's port is translated or counted under one
-        /// of these reasons; packets that no mapping can match are passed unchanged and not counted.
+        /// Index into the reason counters. Every packet to or from a mapping's port is translated, or is counted under
+        /// one of these reasons. A packet that no mapping can match is passed unchanged and not counted.
         #[repr(u32)]
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Reason {
@@ -16,12 +16,12 @@ macro_rules! reasons {
             /// Every reason, in the order of the counters.
             pub const ALL: &[Self] = &[ $( Self::$variant, )+ ];
 
-            /// The name in metrics and tables.
+            /// The reason's name in metrics and in the output of commands.
             pub const fn name(self) -> &'static str {
                 match self { $( Self::$variant => $name, )+ }
             }
 
-            /// One sentence for an operator.
+            /// The meaning of the reason, in one sentence for operators.
             pub const fn help(self) -> &'static str {
                 match self { $( Self::$variant => concat!($($doc,)+).trim_ascii(), )+ }
             }
@@ -30,38 +30,42 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// No mapping has this node port and protocol; passed to the host unchanged.
+    /// No mapping has the packet's node port and protocol; the packet is passed to the host unchanged.
     NoMapping = 0, "no_mapping";
-    /// A fragment that arrived before the first fragment of its datagram; a copy is saved until the first one arrives,
-    /// and the fragment itself is passed to the host unchanged.
+    /// The packet is a fragment that arrived before the first fragment of its datagram; a copy is saved until the first
+    /// fragment arrives, and the packet itself is passed to the host unchanged.
     EarlyFragment = 1, "early_fragment";
-    /// The packet is too short for its transport header; passed to the host unchanged.
+    /// The packet ends before its transport header is complete; the packet is passed to the host unchanged.
     Truncated = 2, "truncated";
-    /// A Pod's packet without a conntrack entry, such as one of a direct connection; passed unchanged.
+    /// The packet comes from a mapped Pod port but has no conntrack entry, for example because it belongs to a direct
+    /// connection; the packet is passed unchanged.
     UntrackedReply = 3, "untracked_reply";
-    /// Two connections have the same client and Pod endpoints, through two NAT addresses or one of them direct; replies
-    /// follow the newer connection, for TCP once the Pod accepts it.
+    /// Two connections have the same client and Pod endpoints, through two NAT addresses or because one connection is
+    /// direct; replies follow the newer connection, with TCP after the Pod has accepted it.
     TupleConflict = 4, "tuple_conflict";
-    /// The flow table has no room for a conntrack entry; the packet is translated, and the flow stays in the half-open
-    /// cache.
+    /// The flow table has no room for the flow's conntrack entry; the packet is translated, and the flow stays in the
+    /// half-open cache.
     FlowTableFull = 5, "flow_table_full";
-    /// The kernel lacked memory to make the packet writable after its rewrite had begun; dropped.
+    /// The kernel had no memory to make the packet writable, and a part of the packet was already rewritten; the packet
+    /// is dropped.
     RewriteFailed = 6, "rewrite_failed";
-    /// An ICMP error whose quoted packet is truncated or does not match the error's destination; passed unchanged.
+    /// The packet is an ICMP error whose quoted packet is truncated or does not match the error's destination; the
+    /// error is passed unchanged.
     BadQuote = 7, "bad_quote";
-    /// A first SCTP fragment whose datagram length is unknown, because its slot of the SCTP reassembly buffer is
-    /// occupied or its frame exceeds 2024 bytes, and no cut-off chunk shows the length; passed unchanged.
+    /// The packet is a first SCTP fragment that cannot wait in the SCTP reassembly buffer (slot occupied, or frame
+    /// above 2024 bytes), and no chunk shows the datagram's length; the packet is passed unchanged.
     SctpFragment = 8, "sctp_fragment";
-    /// A packet, or an ICMP error about one, from a source that the mapping's allow-list does not contain; dropped.
+    /// The mapping's allow-list does not contain the source of the packet, or the client in the packet that an ICMP
+    /// error quotes; the packet is dropped.
     SourceRefused = 9, "source_refused";
-    /// A packet of the Node's own connection from a port of the range, such as a masqueraded one; passed to the host
-    /// unchanged.
+    /// The packet belongs to a connection that the Node itself opened from a port of the range, such as a masqueraded
+    /// connection; the packet is passed to the host unchanged.
     HostConnection = 10, "host_connection";
-    /// A packet for the Node with too many or cut-off IPv6 extension headers, or a source route with segments left;
-    /// passed to the host unchanged.
+    /// The packet's destination is a node address, and its IPv6 extension headers are too many, cut off, or a source
+    /// route with segments left; the packet is passed to the host unchanged.
     Ipv6ExtensionHeaders = 11, "ipv6_extension_headers";
-    /// An ICMP error about a packet that belongs to no known flow: of the Node's own traffic, of a flow that has ended,
-    /// or forged; passed to the host unchanged.
+    /// The packet is an ICMP error about a packet of no known flow: of the Node's own traffic, of a flow that has
+    /// ended, or forged; the error is passed to the host unchanged.
     UntrackedError = 12, "untracked_error";
 }
 
@@ -85,11 +89,11 @@ impl Reason {
     }
 }
 
-/// Number of elements of the map of reason counters. It exceeds the number of reasons, so that a new reason does
+/// Number of elements of the map of reason counters. The number exceeds that of the reasons, so that a new reason does
 /// not change the map.
 pub const MAX_REASONS: u32 = 64;
 
-const _: () = assert!(Reason::ALL.len() <= MAX_REASONS as usize, "a reason is an index into the counters");
+const _: () = assert!(Reason::ALL.len() <= MAX_REASONS as usize, "each reason is an index into the counters");
 
 #[cfg(test)]
 mod tests {

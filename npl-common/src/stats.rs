@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Counters per mapping. Each processor has its own element, so that counting needs no lock.
+//! Counters per mapping. Each processor has a separate copy of the counters, so that counting needs no lock.
 
-/// Number of mappings with their own counters, of both families together. Each takes 48 bytes per possible processor,
-/// which count against the container's memory limit: 25 MiB with 128 processors.
+/// Largest number of mappings with separate counters, of both IP families together. The counters of a mapping take 48
+/// bytes per possible processor. All counters take 25 MiB with 128 processors, which count against the container's
+/// memory limit.
 pub const COUNTED_MAPPINGS: u32 = 4096;
 
-/// The IPv4 element with the counters of all removed mappings, so that sums over all elements never decrease, and of
-/// mappings without their own element.
+/// Index of the element with the sum of the counters of all removed IPv4 mappings, so that sums over all elements never
+/// decrease. Mappings without a separate element are counted here too.
 pub const SHARED_V4: u32 = COUNTED_MAPPINGS;
 /// As [`SHARED_V4`], for IPv6.
 pub const SHARED_V6: u32 = COUNTED_MAPPINGS + 1;
 
-/// Elements of the per-mapping counters.
+/// Number of elements of the map of per-mapping counters.
 pub const MAX_STATS: u32 = COUNTED_MAPPINGS + 2;
 
 map_type! {
-    /// Traffic of one mapping. A GRO or GSO packet, which consists of several segments, counts as one packet.
+    /// Counters of one mapping. A GRO or GSO packet, which consists of several segments, counts as one packet.
     pub struct MappingStats: 48, align 8 {
         /// Packets from clients that were rewritten to the Pod.
         pub request_packets: u64,
-        /// Bytes of the request packets, link-layer header included.
+        /// Bytes of the packets in `request_packets`, link-layer headers included.
         pub request_bytes: u64,
         /// Packets from the Pod that were rewritten to a client.
         pub reply_packets: u64,
-        /// Bytes of the reply packets, link-layer header included.
+        /// Bytes of the packets in `reply_packets`, link-layer headers included.
         pub reply_bytes: u64,
         /// Flows whose first packet was translated, and `connect` and `sendmsg` calls of local clients.
         pub new_flows: u64,

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Settings of the packet generator and packet counter of `npl-bench`. Their maps are never pinned and are not part of
-//! the agent's ABI.
+//! Settings of the packet generator and packet counter of `npl-bench`. The maps with these settings are never pinned,
+//! and are not part of the agent's ABI.
 
-/// Bytes of a generated frame: 64 on the wire, where the frame check sequence adds four.
+/// Bytes of a generated frame. With the frame check sequence of four bytes, the frame has 64 bytes on the wire.
 pub const FRAME_BYTES: usize = 60;
 
 /// The generator's settings: array of one [`Traffic`].
 pub const MAP_TRAFFIC: &str = "npl_traffic";
 /// The counter's settings: array of one [`Target`].
 pub const MAP_TARGET: &str = "npl_target";
-/// Packets that arrived: per-processor array of one `u64`.
+/// The number of packets that arrived: per-CPU array of one `u64`.
 pub const MAP_ARRIVED: &str = "npl_arrived";
 
-/// Number of low bits of a client's address that are random; the other bits are those of the first packet.
+/// Number of random low bits in a client's address. The other bits are those of the first packet's source address.
 pub const RANDOM_ADDRESS_BITS: u32 = 28;
 
 /// The XDP program that generates one packet in each run.
@@ -30,11 +30,11 @@ pub const PROG_COUNT: &str = "npl_count";
 const CLIENT_BITS: u32 = RANDOM_ADDRESS_BITS + u16::BITS;
 const CLIENT_MASK: u64 = (1 << CLIENT_BITS) - 1;
 
-/// The random address bits and the port of a packet's client, computed from the packet's number.
+/// The random address bits and the port of the client of packet `number`.
 ///
-/// The first 2^44 numbers give 2^44 different clients, because each step below is invertible.
+/// The first 2^44 numbers give 2^44 different clients, because each step of the computation is invertible.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "a call costs more than the body")]
+#[expect(clippy::inline_always, reason = "a function call costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the port is the low 16 bits")]
 pub const fn random_client(number: u64) -> (u32, u16) {
     // An odd factor is invertible; see `hash::flow`.
@@ -48,13 +48,14 @@ pub const fn random_client(number: u64) -> (u32, u16) {
 map_type! {
     /// Settings of the generator.
     pub struct Traffic: 80, align 8 {
-        /// Number of the next packet. The generator increments it, so that no flow is sent twice.
+        /// Number of the next packet. The generator increments the number, so that each packet has another flow.
         pub next: u64,
-        /// Client ports per client address. 0 sends every frame unchanged, as one flow, unless clients are random.
+        /// Number of client ports per client address. With 0, all frames are the same flow, unless `random` is nonzero.
         pub ports: u32,
         /// Number of mappings that flows are distributed over in round-robin order.
         pub mappings: u32,
-        /// Template of the first packet. Its IPv4 identification is the Pod port at which the packet must arrive.
+        /// Template of the first packet. The template's IPv4 identification is the Pod port at which the packet must
+        /// arrive.
         pub frame: [u8; FRAME_BYTES],
         /// If nonzero, each client has a random port and an address with [`RANDOM_ADDRESS_BITS`] random bits.
         pub random: u16,
@@ -67,15 +68,15 @@ map_type! {
 pub mod fate {
     /// The generator's device receives the packet.
     pub const RECEIVED: u16 = 0;
-    /// The generator's device sends the packet, so that the other end of the link receives it.
+    /// The generator's device sends the packet to the other end of the link.
     pub const SENT: u16 = 1;
     /// The driver of the generator's device redirects the frame to the Pod's device.
     pub const REDIRECTED: u16 = 2;
 }
 
 map_type! {
-    /// The packets that are counted: those that arrive at these ports and, if `source_port` is nonzero, from this
-    /// source.
+    /// Selects the packets that are counted: packets to this address and these ports and, if `source_port` is nonzero,
+    /// from this source.
     pub struct Target: 20, align 4 {
         /// Destination address, network order.
         pub addr: [u8; 4],
@@ -83,11 +84,11 @@ map_type! {
         pub port_min: u16,
         /// Last destination port, host order, inclusive.
         pub port_max: u16,
-        /// Index of the Node's end of the Pod's device, for the program that only redirects.
+        /// Interface index of the Node's end of the Pod's device, to which [`PROG_SHORTCUT`] redirects packets.
         pub ifindex: u32,
         /// Source address, network order.
         pub source_addr: [u8; 4],
-        /// Source port, host order. Zero: packets from every source are counted.
+        /// Source port, host order. If the port is 0, packets from every source are counted.
         pub source_port: u16,
         /// Always zero.
         pub reserved: u16,

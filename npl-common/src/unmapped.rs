@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Unmapped traffic: packets to a node port without a mapping, by any protocol. Their sender, such as a load balancer
-//! that still probes a removed member, would reach the port's next Pod. The allocator assigns such a port last, and
-//! before the traffic ceases only if no other port is free.
+//! Unmapped traffic: packets of any protocol to a node port without a mapping. If the agent assigned such a port to a
+//! new mapping, the sender, such as a load balancer that still probes a removed member, would reach the new Pod. Until
+//! the traffic ceases, the agent therefore assigns the port only if no other port is free.
 //!
-//! One word per port: the time of the last packet in [`crate::fragment::time`]'s unit, or 0.
+//! The array has one word per port: the time of the last packet in the unit of [`crate::fragment::time`], or 0 if there
+//! was none.
 
-/// Elements, one per port: 512 KiB.
+/// Number of elements, one for each port. The elements take 512 KiB.
 pub const PORTS: u32 = 65_536;
 
-/// Time without packets after which unmapped traffic has ceased, in units of [`crate::fragment::time`]: 129 s, near the
-/// 120 s of `nf_conntrack_udp_timeout_stream`.
+/// Time without packets after which unmapped traffic counts as ceased, in units of [`crate::fragment::time`]: 129 s,
+/// near the 120 s of `nf_conntrack_udp_timeout_stream`.
 pub const LIFETIME: u64 = 120;
 
-/// Units since the last packet at `now`; `None` if more than [`LIFETIME`], or if there was none.
+/// Time since the last packet, in units of [`crate::fragment::time`]. `None` if the time is longer than [`LIFETIME`],
+/// or if there was no packet.
 pub const fn silence(word: u64, now: u64) -> Option<u64> {
     let silence = now.saturating_sub(word);
     if word == 0 || silence > LIFETIME { None } else { Some(silence) }

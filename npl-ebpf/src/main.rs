@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! NPL's kernel programs: entry points only. ARCHITECTURE.md has a map of the modules.
 //!
-//! TC ingress rewrites requests from node port to Pod, before netfilter; TC egress rewrites the Pod's replies back,
-//! after netfilter. In between, host and CNI see one flow from the client to the Pod. Packets that match no mapping
-//! pass unchanged to the hook's other programs.
+//! At TC ingress, before netfilter, a program rewrites the destination of requests from node address and node port to
+//! Pod address and Pod port. At TC egress, after netfilter, a program rewrites the source of replies back. Between the
+//! two hooks, the host and the CNI see one flow from the client to the Pod. Packets that match no mapping continue
+//! unchanged to the hook's other programs.
 
 #![no_std]
 #![no_main]
 #![expect(unreachable_pub, reason = "`pub` marks a module's interface; a binary exports nothing")]
-#![expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#![expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #![expect(
     clippy::cast_possible_truncation,
-    reason = "offsets, indexes and packed words are bounded where they are made"
+    reason = "offsets, indexes and packed words are checked where they are computed"
 )]
 #![expect(clippy::cast_possible_wrap, reason = "the kernel takes sizes of structures as signed numbers")]
-#![expect(clippy::needless_pass_by_value, reason = "the program macro hands the context over")]
-#![expect(clippy::needless_borrows_for_generic_args, reason = "aya's next version takes references only")]
+#![expect(clippy::needless_pass_by_value, reason = "the program macro passes the context by value")]
+#![expect(clippy::needless_borrows_for_generic_args, reason = "the next version of aya accepts only references")]
 #![expect(unsafe_code, reason = "packets and map values are raw memory that the kernel's verifier checks")]
 
 mod act;
@@ -50,9 +51,9 @@ use crate::{
     },
 };
 
-/// Bytes of the link-layer header of a device that has none.
+/// Length of the link-layer header on a device without link-layer headers.
 const NONE: usize = 0;
-/// The return value of every cgroup program, with which the system call proceeds.
+/// The return value of every cgroup program: the kernel continues the system call.
 const ALLOW: i32 = 1;
 
 /// Translates requests at TC ingress of a device with Ethernet headers.
@@ -79,51 +80,51 @@ pub fn npl_egress_l3(ctx: TcContext) -> i32 {
     fast_path::<Replies<STACK>, NONE>(&ctx, SLOW_EGRESS_L3)
 }
 
-/// As [`npl_ingress`], with `--forwarding redirect`.
+/// As [`npl_ingress`], for `--forwarding redirect`.
 #[classifier]
 pub fn npl_rd_ingress(ctx: TcContext) -> i32 {
     fast_path::<Requests<REDIRECT>, ETHERNET>(&ctx, SLOW_INGRESS_REDIRECT)
 }
 
-/// Translates replies at TC ingress of a Pod-facing device, with `--forwarding redirect`.
+/// Translates replies at TC ingress of a Pod-facing device, for `--forwarding redirect`.
 #[classifier]
 pub fn npl_rd_pods(ctx: TcContext) -> i32 {
     fast_path::<Replies<REDIRECT>, ETHERNET>(&ctx, SLOW_PODS_REDIRECT)
 }
 
-/// As [`npl_ingress`], with `--forwarding offload`.
+/// As [`npl_ingress`], for `--forwarding offload`.
 #[classifier]
 pub fn npl_off_ingress(ctx: TcContext) -> i32 {
     fast_path::<Requests<OFFLOAD>, ETHERNET>(&ctx, SLOW_INGRESS)
 }
 
-/// As [`npl_egress`], with `--forwarding offload`.
+/// As [`npl_egress`], for `--forwarding offload`; also records stack observations of replies.
 #[classifier]
 pub fn npl_off_egress(ctx: TcContext) -> i32 {
     fast_path::<Replies<OBSERVE>, ETHERNET>(&ctx, SLOW_EGRESS)
 }
 
-/// Translates replies at TC ingress of a Pod-facing device, with `--forwarding offload`. The stack forwards slow-path
-/// packets.
+/// Translates replies of offloaded flows at TC ingress of a Pod-facing device, for `--forwarding offload`. This program
+/// has no slow path: the host's stack forwards slow-path packets.
 #[classifier]
 pub fn npl_off_pods(ctx: TcContext) -> i32 {
     hook::translate::<Replies<OFFLOAD>, ETHERNET>(&ctx).into_action()
 }
 
-/// Records stack observations of requests at TC egress of a Pod-facing device, with `--forwarding offload`.
+/// Records stack observations of requests at TC egress of a Pod-facing device, for `--forwarding offload`.
 #[classifier]
 pub fn npl_off_to_pods(ctx: TcContext) -> i32 {
     offload::observe_request::<ETHERNET>(&ctx);
     Verdict::UNRELATED.into_action()
 }
 
-/// Translates requests by XDP, on a device with Ethernet headers.
+/// Translates requests at the XDP hook of a device with Ethernet headers.
 #[xdp]
 pub fn npl_xdp(ctx: XdpContext) -> u32 {
     xdp::translate::<false>(ctx)
 }
 
-/// As [`npl_xdp`], with multi-buffer frames.
+/// As [`npl_xdp`], also for multi-buffer frames.
 #[xdp(frags)]
 pub fn npl_xdp_frags(ctx: XdpContext) -> u32 {
     xdp::translate::<true>(ctx)
@@ -165,14 +166,14 @@ pub fn npl_rd_pod_slow(ctx: TcContext) -> i32 {
     slow_path::translate::<Replies<REDIRECT>, ETHERNET>(&ctx)
 }
 
-/// Frees the socket reverse NAT entries of a socket that is closed.
+/// Removes the socket reverse NAT entries of a socket when the socket is closed.
 #[cgroup_sock(sock_release)]
 pub fn npl_release(ctx: SockContext) -> i32 {
     socket::release(&ctx);
     ALLOW
 }
 
-/// NAT for `connect` of local clients.
+/// Translates the destination of `connect` calls of local clients.
 #[cgroup_sock_addr(connect4)]
 pub fn npl_connect4(ctx: SockAddrContext) -> i32 {
     socket::request::<Inet>(&ctx, Call::Connect);
@@ -186,7 +187,7 @@ pub fn npl_connect6(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// NAT for `sendmsg` of local clients.
+/// Translates the destination of `sendmsg` calls of local clients.
 #[cgroup_sock_addr(sendmsg4)]
 pub fn npl_sendmsg4(ctx: SockAddrContext) -> i32 {
     socket::request::<Inet>(&ctx, Call::Send);
@@ -200,7 +201,7 @@ pub fn npl_sendmsg6(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// Socket reverse NAT: the sender's address that `recvmsg` returns.
+/// Socket reverse NAT: replaces the Pod's address by the NAT address in the sender's address that `recvmsg` returns.
 #[cgroup_sock_addr(recvmsg4)]
 pub fn npl_recvmsg4(ctx: SockAddrContext) -> i32 {
     socket::reply::<Inet>(&ctx, ReplyCall::Receive);
@@ -214,7 +215,7 @@ pub fn npl_recvmsg6(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// Socket reverse NAT: the peer's address that `getpeername` returns.
+/// Socket reverse NAT: replaces the Pod's address by the NAT address in the peer's address that `getpeername` returns.
 #[cgroup_sock_addr(getpeername4)]
 pub fn npl_getpeer4(ctx: SockAddrContext) -> i32 {
     socket::reply::<Inet>(&ctx, ReplyCall::PeerName);
@@ -233,7 +234,7 @@ pub fn npl_getpeer6(ctx: SockAddrContext) -> i32 {
 fn fast_path<H: Hook, const L2: usize>(ctx: &TcContext, slow_path: u32) -> i32 {
     let verdict = hook::translate::<H, L2>(ctx);
     if verdict.is_slow_path() {
-        // SAFETY: no value here implements `Drop`. If the tail call fails, the packet passes unchanged.
+        // SAFETY: no value in this function implements `Drop`. If the tail call fails, the packet passes unchanged.
         unsafe { SLOW_PATH.tail_call(ctx, slow_path) };
     }
     verdict.into_action()

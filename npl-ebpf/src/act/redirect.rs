@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! `--forwarding redirect`: forwards translated packets between the uplink and the Pod's device without the host's
-//! stack.
+//! Forwarding from device to device: translated packets go from the uplink to the Pod's device, or back, without
+//! passing through the host's stack.
 //!
-//! Either both directions of a Pod's traffic are redirected or neither, because kernel conntrack cannot track a
-//! connection of which it sees one direction only. The agent's next hop entry of the Pod decides for both. Replies
-//! follow the kernel's routes and neighbor table. The stack forwards packets whose TTL expires at this Node, packets
-//! above the MTU, and packets whose egress device is no uplink.
+//! With `--forwarding redirect`, both directions of a Pod's traffic are redirected, or neither: kernel conntrack cannot
+//! track a connection if it sees one direction only. The Pod's next hop, which the agent writes, selects redirect or
+//! stack for both directions. Replies follow the kernel's routes and neighbor table. The stack forwards packets whose
+//! TTL expires at this Node, packets above the MTU, and replies whose route leaves through a device that is no uplink.
 
 use aya_ebpf::{
     bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup__bindgen_ty_1, bpf_redir_neigh},
@@ -47,20 +47,20 @@ enum Receiver {
 
 /// The device and neighbor to which a translated packet is forwarded.
 ///
-/// All fields are always initialized: the compiler may read a field before the branch that needs it, and the verifier
-/// of a program without `CAP_PERFMON` rejects a read of uninitialized stack.
+/// All fields are always initialized. The compiler may read a field before the branch that uses the field, and without
+/// `CAP_PERFMON`, the verifier rejects a read of uninitialized stack.
 pub struct NextHop<F: Family> {
-    /// Index of the egress device; 0 for the host's stack.
+    /// Interface index of the egress device; 0 if the host's stack forwards the packet.
     ifindex: u32,
     receiver: Receiver,
-    /// The address of [`Receiver::Neighbor`].
+    /// The neighbor's address if the receiver is [`Receiver::Neighbor`]; otherwise unused.
     neighbor: F::Addr,
     /// The packet's TTL fields on egress.
     pub ttl_fields: F::TtlFields,
 }
 
 impl<F: Family> NextHop<F> {
-    /// The host's stack.
+    /// The next hop of a packet that the host's stack forwards.
     #[inline(always)]
     pub fn stack(headers: &Headers<F>) -> Self {
         Self { ifindex: 0, receiver: Receiver::Routed, neighbor: headers.destination, ttl_fields: headers.ttl_fields }
@@ -72,7 +72,8 @@ impl<F: Family> NextHop<F> {
     }
 }
 
-/// The next hop of a packet to a Pod. `lookup` is called only by programs of a mode that needs it.
+/// The next hop of a packet to a Pod. `lookup` returns the Pod's entry in the next hop map; only programs of redirect
+/// and offload mode call `lookup`.
 #[inline(always)]
 pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     ctx: &TcContext,
@@ -80,14 +81,14 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     pod: F::Addr,
     lookup: impl FnOnce() -> PodNextHop,
 ) -> NextHop<F> {
-    // Every receiver gets the Pod's address as neighbor, so that no second address is on the stack; a device pair
-    // ignores the neighbor.
+    // The neighbor is the Pod's address for every receiver, so that no second address takes stack space;
+    // [`Receiver::Peer`] ignores the neighbor.
     let stack = NextHop { neighbor: pod, ..NextHop::stack(headers) };
     if !needs_next_hop::<MODE>() {
         return stack;
     }
-    // Each result is checked before the next look-up, because the verifier forgets the bounds of a value that is
-    // reloaded after a call.
+    // Each result is checked before the next look-up: after a call, the verifier no longer knows the bounds of a value
+    // that was saved on the stack.
     let Some(ttl_fields) = F::decrement_ttl(headers.ttl_fields) else { return stack };
     let next_hop = lookup();
     if !next_hop.is_reachable() || is_sctp_gso(ctx, headers.protocol) {
@@ -101,14 +102,14 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     NextHop { ifindex: next_hop.ifindex, receiver, neighbor: pod, ttl_fields }
 }
 
-/// Whether a packet arrived on the device to which requests to its sender are redirected.
+/// Whether a packet arrived on the device to which requests to the packet's sender are redirected.
 #[inline(always)]
 pub fn is_from_pod<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> bool {
     F::next_hop(headers.source).ifindex == ctx.ifindex()
 }
 
-/// The next hop of a packet to a client, by the kernel's route for a packet with source address `node`. `ports` are the
-/// packet's ports after the translation, zero for a packet without ports.
+/// The next hop of a packet to a client, from the kernel's route for source address `node`. `ports` are the packet's
+/// ports after the translation; both are zero for a packet without ports.
 #[inline(always)]
 pub fn to_client<F: Family, const L2: usize>(
     ctx: &TcContext,
@@ -159,22 +160,23 @@ pub fn is_marked(ctx: &TcContext, config: &Config) -> bool {
 /// Index of the last word of `skb->cb` that programs may use. The stack does not overwrite this word.
 const MARK: usize = 4;
 
-/// Redirects a rewritten packet to its next hop. If the rewrite failed or the next hop is the stack, returns the
-/// verdict of the rewrite.
+/// Redirects a rewritten packet to its next hop. If the rewrite failed, or if the stack forwards the packet, returns
+/// the verdict on the rewrite.
 #[inline(always)]
 pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, next_hop: NextHop<F>) -> Verdict {
     if rewritten.is_err() || next_hop.is_stack() {
         return rewritten.into();
     }
-    // Removes a priority tag, which is valid only on the link that the packet arrived on; routing removes it too.
-    // SAFETY: the context is valid, the verifier allows this field, and no pointer into the packet is held.
+    // Removes a VLAN tag that contains only a priority. Such a tag is valid only on the link on which the packet
+    // arrived, and routing removes the tag too. SAFETY: the context is valid, the verifier allows this field, and no
+    // pointer into the packet is held.
     unsafe {
         if (*skb(ctx)).vlan_present != 0 {
             let _status = bpf_skb_vlan_pop(skb(ctx));
         }
     }
     let (ifindex, size) = (next_hop.ifindex, size_of::<bpf_redir_neigh>() as i32);
-    // SAFETY: these helpers only record the target; the kernel reads exactly this structure.
+    // SAFETY: these helpers only record the egress device; the kernel reads exactly this structure.
     let action = unsafe {
         match next_hop.receiver {
             Receiver::Peer => bpf_redirect_peer(ifindex, 0),
@@ -188,13 +190,13 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
     Verdict::redirected(action as i32)
 }
 
-/// Whether this is a GSO packet of SCTP. The kernel does not show its segment lengths to programs.
+/// Whether this is a GSO packet of SCTP. Programs cannot read the segment lengths of such a packet.
 #[inline(always)]
 fn is_sctp_gso(ctx: &TcContext, protocol: u8) -> bool {
     protocol == protocol::SCTP && gso_size(ctx) != 0
 }
 
-/// The length in bytes of each IP packet into which the kernel will cut a GSO packet.
+/// The length in bytes of each IP packet into which the kernel will segment a GSO packet.
 #[inline(always)]
 fn segment_length<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> Option<u16> {
     let payload = gso_size(ctx);

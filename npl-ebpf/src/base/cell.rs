@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Access to map memory that other processors may write concurrently.
 //!
-//! A Rust reference to such memory would assert that no other processor writes it. A [`Cell`] reads and writes one
-//! aligned integer with a single volatile access, so that a reader sees either the old or the new value, never a
+//! A Rust reference to such memory would assert that no other processor writes the memory. A [`Cell`] reads and writes
+//! one aligned integer with a single volatile access, so that a reader sees either the old or the new value, never a
 //! mixture.
 
-/// An integer in a map element: one word or one field.
+/// A pointer to one integer in a map element: one word or one field.
 pub struct Cell<T>(*mut T);
 
 impl<T> Clone for Cell<T> {
@@ -18,7 +18,8 @@ impl<T> Clone for Cell<T> {
 impl<T> Copy for Cell<T> {}
 
 impl<T: Copy> Cell<T> {
-    /// `pointer` is aligned and points into a map element, whose memory keeps its type while the program runs.
+    /// `pointer` must be aligned and point into a map element; the element's memory keeps its type while the program
+    /// runs.
     #[inline(always)]
     pub const fn new(pointer: *mut T) -> Self {
         Self(pointer)
@@ -36,7 +37,7 @@ impl<T: Copy> Cell<T> {
         unsafe { self.0.write_volatile(value) };
     }
 
-    /// Sets the value and returns the previous one. Not atomic: only for elements of this processor.
+    /// Sets the value and returns the previous one. Not atomic, and therefore only for elements of per-CPU maps.
     #[inline(always)]
     pub fn replace(self, value: T) -> T {
         let previous = self.load();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Program contexts and bounds-checked access to packet bytes. This is the only module that makes pointers into
-//! packets. All layers read packets through [`Access`]; only `act::rewrite` writes packets.
+//! Program contexts and bounds-checked access to packet bytes. Only this module makes pointers into packets. All other
+//! modules read packets through [`Access`] or [`load`]; only `act::rewrite` writes packet headers.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -12,31 +12,31 @@ use aya_ebpf::{
 /// Bytes of an Ethernet header.
 pub const ETHERNET: usize = 14;
 
-/// `PACKET_OTHERHOST`: addressed to another machine.
+/// `PACKET_OTHERHOST`: the packet's link-layer address is that of another machine.
 const PACKET_OTHERHOST: u32 = 3;
 /// The VLAN identifier of a tag; the other bits are the priority.
 const VLAN_ID: u32 = 0x0fff;
 
-/// The packet's `EtherType` in network byte order. `None` for a packet with a VLAN tag, because the program on the
-/// VLAN's device translates that packet, and for a packet to another machine's link-layer address. A tag with VLAN 0
-/// contains only a priority.
+/// The packet's `EtherType` in network byte order. `None` for a packet to another machine's link-layer address, and for
+/// a packet with a VLAN tag: the program on the VLAN device translates that packet. A tag with VLAN 0 contains only a
+/// priority, so the packet counts as untagged.
 #[inline(always)]
 pub fn ether_type(ctx: &TcContext) -> Option<u32> {
     let skb = skb(ctx);
     // SAFETY: the context is valid for the program's run; the verifier allows these fields.
     let (protocol, is_tagged, kind) = unsafe { ((*skb).protocol, (*skb).vlan_present, (*skb).pkt_type) };
-    // SAFETY: as above. Without a tag the field is undefined.
+    // SAFETY: as above. The field is read only if the packet has a tag; otherwise its value is undefined.
     let in_vlan = is_tagged != 0 && unsafe { (*skb).vlan_tci } & VLAN_ID != 0;
     if in_vlan || kind == PACKET_OTHERHOST { None } else { Some(protocol) }
 }
 
-/// The raw context, for helpers.
+/// The context pointer that the kernel's helpers take.
 #[inline(always)]
 pub fn skb(ctx: &TcContext) -> *mut __sk_buff {
     ctx.as_ptr().cast()
 }
 
-/// Payload bytes of each segment into which the kernel will cut a GSO packet; 0 for any other packet.
+/// Payload bytes of each segment into which the kernel will segment a GSO packet; 0 for any other packet.
 #[inline(always)]
 pub fn gso_size(ctx: &TcContext) -> u32 {
     // SAFETY: the context is valid for the program's run; the verifier allows this field.
@@ -50,14 +50,14 @@ fn pointer<T, const OFFSET: usize>(data: usize, data_end: usize) -> Option<*cons
     if start + size_of::<T>() > data_end { None } else { Some(start as *const T) }
 }
 
-/// `names::GLOBAL_DIRECT_READS`, which the loader sets. The verifier treats the value as a constant and removes dead
-/// branches.
+/// The constant [`GLOBAL_DIRECT_READS`](npl_common::names::GLOBAL_DIRECT_READS), which the loader sets before the
+/// programs are loaded. The verifier knows the constant's value and removes the branches that cannot run.
 #[unsafe(no_mangle)]
 static NPL_DIRECT_READS: u8 = 1;
 
 #[inline(always)]
 fn has_direct_access() -> bool {
-    // SAFETY: a static of this object; volatile, so that the compiler keeps the loader's choice open.
+    // SAFETY: a static of this object. The read is volatile, so that the compiler does not assume the initial value.
     unsafe { core::ptr::read_volatile(&raw const NPL_DIRECT_READS) != 0 }
 }
 
@@ -71,12 +71,13 @@ pub trait Access {
     fn load<T: Copy>(&self, offset: usize) -> Option<T>;
     /// Length of the packet in bytes, including its link-layer header.
     fn length(&self) -> u32;
-    /// The device that received the packet.
+    /// Interface index of the device at whose hook the program runs.
     fn ifindex(&self) -> u32;
 }
 
 impl Access for TcContext {
-    /// First pulls the header into the skb's linear part if a driver has left the header in a page fragment.
+    /// If the header is in a page fragment of the skb, the kernel's helper first copies the header into the skb's
+    /// linear part.
     #[inline(always)]
     fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T> {
         if !has_direct_access() {
@@ -92,8 +93,8 @@ impl Access for TcContext {
             }
             pointer::<T, OFFSET>(self.data(), self.data_end())?
         };
-        // SAFETY: in bounds as checked. IP headers are aligned to two bytes at least, and the kernel lets programs load
-        // unaligned words on every processor that this object is built for.
+        // SAFETY: in bounds as checked. IP headers are aligned to at least two bytes, and on every supported processor,
+        // programs may load unaligned words.
         Some(unsafe { *header })
     }
 
@@ -103,8 +104,8 @@ impl Access for TcContext {
             return false;
         }
         let Some(header) = pointer::<T, OFFSET>(self.data(), self.data_end()) else { return false };
-        // SAFETY: in bounds and aligned as in `read`. For a program that writes, the kernel first unshares the skb's
-        // header.
+        // SAFETY: in bounds and aligned as in `read`. Before a program with direct writes runs, the kernel unshares the
+        // skb's header.
         unsafe { header.cast_mut().write(value) };
         true
     }
@@ -126,17 +127,17 @@ impl Access for TcContext {
     }
 }
 
-/// An XDP frame. With `MULTI_BUFFER` (Linux 5.18), only its first part is directly readable.
+/// An XDP frame. With `MULTI_BUFFER` (Linux 5.18), the program can read only the frame's first buffer through pointers.
 pub struct Frame<const MULTI_BUFFER: bool>(pub XdpContext);
 
 impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
-    /// The frame's `EtherType`, which is that of VLAN for a frame with a VLAN tag.
+    /// The frame's `EtherType`; for a frame with a VLAN tag, the `EtherType` of VLAN.
     #[inline(always)]
     pub fn ether_type(&self) -> Option<u32> {
         self.read::<u16, { ETHERNET - size_of::<u16>() }>().map(u32::from)
     }
 
-    /// Copies up to `WORDS` whole words from offset `OFFSET` on, and returns their number.
+    /// Copies up to `WORDS` whole words from offset `OFFSET` on, and returns the number of copied words.
     #[cfg(not(feature = "trace"))]
     #[inline(always)]
     pub fn copy_words<const OFFSET: usize, const WORDS: usize>(&self, to: *mut u64) -> u32 {
@@ -171,7 +172,8 @@ impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
         true
     }
 
-    /// Always `None`: packets with variable offsets are translated by the TC program.
+    /// Always `None`: the XDP program does not parse headers at variable offsets, and the TC program translates such
+    /// packets.
     #[inline(always)]
     fn load<T: Copy>(&self, _offset: usize) -> Option<T> {
         None

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Error types that several layers use.
 
-/// The kernel's helper failed to write the packet, which may now be partly rewritten.
+/// A helper of the kernel failed to write the packet. The packet may now be partly rewritten.
 pub struct RewriteError;
 
 /// Why the fast path does not translate a packet.

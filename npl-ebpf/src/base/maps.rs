@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! All map statics. The agent pins them under the names of `npl_common::names`.
+//! The statics that declare all maps. The agent pins each map under the name in `npl_common::names`.
 //!
-//! Maps with entries from packets are arrays, whose slots a flood overwrites, or LRU hashes. Each word of an array is
-//! written by one aligned store.
+//! A map whose entries are created by packets is an array, in which new entries overwrite old ones, or an LRU hash.
+//! Each word of an array is written by one aligned store.
 
 use aya_ebpf::{
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf},
@@ -42,8 +42,8 @@ pub static NODE_ADDRESS_V4: HashMap<NodeAddressV4, LocalAddress, { MAX_LOCAL_ADD
 #[btf_map(name = "npl_nodeidx_v4")]
 pub static NODE_ADDRESS_INDEX_V4: Array<NodeAddressV4, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
 
-/// Maps frontends to backends. The agent writes this map. It is a hash table, because the agent replaces elements
-/// atomically.
+/// Maps frontends (node port and protocol) to backends (Pods). The agent writes this map. The map is a hash table,
+/// because the kernel replaces elements of hash tables atomically.
 #[btf_map(name = "npl_mapping_v4")]
 pub static MAPPING_V4: HashMap<Frontend, BackendV4, { MAX_MAPPINGS as usize }> = HashMap::new();
 
@@ -55,15 +55,17 @@ pub static ALLOW_V4: LpmTrie<SourceV4, u32, { MAX_SOURCE_RANGES as usize }> = Lp
 #[btf_map(name = "npl_endpoint_v4")]
 pub static ENDPOINT_V4: HashMap<EndpointV4, Endpoint, { MAX_MAPPINGS as usize }> = HashMap::new();
 
-/// Established flows. The kernel programs write the entries; the agent removes expired entries.
+/// The flow table: conntrack entries of established flows. The kernel programs write the entries; the agent removes
+/// expired entries.
 #[btf_map(name = "npl_flow_v4")]
 pub static FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_FLOWS as usize }> = LruHashMap::new();
 
-/// Half-open flows. The kernel programs write the entries; the agent removes timed-out entries through `mmap`.
+/// The half-open cache: conntrack entries of half-open flows. The kernel programs write the entries; the agent, which
+/// maps the array into its memory, clears timed-out entries.
 #[btf_map(name = "npl_halfopen_v4")]
 pub static HALF_OPEN_V4: Array<u64, { half_open::WORDS as usize }, { half_open::MAP_FLAGS as usize }> = Array::new();
 
-/// Fragment tracking. The kernel programs write this map.
+/// Records of fragment tracking. The kernel programs write this map.
 #[btf_map(name = "npl_frag_v4")]
 pub static FRAGMENT_V4: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 
@@ -75,8 +77,8 @@ pub static HOST_CONNECTION_V4: Array<u64, { host_connection::SLOTS as usize }> =
 #[btf_map(name = "npl_sk_rnat_v4")]
 pub static SOCKET_RNAT_V4: LruHashMap<SocketRnatKeyV4, SocketRnatV4, { MAX_SOCKET_RNAT as usize }> = LruHashMap::new();
 
-/// The time of the last packet to each unmapped node port. The kernel programs write this map; the agent writes an element
-/// when it removes a mapping.
+/// The time of the last packet to each unmapped node port. The kernel programs write this map. The agent also writes an
+/// element when it removes a UDP mapping.
 #[btf_map(name = "npl_unmapped_v4")]
 pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
@@ -104,8 +106,8 @@ pub static NODE_ADDRESS_V6: HashMap<NodeAddressV6, LocalAddress, { MAX_LOCAL_ADD
 #[btf_map(name = "npl_nodeidx_v6")]
 pub static NODE_ADDRESS_INDEX_V6: Array<NodeAddressV6, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
 
-/// Maps frontends to backends. The agent writes this map. It is a hash table, because the agent replaces elements
-/// atomically.
+/// Maps frontends (node port and protocol) to backends (Pods). The agent writes this map. The map is a hash table,
+/// because the kernel replaces elements of hash tables atomically.
 #[btf_map(name = "npl_mapping_v6")]
 pub static MAPPING_V6: HashMap<Frontend, BackendV6, { MAX_MAPPINGS as usize }> = HashMap::new();
 
@@ -117,15 +119,17 @@ pub static ALLOW_V6: LpmTrie<SourceV6, u32, { MAX_SOURCE_RANGES as usize }> = Lp
 #[btf_map(name = "npl_endpoint_v6")]
 pub static ENDPOINT_V6: HashMap<EndpointV6, Endpoint, { MAX_MAPPINGS as usize }> = HashMap::new();
 
-/// Established flows. The kernel programs write the entries; the agent removes expired entries.
+/// The flow table: conntrack entries of established flows. The kernel programs write the entries; the agent removes
+/// expired entries.
 #[btf_map(name = "npl_flow_v6")]
 pub static FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_FLOWS as usize }> = LruHashMap::new();
 
-/// Half-open flows. The kernel programs write the entries; the agent removes timed-out entries through `mmap`.
+/// The half-open cache: conntrack entries of half-open flows. The kernel programs write the entries; the agent, which
+/// maps the array into its memory, clears timed-out entries.
 #[btf_map(name = "npl_halfopen_v6")]
 pub static HALF_OPEN_V6: Array<u64, { half_open::WORDS as usize }, { half_open::MAP_FLAGS as usize }> = Array::new();
 
-/// Fragment tracking. The kernel programs write this map.
+/// Records of fragment tracking. The kernel programs write this map.
 #[btf_map(name = "npl_frag_v6")]
 pub static FRAGMENT_V6: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 
@@ -137,8 +141,8 @@ pub static HOST_CONNECTION_V6: Array<u64, { host_connection::SLOTS as usize }> =
 #[btf_map(name = "npl_sk_rnat_v6")]
 pub static SOCKET_RNAT_V6: LruHashMap<SocketRnatKeyV6, SocketRnatV6, { MAX_SOCKET_RNAT as usize }> = LruHashMap::new();
 
-/// The time of the last packet to each unmapped node port. The kernel programs write this map; the agent writes an element
-/// when it removes a mapping.
+/// The time of the last packet to each unmapped node port. The kernel programs write this map. The agent also writes an
+/// element when it removes a UDP mapping.
 #[btf_map(name = "npl_unmapped_v6")]
 pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
@@ -162,9 +166,9 @@ pub static STACK_SEEN_V6: Array<StackSeen, { offload::SLOTS as usize }> = Array:
 #[btf_map(name = "npl_slow")]
 pub static SLOW_PATH: ProgramArray<{ SLOW_PATH_PROGRAMS.len() }> = ProgramArray::new();
 
-/// The CRC tables, which the agent writes once. An element is one word. With larger elements, the program would add a
-/// variable offset to the pointer, and without `CAP_PERFMON` the verifier would check the rest of the program once for
-/// each offset.
+/// The CRC tables, which the agent writes once. An element is one word: in larger elements, the program would add a
+/// variable offset to the element's pointer, and without `CAP_PERFMON` the verifier would check the rest of the program
+/// once for each offset.
 #[btf_map(name = "npl_crc")]
 pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 
@@ -193,12 +197,12 @@ pub static STATS: PerCpuArray<MappingStats, { MAX_STATS as usize }> = PerCpuArra
 #[btf_map(name = "npl_reason")]
 pub static REASONS: PerCpuArray<u64, { MAX_REASONS as usize }> = PerCpuArray::new();
 
-/// The filter of packet tracing. `npl-agent trace` writes this map; a program sets [`TraceFilter::until`] to 0 once that
-/// time has passed.
+/// The filter of packet tracing. `npl-agent trace` writes this map; a program sets [`TraceFilter::until`] to 0 after
+/// the time in `until` has passed.
 #[btf_map(name = "npl_tracefilter")]
 pub static TRACE_FILTER: Array<TraceFilter, 1> = Array::new();
 
-/// The record of packet tracing that each CPU is writing. The kernel programs write this map.
+/// For each CPU, the record of packet tracing that the running program fills in. The kernel programs write this map.
 #[btf_map(name = "npl_trace_cpu")]
 pub static TRACE_CPU: PerCpuArray<TraceCpu, 1> = PerCpuArray::new();
 

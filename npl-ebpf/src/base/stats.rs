@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Counters, one element per processor.
+//! Counters per mapping and per reason, in maps with one element for each processor.
 
 use npl_common::stats::MappingStats;
 
@@ -19,8 +19,7 @@ pub fn count_reason(reason: u32) {
 
 /// Counts a flow of a local client.
 ///
-/// A cgroup program can be interrupted by a program that updates the same counter; one of the two updates may then be
-/// lost.
+/// A program that updates the same counter can interrupt a cgroup program. One of the two updates may then be lost.
 #[inline(always)]
 pub fn count_local_flow(stats_index: u32) {
     if let Some(stats) = STATS.get_ptr_mut(stats_index) {

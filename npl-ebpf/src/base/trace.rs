@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The trace build's record of one packet and its verdict, which `path::trace` logs.
 //!
-//! The record is in a map, because the stack of most programs has no room for it.
+//! The record is in a map, because most programs have too little free stack.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 
 use super::{cell::field, verdict::Verdict};
 
-/// A packet as it arrived, and its verdict.
+/// The addresses and ports of a packet before its rewrite, and the verdict on the packet.
 #[repr(C, align(8))]
 pub struct Note {
-    /// All bytes of an IPv6 address, or the first four of an IPv4 address.
+    /// An IPv6 address; an IPv4 address is in the first four bytes.
     pub source: [u8; 16],
     pub destination: [u8; 16],
     pub source_port: u16,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Verdicts on packets and their reasons; the only module that uses the hooks' action codes.
+//! Verdicts on packets and the reasons of verdicts. Only this module uses the action codes of TC and XDP.
 
 use aya_ebpf::{
     bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
@@ -12,11 +12,10 @@ use super::{
     stats,
 };
 
-/// The outcome of a program: its [`kind`] in the low bits, and a reason's number or the kernel's action in the high
-/// bits.
+/// The outcome of a program: a [`kind`] in the low bits, and the number of a reason or of a TC action in the high bits.
 ///
-/// One word instead of an enum: an enum variant without a payload leaves the payload's bytes uninitialized, and the
-/// verifier of a program without `CAP_PERFMON` rejects a speculative read of these bytes.
+/// The type is one word instead of an enum, because an enum's variant without a payload leaves the payload's bytes
+/// uninitialized. Without `CAP_PERFMON`, the verifier rejects a speculative read of these bytes.
 #[must_use]
 #[derive(Clone, Copy)]
 pub struct Verdict(u32);
@@ -24,10 +23,10 @@ pub struct Verdict(u32);
 /// An interface index that no device has.
 const NO_DEVICE: u32 = u32::MAX;
 
-/// The TC action for a fragment that is saved and re-injected later.
+/// The TC action for a fragment of which the program has saved a copy for later re-injection.
 ///
-/// If the action were a drop, a local sender would get an error and stop sending the datagram's fragments. A packet
-/// that is redirected to a nonexistent device counts as sent.
+/// The action redirects the fragment to a nonexistent device, because such a packet counts as sent. After a drop, a
+/// local sender would get an error and stop sending the datagram's fragments.
 #[inline(always)]
 pub fn consume() -> i32 {
     // SAFETY: a helper whose arguments are integers.
@@ -40,7 +39,7 @@ pub const fn is_redirect(action: i32) -> bool {
     action == TC_ACT_REDIRECT
 }
 
-/// Kinds of verdicts, with the numbers that records of packet tracing have.
+/// Kinds of verdicts. The numbers are those in records of packet tracing.
 pub mod kind {
     use npl_common::packet_trace::verdict;
 
@@ -80,22 +79,22 @@ impl Verdict {
     pub const UNRELATED: Self = Self(kind::UNRELATED);
     /// The slow path handles the packet.
     pub const SLOW_PATH: Self = Self(kind::SLOW_PATH);
-    /// Rewritten, and passed to the host's stack.
+    /// The packet was rewritten, and is passed to the host's stack.
     const TRANSLATED: Self = Self(kind::TRANSLATED);
 
-    /// Passed unchanged, and counted.
+    /// The packet is passed unchanged, and counted under `reason`.
     #[inline(always)]
     pub const fn pass(reason: Reason) -> Self {
         Self((reason as u32) << kind::BITS | kind::PASSED)
     }
 
-    /// Rewritten and redirected to another device by this kernel action.
+    /// The packet was rewritten, and the TC action `action` redirects it to another device.
     #[inline(always)]
     pub const fn redirected(action: i32) -> Self {
         Self(action.cast_unsigned() << kind::BITS | kind::REDIRECTED)
     }
 
-    /// Dropped, and counted.
+    /// The packet is dropped, and counted under `reason`.
     #[inline(always)]
     pub const fn drop(reason: Reason) -> Self {
         Self((reason as u32) << kind::BITS | kind::DROPPED)
@@ -118,7 +117,7 @@ impl Verdict {
         self.0
     }
 
-    /// The verdict of [`Self::bits`].
+    /// The inverse of [`Self::bits`].
     #[cfg(not(feature = "trace"))]
     #[inline(always)]
     pub const fn of_bits(bits: u32) -> Self {
@@ -147,8 +146,8 @@ impl Verdict {
         self.kind() == kind::DROPPED
     }
 
-    /// Counts the reason and returns TC's action. Packets that are not dropped go to the next program of the hook:
-    /// `TCX_NEXT` and `TC_ACT_UNSPEC` are the same number.
+    /// Counts the reason, and returns the TC action. A packet that is neither dropped nor redirected continues to the
+    /// next program of the hook: `TCX_NEXT` and `TC_ACT_UNSPEC` are the same number.
     #[inline(always)]
     pub fn into_action(self) -> i32 {
         #[cfg(feature = "trace")]
@@ -167,7 +166,7 @@ impl Verdict {
         }
     }
 
-    /// The XDP action of the verdict. The reason of a packet that is passed unchanged is counted by the TC program.
+    /// The XDP action of the verdict. If a packet is passed unchanged, the TC program counts the reason.
     #[inline(always)]
     pub fn into_frame_action(self) -> u32 {
         if self.is_drop() {

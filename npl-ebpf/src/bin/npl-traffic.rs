@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The bench's packet generator, an XDP program that runs in a loop, and a TC program that counts the packets after the
-//! stack has forwarded them.
+//! The packet generator of the bench, an XDP program, and a TC program that counts the packets that the host's stack
+//! has forwarded to the Pod's device.
 //!
-//! Sending from a socket in user space costs more per packet than the whole measured path. `BPF_PROG_TEST_RUN` with
-//! live frames runs an XDP program on frames in memory and carries out its verdict. `XDP_PASS` gives the frames to the
-//! stack in bulk as if the Node's uplink had received them, as a driver does after its own XDP program. `XDP_TX` sends
-//! the frames by the client's device, so that the uplink's driver receives them and runs an XDP program.
+//! Sending a packet from a socket in user space costs more than the whole measured path. `BPF_PROG_TEST_RUN` with live
+//! frames runs an XDP program in a loop on frames in memory, and executes the program's verdict. With `XDP_PASS`, the
+//! stack gets the frames in bulk, as if the driver of the Node's uplink had received them. With `XDP_TX`, the client's
+//! device sends the frames, so that the uplink's driver receives them and runs an XDP program.
 
 #![no_std]
 #![no_main]
-#![expect(unreachable_pub, reason = "the compiler looks for programs and maps among public items")]
-#![expect(clippy::inline_always, reason = "a call costs more than the body")]
-#![expect(clippy::cast_possible_truncation, reason = "numbers of clients and ports wrap on purpose")]
+#![expect(unreachable_pub, reason = "the compiler exports only public programs and maps")]
+#![expect(clippy::inline_always, reason = "a function call costs more than the function's body")]
+#![expect(clippy::cast_possible_truncation, reason = "numbers of clients and ports may wrap")]
 #![expect(clippy::cast_ptr_alignment, reason = "a frame starts at a page, and the template is aligned to four bytes")]
-#![expect(clippy::needless_pass_by_value, reason = "the program macro hands the context over")]
+#![expect(clippy::needless_pass_by_value, reason = "the program macro passes the context by value")]
 #![expect(unsafe_code, reason = "packets and map values are raw memory that the kernel's verifier checks")]
 
 use aya_ebpf::{
@@ -29,7 +29,7 @@ use npl_common::{
     traffic::{FRAME_BYTES, Target, Traffic, fate, random_client},
 };
 
-/// The parameters of the traffic. The bench writes this map; the generator increments its counters.
+/// The parameters of the traffic. The bench writes this map; the generator increments the packet number in it.
 #[btf_map(name = "npl_traffic")]
 pub static TRAFFIC: Array<Traffic, 1> = Array::new();
 
@@ -69,14 +69,14 @@ struct Frame {
     transport: [u16; 11],
 }
 
-const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame is the template");
+const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame must have the size of the template");
 
-/// Index of the TCP checksum among the 16-bit words after the ports.
+/// Position of the TCP checksum, in 16-bit words after the ports.
 const TCP_CHECK: usize = 6;
 const UDP_CHECK: usize = 1;
 
-/// Generates the next packet; the uplink receives it, the client sends it, or the driver redirects it to the Pod's
-/// device.
+/// Generates the next packet. [`Traffic::fate`] selects whether the uplink receives the packet, the client's device
+/// sends the packet, or the driver redirects the packet to the Pod's device.
 #[xdp]
 pub fn npl_generate(ctx: XdpContext) -> u32 {
     generate(&ctx).unwrap_or(xdp_action::XDP_ABORTED)
@@ -137,15 +137,17 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
     Some(action)
 }
 
-/// Writes the complete frame in each run, because the kernel reuses frames, whose addresses the Node has rewritten.
+/// Writes the complete frame in each run, because the kernel reuses frames in which the Node has rewritten the
+/// addresses.
 ///
-/// Uses volatile word accesses, because the compiler would turn a single assignment into a call that copies byte by
+/// The writes are volatile words, because the compiler would turn a single assignment into a call that copies byte by
 /// byte.
 #[inline(always)]
 fn write(frame: *mut Frame, template: &[u8; FRAME_BYTES]) {
     let (to, from) = (frame.cast::<u32>(), template.as_ptr().cast::<u32>());
     for word in 0..FRAME_BYTES / size_of::<u32>() {
-        // SAFETY: both are `FRAME_BYTES` long, as checked and as their types say, and aligned to four.
+        // SAFETY: frame and template are `FRAME_BYTES` long, as checked and as their types state, and aligned to four
+        // bytes.
         unsafe { to.add(word).write_volatile(*from.add(word)) };
     }
 }
@@ -178,10 +180,10 @@ const fn plus(word: u16, summand: u16) -> u16 {
     u16::from_be(word).wrapping_add(summand).to_be()
 }
 
-/// Counts a packet that has reached the intended address and port, with the intended source if there is one.
+/// Counts a packet that has reached the expected address and port and, if a source is set, comes from this source.
 #[inline(always)]
 fn arrived(ctx: &TcContext) -> Option<()> {
-    // The frame may be shorter than the generated one, because the Node has removed the padding.
+    // The frame may be shorter than the generated frame, because the Node has removed the padding.
     let headers = pointer::<Headers>(ctx.data(), ctx.data_end())?;
     // SAFETY: in bounds as checked.
     let headers = unsafe { &*headers };

@@ -12,11 +12,11 @@ const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const DESTINATION: u8 = 60;
 
-/// Largest number of extension headers that the programs parse; real senders use fewer.
+/// Largest number of extension headers that the programs parse. Senders in practice use fewer.
 const MAX_EXTENSIONS: usize = 6;
 /// Mask of the fragment offset, in network byte order.
 const FRAGMENT_OFFSET_MASK: u16 = 0xfff8_u16.to_be();
-/// More-fragments flag in the same 16-bit word.
+/// More-fragments flag in the 16-bit word of the fragment offset, in network byte order.
 const MORE_FRAGMENTS: u16 = 1_u16.to_be();
 
 /// The first eight bytes of an extension header.
@@ -24,9 +24,10 @@ const MORE_FRAGMENTS: u16 = 1_u16.to_be();
 #[derive(Clone, Copy)]
 struct Extension {
     protocol: u8,
-    /// Length in units of eight bytes, without the first eight bytes; 0 in a fragment header.
+    /// Length of the header after its first eight bytes, in units of eight bytes; 0 in a fragment header.
     length: u8,
-    /// In a routing header, its type and its number of segments left; in other headers, unused.
+    /// In a routing header: the routing type, then the number of segments left. In other headers, these bytes are not
+    /// used.
     type_and_segments: [u8; 2],
 }
 
@@ -40,8 +41,8 @@ struct FragmentHeader {
     id: u32,
 }
 
-/// Walks the extension headers to the transport header, or to the fragment header of a later fragment. `None` if there
-/// are too many headers, one is cut off, or a source route has segments left.
+/// Skips the extension headers up to the transport header; in a later fragment, up to the end of the fragment header.
+/// `None` if there are too many extension headers, an extension header is cut off, or a source route has segments left.
 #[inline(always)]
 pub fn skip_extensions(ctx: &TcContext, chain: &mut HeaderChain<V6>) -> Option<()> {
     let headers = &mut chain.headers;
@@ -75,7 +76,7 @@ pub fn skip_extensions(ctx: &TcContext, chain: &mut HeaderChain<V6>) -> Option<(
     if is_extension(headers.protocol) { None } else { Some(()) }
 }
 
-/// Whether this is the number of an extension header.
+/// Whether `protocol` is the number of an extension header that the programs parse.
 #[inline(always)]
 pub const fn is_extension(protocol: u8) -> bool {
     matches!(protocol, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! IPv4 and IPv6 as traits: addresses and header layout. All other code is generic over them.
+//! Traits that IPv4 and IPv6 implement: addresses and header layout. All other code is generic over these traits.
 
 use aya_ebpf::programs::TcContext;
 
@@ -9,11 +9,11 @@ use crate::base::{context::Access, error::Unparsed};
 pub trait Addressing: Sized {
     type Addr: Copy + PartialEq;
 
-    /// The address whose 32-bit words all have this value.
+    /// The address in which every 32-bit word is `word`.
     fn of_repeated(word: u32) -> Self::Addr;
     /// Contribution of an address to an Internet checksum. The sum of two addresses and two words fits in 32 bits.
     fn sum(addr: Self::Addr) -> u32;
-    /// Change of the sum when `new` replaces `old`.
+    /// Change of the sum that a checksum is computed from, if the address `new` replaces `old`.
     fn difference(old: Self::Addr, new: Self::Addr) -> u32;
     /// The seeded hash of both addresses, ports and protocol.
     fn hash(seed: u64, client: Self::Addr, pod: Self::Addr, ports_and_protocol: u64) -> u64;
@@ -23,7 +23,7 @@ pub trait Addressing: Sized {
     fn is_loopback(addr: Self::Addr) -> bool;
 }
 
-/// Layout of a family's IP header, and access to the headers that follow it.
+/// Layout of a family's IP header, and access to the headers after the IP header.
 pub trait HeaderLayout: Addressing {
     /// `EtherType`, in the byte order of `__sk_buff::protocol`.
     const ETHER_TYPE: u32;
@@ -35,29 +35,31 @@ pub trait HeaderLayout: Addressing {
     const LENGTH: usize;
     /// ICMP's protocol number.
     const ICMP: u8;
-    /// Whether ICMP's checksum covers the addresses of its packet.
+    /// Whether the ICMP checksum covers the addresses in the IP header.
     const ICMP_COVERS_ADDRESSES: bool;
 
-    /// The end of the IP header, from the first byte that a rewrite changes.
+    /// The end of the IP header, from the first byte that a rewrite changes, without IPv4 options.
     type Tail: Copy;
     /// The fields of the tail before the addresses: TTL or hop limit, protocol, checksum.
     type TtlFields: Copy;
 
     /// Reads the IP header at offset `L2`, and locates the transport header of a fast-path packet.
     fn locate<const L2: usize>(ctx: &impl Access) -> Result<Headers<Self>, Unparsed>;
-    /// Reads the IP header at any offset, and walks its options or extension headers up to the transport header. `None`
-    /// if the packet has no IP header, its header chain is cut off or too long, or a source route has segments left.
+    /// Reads the IP header at offset `l3`, and skips the IPv4 options or IPv6 extension headers up to the transport
+    /// header. `None` if the packet has no IP header, if the chain of headers is cut off or too long, or if a source
+    /// route has segments left.
     fn parse_chain(ctx: &TcContext, l3: usize) -> Option<HeaderChain<Self>>;
-    /// Whether an ICMP type is an error.
+    /// Whether an ICMP type is that of an error message.
     fn is_error(kind: u8) -> bool;
-    /// Copies the header that follows an IP header without options.
+    /// Copies the transport header of a packet whose IP header has no options.
     fn read_transport<T: Copy, const L2: usize>(ctx: &impl Access) -> Option<T>;
-    /// Overwrites the packet from the IP header's tail on; `false` if the program has no direct packet access.
+    /// Overwrites the packet from the IP header's tail on. Returns `false` if the program has no direct packet access.
     fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool;
-    /// The header's tail with new addresses, whose sum differs from that of the old ones by `difference`.
+    /// The header's tail with new addresses. `difference` is the sum of the new addresses minus the sum of the old
+    /// ones.
     fn tail(ttl_fields: Self::TtlFields, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
-    /// The change of `skb->csum` that a rewrite with an updated transport checksum causes. `difference` is the change
-    /// of the addresses' sum. `ttl_fields` are the new fields; the packet still has the old ones.
+    /// The change of `skb->csum` by a rewrite that also updates the transport checksum. `difference` is the change of
+    /// the addresses' sum. `ttl_fields` are the fields after the rewrite; the packet still has the old fields.
     fn sum_change<const L2: usize>(ctx: &impl Access, ttl_fields: Self::TtlFields, difference: u32) -> u16;
     /// The fields with a decremented TTL; `None` if the TTL would reach 0.
     fn decrement_ttl(ttl_fields: Self::TtlFields) -> Option<Self::TtlFields>;
@@ -83,7 +85,7 @@ pub struct Headers<F: HeaderLayout> {
     pub is_fast_path: bool,
 }
 
-/// A packet, or the packet that an ICMP error quotes, after its options or extension headers were parsed.
+/// The parsed IP header, options and extension headers of a packet, or of the packet that an ICMP error quotes.
 pub struct HeaderChain<F: HeaderLayout> {
     /// Offset of the IP header.
     pub l3: usize,
@@ -94,19 +96,19 @@ pub struct HeaderChain<F: HeaderLayout> {
 }
 
 impl<F: HeaderLayout> HeaderChain<F> {
-    /// Length in bytes of the datagram's payload of IP, if this is the last fragment.
+    /// Length in bytes of the whole datagram without IP headers, if this packet is the datagram's last fragment.
     #[inline(always)]
     pub const fn datagram_length(&self) -> usize {
         self.fragment.offset as usize + self.end - self.headers.l4
     }
 }
 
-/// The part of a datagram that a packet carries.
+/// Whether and how a packet is a fragment of a datagram.
 pub struct Fragment {
     /// The datagram's identification, in network byte order.
     pub id: u32,
-    /// The protocol, which identifies the datagram together with the identification; 0 in IPv6, where later fragments
-    /// need not name the protocol.
+    /// In IPv4, the transport protocol, which is part of the datagram's identity. Always 0 in IPv6, where later
+    /// fragments need not name the transport protocol.
     pub protocol: u8,
     /// Whether the packet is a later fragment, which has no ports.
     pub is_later: bool,
@@ -133,7 +135,7 @@ pub struct SocketAddr<F: Addressing> {
 }
 
 impl<F: Addressing> SocketAddr<F> {
-    /// Whether both have the same address and port.
+    /// Whether two values have the same address and port.
     #[inline(always)]
     pub fn is_same(&self, other: &Self) -> bool {
         self.addr == other.addr && self.port == other.port

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! ICMP errors and the packets that they quote. The quoted packet is parsed as the sender of the error received it.
+//! ICMP errors, and the packets that ICMP errors quote. The quoted packet has the addresses and ports with which the
+//! sender of the error received the packet.
 
 use core::{mem::offset_of, num::NonZeroUsize};
 
@@ -25,7 +26,7 @@ const TCP_ACKNOWLEDGEMENT: usize = offset_of!(TcpHeader, acknowledgement);
 pub struct IcmpError<F: HeaderLayout> {
     pub outer: HeaderChain<F>,
     pub header: IcmpHeader,
-    /// The quoted part of the packet.
+    /// The quoted packet.
     pub quote: Packet<F>,
 }
 
@@ -36,7 +37,7 @@ pub fn error_header<F: HeaderLayout>(ctx: &TcContext, outer: &HeaderChain<F>) ->
     if F::is_error(header.kind) { Some(header) } else { None }
 }
 
-/// Parses the quoted packet. `Err` is the verdict on an error whose quote cannot be parsed. `sctp_end` is as in
+/// Parses the quoted packet. `Err` is the verdict on an ICMP error that is not translated. `sctp_end` is as in
 /// [`Packet::from_chain`].
 #[inline(always)]
 pub fn parse_quote<F: HeaderLayout>(
@@ -55,14 +56,14 @@ pub fn parse_quote<F: HeaderLayout>(
     Packet::from_chain(ctx, chain, sctp_end).ok_or(UNREADABLE)
 }
 
-/// The sequence and acknowledgement numbers of the quoted segment. Every quote contains TCP's sequence number; a number
-/// that the quote does not contain is returned as 0.
+/// The sequence and acknowledgement numbers of the quoted segment. RFC 792 requires at least 8 bytes of the transport
+/// header in a quote, which include TCP's sequence number. A number after the end of the packet is returned as 0.
 #[inline(always)]
 pub fn quoted_numbers<F: HeaderLayout>(ctx: &TcContext, quote: &Packet<F>) -> Numbers {
     Numbers(load_numbers(context::skb(ctx), quote.headers.l4, quote.headers.protocol))
 }
 
-/// Not inlined, because the stack of its callers is full.
+/// Not inlined, because the callers have no free stack.
 #[inline(never)]
 fn load_numbers(skb: *mut __sk_buff, l4: usize, protocol: u8) -> u64 {
     let ctx = &TcContext::new(skb);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Parsing of packets with ports: each packet is parsed once, and all later stages use the parsed packet.
+//! Parsing of packets with ports. Each packet is parsed once, and all later steps use the parsed packet.
 
 use core::num::NonZeroUsize;
 
@@ -22,10 +22,10 @@ pub struct Packet<F: HeaderLayout> {
     pub l3: usize,
     pub headers: Headers<F>,
     pub ports: Ports,
-    /// End of the datagram that the transport header belongs to. `None` on the fast path, which does not need it, if
-    /// the TCP header is cut off, and for a first SCTP fragment whose datagram length is unknown.
+    /// Offset of the end of the datagram that the transport header belongs to. `None` on the fast path, for a packet
+    /// whose TCP header is cut off, and for a first SCTP fragment whose datagram length is unknown.
     pub end: Option<NonZeroUsize>,
-    /// Bytes of a TCP header with options; 0 for other protocols and for slow-path packets.
+    /// Length of the TCP header with options, in bytes; 0 for other protocols and for slow-path packets.
     header_length: u8,
     /// Whether the fast path's transport header is cut off.
     is_truncated: bool,
@@ -54,13 +54,14 @@ impl<F: HeaderLayout> Packet<F> {
         let is_truncated = whole.is_none();
         let (ports, segment, header_length) = match whole {
             Some(whole) => whole,
-            // Packets with a truncated header are rare, and calling the helper takes less code than direct access.
+            // Packets with a truncated header are rare, and a call of the helper takes less code than direct access to
+            // the packet.
             None => (ctx.load::<Ports>(headers.l4).ok_or(Unparsed::Unrelated)?, Segment::DATAGRAM, 0),
         };
         Ok(Self { l3: L2, headers, ports, end: None, header_length, is_truncated, segment })
     }
 
-    /// Parses the transport header that follows an IP header chain. `sctp_end` returns the end of the datagram that a
+    /// Parses the transport header after the IP headers in `chain`. `sctp_end` returns the end of the datagram that a
     /// first SCTP fragment belongs to.
     #[inline(always)]
     pub fn from_chain(
@@ -75,7 +76,7 @@ impl<F: HeaderLayout> Packet<F> {
         let end = match (chain.fragment.is_first, chain.headers.protocol) {
             (false, _) => NonZeroUsize::new(chain.end),
             (true, protocol::SCTP) => sctp_end(ctx, &chain),
-            // The rest of a truncated TCP header is in another fragment; the frame's bytes after the packet are
+            // The rest of a truncated TCP header is in another fragment; the bytes of the frame after the IP packet are
             // padding.
             (true, protocol::TCP) if chain.headers.l4 + size_of::<TcpHeader>() > chain.end => None,
             (true, _) => NonZeroUsize::new(chain.end),
@@ -84,14 +85,14 @@ impl<F: HeaderLayout> Packet<F> {
         Some(Self { l3: chain.l3, headers: chain.headers, ports, end, header_length, is_truncated, segment })
     }
 
-    /// This packet with its TTL fields replaced.
+    /// A copy of this parsed packet with other TTL fields.
     #[inline(always)]
     pub fn with(&self, ttl_fields: F::TtlFields) -> Self {
         Self { headers: Headers { ttl_fields, ..self.headers }, ..*self }
     }
 
     /// Flags and numbers of a TCP segment, or the equivalents of an SCTP packet: see [`Segment`]. `Err` if the packet
-    /// cannot be translated: its transport header is cut off, or its SCTP datagram's length is unknown.
+    /// cannot be translated, because the transport header is cut off or the length of the SCTP datagram is unknown.
     #[inline(always)]
     pub fn segment(&self, ctx: &impl Access) -> Result<Segment, Reason> {
         if self.headers.is_fast_path {
@@ -110,12 +111,12 @@ impl<F: HeaderLayout> Packet<F> {
         segment.ok_or(Reason::Truncated)
     }
 
-    /// Bytes of payload in a SYN of the fast path (TCP Fast Open).
+    /// Number of payload bytes in a SYN of the fast path (TCP Fast Open).
     #[inline(always)]
     pub fn syn_payload<const L2: usize>(&self, ctx: &impl Access) -> u32 {
         let headers_end = self.headers.l4 as u32 + u32::from(self.header_length);
-        // Most SYNs have no bytes after the header. In most other SYNs these bytes are link-layer padding, so the IP
-        // length decides.
+        // Most SYNs have no bytes after the TCP header. In the other SYNs, such bytes are payload or link-layer
+        // padding, so the length in the IP header decides.
         if self.header_length == 0 || ctx.length() <= headers_end {
             return 0;
         }
@@ -125,8 +126,8 @@ impl<F: HeaderLayout> Packet<F> {
 
     /// Copies the beginning of the transport header.
     ///
-    /// After IP options or extension headers the offset is not constant. A program without `CAP_PERFMON` may move
-    /// packet pointers only by constants, so the kernel's helper copies the header.
+    /// After IP options or extension headers, the transport header has no constant offset. Without `CAP_PERFMON`, a
+    /// program may add only constants to packet pointers, so the kernel's helper copies the header.
     #[inline(always)]
     pub fn read_transport<T: Copy, const L2: usize>(&self, ctx: &impl Access) -> Option<T> {
         if self.headers.is_fast_path { F::read_transport::<T, L2>(ctx) } else { ctx.load(self.headers.l4) }

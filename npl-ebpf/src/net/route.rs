@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Parameters of the kernel's route look-up, filled in from a packet's headers.
+//! Parameters of the helper `bpf_fib_lookup`, the kernel's route look-up, from a packet's headers.
 
 use aya_ebpf::{
     bindings::{
@@ -32,13 +32,14 @@ pub const EMPTY: RouteLookup = FibLookup {
 
 /// Route look-ups of one IP family.
 pub trait Routing: HeaderLayout {
-    /// The look-up for a packet between these addresses. The other parameters come from the IP header at offset `L2`.
+    /// The parameters for a packet from `source` to `destination`. The other parameters come from the IP header at
+    /// offset `L2`.
     fn route_lookup<const L2: usize>(
         ctx: &TcContext,
         source: Self::Addr,
         destination: Self::Addr,
     ) -> Option<RouteLookup>;
-    /// The next hop's address in a result, if the address is of this IP family.
+    /// The next hop's address in the result of a look-up; `None` if the address is of the other IP family.
     fn neighbor_of(answer: &RouteLookup) -> Option<Self::Addr>;
     /// A neighbor, as the argument of `bpf_redirect_neigh`.
     fn redirect_neighbor(addr: Self::Addr) -> bpf_redir_neigh;

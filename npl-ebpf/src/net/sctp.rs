@@ -24,7 +24,7 @@ pub struct SctpHeader {
 pub struct Chunk {
     kind: u8,
     flags: u8,
-    /// Bytes of the chunk, this header included, without the padding to a multiple of four.
+    /// Bytes of the chunk including this header, excluding the padding to a multiple of four.
     length: u16,
 }
 
@@ -51,9 +51,9 @@ impl Chunk {
     }
 }
 
-/// Largest number of chunks that the program parses. It is larger than the number that senders put before a chunk that
-/// is cut, and small enough for the compiler to unroll the loop. For a program without `CAP_PERFMON`, the verifier of
-/// Linux 6.12 also follows mispredicted branches and so finds no end of a loop.
+/// Largest number of chunks that the program parses: more than senders put before a chunk that IP fragmentation cuts,
+/// and few enough for the compiler to unroll the loop. Without `CAP_PERFMON`, the verifier of Linux 6.12 also follows
+/// mispredicted branches, and therefore finds no end of a loop.
 const MAX_CHUNKS: usize = 6;
 
 /// The beginning of an INIT or INIT ACK chunk. All fields are in network byte order.
@@ -64,13 +64,14 @@ struct Init {
     tag: u32,
 }
 
-/// Offset of the verification tag in the packet.
+/// Offset of the verification tag in the SCTP packet.
 pub const VERIFICATION_TAG: usize = offset_of!(SctpHeader, tag);
 /// Offset of the initiate tag of a packet that begins with an INIT or INIT ACK chunk.
 pub const INITIATE_TAG: usize = size_of::<SctpHeader>() + offset_of!(Init, tag);
 
-/// The TCP equivalent of a packet that ends at `end`: flags by its first chunk, the initiate tag minus one as sequence
-/// number, and the verification tag as acknowledgement number. `None` if the packet has no chunk.
+/// The TCP equivalent of an SCTP packet that ends at `end`. The first chunk determines the flags; the initiate tag
+/// minus one is the sequence number, and the verification tag the acknowledgement number. `None` if the packet has no
+/// chunk.
 #[inline(always)]
 pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
     let offset = l4 + size_of::<SctpHeader>();
@@ -84,11 +85,11 @@ pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
     Some(Segment::new(sequence, acknowledgement, flags))
 }
 
-/// The likely end of the packet whose first fragment ends at `end`: the end of the chunk that the fragment cuts. 0 if
-/// no chunk is cut, or too many chunks precede it.
+/// The likely end of the packet whose first fragment ends at `end`: the end of the chunk that extends beyond the
+/// fragment. 0 if there is no such chunk among the first [`MAX_CHUNKS`] chunks.
 ///
-/// A sender limits chunks to the path MTU. IP fragments only a chunk that was built before the sender learned of a
-/// lower MTU. A chunk that exceeds the lower MTU is the last chunk of its packet.
+/// A sender limits chunks to the path MTU, so IP fragments only a packet whose chunk was built before the sender
+/// learned of a lower MTU. The chunk that exceeds the lower MTU is the last chunk of the packet.
 #[inline(always)]
 pub fn end_of_cut_chunk(ctx: &TcContext, l4: u32, end: u32) -> u32 {
     let mut offset = l4 as usize + size_of::<SctpHeader>();

@@ -113,7 +113,7 @@ impl Addressing for V4 {
 
 impl HeaderLayout for V4 {
     const ETHER_TYPE: u32 = 0x0800_u16.to_be() as u32;
-    /// `skb->csum` stays valid: the change of the address and the change of the header checksum add up to zero.
+    /// No flag is set: in `skb->csum`, the change of the address and the change of the header checksum add up to zero.
     const STORE_FLAGS: u64 = 0;
     const TAIL: usize = offset_of!(Header, tail);
     const LENGTH: usize = LENGTH;
@@ -195,7 +195,8 @@ impl HeaderLayout for V4 {
         Tail { ttl_fields: TtlFields { check, ..ttl_fields }, source, destination }
     }
 
-    /// Only the transport checksum changes `skb->csum`: the changes of address, TTL and header checksum add up to zero.
+    /// Only the change of the transport checksum changes `skb->csum`: the changes of address, TTL and IP header
+    /// checksum add up to zero.
     #[inline(always)]
     fn sum_change<const L2: usize>(_ctx: &impl Access, _ttl_fields: TtlFields, difference: u32) -> u16 {
         !csum::fold(difference)

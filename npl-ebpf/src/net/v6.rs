@@ -23,7 +23,7 @@ use crate::base::{
 /// IPv6.
 pub struct V6;
 
-/// An address as four words in network byte order: headers are aligned to four bytes.
+/// An address as four words in network byte order, because headers are aligned to only four bytes.
 pub type Addr = [u32; 4];
 
 /// An IPv6 header (RFC 8200).
@@ -52,7 +52,7 @@ pub struct TtlFields {
     hop_limit: u8,
 }
 
-/// The first `ICMPv6` type that is no error (RFC 4443, section 2.1).
+/// The lowest `ICMPv6` type of an informational message; lower types are errors (RFC 4443, section 2.1).
 const FIRST_INFORMATION: u8 = 128;
 /// The kernel's number of the address family.
 const AF_INET6: u8 = 10;
@@ -105,7 +105,7 @@ impl Addressing for V6 {
 
 impl HeaderLayout for V6 {
     const ETHER_TYPE: u32 = 0x86dd_u16.to_be() as u32;
-    /// IPv6 has no header checksum, so the kernel must update `skb->csum` for the changed address.
+    /// IPv6 has no header checksum whose change cancels that of the address, so the kernel must update `skb->csum`.
     const STORE_FLAGS: u64 = BPF_F_RECOMPUTE_CSUM as u64;
     const TAIL: usize = offset_of!(Header, tail);
     const LENGTH: usize = LENGTH;
@@ -176,8 +176,8 @@ impl HeaderLayout for V6 {
         Tail { ttl_fields, source, destination }
     }
 
-    /// The change of `skb->csum` is that of the hop limit: the changes of the address and of the transport checksum
-    /// cancel each other.
+    /// Only the change of the hop limit changes `skb->csum`: the change of the address and the change of the transport
+    /// checksum add up to zero.
     #[inline(always)]
     fn sum_change<const L2: usize>(ctx: &impl Access, ttl_fields: TtlFields, _difference: u32) -> u16 {
         let Some(ip) = ctx.read::<Header, L2>() else { return 0 };

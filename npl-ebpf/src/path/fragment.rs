@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Later fragments of requests and replies, which are translated by the record of their datagram. A rewrite changes
-//! only the addresses and the IP header checksum, because the transport checksum is in the first fragment.
+//! Translation of later fragments of requests and replies, by the record of the datagram's first fragment. The rewrite
+//! changes only the addresses and the IP header checksum: ports and transport checksum are in the first fragment.
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{fragment::Record, lookup_cache::no_next_hop, mapping::Frontend, reason::Reason};
@@ -47,8 +47,8 @@ pub fn request<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut 
     redirect::forward(ctx, rewrite::apply_address::<F, DESTINATION>(ctx, &chain, backend.addr), next_hop)
 }
 
-/// Translates, passes or drops a later fragment of a reply. A fragment without a record belongs to no reply, or arrived
-/// before its first fragment.
+/// Translates, passes or drops a later fragment of a reply. If there is no record, either the datagram is no translated
+/// reply, or this fragment arrived before the first fragment.
 #[inline(always)]
 pub fn reply<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut chain: HeaderChain<F>) -> Verdict {
     if MODE == REDIRECT && !redirect::is_from_pod(ctx, &chain.headers) {
@@ -69,7 +69,8 @@ pub fn reply<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut ch
     if MODE == REDIRECT && next_hop.is_stack() {
         return Verdict::UNRELATED;
     }
-    // The mapping may have been removed: a flow continues while another mapping of the same Pod port exists.
+    // The reply is translated and not counted if this mapping was removed: a flow continues while another mapping of
+    // the same Pod port exists.
     if let Some((_, backend)) = backend::<F>(&record) {
         stats::update_mapping(backend.stats_index, |stats| {
             stats.reply_packets += 1;

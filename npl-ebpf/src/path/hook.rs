@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The entry of the fast path, common to requests and replies. The fast path translates unfragmented TCP and UDP
-//! packets without IP options or extension headers.
+//! The start of the fast path, which is common to requests and replies. The fast path translates unfragmented TCP and
+//! UDP packets without IPv4 options or IPv6 extension headers.
 
 use aya_ebpf::programs::TcContext;
 
@@ -18,14 +18,14 @@ use crate::{
 
 /// The translation of packets at one hook.
 pub trait Hook {
-    /// Which address and port of a packet are rewritten: [`SOURCE`](crate::act::rewrite::SOURCE) or
+    /// The address and port that the hook rewrites: [`SOURCE`](crate::act::rewrite::SOURCE) or
     /// [`DESTINATION`](crate::act::rewrite::DESTINATION).
     const END: bool;
-    /// Whether the hook is at ingress of its device.
+    /// Whether the program runs at TC ingress of a device; otherwise it runs at TC egress.
     const ON_ARRIVAL: bool;
 
     /// Translates, passes or drops a packet with ports. `on_nat` is called with the NAT address of a packet that is
-    /// translated, or dropped by the allow-list.
+    /// translated, or that the allow-list drops.
     fn packet<F: Family, const L2: usize, const FAST_PATH: bool>(
         ctx: &TcContext,
         packet: &Packet<F>,

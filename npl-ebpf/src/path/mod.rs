@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Paths of packets through the programs: requests, replies, the slow path, XDP, stack observations for offload, and
+//! The steps of each kind of program: requests, replies, the slow path, XDP, stack observations for offload, and
 //! sockets of local clients. Imports all lower layers.
 
 mod fragment;

@@ -14,8 +14,8 @@ use crate::{
     state::{maps::Family, stack_seen, tuple::FlowTuple},
 };
 
-/// Records a request that the host's stack forwards to a Pod. Its IP header starts at offset `L2`. Slow-path packets
-/// are not recorded, because the stack always forwards them.
+/// Records that the host's stack forwards this request to a Pod. The packet's IP header starts at offset `L2`.
+/// Slow-path packets are not recorded, because the stack always forwards them.
 #[inline(always)]
 pub fn observe_request<const L2: usize>(ctx: &TcContext) {
     let _recorded = match context::ether_type(ctx) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Replies: Pod to client, after netfilter. Only packets with a conntrack entry are rewritten; other packets pass
+//! Translation of replies from Pods to clients. Only packets with a conntrack entry are rewritten; other packets pass
 //! unchanged.
 
 use aya_ebpf::programs::TcContext;
@@ -40,14 +40,14 @@ use crate::{
     },
 };
 
-/// A packet from an endpoint, which may be a reply.
+/// A packet from the Pod address and port of a mapping. The packet is a reply if its flow has a conntrack entry.
 struct Reply<'k, F: Family> {
     flow: Flow<'k, F>,
     tuple: FlowTuple<F>,
     segment: Segment,
 }
 
-/// The translation of replies, which are forwarded in this `MODE`: see [`crate::base::mode`].
+/// The translation of replies by a program of the forwarding mode `MODE`: see [`crate::base::mode`].
 pub struct Replies<const MODE: u8>;
 
 impl<const MODE: u8> Replies<MODE> {
@@ -78,7 +78,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
             return if leaves_node { Verdict::SLOW_PATH } else { Verdict::UNRELATED };
         };
         let endpoint = &sender.endpoint;
-        // The program on the uplink translates and counts the packets that the stack forwards.
+        // If the packet did not arrive on the device of the sending Pod, the stack forwards the packet, and the program
+        // on the uplink translates and counts it.
         if Self::AT_POD && !redirect::is_from_pod(ctx, &packet.headers) {
             return Verdict::UNRELATED;
         }
@@ -125,8 +126,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         fragment::reply::<F, MODE, L2>(ctx, chain)
     }
 
-    /// An ICMP error about a request quotes the Pod's address, but the client knows only the node address. The node
-    /// address also replaces the source of the error, whether the Pod or a router sent it.
+    /// Translates an ICMP error about a request. The error quotes the Pod's address, but the client knows only the node
+    /// address. The node address also replaces the source of the error, whether the Pod or a router sent the error.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
         if MODE == REDIRECT && !redirect::is_from_pod(ctx, &outer.headers) {
@@ -148,8 +149,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
         let key = F::flow_key(&tuple, protocol);
         let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
-        // Builds the segment with which the Pod would answer the quoted one, because flows are looked up by sequence
-        // numbers. The error changes no entry, because anybody can send an error.
+        // Flows are looked up by the sequence numbers of a reply, so this is the segment with which the Pod would
+        // answer the quoted segment. The error changes no conntrack entry, because any host can send an ICMP error.
         let quoted = icmp::quoted_numbers(ctx, &quote);
         let segment = Segment::new(quoted.acknowledgement(), quoted.sequence().wrapping_add(1), tcp_flag::ACK);
         let Some(ResolvedFlow { nat, .. }) = ResolvedFlow::of(&Reply { flow, tuple, segment }, &sender) else {
@@ -171,11 +172,11 @@ impl<const MODE: u8> Hook for Replies<MODE> {
     }
 }
 
-/// The sender of a packet.
+/// The endpoint that sent a packet.
 struct Sender {
     endpoint: Endpoint,
-    /// The half-open entry in the flow's slot if the reply cache has a valid copy for the flow, which proves that the
-    /// flow is established; otherwise 0.
+    /// The entry in the flow's slot of the half-open cache, if the reply cache has a valid copy for the flow, which
+    /// proves that the flow is established. Otherwise 0.
     entry: u64,
 }
 
@@ -200,7 +201,7 @@ impl Sender {
     }
 }
 
-/// The table or cache that has a reply's flow.
+/// The table or cache in which the flow of a reply was found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FlowSource {
     ReplyCache,
@@ -210,13 +211,14 @@ enum FlowSource {
 
 /// The conntrack entry of a reply's flow.
 ///
-/// All fields are always initialized. In a program without `CAP_PERFMON` the verifier also checks branches of a
-/// mispredicted [`FlowSource`], and rejects an uninitialized pointer there.
+/// All fields are always initialized: without `CAP_PERFMON`, the verifier also checks the branches of a mispredicted
+/// [`FlowSource`], and rejects an uninitialized pointer in these branches.
 struct ResolvedFlow<F: Family> {
     source: FlowSource,
-    /// The flow table's entry if [`FlowSource::FlowTable`]; otherwise unused memory of that size.
+    /// The flow table's entry if the source is [`FlowSource::FlowTable`]; otherwise unused memory of the same size.
     table_entry: *mut F::FlowEntry,
-    /// The slot of the entry if [`FlowSource::HalfOpenCache`]; otherwise the flow's slot.
+    /// The slot of the half-open cache that has the entry if the source is [`FlowSource::HalfOpenCache`]; otherwise the
+    /// flow's own slot.
     half_open: Cell<u64>,
     nat: NatAddress<F>,
 }
@@ -245,7 +247,7 @@ impl<F: Family> ResolvedFlow<F> {
             }
             if reply.segment.flags & tcp_flag::SYN != 0 {
                 // The Pod accepts or opens a direct connection, which replaces the translated connection with the same
-                // flow tuple.
+                // flow tuple. The translated connection's entries are therefore removed.
                 reply.flow.remove();
                 return None;
             }

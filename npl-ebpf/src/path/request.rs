@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Requests: node port to Pod. The mapping gives each packet's destination; no conntrack entry is needed.
+//! Translation of requests from a node port to a Pod. The mapping alone determines each packet's new destination; no
+//! conntrack entry is needed.
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{
@@ -38,13 +39,13 @@ use crate::{
     },
 };
 
-/// The translation of requests, which are forwarded in this `MODE`: see [`crate::base::mode`].
+/// The translation of requests by a program of the forwarding mode `MODE`: see [`crate::base::mode`].
 pub struct Requests<const MODE: u8>;
 
-/// A request that a mapping matches and its allow-list admits.
+/// The result for a request that matches a mapping and whose source the mapping's allow-list admits.
 pub struct Accepted<F: Family> {
     pub backend: Backend<F>,
-    /// The Pod's next hop, in a mode that needs it.
+    /// The Pod's next hop, in redirect and offload mode.
     next_hop: PodNextHop,
     is_offloaded: bool,
 }
@@ -59,7 +60,7 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         packet: &Packet<F>,
         on_nat: impl FnOnce(&NatAddress<F>),
     ) -> Verdict {
-        // The slow path has no room for the next hop on its stack, and looks the next hop up after the rewrite.
+        // The slow path has no stack space for the next hop during `accept`, and looks the next hop up afterwards.
         let accepted = if FAST_PATH {
             accept::<F, MODE, L2>(ctx, packet, on_nat)
         } else {
@@ -91,8 +92,9 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         fragment::request::<F, MODE, L2>(ctx, chain)
     }
 
-    /// An ICMP error about a reply quotes the node address, but the Pod knows only its own address. The mapping gives
-    /// the Pod. The error's sender may be a router, so the allow-list is checked for the client's address in the quote.
+    /// Translates an ICMP error about a reply. The error quotes the node address, but the Pod knows only its own
+    /// address. The Pod is found by the mapping of the quoted source port. The error's sender may be a router, so the
+    /// allow-list is checked for the client's address in the quote.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
@@ -137,8 +139,8 @@ impl<const MODE: u8> Hook for Requests<MODE> {
     }
 }
 
-/// Looks up the mapping of a packet, and tracks and counts the request. `Err` is the verdict on a packet without a
-/// mapping that admits it.
+/// Looks up the mapping of a packet, and tracks and counts the request. `Err` is the verdict on a packet that is not
+/// translated, for example because no mapping matches, or because the allow-list excludes the source.
 #[inline(always)]
 pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     ctx: &impl Access,
@@ -159,7 +161,8 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     };
     let nat = NatAddress { addr: packet.headers.destination, addr_index, port: node_port };
     if backend.refuses(frontend, packet.headers.source) {
-        // Stores the fragment record, so that the later fragments of the datagram are dropped by the same mapping.
+        // If the packet is a first fragment, `on_nat` stores the fragment record, so that the allow-list of the same
+        // mapping also drops the later fragments.
         on_nat(&nat);
         return Err(Verdict::drop(Reason::SourceRefused));
     }
@@ -198,14 +201,14 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     Ok(Accepted { backend, next_hop, is_offloaded })
 }
 
-/// Tracks a packet without a mapping, if it can be a client's datagram to a Pod's own address. `is_tracked` returns
-/// whether the XDP program has already tracked the packet. A direct connection of TCP or SCTP is detected later, by the
-/// Pod's SYN-ACK or INIT ACK.
+/// Ends the translated UDP flow of a client that now sends to the Pod directly; called for packets that match no
+/// mapping. `is_tracked` returns whether the XDP program has already tracked the packet. A direct connection of TCP or
+/// SCTP is detected later, by the Pod's SYN-ACK or INIT ACK.
 #[inline(always)]
 pub fn track_direct<F: Family>(packet: &Packet<F>, is_tracked: impl FnOnce(&Config) -> bool) {
     let (headers, protocol) = (&packet.headers, packet.headers.protocol);
     let Some(config) = CONFIG.get(0) else { return };
-    // Skips datagrams to the Node itself, which are the most frequent ones on Nodes with tunnels.
+    // Skips datagrams to the Node's primary address: on Nodes with tunnels, most datagrams are of this kind.
     if protocol != protocol::UDP || F::is_primary(config, headers.destination) || is_tracked(config) {
         return;
     }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The slow path: ICMP errors, fragments, SCTP, and packets with options or extension headers.
+//! The slow path, for ICMP errors, fragments, SCTP, and packets with IPv4 options or IPv6 extension headers.
 //!
-//! The fast path tail-calls separate programs, because few packets need the slow path and a tail-called program has the
-//! whole stack. No step is inlined, because all steps together exceed the stack limit.
+//! The fast path tail-calls the slow path as a separate program: few packets need the slow path, and a tail-called
+//! program can use the whole BPF stack. No step of the slow path is inlined, because all steps together exceed the
+//! stack limit.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use npl_common::{config::Config, reason::Reason};
@@ -19,7 +20,7 @@ use crate::{
     state::{fragment, fragment_buffer, host_connection, maps::Family, sctp_reassembly},
 };
 
-// Return values of a step whose packet another step handles. TC has no action with these numbers.
+// Return values of a step if another step handles the packet. TC has no action with these numbers.
 const IS_ICMP: i32 = i32::MAX;
 const IS_FRAGMENT: i32 = i32::MAX - 1;
 const IS_LEAVING: i32 = i32::MAX - 2;
@@ -43,7 +44,7 @@ fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32
         return Verdict::UNRELATED.into_action();
     }
     let action = run_steps::<F, H, L2>(ctx);
-    // Set after all steps, because re-injected fragments are clones of the same skb, and a clone that the stack
+    // The mark is set after all steps: re-injected fragments are clones of the same skb, and a clone that the stack
     // forwards must not have the mark.
     if H::ON_ARRIVAL
         && H::END == SOURCE
@@ -76,13 +77,14 @@ fn run_steps<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
     }
 }
 
-/// Drops a packet whose skb the kernel's helper failed to overwrite with a saved frame.
+/// Drops a packet after the kernel's helper failed to overwrite the packet's skb with a saved frame.
 #[inline(always)]
 fn drop_unwritable(_skb: *mut __sk_buff) -> i32 {
     trace::decide(Verdict::drop(Reason::RewriteFailed))
 }
 
-/// Stores the key and length of an SCTP first or last fragment for the later steps.
+/// Stores the datagram's key and length for the later steps, if the packet is the first or last fragment of an SCTP
+/// packet.
 #[inline(never)]
 fn begin_sctp<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) {
     let ctx = &TcContext::new(skb);
@@ -121,8 +123,8 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         }),
         None => Verdict::UNRELATED,
     };
-    // Early fragments of requests are saved only if their destination is a node address; those of replies are always
-    // saved.
+    // An early fragment of a request is saved only if the destination is a node address; an early fragment of a reply
+    // is always saved.
     let may_be_early = |config: &Config| H::END == SOURCE || F::node_address_index(config, destination).is_some();
     if !H::ON_ARRIVAL && verdict.is_slow_path() {
         if is_first {
@@ -131,10 +133,10 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         return IS_LEAVING;
     }
     let (is_translated, is_by_stack) = (verdict.is_translated(), H::ON_ARRIVAL && !verdict.is_redirected());
-    // A dropped first fragment keeps its record, by which its later fragments are dropped too.
+    // The record of a dropped first fragment is kept, so that the later fragments are dropped too.
     let is_dropped = verdict.is_drop();
-    // Converted before the branches, because in a program without `CAP_PERFMON` the verifier loses the bounds of the
-    // reason number after them.
+    // The verdict is converted before the branches: without `CAP_PERFMON`, the verifier no longer knows the bounds of
+    // the reason's number after the branches.
     let action = trace::decide(verdict);
     if !is_first || is_dropped {
         return action;
@@ -157,7 +159,7 @@ fn translate_fragment<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) 
     trace::decide(H::later_fragment::<F, L2>(ctx, chain))
 }
 
-/// Counts a packet to a node address whose extension headers could not be parsed up to a transport header.
+/// Counts a packet to a node address if its IPv6 extension headers could not be parsed up to a transport header.
 #[inline(never)]
 fn judge_unreadable<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let destination = F::destination_of_chain(&TcContext::new(skb), L2);
@@ -166,7 +168,8 @@ fn judge_unreadable<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     trace::decide(if is_for_node { Verdict::pass(Reason::Ipv6ExtensionHeaders) } else { Verdict::UNRELATED })
 }
 
-/// Records an outgoing packet with a source port of the node port range as a packet of the Node's own connection.
+/// Records an outgoing packet with a source port of the node port range as a packet of a host connection, see
+/// [`host_connection`].
 #[inline(never)]
 fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
@@ -174,7 +177,7 @@ fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let Some(packet) = Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end) else {
         return trace::decide(Verdict::UNRELATED);
     };
-    // A packet that is truncated before its TCP flags is treated as a packet without flags.
+    // A packet that ends before its TCP flags is treated as a packet without flags.
     let tcp_flags = packet.segment(ctx).map_or(0, |segment| segment.flags);
     host_connection::record_leaving(&packet, tcp_flags);
     trace::decide(Verdict::UNRELATED)

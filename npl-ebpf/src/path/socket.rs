@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Local clients, on the Node itself and in its Pods. Their packets pass no uplink, so cgroup programs translate the
-//! address in the system call: the socket connects to the Pod directly, and socket reverse NAT shows the client the
-//! address that it used.
+//! NAT for local clients, on the Node itself and in its Pods. Packets of local clients to local Pods pass through no
+//! uplink, so cgroup programs translate the address in the system call. The socket connects to the Pod directly, and
+//! socket reverse NAT shows the client the address that the client connected to.
 
 use aya_ebpf::{
     EbpfContext,
@@ -44,14 +44,14 @@ pub struct Inet6;
 /// An IPv4-mapped IPv6 address, of a dual-stack socket.
 pub struct Ipv4Mapped;
 
-/// The kind of the client's system call.
+/// The client's system call that names a destination: `connect` or `sendmsg`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Call {
     Connect,
     Send,
 }
 
-/// The kind of the system call that returns the address of a peer.
+/// The client's system call that returns a peer's address: `recvmsg` or `getpeername`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ReplyCall {
     Receive,
@@ -61,13 +61,14 @@ pub enum ReplyCall {
 /// `TCP_ESTABLISHED`, which is also the state of a connected datagram socket.
 const CONNECTED: u32 = 1;
 
-/// `AF_INET6`.
+/// The kernel's number of the IPv6 address family.
 const AF_INET6: u32 = 10;
 
-/// The first three words of an IPv4-mapped address.
+/// The first three words of an IPv4-mapped IPv6 address.
 const MAPPED_PREFIX: [u32; 3] = [0, 0, 0xffff_u32.to_be()];
 
-/// Translates the destination of `connect` and `sendmsg` if it is a node address and a mapped node port.
+/// Translates the destination of a `connect` or `sendmsg` call, if the destination is a node address with a mapped node
+/// port.
 #[inline(always)]
 pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     let call = ctx.sock_addr;
@@ -76,8 +77,9 @@ pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     let direct = SocketFlow { socket: socket(ctx), pod: nat };
     let known = A::Family::socket_rnat(&direct);
     let nat = &direct.pod;
-    // The socket answers a client that the Node masquerades, such as a client of a Service's node port, and that
-    // `reply` has recorded: the datagram belongs to this client, not to the Pod whose mapping has the same node port.
+    // The socket has received a datagram from this address and port, as [`reply`] has recorded, and now answers. The
+    // sender is a client that the Node masquerades, such as a client of a Service's `nodePort`. The answer belongs to
+    // this client, not to the Pod whose mapping has the same node port.
     if kind == Call::Send && known.as_ref().is_some_and(|sender| sender.is_same(nat)) {
         return;
     }
@@ -111,7 +113,7 @@ pub fn request6(ctx: &SockAddrContext, kind: Call) {
     }
 }
 
-/// Frees the entries of a socket that is closed.
+/// Removes the socket reverse NAT entries of a closed socket.
 #[inline(always)]
 pub fn release(ctx: &SockContext) {
     let socket = socket(ctx);
@@ -122,12 +124,13 @@ pub fn release(ctx: &SockContext) {
     }
 }
 
-/// Frees the entries of a socket in one family's map. An IPv6 socket has entries in the IPv4 map if it sends to
-/// IPv4-mapped addresses.
+/// Removes the entries of a socket from the map of one IP family. An IPv6 socket has entries in the IPv4 map if it
+/// sends to IPv4-mapped addresses.
 #[inline(always)]
 fn release_entries<F: Family>(socket: u64) {
     let last = last_pod::<F>(socket);
-    // A removal takes a lock even without an entry, and most sockets have none.
+    // The entry is looked up first, because a removal takes a lock even if there is no entry, and most sockets have
+    // none.
     if let Some(pod) = F::socket_rnat(&last) {
         F::remove_socket_rnat(&SocketFlow { socket, pod });
         F::remove_socket_rnat(&last);
@@ -137,13 +140,13 @@ fn release_entries<F: Family>(socket: u64) {
 /// The key of the entry that names the Pod to which a socket connected or sent last.
 #[inline(always)]
 fn last_pod<F: Family>(socket: u64) -> SocketFlow<F> {
-    // Not the unspecified address: for so many zero bytes, the compiler calls `memset`, which the verifier rejects
-    // without CAP_PERFMON.
+    // The key's address is a part of the cookie instead of the unspecified address. For so many zero bytes, the
+    // compiler would call `memset`, which the verifier rejects without `CAP_PERFMON`.
     SocketFlow { socket, pod: SocketAddr { addr: F::of_repeated(socket as u32), port: 0 } }
 }
 
-/// Shows a client the address that it connected to in place of the Pod's, and records senders that have a node address
-/// and a node port, unless the socket has sent through a mapping.
+/// Replaces the Pod's address by the address that the client connected to. Also records a sender with a node address
+/// and a port of the range, unless the socket has sent through a mapping.
 #[inline(always)]
 pub fn reply<A: AddressField>(ctx: &SockAddrContext, kind: ReplyCall) {
     let call = ctx.sock_addr;
@@ -169,7 +172,7 @@ pub fn reply6(ctx: &SockAddrContext, kind: ReplyCall) {
     }
 }
 
-/// Whether this is a node address with a port of the range.
+/// Whether this is a node address with a port of the node port range.
 #[inline(always)]
 fn is_nat_address<F: Family>(address: &SocketAddr<F>) -> bool {
     CONFIG
@@ -198,15 +201,16 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
         unmapped::record::<F>(frontend);
         return None;
     };
-    // A connection to one of the Node's own addresses has that address as source, too.
+    // The allow-list is checked for the node address: for a connection to a node address, the kernel chooses the same
+    // address as the source.
     if backend.refuses(frontend, nat.addr) { None } else { Some(backend) }
 }
 
 /// Removes the socket reverse NAT entry of a socket that sent to a Pod through a mapping and now sends to the Pod
 /// directly.
 ///
-/// The entry of a connected socket stays: on each send of an IPv6 socket that is connected to an IPv4 Pod, the kernel
-/// calls the IPv4 program with the Pod's address.
+/// The entry of a connected socket is kept. If an IPv6 socket is connected to an IPv4 Pod, the kernel runs the IPv4
+/// program with the Pod's address at each send.
 #[inline(always)]
 fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, flow: &SocketFlow<F>) {
     if kind == Call::Connect || !is_connected(ctx) {
@@ -223,7 +227,8 @@ fn is_connected(ctx: &SockAddrContext) -> bool {
     state == CONNECTED
 }
 
-/// Whether the call is in the host's network namespace: each namespace has its own loopback addresses.
+/// Whether the caller's socket is in the host's network namespace. Each network namespace has its own loopback
+/// addresses.
 #[inline(always)]
 fn is_in_node_namespace(ctx: &SockAddrContext, config: &Config) -> bool {
     // SAFETY: the kernel's own context.
@@ -266,7 +271,8 @@ fn is_mapped(call: *const bpf_sock_addr) -> bool {
     addr[0] == MAPPED_PREFIX[0] && addr[1] == MAPPED_PREFIX[1] && addr[2] == MAPPED_PREFIX[2]
 }
 
-// The verifier permits only one load or store of the whole context field, which a volatile access compiles to.
+// The verifier permits access to a context field only by one load or store of the whole field. A volatile access
+// compiles to such a load or store.
 impl AddressField for Inet {
     type Family = V4;
 
@@ -316,12 +322,14 @@ impl AddressField for Ipv4Mapped {
 
 #[inline(always)]
 fn ipv6_word(call: *const bpf_sock_addr, index: usize) -> u32 {
-    // SAFETY: a field of the kernel's context that IPv6 programs may read; the index is a constant below its length.
+    // SAFETY: a field of the kernel's context that IPv6 programs may read; the index is a constant below the field's
+    // length.
     unsafe { (&raw const (*call).user_ip6).cast::<u32>().add(index).read_volatile() }
 }
 
 #[inline(always)]
 fn set_ipv6_word(call: *mut bpf_sock_addr, index: usize, word: u32) {
-    // SAFETY: a field of the kernel's context that IPv6 programs may write; the index is a constant below its length.
+    // SAFETY: a field of the kernel's context that IPv6 programs may write; the index is a constant below the field's
+    // length.
     unsafe { (&raw mut (*call).user_ip6).cast::<u32>().add(index).write_volatile(word) };
 }

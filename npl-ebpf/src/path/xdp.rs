@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Requests of the fast path in XDP, before the kernel allocates an skb. All other frames pass unchanged to the program
-//! at TC ingress. To that program, a translated frame is a direct packet from the client to the Pod, which it passes
-//! unchanged.
+//! Translation of fast-path requests at the XDP hook, before the kernel allocates an skb. All other frames pass
+//! unchanged to the program at TC ingress. A translated frame has the Pod's address as destination, so the program at
+//! TC ingress passes it unchanged, like a direct packet from the client to the Pod.
 
 use aya_ebpf::programs::{TcContext, XdpContext};
 use npl_common::config::{Config, FLAG_XDP};
@@ -22,10 +22,10 @@ use crate::{
     state::maps::Family,
 };
 
-/// Whether the XDP program runs on the packet's device.
+/// Whether the XDP program runs on the device of this TC program, ahead of it.
 #[inline(always)]
 pub fn translates_before(config: &Config, ctx: &TcContext) -> bool {
-    // SAFETY: only the agent writes this map, and all its values are the same.
+    // SAFETY: only the agent writes this map, and all values in the map are the same.
     config.flags & FLAG_XDP != 0 && unsafe { XDP_DEVICE.get(&ctx.ifindex()) }.is_some()
 }
 
@@ -36,8 +36,8 @@ pub fn translate<const MULTI_BUFFER: bool>(ctx: XdpContext) -> u32 {
     let verdict = match frame.ether_type() {
         Some(V4::ETHER_TYPE) => judge::<V4, MULTI_BUFFER>(&frame),
         Some(V6::ETHER_TYPE) => judge::<V6, MULTI_BUFFER>(&frame),
-        // The program on the VLAN's device translates a tagged frame. A tag that the network card has removed is not
-        // visible here (docs/datapath.md).
+        // The program on the VLAN device translates a frame with a VLAN tag. The XDP program does not see a tag that
+        // the network card has removed (docs/datapath.md).
         _ => Verdict::UNRELATED,
     };
     verdict.into_frame_action()

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Connection tracking for reverse NAT. A lost entry is recreated by the client's next packet. Requests are translated
-//! without an entry.
+//! Connection tracking for reverse NAT. Requests are translated without a conntrack entry, and the client's next packet
+//! recreates a lost entry.
 //!
 //! [`npl_common::conntrack`] has the state machine. This module looks up the entry of a packet, checks whether the
-//! packet's sequence numbers match the entry, and executes the action. A flow tuple can have several entries: the
-//! flow's entry in the half-open cache or the flow table, and one entry for each handshake. A handshake does not affect
-//! the flow until the Pod accepts the handshake.
+//! packet's sequence numbers match the entry, and executes the action of the state machine. A flow tuple can have
+//! several entries: one entry of the flow, in the half-open cache or the flow table, and one entry for each handshake.
+//! A handshake does not affect the flow's entry until the Pod accepts the handshake.
 
 use npl_common::{
     conntrack::{
@@ -33,10 +33,10 @@ use crate::{
     net::headers::tcp_flag,
 };
 
-/// A flow's key, and its slot in the half-open cache.
+/// A flow's key in the flow table, and its slot in the half-open cache.
 ///
-/// The key is a reference to the caller's stack, from which the kernel reads the key. A copy could get a stack slot
-/// that previously held a pointer, and the verifier rejects such reuse in a program without `CAP_PERFMON`.
+/// The key is a reference to the caller's stack, from which the kernel reads the key. A copy could be placed in a stack
+/// slot that previously held a pointer, and without `CAP_PERFMON` the verifier rejects such reuse.
 pub struct Flow<'k, F: Family> {
     key: &'k F::FlowKey,
     pub protocol: u8,
@@ -52,7 +52,7 @@ pub struct Request<F: Family> {
     pub segment: Segment,
 }
 
-/// The effect of a packet on its flow, for the counters.
+/// The change of a flow's state that the counters count.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Transition {
     Unchanged,
@@ -62,12 +62,12 @@ pub enum Transition {
     HostConnection,
 }
 
-/// Opens a handshake for a client's SYN, or finds the handshake in progress. `payload` is the number of bytes that the
-/// SYN carries.
+/// Opens a handshake for a client's SYN. A retransmitted SYN finds its handshake already open. `payload` is the number
+/// of bytes that the SYN carries.
 ///
-/// Entries of flows are not read, so that a SYN flood costs little, and not written, so that a forged SYN does not
-/// affect an established connection. Each SYN has its own entry, so that a forged SYN does not affect another handshake
-/// with the same tuple.
+/// The flow's own entry is not read, so that a SYN flood costs little. The flow's own entry is not written either, so
+/// that a forged SYN does not affect an established connection. SYNs with different sequence numbers have different
+/// entries, so that a forged SYN does not affect another handshake with the same flow tuple.
 #[inline(always)]
 pub fn open_handshake<F: Family>(hash: u64, request: &Request<F>, payload: u32) -> Transition {
     let acknowledgement = request.segment.sequence().wrapping_add(1);
@@ -81,7 +81,7 @@ pub fn open_handshake<F: Family>(hash: u64, request: &Request<F>, payload: u32) 
     if is_new { Transition::New } else { Transition::Unchanged }
 }
 
-/// Opens a handshake. Returns whether the handshake is new.
+/// Writes the entry of a handshake to the half-open cache. Returns whether the handshake is new.
 #[inline(never)]
 fn open<F: Family>(key: u64, flags: u8, addr_index: u8, node_port: u16) -> bool {
     let Some((slot, _)) = slots::of_handshake::<F>(key) else { return false };
@@ -107,7 +107,7 @@ impl<'k, F: Family> Flow<'k, F> {
         Self::with_hash(tuple.hash(seed, protocol), protocol, key)
     }
 
-    /// As [`Self::new`], with the tuple's hash given.
+    /// As [`Self::new`], if the caller has already computed the tuple's hash.
     #[inline(always)]
     pub fn with_hash(hash: u64, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
         let (entry, slot) = slots::of_flow::<F>(hash)?;
@@ -120,8 +120,8 @@ impl<'k, F: Family> Flow<'k, F> {
         F::flow_entry(self.key)
     }
 
-    /// Whether the flow has an entry of its own. The entry of a handshake does not count, because it is found only by
-    /// its sequence number.
+    /// Whether the flow has an entry. Entries of handshakes are not searched, because the look-up of a handshake needs
+    /// a sequence number.
     #[inline(always)]
     pub fn has_entry(&self) -> bool {
         self.half_open().is_some()
@@ -129,10 +129,11 @@ impl<'k, F: Family> Flow<'k, F> {
             || slots::find_handshake::<F>(mid_stream_key(self.hash)).is_some()
     }
 
-    /// Removes the entries of a flow whose handshake the Pod rejected after the client had completed it.
+    /// Removes the entries of a flow after the Pod has rejected the connection, although the client had completed the
+    /// handshake.
     #[inline(always)]
     fn remove_refused(&self) {
-        // An error means that the flow table has no such entry.
+        // An error means that the flow table has no entry for the key.
         let _missing = F::remove_flow(self.key);
         let entry = self.entry.load();
         if half_open::matches(entry, self.hash) {
@@ -140,7 +141,8 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Removes all entries of the flow: a direct connection now has its flow tuple.
+    /// Removes the flow's entries from the half-open cache and the flow table, because a direct connection now has the
+    /// same flow tuple.
     #[inline(always)]
     pub fn remove(&self) {
         let is_in_cache = half_open::matches(self.entry.load(), self.hash);
@@ -152,11 +154,11 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Removes the entries of a UDP flow whose client sends to the Pod directly: replies follow the client's last
-    /// datagram.
+    /// Removes the entries of a UDP flow, if there are any, because the client has sent a datagram to the Pod directly.
+    /// The Pod's replies follow the client's last datagram.
     ///
-    /// If the slot is empty, the flow table has no entry either, so that most direct datagrams need no look-up in that
-    /// table.
+    /// If the flow's slot in the half-open cache is empty, the flow table has no entry either, so most direct datagrams
+    /// need no look-up in the flow table.
     #[inline(always)]
     pub fn remove_if_direct(&self) {
         let entry = self.entry.load();
@@ -165,7 +167,7 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// The flow's slot of the half-open cache, which may contain another flow's entry.
+    /// The flow's slot of the half-open cache. The slot may contain the entry of another flow.
     #[inline(always)]
     pub const fn own_slot(&self) -> Cell<u64> {
         self.entry
@@ -178,8 +180,8 @@ impl<'k, F: Family> Flow<'k, F> {
         if half_open::matches(entry, self.hash) { Some(entry) } else { None }
     }
 
-    /// The flow's half-open entry, and the endpoint that the reply cache holds for the flow. `None` if that copy is
-    /// invalid; a valid copy proves that the flow is established with the NAT address of the entry.
+    /// The flow's entry in the half-open cache, and the flow's endpoint from the reply cache. `None` if the reply cache
+    /// has no valid copy. A valid copy proves that the flow is established with the NAT address of the entry.
     #[inline(always)]
     pub fn cached_reply(&self, epoch: Epoch) -> Option<(u64, Endpoint)> {
         let entry = self.half_open()?;
@@ -187,7 +189,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Some((entry, endpoint))
     }
 
-    /// Stores the endpoint of an established flow in the reply cache, if the flow's slot has the same NAT address.
+    /// Stores the endpoint of an established flow in the reply cache, if the entry in the flow's slot of the half-open
+    /// cache has the same NAT address.
     #[inline(always)]
     pub fn cache_reply(&self, epoch: Epoch, endpoint: Endpoint, nat: &NatAddress<F>) {
         let entry = self.entry.load();
@@ -200,10 +203,11 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Tracks a client's packet that is no SYN: see [`open_handshake`].
+    /// Tracks a client's packet that is no SYN; for a SYN, see [`open_handshake`].
     ///
-    /// For an established flow with this NAT address, the flow's slot contains "established", and tracking costs one
-    /// load. A packet without an entry belongs to the Node's own connection if `is_host_connection` returns true.
+    /// For an established flow with the request's NAT address, the flow's slot in the half-open cache has phase
+    /// "established", so tracking takes one load. A packet without an entry belongs to a connection of the Node itself
+    /// if `is_host_connection` returns true.
     #[inline(always)]
     pub fn track_request(&self, request: &Request<F>, is_host_connection: impl FnOnce() -> bool) -> Transition {
         let entry = self.entry.load();
@@ -213,7 +217,7 @@ impl<'k, F: Family> Flow<'k, F> {
                 return Transition::Unchanged;
             }
         } else {
-            // Handshakes are looked up only if the flow's slot does not have the flow's entry.
+            // Handshakes are looked up only if the flow's slot in the half-open cache has no entry of this flow.
             let is_own = half_open::matches(entry, self.hash);
             let opened =
                 if is_own { Some((self.entry, self.hash)) } else { self.handshake_of_request(&request.segment) };
@@ -229,8 +233,8 @@ impl<'k, F: Family> Flow<'k, F> {
         self.track_by_table(request, entry, is_host_connection)
     }
 
-    /// Applies a client's packet to a half-open entry: the flow's own slot, or an entry that the packet's sequence
-    /// numbers match.
+    /// Applies a client's packet to a half-open entry: the entry in the flow's own slot, or the entry of a handshake
+    /// that the packet's sequence numbers match.
     #[inline(always)]
     fn track_half_open(&self, request: &Request<F>, slot: Cell<u64>, phase: Phase) -> Transition {
         let event = Event::from_client(self.protocol, request.segment.flags, true);
@@ -245,7 +249,7 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Tracks a client's packet that has no entry in the half-open cache: by the flow table, or as a new flow.
+    /// Tracks a client's packet that has no half-open entry in the cache: by the flow table's entry, or as a new flow.
     #[inline(always)]
     fn track_by_table(
         &self,
@@ -260,8 +264,8 @@ impl<'k, F: Family> Flow<'k, F> {
             if is_same && field!(state, generation).load() == request.generation {
                 self.refresh_by_client(state, request.segment);
                 if cached == 0 {
-                    // Writes "established" into an empty slot, so that later packets skip the flow table. Another
-                    // flow's entry is kept, because that flow may be half-open.
+                    // Writes a copy with phase "established" to an empty slot, so that later packets skip the flow
+                    // table. The entry of another flow is not overwritten, because that flow may be half-open.
                     self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
                 }
                 return Transition::Unchanged;
@@ -272,11 +276,11 @@ impl<'k, F: Family> Flow<'k, F> {
                     return Transition::Unchanged;
                 }
             }
-            // SAFETY: see `Family::flow_entry`; a concurrent reader may translate one packet with the old address.
+            // SAFETY: see `Family::flow_entry`. A concurrent reader may translate one packet with the old NAT address.
             unsafe { entry.write(new_entry::<F>(self.protocol, &request.nat, request.generation, request.segment)) };
             if half_open::matches(cached, self.hash) {
-                // The slot gets the new NAT address: with the old one, the next request would be counted as a tuple
-                // conflict.
+                // The copy in the slot gets the new NAT address too; otherwise the next request would be counted as a
+                // tuple conflict.
                 self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
             }
             return Transition::Unchanged;
@@ -286,13 +290,15 @@ impl<'k, F: Family> Flow<'k, F> {
         }
         if self.protocol == protocol::TCP {
             if half_open::matches(cached, self.hash) && !half_open::phase(cached).is(Phase::REFUSED) {
-                // The slot has this flow with another NAT address, which replies continue to use.
+                // The slot has an entry of this flow with another NAT address. Replies continue to use that NAT
+                // address.
                 count_reason(Reason::TupleConflict as u32);
                 return Transition::Unchanged;
             }
             return self.track_mid_stream(request);
         }
-        // SCTP: a SHUTDOWN is recorded as FIN without ACK, but opens an entry as other chunks do.
+        // An SCTP SHUTDOWN is recorded as a FIN without ACK. ACK is added here, because a SHUTDOWN opens an entry as
+        // other chunks do.
         let flags = if request.segment.flags & tcp_flag::OPENS_OR_ENDS == tcp_flag::FIN {
             request.segment.flags | tcp_flag::ACK
         } else {
@@ -306,8 +312,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Unchanged
     }
 
-    /// Tracks a client's segment in the middle of a TCP connection without an entry. The segment opens an entry, which
-    /// matches replies whose numbers are near those of the segment.
+    /// Tracks a client's segment in the middle of a TCP connection that has no entry. The segment opens an entry, which
+    /// matches a reply if the reply's sequence and acknowledgement numbers are near those of the segment.
     #[inline(always)]
     fn track_mid_stream(&self, request: &Request<F>) -> Transition {
         let key = mid_stream_key(self.hash);
@@ -345,7 +351,7 @@ impl<'k, F: Family> Flow<'k, F> {
     #[inline(always)]
     fn establish_and_clear(&self, request: &Request<F>) -> Transition {
         if let Some(cached) = F::cached_reply(self.slot) {
-            // The reply cache may have a copy for the tuple's previous connection.
+            // The reply cache may still have a copy for the previous connection with the same flow tuple.
             lookup_cache::invalidate_reply(cached);
         }
         let transition = self.establish(request);
@@ -358,7 +364,7 @@ impl<'k, F: Family> Flow<'k, F> {
         transition
     }
 
-    /// Moves the flow from the half-open cache to the flow table.
+    /// Writes the flow's entry to the flow table, and a copy with phase "established" to the half-open cache.
     #[inline(always)]
     fn establish(&self, request: &Request<F>) -> Transition {
         if F::insert_flow(self.key, &new_entry::<F>(self.protocol, &request.nat, request.generation, request.segment))
@@ -371,8 +377,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Established
     }
 
-    /// Applies a Pod's packet to a half-open entry: the flow's own slot, or an entry that the packet's sequence numbers
-    /// match.
+    /// Applies a Pod's packet to a half-open entry: the entry in the flow's own slot, or the entry of a handshake that
+    /// the packet's sequence numbers match.
     #[inline(always)]
     pub fn track_half_open_reply(
         &self,
@@ -382,8 +388,8 @@ impl<'k, F: Family> Flow<'k, F> {
         endpoint: Endpoint,
     ) -> Transition {
         let entry = slot.load();
-        // If the half-open cache has the flow as established, the flow table has evicted the entry. The flow then
-        // restarts as requested.
+        // If the entry in the half-open cache has phase "established", the kernel has evicted the flow table's entry.
+        // The flow then restarts in phase "requested".
         let phase = half_open::phase(entry);
         let phase = if phase.is(Phase::ESTABLISHED) { Phase::REQUESTED } else { phase };
         let (state, action) = step(State::half_open(phase), Event::from_pod(self.protocol, reply.flags, true));
@@ -402,8 +408,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Unchanged
     }
 
-    /// Records the Pod's SYN-ACK: writes the entry [`reply_key`], which the client's acknowledgement will match, and
-    /// clears the flow's slot, which belongs to the tuple's previous connection.
+    /// Records the Pod's SYN-ACK. Writes an entry under [`reply_key`], which the client's acknowledgement will match.
+    /// Clears the flow's slot, because its entry belongs to the previous connection with the same flow tuple.
     #[inline(always)]
     fn accept_handshake(&self, syn_ack: Segment, nat: &NatAddress<F>) {
         let key = reply_key(self.hash, syn_ack.sequence().wrapping_add(1));
@@ -442,8 +448,8 @@ impl<'k, F: Family> Flow<'k, F> {
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
     }
 
-    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation, or if the packet has the
-    /// SYN flag and is no retransmitted SYN-ACK: then the Pod has accepted another connection.
+    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation, or if the packet is a
+    /// SYN-ACK and no retransmission: the Pod has then accepted another connection.
     #[inline(always)]
     pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
         let entry = self.table_entry()?;
@@ -456,8 +462,8 @@ impl<'k, F: Family> Flow<'k, F> {
     /// The entry of the handshake that a Pod's packet accepts or rejects, looked up by the packet's acknowledgement
     /// number.
     ///
-    /// A packet whose acknowledgement number matches a handshake belongs to the handshake in every phase, so that late
-    /// packets of a rejected handshake are translated.
+    /// A packet whose acknowledgement number matches a handshake belongs to the handshake in every phase. Late packets
+    /// of a rejected handshake are therefore translated.
     #[inline(always)]
     pub fn opening_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if !is_handshake_reply(reply.flags) {
@@ -471,14 +477,14 @@ impl<'k, F: Family> Flow<'k, F> {
                 && !half_open::phase(slot.load()).is(Phase::REQUESTED);
             return if is_of_association { None } else { Some(slot) };
         }
-        // A flow that is half-open without a handshake, such as SCTP in the middle of an association, has its entry in
-        // the flow's slot.
+        // A flow can be half-open without a handshake, such as SCTP in the middle of an association. The entry is then
+        // in the flow's own slot.
         let slot = self.mid_stream_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
 
     /// The half-open entry that a Pod's packet belongs to: the entry in the flow's slot, or an entry that the packet's
-    /// numbers match.
+    /// sequence and acknowledgement numbers match.
     #[inline(always)]
     pub fn half_open_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if self.half_open().is_some() {
@@ -496,7 +502,8 @@ impl<'k, F: Family> Flow<'k, F> {
         slots::find_handshake::<F>(handshake_key(self.hash, reply.acknowledgement())).map(|(slot, _)| slot)
     }
 
-    /// The entry that a client's mid-stream TCP segment opened, if the numbers of the Pod's segment match it.
+    /// The entry that a client's segment in the middle of a TCP connection opened, if the numbers of the Pod's segment
+    /// match the entry.
     #[inline(always)]
     fn mid_stream_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if self.protocol != protocol::TCP {
@@ -531,10 +538,10 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 }
 
-/// Whether a client has a flow to a Pod through a mapping, in any phase. A handshake is looked up by `numbers`, those
-/// of a Pod's segment.
+/// Whether a client has a flow to a Pod through a mapping, in any phase. `numbers` are the numbers of a Pod's segment,
+/// by which handshakes are looked up.
 ///
-/// Not inlined, because the stack of its caller is full.
+/// Not inlined, because the caller has no free stack.
 #[inline(never)]
 pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let reply = Segment { numbers, flags: 0 };
@@ -552,7 +559,7 @@ const fn has_handshake(protocol: u8) -> bool {
     protocol != protocol::UDP
 }
 
-/// The numbers of the client's mid-stream segment that opened an entry.
+/// The sequence and acknowledgement number of the client's mid-stream segment that opened an entry.
 #[inline(always)]
 fn stored_numbers<F: Family>(key: u64, entry: u64, index: u32) -> Option<Numbers> {
     let cached = F::cached_reply(index)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Entries of the flow table, see [`npl_common::flow`]. Other processors may write their fields concurrently.
+//! Entries of the flow table, see [`npl_common::flow`]. Other processors may write the fields of an entry concurrently.
 
 use npl_common::{
     conntrack::{Action, Event, Segment, State, step},
@@ -20,7 +20,7 @@ pub fn established_nat<F: Family>(entry: *mut F::FlowEntry) -> NatAddress<F> {
     NatAddress { addr: F::nat_address(entry), addr_index: 0, port }
 }
 
-/// The fields that entries of both families have in common: a struct at the start of the entry.
+/// The part of an entry that IPv4 and IPv6 entries have in common: a struct at the start of the entry.
 #[inline(always)]
 pub fn flow_state<F: Family>(entry: *mut F::FlowEntry) -> *mut FlowState {
     entry.cast()
@@ -32,8 +32,8 @@ pub fn state_of(state: *mut FlowState) -> State {
     State::established(field!(state, client_tcp_flags).load(), field!(state, pod_tcp_flags).load())
 }
 
-/// Applies an event to an established entry, and updates the entry's time and the Pod's last acknowledgement number.
-/// Returns `false` if the event removes the entry.
+/// Applies an event to an established entry. At most once in each refresh interval, also updates the entry's time and
+/// the Pod's last acknowledgement number. Returns `false` if the caller must remove the entry.
 #[inline(always)]
 pub fn refresh(entry: *mut FlowState, event: Event, acknowledgement: Option<u32>) -> bool {
     let before = state_of(entry);
@@ -58,7 +58,7 @@ pub fn refresh(entry: *mut FlowState, event: Event, acknowledgement: Option<u32>
     true
 }
 
-/// The entry of a flow that a client's packet establishes.
+/// A new entry for a flow that a packet establishes. `segment` is the client's segment, if the client sent that packet.
 #[inline(always)]
 pub fn new_entry<F: Family>(protocol: u8, nat: &NatAddress<F>, generation: u32, segment: Segment) -> F::FlowEntry {
     let state = FlowState {

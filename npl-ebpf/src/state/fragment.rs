@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Fragment tracking. Later fragments have no ports, so they are translated by a record of the first fragment. See
-//! [`npl_common::fragment`].
+//! Fragment tracking, see [`npl_common::fragment`]. Later fragments have no ports, so the programs translate later
+//! fragments by a record of the first fragment.
 
 use npl_common::{
     config::Config,
@@ -13,14 +13,14 @@ use crate::{
     net::family::HeaderChain,
 };
 
-/// The hash of a datagram at a hook; `end` states whether the hook rewrites source or destination.
+/// The hash of a datagram at a hook. `end` states whether the hook rewrites the source or the destination.
 #[inline(always)]
 pub fn hash<F: Family>(config: &Config, chain: &HeaderChain<F>, end: bool) -> u64 {
     let rest = u64::from(chain.fragment.id) << 32 | u64::from(chain.fragment.protocol) << 8 | u64::from(end);
     F::hash(config.seed, chain.headers.source, chain.headers.destination, rest)
 }
 
-/// The record of a datagram.
+/// The record of a datagram's first fragment; `None` if there is no record, or if it has expired.
 #[inline(always)]
 pub fn record<F: Family>(hash: u64) -> Option<Record> {
     let slot = F::fragment(fragment::slot(hash))?;
@@ -31,15 +31,15 @@ pub fn record<F: Family>(hash: u64) -> Option<Record> {
 #[inline(always)]
 pub fn record_translated<F: Family>(hash: u64, nat: &NatAddress<F>, protocol: u8) {
     let Some(config) = CONFIG.get(0) else { return };
-    // Without an index, the node address was removed from the Node, and the later fragments are not translated either.
+    // A node address without an index was removed from the Node; the later fragments are then not translated.
     if let Some(address_index) = F::node_address_index(config, nat.addr) {
         store::<F>(hash, Record { node_port: nat.port, address_index, protocol });
     }
 }
 
-/// Records that the first fragment was not translated, so that later fragments pass immediately instead of being saved.
-/// The record also replaces an expired one of a reused identification, but not one that translates another datagram.
-/// `may_be_early` returns whether the hook saves a later fragment without a record: at ingress, only one to a node
+/// Records that the first fragment was not translated, so that later fragments are not saved as early ones. The record
+/// replaces an expired record in its slot, but not a valid record that translates another datagram. `may_be_early`
+/// returns whether the hook would save later fragments that have no record: at ingress, only fragments to a node
 /// address.
 #[inline(always)]
 pub fn record_untranslated<F: Family>(hash: u64, may_be_early: impl FnOnce(&Config) -> bool) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The fragment buffer: copies of fragments that arrive before the first fragment of their datagram. Only the first
-//! fragment has the ports.
+//! The fragment buffer: copies of early fragments, which arrive before the first fragment of their datagram. An early
+//! fragment cannot be translated on arrival, because only the first fragment has ports.
 //!
-//! The early fragment itself passes unchanged. When the first fragment is translated, its skb is overwritten with each
-//! saved copy, and the copy is re-injected at the same hook.
+//! The early fragment itself passes unchanged. After the first fragment is translated, the program overwrites its skb
+//! with each saved copy in turn, and re-injects the copy at the same hook.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_INGRESS, BPF_F_RECOMPUTE_CSUM},
@@ -19,14 +19,15 @@ use npl_common::{
 
 use crate::base::{cell::field, clock::coarse_seconds, context::skb, error::RewriteError, maps::FRAGMENT_BUFFER};
 
-/// The key of a datagram's saved fragments. It differs for ingress and egress, because a copy may be re-injected only
-/// at the hook that saved it.
+/// The key of a datagram's saved fragments. Ingress and egress have different keys, because a copy may be re-injected
+/// only at the hook that saved the copy.
 #[inline(always)]
 pub const fn key(hash: u64, on_arrival: bool) -> u64 {
     if on_arrival { hash } else { !hash }
 }
 
-/// Saves a copy of a fragment in place of this processor's oldest copy. A frame that is too long is not saved.
+/// Saves a copy of a fragment, and overwrites this processor's oldest copy. A frame longer than an element of the
+/// buffer is not saved.
 #[inline(always)]
 pub fn save(ctx: &TcContext, hash: u64, on_arrival: bool) {
     let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) else { return };
@@ -41,8 +42,8 @@ pub fn save(ctx: &TcContext, hash: u64, on_arrival: bool) {
     }
 }
 
-/// Stores the key of a datagram whose first fragment was translated. [`reinject_noted`], which runs in another stack
-/// frame, reads the key.
+/// Stores the key of a datagram whose first fragment was translated, for [`reinject_noted`], which runs later in
+/// another stack frame.
 #[inline(always)]
 pub fn note_translated(hash: u64, on_arrival: bool) {
     if let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) {
@@ -56,7 +57,8 @@ pub fn noted() -> u64 {
     FRAGMENT_BUFFER.get_ptr_mut(CURSOR).map_or(0, |cursor| field!(cursor, hash).load())
 }
 
-/// Re-injects the saved fragments of the datagram of [`note_translated`]; `false` if the first fragment was lost.
+/// Re-injects the saved fragments of the datagram whose key [`note_translated`] stored. Returns `false` if the first
+/// fragment could not be restored to its skb and is lost.
 #[inline(always)]
 pub fn reinject_noted(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) else { return true };
@@ -64,15 +66,15 @@ pub fn reinject_noted(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     noted == 0 || reinject_all(skb, noted, if on_arrival { 0 } else { LEAVES })
 }
 
-/// State of [`npl_frag_release`]: the first fragment is saved, and its skb contains another frame.
+/// Flag in the state of [`npl_frag_release`]: the first fragment is saved, and its skb contains another frame.
 const IS_SAVED: u32 = 1;
-/// State of [`npl_frag_release`]: the hook is egress, so the device sends the fragments.
+/// Flag in the state of [`npl_frag_release`]: the hook is egress, so the device sends the fragments.
 const LEAVES: u32 = 2;
 
 /// Re-injects all saved fragments of a datagram, then restores the first fragment in its skb.
 ///
-/// Unrolled: for a program without `CAP_PERFMON`, the verifier of Linux 6.12 also follows mispredicted branches and so
-/// finds no end of a loop.
+/// The loop is unrolled: without `CAP_PERFMON`, the verifier of Linux 6.12 also follows mispredicted branches, and
+/// therefore finds no end of a loop.
 #[inline(never)]
 fn reinject_all(skb: *mut __sk_buff, key: u64, mut state: u32) -> bool {
     let now = coarse_seconds();
@@ -83,7 +85,7 @@ fn reinject_all(skb: *mut __sk_buff, key: u64, mut state: u32) -> bool {
     macro_rules! reinject_each {
         ($($slot:literal)*) => {
             $(state = npl_frag_release(skb, key, now, $slot, state);)*
-            const { assert!([$($slot),*].len() == FRAGMENTS as usize, "every slot is visited") };
+            const { assert!([$($slot),*].len() == FRAGMENTS as usize, "the list must contain every slot") };
         };
     }
     reinject_each!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
@@ -91,8 +93,8 @@ fn reinject_all(skb: *mut __sk_buff, key: u64, mut state: u32) -> bool {
     state & IS_SAVED == 0 || load_frame(skb, first).is_ok()
 }
 
-/// Re-injects the fragment of one slot if it belongs to this datagram. Returns the new state. Exported, so that the
-/// verifier checks the function once instead of once per call.
+/// Re-injects the fragment in one slot if the fragment belongs to the datagram `key`. Returns the new state: a set of
+/// flags. The function is exported, so that the verifier checks the function once instead of once per call.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_frag_release(skb: *mut __sk_buff, key: u64, now: u64, slot: u32, state: u32) -> u32 {
@@ -120,7 +122,7 @@ extern "C" fn npl_frag_release(skb: *mut __sk_buff, key: u64, now: u64, slot: u3
     state | IS_SAVED
 }
 
-/// Copies a frame into an element.
+/// Copies a packet's frame to an element of the buffer.
 #[inline(always)]
 pub fn save_frame(skb: *mut __sk_buff, to: *mut SavedFrame) -> Result<(), RewriteError> {
     // SAFETY: the context is valid; the verifier allows this field.
@@ -145,8 +147,8 @@ pub fn load_frame(skb: *mut __sk_buff, from: *mut SavedFrame) -> Result<(), Rewr
     if status == 0 { Ok(()) } else { Err(RewriteError) }
 }
 
-/// Bytes of a saved frame. The element stores the excess over the lower bound, so that one comparison proves both
-/// bounds to the verifier: the compiler would merge two comparisons into one that proves neither.
+/// Length of a saved frame in bytes. The element stores the length minus the minimum length, so that one comparison
+/// proves both bounds to the verifier. The compiler would merge two comparisons into one that proves neither bound.
 #[inline(always)]
 fn length(frame: *mut SavedFrame) -> Result<u32, RewriteError> {
     let excess = field!(frame, excess).load();

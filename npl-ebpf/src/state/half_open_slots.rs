@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Slots of the half-open cache, see [`npl_common::half_open`].
 //!
-//! A flow's slot holds an established flow, or a half-open flow of UDP or SCTP. A handshake's slot holds an entry with
-//! one of three kinds of keys: [`handshake_key`](npl_common::conntrack::handshake_key),
-//! [`reply_key`](npl_common::conntrack::reply_key) or [`mid_stream_key`](npl_common::conntrack::mid_stream_key).
+//! A flow's slot contains the copy of an established flow's entry, or the entry of a half-open flow of UDP or SCTP. A
+//! handshake's slot contains an entry with one of three kinds of keys:
+//! [`handshake_key`](npl_common::conntrack::handshake_key), [`reply_key`](npl_common::conntrack::reply_key) or
+//! [`mid_stream_key`](npl_common::conntrack::mid_stream_key).
 
 use npl_common::{
     half_open,
@@ -19,22 +20,23 @@ use crate::base::cell::Cell;
 /// A slot, and its index.
 pub type Slot = (Cell<u64>, u32);
 
-/// No slot has this index.
+/// An index that no slot has.
 const NONE: u32 = u32::MAX;
 
-/// The slot that has a flow's entry, or the slot for a new entry.
+/// The slot that contains a flow's entry; if the cache has no entry of the flow, the slot for a new entry.
 #[inline(always)]
 pub fn of_flow<F: Family>(hash: u64) -> Option<Slot> {
     choose::<F>(hash, half_open::slot(hash), half_open::second_slot(hash))
 }
 
-/// The slot that has a handshake's entry, or the slot for a new entry.
+/// The slot that contains a handshake's entry; if the cache has no entry of the handshake, the slot for a new entry.
 #[inline(always)]
 pub fn of_handshake<F: Family>(key: u64) -> Option<Slot> {
     choose::<F>(key, half_open::handshake_slot(key), half_open::second_handshake_slot(key))
 }
 
-/// Returns the second slot for a new entry only if the entry in the first slot waits for a reply.
+/// Chooses between the two candidate slots of a key. A new entry gets the second slot only if the entry in the first
+/// slot waits for a Pod's reply.
 #[inline(always)]
 fn choose<F: Family>(key: u64, first: u32, second: u32) -> Option<Slot> {
     let slot = F::half_open(first)?;
@@ -47,7 +49,7 @@ fn choose<F: Family>(key: u64, first: u32, second: u32) -> Option<Slot> {
     if is_other { Some((other, second)) } else { Some((slot, first)) }
 }
 
-/// The slot that has the entry of a handshake.
+/// The slot that contains the entry of a handshake; `None` if the cache has no entry of the handshake.
 #[inline(always)]
 pub fn find_handshake<F: Family>(key: u64) -> Option<Slot> {
     let index = handshake_index::<F>(key);

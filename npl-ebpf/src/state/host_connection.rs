@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The Node's own connections from ports of the range, see [`npl_common::host_connection`]. In their flow tuple, the
-//! remote host is the client, and the Node is the Pod.
+//! The Node's own connections from ports of the node port range, see [`npl_common::host_connection`]. The flow tuple of
+//! such a connection has the remote host in place of the client, and the Node in place of the Pod.
 
 use npl_common::{config::Config, host_connection, mapping::Frontend};
 
@@ -10,19 +10,20 @@ use crate::{
     net::{headers::tcp_flag, packet::Packet},
 };
 
-/// Records a packet that leaves from a port of the range, under the packet's own source address if it is a node
-/// address, and otherwise under the Node's primary address. A reply that was translated before is not recorded: at the
-/// Pod's device in redirect mode, or on an upper device such as a VLAN.
+/// Records an outgoing packet whose source port is in the node port range. The record contains the packet's source
+/// address if the source is a node address, and otherwise the Node's primary address. A reply that another program of
+/// NPL has already translated is not recorded; such a program runs at the Pod's device in redirect mode, or on an upper
+/// device such as a VLAN.
 ///
-/// A RST is not recorded, because the host sends it to reject a client of a port without a mapping. A SYN-ACK is not
-/// recorded either, because the flow tuple alone does not identify the handshake of a translated SYN-ACK.
+/// A RST is not recorded, because the host sends a RST to reject a client of an unmapped port. A SYN-ACK is not
+/// recorded either, because the flow tuple alone does not show whether the SYN-ACK is an already translated reply.
 #[inline(always)]
 pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let Some(config) = CONFIG.get(0) else { return };
     let Packet { ports, headers, .. } = packet;
     let (client_port, pod_port) = (u16::from_be(ports.destination), u16::from_be(ports.source));
-    // A program behind this one, such as Cilium's, may masquerade the packet. It keeps the source port if it can, and
-    // uses the Node's primary address.
+    // A program after this one on the hook, such as Cilium's, may masquerade the packet. The masqueraded packet has the
+    // Node's primary address and, if possible, the same source port.
     let is_of_node = F::node_address_index(config, headers.source).is_some();
     let node = if is_of_node { Some(headers.source) } else { F::primary(config) };
     let Some(node) = node else { return };
@@ -36,7 +37,8 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let now = coarse_seconds();
     if let Some(slot) = slot::<F>(hash, now) {
         let entry = host_connection::entry(hash, now);
-        // Written at most once per 1.07 s, because other processors read the slot.
+        // The slot is written at most once per 1.07 s, because each write takes the cache line away from other
+        // processors.
         if slot.load() != entry {
             slot.store(entry);
         }
@@ -54,7 +56,7 @@ pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, prot
     is_at(first) || is_at(second)
 }
 
-/// The slot that has a connection's entry, or the slot for a new entry.
+/// The slot that contains a connection's entry; if there is none, the slot for a new entry.
 #[inline(always)]
 fn slot<F: Family>(hash: u64, now: u64) -> Option<Cell<u64>> {
     let first = F::host_connection(host_connection::slot(hash))?;

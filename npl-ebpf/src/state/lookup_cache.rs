@@ -16,8 +16,9 @@ use crate::base::{cell::Cell, clock::jiffies, mode::needs_next_hop};
 #[derive(Clone, Copy)]
 pub struct Epoch {
     number: u32,
-    /// Always 0, but computed from the loaded epoch: the processor cannot execute a look-up whose key contains this
-    /// value before the load of the epoch, so that the looked-up value is no older than the epoch.
+    /// Always 0, but computed from the loaded epoch. A look-up whose key contains this value depends on the load of the
+    /// epoch, so the processor cannot execute the look-up before the load. The looked-up value is therefore no older
+    /// than the epoch.
     pub zero: u8,
 }
 
@@ -26,14 +27,14 @@ impl Epoch {
     pub fn now(config: &Config) -> Self {
         // SAFETY: an aligned word of the map's element; the agent writes both halves as one little-endian word.
         let both = unsafe { core::ptr::from_ref(config).cast::<u64>().add(Config::EPOCH_WORD).read_volatile() };
-        // The difference is always 0, because an agent of another ABI uses another map. The compiler cannot know this,
-        // and keeps the data dependency on the load.
+        // The difference is always 0, because an agent of another ABI version uses another map. The compiler does not
+        // know that, and keeps the data dependency on the load.
         Self { number: (both >> u32::BITS) as u32, zero: (both as u32).wrapping_sub(ABI_VERSION) as u8 }
     }
 }
 
-/// The Pod behind a frontend and, for a program of a mode that needs it, the Pod's next hop: from the lookup cache or,
-/// on a miss, from the maps. A miss fills the cache.
+/// The Pod behind a frontend and, in redirect and offload mode, the Pod's next hop. Both come from the lookup cache or,
+/// on a miss, from the maps. After a miss, the copy in the cache is written.
 #[inline(always)]
 pub fn backend<F: Family, const MODE: u8>(config: &Config, frontend: Frontend) -> Option<(Backend<F>, PodNextHop)> {
     let cached = F::cached_mapping(slot(frontend))?;
@@ -70,7 +71,8 @@ fn store(cached: Cell<u64>, config: &Config, epoch: u32, frontend: Frontend, wor
     cached.at(words.len()).store(checksum(config, epoch, frontend, words));
 }
 
-/// The endpoint of a cached reply, if the copy is valid. `hash` is the flow's hash, and `entry` its half-open entry.
+/// The endpoint of a cached reply, if the copy is valid. `hash` is the flow's hash, and `entry` is the flow's entry in
+/// the half-open cache.
 #[inline(always)]
 pub fn load_reply(cached: Cell<u64>, hash: u64, entry: u64, epoch: Epoch) -> Option<Endpoint> {
     let (copy, sum) = (cached.load(), cached.at(1).load());
@@ -84,7 +86,7 @@ pub fn invalidate_reply(cached: Cell<u64>) {
     cached.at(1).store(0);
 }
 
-/// Caches the endpoint of a reply's flow.
+/// Stores the endpoint of a reply's flow in the reply cache.
 #[inline(always)]
 pub fn store_reply(cached: Cell<u64>, hash: u64, entry: u64, epoch: Epoch, endpoint: &Endpoint) {
     cached.store(u64::from(endpoint.stats_index) << u32::BITS | u64::from(endpoint.generation));

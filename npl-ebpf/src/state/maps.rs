@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Map access by family: one macro implements the same functions with the maps, keys and values of IPv4 and of IPv6.
+//! Map access for each IP family. One macro implements the same functions with the maps, keys and values of IPv4 and of
+//! IPv6.
 
 use core::mem::{offset_of, transmute};
 
@@ -19,18 +20,18 @@ use crate::{
     net::{V4, V6, family::SocketAddr, route::Routing},
 };
 
-/// A family with its maps.
+/// An IP family and its maps.
 pub trait Family: Routing {
     type FlowKey;
-    /// An entry of the flow table. A [`FlowState`] is its first field.
+    /// An entry of the flow table. The first field of an entry is a [`FlowState`].
     type FlowEntry: Copy;
     type BackendValue: 'static;
-    /// The words of a cached mapping before its checksum.
+    /// The words of a cached mapping, without the checksum after them.
     type CacheWords: AsRef<[u64]> + AsMut<[u64]> + Copy;
     const NO_CACHE_WORDS: Self::CacheWords;
 
-    /// The index of `addr` if it is the Node's primary address, which the configuration holds, so that no map look-up
-    /// is needed.
+    /// The index of `addr` if `addr` is the Node's primary IPv4 address. This address is in the configuration, so no
+    /// further look-up is needed.
     #[inline(always)]
     fn primary_index(_config: &Config, _addr: Self::Addr) -> Option<u8> {
         None
@@ -51,24 +52,24 @@ pub trait Family: Routing {
     /// The Node's primary address; `None` if the Node has no address of the family.
     fn primary(config: &Config) -> Option<Self::Addr>;
     fn lookup_node_address(addr: Self::Addr) -> Option<u8>;
-    /// The node address of an index.
+    /// The node address with this index; `None` if the index is free.
     fn node_address(index: u8) -> Option<Self::Addr>;
 
     fn mapping(frontend: Frontend) -> Option<&'static Self::BackendValue>;
     fn backend(value: &Self::BackendValue) -> Backend<Self>;
     /// Whether the source allow-list of a restricted mapping contains this source.
     fn is_allowed(frontend: Frontend, source: Self::Addr) -> bool;
-    /// The endpoint with this address and port. `zero` is [`super::lookup_cache::Epoch::zero`] if the caller caches the
-    /// result.
+    /// The endpoint with this address, port and protocol. `zero` is [`super::lookup_cache::Epoch::zero`] if the caller
+    /// caches the result.
     fn endpoint(sender: &SocketAddr<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint>;
     /// The next hop of a Pod in redirect and offload mode, or [`npl_common::lookup_cache::no_next_hop::UNREACHABLE`].
     fn next_hop(addr: Self::Addr) -> PodNextHop;
 
-    /// A cached mapping's words: the copy, then the checksum.
+    /// The words of a slot in the lookup cache of mappings: the copy, then the checksum.
     fn cached_mapping(slot: u32) -> Option<Cell<u64>>;
     fn cache_words(value: &Self::BackendValue, next_hop: PodNextHop) -> Self::CacheWords;
     fn from_cache_words(words: Self::CacheWords) -> (Backend<Self>, PodNextHop);
-    /// A cached reply's words: the endpoint, then the checksum.
+    /// The words of a slot in the reply cache: the endpoint, then the checksum.
     fn cached_reply(slot: u32) -> Option<Cell<u64>>;
 
     fn flow_key(tuple: &FlowTuple<Self>, protocol: u8) -> Self::FlowKey;
@@ -95,8 +96,7 @@ pub trait Family: Routing {
     fn remove_socket_rnat(flow: &SocketFlow<Self>);
 }
 
-/// An allow-list key for one address. Used instead of [`Key`], which is packed, so that the compiler writes it byte by
-/// byte.
+/// An allow-list key for one address. [`Key`] is a packed type, which the compiler would write byte by byte.
 #[repr(C)]
 struct SourceKey<K> {
     prefix_length: u32,
@@ -106,7 +106,7 @@ struct SourceKey<K> {
 impl<K> SourceKey<K> {
     #[inline(always)]
     const fn new(source: K) -> Self {
-        const { assert!(size_of::<Self>() == size_of::<Key<K>>(), "the same bytes") };
+        const { assert!(size_of::<Self>() == size_of::<Key<K>>(), "both types must have the same size") };
         Self { prefix_length: size_of::<K>() as u32 * u8::BITS, source }
     }
 
@@ -201,8 +201,8 @@ mod v6 {
 
 /// Reads a next hop from a map as one word.
 ///
-/// If the element were read as an `Option` or field by field, the compiler would test the pointer several times, and
-/// the verifier of Linux 6.12 rejects the second test if the loader lacks `CAP_PERFMON`.
+/// For a read of an `Option` or of single fields, the compiler would test the pointer several times. If the loader
+/// lacks `CAP_PERFMON`, the verifier of Linux 6.12 rejects the second test.
 #[inline(always)]
 fn read_next_hop(element: Option<*const PodNextHop>) -> PodNextHop {
     static UNREACHABLE: u64 = 0;
@@ -224,7 +224,7 @@ macro_rules! family_maps {
 
             #[inline(always)]
             fn lookup_node_address(addr: Self::Addr) -> Option<u8> {
-                // SAFETY: only the agent writes this map, and it never changes an element in place.
+                // SAFETY: only the agent writes this map, and the agent never changes an element in place.
                 let local = unsafe { $of::NODE_ADDRESS.get(&$of::NodeAddress { addr: $of::bytes(addr) }) }?;
                 Some(local.index as u8)
             }
@@ -374,7 +374,7 @@ macro_rules! family_maps {
             fn insert_socket_rnat(flow: &SocketFlow<Self>, nat: &SocketAddr<Self>) {
                 let key = $of::socket_rnat_key(flow);
                 let value = $of::SocketRnat { node_addr: $of::bytes(nat.addr), node_port: nat.port, pad: 0 };
-                // Without an entry the client sees the Pod's address, and its connection works.
+                // If the insertion fails, the client sees the Pod's address, and the client's connection works.
                 let _refused = $of::SOCKET_RNAT.insert(&key, &value, 0);
             }
 
@@ -387,7 +387,7 @@ macro_rules! family_maps {
     };
 }
 
-/// Index of the 64-bit word of [`Config`] that holds the primary address and its index.
+/// Index of the 64-bit word of [`Config`] that contains the primary address and the index of this address.
 const PRIMARY_WORD: usize = offset_of!(Config, primary_v4) / size_of::<u64>();
 
 family_maps!(V4, v4, 3, {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! State that is kept between packets: connection tracking, fragment tracking, lookup caches, host connections. Imports
-//! `base` and `net`.
+//! State that the programs keep between packets: connection tracking, fragment tracking, lookup caches, host
+//! connections. Imports `base` and `net`.
 
 pub mod conntrack;
 pub mod flow_entry;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The SCTP reassembly buffer. It holds first fragments of SCTP until the last fragment shows the datagram's length,
-//! which the update of the checksum in the first fragment needs.
+//! The SCTP reassembly buffer. A first fragment of an SCTP packet waits in this buffer until the last fragment shows
+//! the datagram's length. The length is needed to update the checksum, which is in the first fragment.
 //!
-//! The saved first fragment then overwrites the last fragment's skb and is re-injected. Fragments in between are not
-//! held: the receiver reassembles them when all fragments have arrived.
+//! The saved first fragment then overwrites the last fragment's skb and is re-injected. Fragments in between do not
+//! wait: the receiver reassembles the datagram after all fragments have arrived.
 
 use core::num::NonZeroUsize;
 
@@ -31,28 +31,28 @@ use crate::{
     },
 };
 
-/// Looks up the length of the datagram whose first fragment this is, and saves a copy of the fragment if the length is
-/// unknown.
+/// For a first fragment, looks up the length of the datagram. If the length is unknown, saves a copy of the fragment.
 #[inline(always)]
 pub fn begin(ctx: &TcContext, hash: u64, on_arrival: bool) {
     set_noted(npl_sctp_lookup(skb(ctx), key(hash, on_arrival)));
 }
 
-/// The end of a first fragment's datagram: as the last fragment showed it or, if the first fragment does not wait, as
-/// its chunks suggest. For a fragment that waits, the result is the end of the fragment itself, and the checksum is
-/// updated at re-injection.
+/// The end of a first fragment's datagram, from the length that the last fragment showed. If the length is unknown and
+/// the first fragment does not wait, the end is estimated from the fragment's chunks. For a fragment that waits, the
+/// result is the end of the fragment itself, because the checksum is updated at re-injection.
 #[inline(always)]
 pub fn datagram_end<F: HeaderLayout>(ctx: &TcContext, chain: &HeaderChain<F>) -> Option<NonZeroUsize> {
     NonZeroUsize::new(npl_sctp_end(skb(ctx), chain.headers.l4 as u32, chain.end as u32) as usize)
 }
 
-/// Whether the packet is a re-injected fragment, which was counted when it arrived.
+/// Whether the packet is a re-injected fragment. Such a packet was already counted on arrival.
 #[inline(always)]
 pub fn is_reinjected<F: HeaderLayout>(headers: &Headers<F>) -> bool {
     !headers.is_fast_path && npl_sctp_noted() & REINJECTED != 0
 }
 
-/// Holds the saved first fragment in the buffer if the fragment was translated. Returns whether the fragment is held.
+/// If the current first fragment was translated, keeps its saved copy in the buffer until the last fragment arrives.
+/// Returns whether the copy is kept.
 #[inline(always)]
 pub fn hold_noted() -> bool {
     npl_sctp_wait() != 0
@@ -64,14 +64,14 @@ pub const fn is_first<F: HeaderLayout>(chain: &HeaderChain<F>) -> bool {
     chain.fragment.is_first && chain.fragment.content == protocol::SCTP
 }
 
-/// Whether this can be the last fragment of an SCTP packet. A later IPv6 fragment need not name its protocol.
+/// Whether this can be the last fragment of an SCTP packet. A later IPv6 fragment need not name the transport protocol.
 #[inline(always)]
 pub const fn may_be_last<F: HeaderLayout>(chain: &HeaderChain<F>) -> bool {
     chain.fragment.is_last && (chain.fragment.content == protocol::SCTP || chain.fragment.protocol == 0)
 }
 
-/// Stores the key and the length of a last fragment's datagram. [`reinject_first`], which runs in another stack frame,
-/// reads them.
+/// Stores the key and the length of a last fragment's datagram for [`reinject_first`], which runs later in another
+/// stack frame.
 #[inline(always)]
 pub fn note_last<F: HeaderLayout>(hash: u64, chain: &HeaderChain<F>, on_arrival: bool) {
     let is_sctp = if chain.fragment.content == protocol::SCTP { WAITING } else { 0 };
@@ -81,8 +81,8 @@ pub fn note_last<F: HeaderLayout>(hash: u64, chain: &HeaderChain<F>, on_arrival:
     }
 }
 
-/// Re-injects the first fragment that waits for the last fragment of [`note_last`]; `false` if the last fragment was
-/// lost.
+/// Re-injects the first fragment that waits for the current last fragment, whose key [`note_last`] stored. Returns
+/// `false` if the last fragment could not be restored to its skb and is lost.
 #[inline(always)]
 pub fn reinject_first(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) else { return true };
@@ -109,14 +109,14 @@ extern "C" fn npl_sctp_lookup(skb: *mut __sk_buff, key: u64) -> u32 {
     if save_frame(skb, slot).is_ok() { WAITING } else { 0 }
 }
 
-/// Implements [`noted`]. Exported as [`npl_sctp_lookup`] is, and not inlined, because the stack of its callers is full.
+/// Implements [`noted`]. Exported like [`npl_sctp_lookup`], and not inlined, because the callers have no free stack.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_noted() -> u32 {
     noted()
 }
 
-/// Implements [`hold_noted`]. Exported as [`npl_sctp_lookup`] is.
+/// Implements [`hold_noted`]. Exported like [`npl_sctp_lookup`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_wait() -> u32 {
@@ -127,16 +127,16 @@ extern "C" fn npl_sctp_wait() -> u32 {
         return 0;
     }
     let Some(slot) = SCTP_BUFFER.get_ptr_mut(sctp_slot(key)) else { return 0 };
-    // If two processors write one slot concurrently, the slot contains a mixture of two packets, which the receiver
-    // drops because of its checksum.
+    // If two processors write one slot concurrently, the slot contains a mixture of two packets. The receiver drops the
+    // mixture, because the checksum does not match.
     field!(slot, time).store(nanoseconds());
     field!(slot, datagram_length).store(0);
     field!(slot, hash).store(key);
     1
 }
 
-/// Implements [`datagram_end`]; 0 if unknown. Exported as [`npl_sctp_lookup`] is: otherwise the verifier checks all
-/// instructions after the call once for each chunk.
+/// Implements [`datagram_end`]. Returns 0 if the end is unknown. Exported like [`npl_sctp_lookup`]; otherwise the
+/// verifier would check all instructions after the call once for each chunk.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_end(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {
@@ -149,7 +149,7 @@ extern "C" fn npl_sctp_end(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {
 }
 
 /// Implements [`reinject_first`]. Returns 1 if the last fragment could not be restored to its skb and is lost;
-/// otherwise 0. Exported as [`npl_sctp_lookup`] is.
+/// otherwise 0. Exported like [`npl_sctp_lookup`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direction: u32) -> u32 {
@@ -160,7 +160,7 @@ extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direct
     let is_same = is_fresh(first) && hash.load() == key;
     if !is_same || known_length.load() != 0 {
         if length & WAITING != 0 && (is_same || !is_occupied(first)) {
-            // If the last fragment arrives before the first one, the datagram's length is stored, and the first
+            // If the last fragment arrives before the first fragment, the datagram's length is stored, and the first
             // fragment does not wait.
             time.store(nanoseconds());
             known_length.store(length & LENGTH_MASK);
@@ -189,15 +189,15 @@ fn is_fresh(slot: *mut SavedFrame) -> bool {
     field!(slot, hash).load() != 0 && nanoseconds().wrapping_sub(field!(slot, time).load()) < WAIT_NS
 }
 
-/// Whether a slot has a first fragment that waits or is being re-injected. A slot that holds only a known length counts
-/// as free.
+/// Whether a slot has a first fragment that waits or is being re-injected. A slot with only the length of a datagram
+/// counts as free.
 #[inline(always)]
 fn is_occupied(slot: *mut SavedFrame) -> bool {
     let length = field!(slot, datagram_length).load();
     is_fresh(slot) && (length == 0 || length & REINJECTED != 0)
 }
 
-/// Stores the known length of the current first fragment, or a flag.
+/// Stores the known datagram length of the current first fragment, or the flag [`WAITING`].
 #[inline(always)]
 fn set_noted(length: u32) {
     if let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) {
@@ -205,7 +205,8 @@ fn set_noted(length: u32) {
     }
 }
 
-/// The value that [`set_noted`] stored; 0 for all packets except first fragments of SCTP.
+/// The value that [`set_noted`] or [`note_last`] has stored; 0 unless the packet is the first or last fragment of an
+/// SCTP packet.
 #[inline(always)]
 fn noted() -> u32 {
     FRAGMENT_BUFFER.get_ptr_mut(LAST).map_or(0, |last| field!(last, datagram_length).load())

@@ -47,7 +47,7 @@ pub fn record<F: Family, const REPLY: bool>(hash: u64, generation: u32, tcp_flag
     }
 }
 
-/// A flow's slot, and its tag there.
+/// The slot that a flow's stack observations use, and the flow's tag in this slot.
 struct ObservedFlow {
     seen: *mut StackSeen,
     tag: u32,
@@ -59,14 +59,14 @@ impl ObservedFlow {
         Some(Self { seen: F::stack_seen(half_open::slot(hash))?, tag: offload::tag(hash, generation) })
     }
 
-    /// The words of the packet's own direction and of the opposite one.
+    /// The word of the packet's own direction, then the word of the opposite direction.
     #[inline(always)]
     fn directions<const REPLY: bool>(&self) -> (Cell<u64>, Cell<u64>) {
         let (request, reply) = (field!(self.seen, request), field!(self.seen, reply));
         if REPLY { (reply, request) } else { (request, reply) }
     }
 
-    /// Sets the words of both directions, if they belong to this flow.
+    /// Sets the word of each direction, if the word belongs to this flow.
     #[inline(always)]
     fn set_both(&self, since: u32) {
         let (request, reply) = self.directions::<false>();

@@ -6,7 +6,7 @@ use npl_common::mapping::{FLAG_RESTRICTED, Frontend};
 use super::maps::Family;
 use crate::net::family::{HeaderLayout, SocketAddr};
 
-/// Client and Pod endpoints of a flow; ports in host byte order.
+/// The flow tuple without the protocol: addresses and ports of client and Pod. The ports are in host byte order.
 pub struct FlowTuple<F: HeaderLayout> {
     pub client: F::Addr,
     pub client_port: u16,
@@ -15,8 +15,8 @@ pub struct FlowTuple<F: HeaderLayout> {
 }
 
 impl<F: HeaderLayout> FlowTuple<F> {
-    /// The seeded hash of the flow: its low bits choose the flow's slots in all arrays, its high bits are the flow's
-    /// tag there.
+    /// The seeded hash of the flow. In every array, the low bits of the hash choose the flow's slots, and the high bits
+    /// are the flow's tag in the slot.
     #[inline(always)]
     pub fn hash(&self, seed: u64, protocol: u8) -> u64 {
         let rest = u64::from(self.client_port) << 32 | u64::from(self.pod_port) << 8 | u64::from(protocol);
@@ -52,7 +52,7 @@ impl<F: Family> Backend<F> {
     }
 }
 
-/// A local client's socket, and the Pod that it is connected to.
+/// A local client's socket, and the Pod address and port that the socket is connected to or sends to.
 pub struct SocketFlow<F: HeaderLayout> {
     pub socket: u64,
     pub pod: SocketAddr<F>,

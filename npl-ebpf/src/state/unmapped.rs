@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Unmapped traffic, see [`npl_common::unmapped`].
+//! Records of traffic to node ports without a mapping, see [`npl_common::unmapped`].
 
 use npl_common::mapping::Frontend;
 
 use super::maps::Family;
 use crate::base::clock::coarse_seconds;
 
-/// Records a packet to a node port without a mapping, at most once per second, because other processors read the word.
+/// Records the time of a packet to a node port without a mapping. The word is written at most once per 1.07 s, because
+/// each write takes the cache line away from other processors.
 #[inline(always)]
 pub fn record<F: Family>(frontend: Frontend) {
     if let Some(last) = F::unmapped(frontend.node_port) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The only module that changes packet bytes.
+//! Rewrites packet headers. No other module changes the headers of a packet.
 //!
 //! A rewrite of TCP or UDP updates three checksums: the IP header's, the transport header's, and `skb->csum`. With
 //! checksum offload, the transport checksum field contains only the sum of the pseudo-header, and hardware completes
-//! it; programs cannot read whether a packet uses offload. If the field of a request is certainly a complete checksum,
-//! the program updates the field directly. Otherwise the kernel's helper updates the field for the new address, and the
-//! result shows the kind of the field ([`csum::field_kind`]). Helper calls dominate the cost of a rewrite.
+//! the checksum. Programs cannot read whether a packet uses checksum offload. If the field of a request is certainly a
+//! complete checksum, the program updates the field directly, because helper calls are the largest part of a rewrite's
+//! cost. Otherwise the kernel's helper updates the field for the new address, and the result shows whether the field is
+//! a checksum or a sum ([`csum::field_kind`]).
 //!
-//! SCTP's checksum covers no address, and is 0 with offload.
+//! SCTP's checksum does not cover the addresses. With checksum offload, the SCTP checksum field is 0.
 
 mod sctp;
 
@@ -37,7 +38,7 @@ use crate::{
     },
 };
 
-/// Whether a rewrite changes the source or the destination address and port.
+/// The part of a packet that a rewrite changes: source address and port, or destination address and port.
 pub const SOURCE: bool = false;
 pub const DESTINATION: bool = true;
 
@@ -45,11 +46,11 @@ pub const DESTINATION: bool = true;
 trait ChecksummedHeader: Copy {
     /// Offset of the checksum.
     const CHECK: usize;
-    /// Flags of `bpf_l4_csum_replace` for the protocol.
+    /// The protocol's flags for the helper `bpf_l4_csum_replace`.
     const FLAGS: u64;
 
     fn check(&self) -> u16;
-    /// The length in the pseudo-header, if the transport header contains this length.
+    /// The segment length that the pseudo-header contains, if the transport header contains this length too.
     fn length(&self) -> Option<u16>;
     fn with(self, ports: Ports, check: u16) -> Self;
 }
@@ -129,12 +130,13 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     let has_checksum = has_checksum(&header);
     let AddressChange { source, destination, ports, difference, port } = AddressChange::new::<END>(packet, addr, port);
     let headers = &packet.headers;
-    // The changes of the port and of the transport checksum add up to zero in `skb->csum`. A UDP packet without
-    // checksum lacks the second change, so the kernel must update `skb->csum`.
+    // In `skb->csum`, the change of the port and the change of the transport checksum add up to zero. If a UDP packet
+    // has no checksum, only the port changes, so the kernel must update `skb->csum`.
     let flags = if has_checksum { F::STORE_FLAGS } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
     let (offset, ip) = (packet.l3 + F::TAIL, F::tail(headers.ttl_fields, source, destination, difference));
     if !FAST_PATH {
-        // Written before the transport header, so that the compiler does not keep the tail on the stack.
+        // The IP header's tail is written before the transport header, so that the compiler does not keep the tail on
+        // the stack.
         store(ctx, offset, &ip, flags)?;
     }
     let is_complete_checksum =
@@ -151,9 +153,9 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     if !FAST_PATH {
         return store(ctx, headers.l4, &transport, flags);
     }
-    // The program writes requests directly, because a helper call costs as much as the rest of the program. Helpers
-    // write replies: for a program with direct writes, the kernel unshares the header of every packet that a socket
-    // still holds, also of unmatched packets.
+    // Requests are written directly, because a helper call costs as much as the rest of the program. Replies are
+    // written by helpers. For a program with direct writes, the kernel would copy the header of every packet that a
+    // socket still holds, even of packets that no mapping matches.
     let needs_no_sum = flags == 0 || is_complete_checksum;
     if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Adjacent { ip, transport }) {
         return Ok(());
@@ -161,7 +163,7 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     store(ctx, offset, &Adjacent { ip, transport }, flags)
 }
 
-/// As [`apply`], for the destination of an XDP frame, which has no offloaded checksums.
+/// As [`apply`], for the destination of an XDP frame. Frames have complete checksums, without checksum offload.
 #[inline(always)]
 pub fn apply_to_frame<F: HeaderLayout, const L2: usize>(
     ctx: &impl Access,
@@ -192,13 +194,13 @@ fn write_to_frame<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     if is_written { Ok(()) } else { Err(RewriteError) }
 }
 
-/// Both addresses of a packet after the rewrite, the rewritten port, and the change of the addresses' checksum sum.
+/// The addresses and the port of a rewritten packet, and the change of the addresses' sum for the checksums.
 struct AddressChange<F: HeaderLayout> {
     source: F::Addr,
     destination: F::Addr,
     ports: Ports,
     difference: u32,
-    /// The rewritten port, before and after.
+    /// The rewritten port, before and after the rewrite.
     port: (u16, u16),
 }
 
@@ -218,7 +220,7 @@ impl<F: HeaderLayout> AddressChange<F> {
     }
 }
 
-/// Whether the packet has a transport checksum: 0 means none in UDP.
+/// Whether the packet has a transport checksum. In UDP, a checksum field of 0 means that the packet has none.
 #[inline(always)]
 fn has_checksum<H: ChecksummedHeader>(header: &H) -> bool {
     H::FLAGS & u64::from(BPF_F_MARK_MANGLED_0) == 0 || header.check() != 0
@@ -257,10 +259,11 @@ fn write_address<F: HeaderLayout, const END: bool>(
     store(ctx, l3 + F::TAIL, &tail, F::STORE_FLAGS)
 }
 
-/// Translates an ICMP error: source or destination of its own header, and the opposite address and port of the packet
-/// that it quotes. All words are in network byte order.
+/// Translates an ICMP error: the source or destination in the error's IP header, and the opposite address and port in
+/// the quoted packet. All words are in network byte order.
 ///
-/// In IPv4, the changes of the quoted address and of the quoted header's checksum add up to zero in ICMP's checksum.
+/// In the ICMP checksum of IPv4, the change of the quoted address and the change of the quoted IP header's checksum add
+/// up to zero.
 #[inline(always)]
 pub fn apply_error<F: HeaderLayout, const END: bool>(
     ctx: &TcContext,
@@ -310,7 +313,8 @@ pub fn apply_error<F: HeaderLayout, const END: bool>(
     store(ctx, quoted.l4, &quoted_ports, covered)
 }
 
-/// Offset and value of the quoted transport checksum, if the packet has one and the quote contains it.
+/// Offset and value of the quoted transport checksum. `None` if the packet has no checksum, or if the quote ends before
+/// the checksum.
 #[inline(always)]
 fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>) -> Option<(usize, u16)> {
     let headers = &error.quote.headers;
@@ -324,10 +328,11 @@ fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>) -> Optio
     if check == 0 && !is_tcp { None } else { Some((offset, check)) }
 }
 
-/// Whether the transport field certainly is a complete checksum: it differs from the pseudo-header sum that an
-/// offloading sender puts there. A GSO packet's pseudo-header length is unknown.
+/// Whether the transport checksum field certainly contains a complete checksum: the field differs from the
+/// pseudo-header sum, which checksum offload leaves in the field. Returns `false` for a GSO packet, because the length
+/// in its pseudo-header is unknown.
 ///
-/// One complete checksum in 65 535 equals that sum by chance; the kernel's helper updates such a field.
+/// One complete checksum in 65 535 equals the pseudo-header sum by chance; the kernel's helper then updates the field.
 #[inline(always)]
 fn is_complete_checksum<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     ctx: &TcContext,
@@ -344,7 +349,7 @@ fn is_complete_checksum<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     !csum::same(header.check(), csum::pseudo_header(ends, headers.protocol, length))
 }
 
-/// Adds a number to `skb->csum`, if the device has computed a sum of the packet.
+/// Adds a number to `skb->csum`, if the device has computed the packet's sum (`CHECKSUM_COMPLETE`).
 #[inline(always)]
 fn add_to_sum(ctx: &TcContext, summand: u16) {
     if summand == 0 {
@@ -369,10 +374,10 @@ fn transport_check<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     let after = packet.read_transport::<H, L2>(ctx).ok_or(RewriteError)?.check();
     match csum::field_kind(before, after, difference) {
         Some(Field::Checksum) => Ok(as_transmitted::<H>(csum::replace16(after, port.0, port.1))),
-        // The field is a pseudo-header sum, to which hardware adds the ports.
+        // The field contains the pseudo-header sum, which does not cover the ports; hardware adds the ports.
         Some(Field::PseudoHeader) => Ok(after),
-        // Old and new address have the same sum, so the helper's result does not show the kind of the field, and the
-        // helper also updates the field for the port.
+        // The old and the new address have the same sum, so the helper's result does not show the kind of the field.
+        // The helper is called again, for the port.
         None => {
             change(ctx, offset, u64::from(port.0), u64::from(port.1), H::FLAGS | size_of::<u16>() as u64)?;
             packet.read_transport::<H, L2>(ctx).map(|header| header.check()).ok_or(RewriteError)
@@ -380,13 +385,13 @@ fn transport_check<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     }
 }
 
-/// A checksum as transmitted: UDP sends 0 as 0xffff.
+/// The checksum as it is sent: UDP sends a computed checksum of 0 as 0xffff.
 #[inline(always)]
 const fn as_transmitted<H: ChecksummedHeader>(check: u16) -> u16 {
     if check == 0 && H::FLAGS & BPF_F_MARK_MANGLED_0 as u64 != 0 { 0xffff } else { check }
 }
 
-/// Updates the transport checksum by the kernel's helper.
+/// Updates the transport checksum with the kernel's helper.
 #[inline(always)]
 fn change(ctx: &TcContext, offset: u32, from: u64, to: u64, flags: u64) -> Result<(), RewriteError> {
     // SAFETY: the context is valid, and no pointer into the packet is held.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! SCTP: the checksum is a CRC of the whole packet, updated incrementally for the new ports.
+//! Rewrites SCTP packets. SCTP's checksum is a CRC of the whole packet; the program updates the CRC incrementally for
+//! the new ports.
 
 use aya_ebpf::{bindings::BPF_F_RECOMPUTE_CSUM, programs::TcContext};
 use npl_common::crc;
@@ -28,13 +29,13 @@ pub(super) fn write<F: HeaderLayout, const END: bool>(
         packet.end.ok_or(RewriteError)?.get() - packet.headers.l4,
     );
     write_address::<F, END>(ctx, packet.l3, &packet.headers, addr)?;
-    // The change of the CRC does not compensate that of the ports in `skb->csum`.
+    // In `skb->csum`, the change of the CRC and the change of the ports do not add up to zero.
     let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
     store(ctx, packet.headers.l4, &SctpHeader { ports, check, ..header }, flags)
 }
 
-/// The quoted checksum before and after the change of the ports, if the quote contains a checksum. The packet's length
-/// is in the quoted IP header.
+/// The quoted SCTP checksum before and after the change of the ports; `None` if the quote ends before the checksum. The
+/// length of the whole packet comes from the quoted IP header.
 #[inline(always)]
 pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>, ports: Ports) -> Option<(u32, u32)> {
     let quote = &error.quote;
@@ -46,14 +47,15 @@ pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F
     Some((before, sctp_check(before, quote.ports.as_u32(), ports.as_u32(), end - l4)))
 }
 
-/// The SCTP checksum after a change of the ports. 0 means that hardware computes the checksum. One computed checksum in
-/// 2^32 is 0 by chance; the receiver drops that packet as corrupt.
+/// The SCTP checksum after a change of the ports. A checksum of 0 stays 0: hardware computes the checksum. One computed
+/// checksum in 2^32 is 0 by chance; the receiver drops that packet as corrupt.
 #[inline(always)]
 fn sctp_check(check: u32, ports: u32, new_ports: u32, length: usize) -> u32 {
     if check == 0 { 0 } else { crc::replace_ports(check, ports, new_ports, length as u16, times_element) }
 }
 
-/// Every index has an element, but the verifier does not know this; a default of 0 would give a wrong checksum.
+/// The product of a polynomial and an element of the CRC table. Every index has an element, so the default of 0 is
+/// never used; the verifier requires the check.
 #[inline(never)]
 fn times_element(polynomial: u32, index: u32) -> u32 {
     crc::times_element(polynomial, index, |index| CRC.get(index).copied()).unwrap_or(0)

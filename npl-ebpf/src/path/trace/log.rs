@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Logs of the trace build: every verdict except `UNRELATED`, which nearly every packet of the Node gets.
+//! Logging of the trace build. Every verdict is logged except `UNRELATED`, which is the verdict on nearly every packet
+//! of the Node.
 //!
-//! No function here is inlined, so that the program and the log use the same stack bytes one after the other.
+//! The program and the logging are separate functions that are not inlined. Both can therefore use the same stack
+//! space, one after the other.
 
 use core::hint::black_box;
 
@@ -43,14 +45,15 @@ pub fn packet<F: Family, H: Hook, const L2: usize>(
     verdict
 }
 
-/// TC's action for a verdict of a step, which [`Verdict::into_action`] notes for the log.
+/// The TC action for the verdict of a step. [`Verdict::into_action`] stores the verdict for the log.
 #[inline(always)]
 pub fn decide(verdict: Verdict) -> i32 {
     verdict.into_action()
 }
 
-/// Runs a step of the slow path, and logs its verdict if it returns one. Each step logs before the next one runs,
-/// because a later step may re-inject a fragment, whose programs overwrite the record.
+/// Runs a step of the slow path, and logs the verdict if the step decides one. Each step logs before the next step
+/// runs, because a later step may re-inject a fragment, and the programs that process the fragment overwrite the
+/// record.
 #[inline(always)]
 pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl FnOnce(*mut __sk_buff) -> i32) -> i32 {
     note_packet::<F, L2>(skb);
@@ -59,8 +62,8 @@ pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl
     action
 }
 
-/// Decides the verdict on a frame, rewrites the frame if it is translated, and logs the verdict. A frame that is
-/// passed unchanged is logged by the TC program.
+/// Decides the verdict on a frame, rewrites the frame if it is translated, and logs the verdict. The TC program logs a
+/// frame that is passed unchanged.
 #[inline(always)]
 pub fn frame<F: Family, const MULTI_BUFFER: bool>(
     frame: &Frame<MULTI_BUFFER>,
@@ -85,8 +88,8 @@ fn judge_frame<const MULTI_BUFFER: bool>(
     ctx: *mut xdp_md,
     judge: impl FnOnce(&Frame<MULTI_BUFFER>) -> Verdict,
 ) -> Verdict {
-    // `black_box` keeps the context as the argument: the compiler would otherwise pass the caller's packet
-    // pointers, which the verifier rejects as arguments.
+    // `black_box` makes the compiler pass the context. The compiler would otherwise pass the caller's packet pointers,
+    // which the verifier rejects as arguments.
     judge(&Frame(XdpContext::new(black_box(ctx))))
 }
 
@@ -95,8 +98,8 @@ fn judge_frame<const MULTI_BUFFER: bool>(
 fn note_packet<F: Family, const L2: usize>(skb: *mut __sk_buff) {
     trace::note_verdict(Verdict::UNRELATED);
     let ctx = &TcContext::new(skb);
-    // The addresses are the last fields of the IP header in both families, so they are readable even if the header
-    // chain is malformed.
+    // In both IP families, the addresses are the last fields of the fixed IP header, so they are readable even if
+    // options or extension headers are malformed.
     let addresses = context::load::<[F::Addr; 2]>(ctx, L2 + F::LENGTH - size_of::<[F::Addr; 2]>());
     let Some([source, destination]) = addresses else { return };
     let (mut protocol, mut ports) = (0, Ports::NONE);
@@ -124,7 +127,7 @@ fn note<F: Family>(source: F::Addr, destination: F::Addr, protocol: u8, ports: P
     const {
         assert!(size_of::<F::Addr>() <= 16 && align_of::<F::Addr>() <= align_of::<Note>());
     };
-    // SAFETY: this processor's element; both fields have room for an address and are aligned like one.
+    // SAFETY: this processor's element; both fields have room for an address, and the alignment of an address.
     unsafe {
         (&raw mut (*note).source).cast::<F::Addr>().write(source);
         (&raw mut (*note).destination).cast::<F::Addr>().write(destination);
@@ -137,8 +140,8 @@ fn note<F: Family>(source: F::Addr, destination: F::Addr, protocol: u8, ports: P
 
 /// Logs the verdict in this processor's record.
 ///
-/// All texts of one table have the same length and are selected by index, because the verifier would otherwise
-/// check the rest of the function once for every branch and length.
+/// All texts of one table have the same length and are selected by an index: otherwise the verifier would check the
+/// rest of the function once for each branch and length.
 #[inline(never)]
 fn write_log(is_reply: bool) {
     let Some(note) = trace::note() else { return };
@@ -202,7 +205,8 @@ struct Outcome {
     text: Text<32>,
 }
 
-/// Dimensions of the table of outcomes: powers of two, because the verifier knows the bounds of a masked index.
+/// Dimensions of the table of outcomes. The dimensions are powers of two, so that a mask limits each index; the
+/// verifier knows the bounds of a masked index.
 const KINDS: usize = 8;
 const REASONS: usize = Reason::ALL.len().next_power_of_two();
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Records of packets for `npl-agent trace`: each packet that matches the filter before and after a program, with the
-//! program's verdict.
+//! Records of packets for `npl-agent trace`. A record contains a packet before and after a program, and the program's
+//! verdict. Only packets that match the filter are recorded.
 //!
-//! While no filter is armed, a program only looks up the filter before and after its work. The functions that record are
-//! not inlined, so that their stack is free while the program works.
+//! While tracing is off, a program only looks up the filter, before and after its other work. The functions that write
+//! a record are not inlined, so that they take no stack space during the other work.
 
 use core::hint::black_box;
 
@@ -38,15 +38,15 @@ use crate::{
 const BEFORE: usize = 0;
 const AFTER: usize = 1;
 
-/// Flags of [`origin`] beside the hook.
+/// Flags in the value of [`origin`], beside the number of the hook.
 const IS_REPLY: u32 = 1 << 8;
 const IS_SLOW_PATH: u32 = 1 << 16;
 
-/// Nanoseconds of the interval that the rate limit counts.
+/// The interval of the rate limit, in nanoseconds.
 const SECOND: u64 = 1_000_000_000;
 
-/// Decides the verdict on a fast-path packet, rewrites the packet if it is translated, and records the run unless the
-/// slow path takes over.
+/// Runs `judge`, which decides the verdict on a fast-path packet and rewrites the packet. Records the packet, unless
+/// the slow path handles the packet.
 #[inline(always)]
 pub fn packet<F: Family, H: Hook, const L2: usize>(
     ctx: &TcContext,
@@ -64,8 +64,9 @@ pub fn packet<F: Family, H: Hook, const L2: usize>(
     verdict
 }
 
-/// Runs a step of the slow path, and records the run if the step decides. Each step records before the next one runs,
-/// because a later step may re-inject a fragment, whose programs overwrite this CPU's record.
+/// Runs a step of the slow path, and records the packet if the step decides a verdict. Each step records before the
+/// next step runs, because a later step may re-inject a fragment, and the programs that process the fragment overwrite
+/// this CPU's record.
 #[inline(always)]
 pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl FnOnce(*mut __sk_buff) -> i32) -> i32 {
     if is_armed() {
@@ -79,7 +80,7 @@ pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl
     action
 }
 
-/// TC's action for a verdict of a step, which is noted for the record.
+/// Stores the verdict of a step in this CPU's record, and returns the TC action.
 #[inline(always)]
 pub fn decide(verdict: Verdict) -> i32 {
     if is_armed() {
@@ -88,8 +89,8 @@ pub fn decide(verdict: Verdict) -> i32 {
     verdict.into_action()
 }
 
-/// Decides the verdict on a frame, rewrites the frame if it is translated, and records the run. A frame that is passed
-/// unchanged is recorded by the TC program.
+/// Runs `judge`, which decides the verdict on a frame and rewrites the frame. Records a translated or dropped frame;
+/// the TC program records a frame that passes unchanged.
 #[inline(always)]
 pub fn frame<F: Family, const MULTI_BUFFER: bool>(
     frame: &Frame<MULTI_BUFFER>,
@@ -107,21 +108,21 @@ pub fn frame<F: Family, const MULTI_BUFFER: bool>(
     verdict
 }
 
-/// Whether a filter is armed.
+/// Whether tracing is on: `npl-agent trace` has set a filter.
 #[inline(always)]
 fn is_armed() -> bool {
     TRACE_FILTER.get_ptr_mut(0).is_some_and(|filter| field!(filter, until).load() != 0)
 }
 
-/// The hook, and the kind of packets that the program translates.
+/// The number of the program's hook, and a flag if the program translates replies.
 #[inline(always)]
 const fn origin<H: Hook>() -> u32 {
     let hook = if H::ON_ARRIVAL { hook::INGRESS } else { hook::EGRESS };
     hook as u32 | if H::END == SOURCE { IS_REPLY } else { 0 }
 }
 
-/// Notes a verdict in this CPU's record. Exported, as the following functions are, so that the verifier checks the function
-/// once instead of once for each state of each program that calls it.
+/// Stores a verdict in this CPU's record. This and the following functions are exported, so that the verifier checks
+/// each function once, instead of once for each verifier state of each calling program.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_trace_note(bits: u32) -> u32 {
@@ -146,7 +147,7 @@ extern "C" fn npl_trace_begin(skb: *mut __sk_buff, l2: u32, origin: u32) -> u32 
     0
 }
 
-/// Copies the packet after the program, if the program has decided.
+/// Copies the packet as it is after the program, if the program has decided a verdict.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_trace_end(skb: *mut __sk_buff, l2: u32) -> u32 {
@@ -159,8 +160,8 @@ extern "C" fn npl_trace_end(skb: *mut __sk_buff, l2: u32) -> u32 {
 #[inline(never)]
 fn begin_frame<F: Family, const MULTI_BUFFER: bool>(ctx: *mut xdp_md) {
     if let Some(cpu) = begin_record(hook::XDP.into()) {
-        // After the map look-ups: without `CAP_PERFMON`, their keys must not overwrite the context that `black_box` puts
-        // on the stack.
+        // The frame is made after the map look-ups: without `CAP_PERFMON`, the keys of look-ups must not overwrite the
+        // context that `black_box` puts on the stack.
         let frame = Frame::<MULTI_BUFFER>(XdpContext::new(black_box(ctx)));
         set_packet(cpu, frame.ifindex(), frame.length().wrapping_sub(ETHERNET as u32));
         copy_frame::<F, MULTI_BUFFER>(&frame, packet_copy::<BEFORE>(cpu));
@@ -173,7 +174,8 @@ fn end_frame<F: Family, const MULTI_BUFFER: bool>(ctx: *mut xdp_md) {
     copy_frame::<F, MULTI_BUFFER>(&Frame::<MULTI_BUFFER>(XdpContext::new(black_box(ctx))), packet_copy::<AFTER>(cpu));
 }
 
-/// Begins this CPU's record, or turns tracing off if its time is over: the command may have been killed.
+/// Begins this CPU's record. If the time of the trace is over, turns tracing off, because `npl-agent trace` may have
+/// been killed.
 #[inline(always)]
 fn begin_record(origin: u32) -> Option<*mut TraceCpu> {
     let filter = TRACE_FILTER.get_ptr_mut(0)?;
@@ -199,7 +201,7 @@ fn set_packet(cpu: *mut TraceCpu, ifindex: u32, length: u32) {
     field!(cpu, record.length).store(length);
 }
 
-/// This CPU's record, if its program has decided.
+/// This CPU's record, if the program has decided a verdict.
 #[inline(always)]
 fn decided() -> Option<*mut TraceCpu> {
     TRACE_CPU.get_ptr_mut(0).filter(|cpu| field!(*cpu, record.verdict).load() != PENDING)
@@ -215,8 +217,8 @@ fn packet_copy<const POSITION: usize>(cpu: *mut TraceCpu) -> *mut PacketCopy {
 #[inline(always)]
 fn copy_packet(skb: *mut __sk_buff, l2: u32, copy: *mut PacketCopy) {
     let length = TcContext::new(skb).length().wrapping_sub(l2);
-    // The helper rejects a length of 0, which becomes a length that no such packet has. The mask shows the bounds to the
-    // verifier.
+    // The helper rejects a length of 0. The subtraction and the mask map 0 to `SNAP_LENGTH`, for which the helper fails
+    // on an empty packet; the mask also shows the bounds to the verifier.
     let captured = (length.min(SNAP_LENGTH).wrapping_sub(1) & (SNAP_LENGTH - 1)) + 1;
     // SAFETY: the element has room for `SNAP_LENGTH` bytes, and `captured` is at most that.
     let to = unsafe { (&raw mut (*copy).bytes).cast() };
@@ -228,10 +230,10 @@ fn copy_packet(skb: *mut __sk_buff, l2: u32, copy: *mut PacketCopy) {
     if version == 6 { describe::<V6>(copy, captured) } else { describe::<V4>(copy, captured) }
 }
 
-/// Copies whole words of a frame's start: before Linux 5.18, no helper copies bytes of a frame.
+/// Copies the start of a frame in whole words, because no helper copies bytes of a frame before Linux 5.18.
 #[expect(
     clippy::cast_ptr_alignment,
-    reason = "the bytes of a record are aligned to eight, and the offsets accordingly"
+    reason = "the bytes of a record are aligned to eight bytes, and each offset to the size that is read"
 )]
 #[inline(always)]
 fn copy_frame<F: Family, const MULTI_BUFFER: bool>(frame: &Frame<MULTI_BUFFER>, copy: *mut PacketCopy) {
@@ -241,11 +243,11 @@ fn copy_frame<F: Family, const MULTI_BUFFER: bool>(frame: &Frame<MULTI_BUFFER>, 
     describe::<F>(copy, words * size_of::<u64>() as u32);
 }
 
-/// Stores addresses, protocol and ports of the copied bytes. Ports after options or extension headers are not looked
-/// for: the command parses the bytes itself.
+/// Stores the addresses, protocol and ports that the copied bytes contain. Ports after options or extension headers are
+/// not stored: `npl-agent trace` parses the bytes in user space.
 #[expect(
     clippy::cast_ptr_alignment,
-    reason = "the bytes of a record are aligned to eight, and the offsets accordingly"
+    reason = "the bytes of a record are aligned to eight bytes, and each offset to the size that is read"
 )]
 #[inline(always)]
 fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
@@ -262,7 +264,7 @@ fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
     };
     let is_plain = is_ipv6 || first_byte == 0x45;
     let is_with_ports = matches!(next, protocol::TCP | protocol::UDP | protocol::SCTP);
-    // In IPv6, any other protocol may be an extension header that is followed by ports.
+    // In IPv6, any protocol other than ICMPv6 may be an extension header that is followed by ports.
     let is_without_ports = if is_ipv6 { next == V6::ICMP } else { !is_with_ports };
     let is_whole = has_ports && is_plain && fragment == 0;
     let has_ports = is_whole && is_with_ports;
@@ -280,7 +282,7 @@ fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
             }
         };
         let port = if has_ports { u16::from_be(ports[index]).into() } else { 0 };
-        // Word by word: a loop that sets bytes would be rejected without `CAP_PERFMON`.
+        // Each word is stored separately: without `CAP_PERFMON`, the verifier rejects a loop that sets bytes.
         field!(copy, ends[index].addr[0]).store(if has_addresses { first } else { 0 });
         field!(copy, ends[index].addr[1]).store(if has_addresses { second } else { 0 });
         field!(copy, ends[index].port).store(port | family);
@@ -295,7 +297,7 @@ fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
     field!(copy, captured).store(captured);
 }
 
-/// Writes this CPU's record to the ring buffer if its program has decided and the record matches the filter.
+/// Writes this CPU's record to the ring buffer, if the program has decided a verdict and the record matches the filter.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_trace_write() -> u32 {
@@ -316,7 +318,8 @@ extern "C" fn npl_trace_write() -> u32 {
         // SAFETY: this CPU's element, which no other program writes during this call.
         is_lost = TRACE_RING.output(unsafe { &(*cpu).record }, 0).is_err();
     }
-    // Both, always: a shared increment at one of two offsets would be rejected without `CAP_PERFMON`.
+    // Both counters are always written: without `CAP_PERFMON`, the verifier rejects one increment at either of two
+    // offsets.
     add(field!(cpu, rate_limited), is_rate_limited);
     add(field!(cpu, lost), is_lost);
     0
@@ -327,8 +330,9 @@ fn add(counter: Cell<u64>, is_counted: bool) {
     counter.store(counter.load().wrapping_add(is_counted.into()));
 }
 
-/// Whether one end of the packet, before or after the program, matches the client, and one end matches an endpoint. An
-/// ICMP error always matches: the command compares the packet that the error quotes.
+/// Whether the filter matches a packet. The packet's source or destination, before or after the program, must match the
+/// filter's client; and one of them must match an endpoint of the filter. An ICMP error always matches here, because
+/// `npl-agent trace` compares the packet that the error quotes.
 #[inline(always)]
 fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
     let wanted = field!(filter, protocol).load();
@@ -352,14 +356,16 @@ fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
 const MISSES_ENDPOINTS: u64 = 1;
 const MISSES_CLIENT: u64 = 2;
 
-/// Which parts of the filter an end does not match. Not inlined, so that the values of one end at a time are on the stack.
+/// The parts of the filter that do not match one address and port of the packet. Not inlined, so that the stack
+/// contains the values of only one address and port at a time.
 #[inline(never)]
 fn misses_of(filter: *const TraceFilter, end: *const PacketEnd) -> u64 {
-    // SAFETY: only the command writes the filter, and a mixture of two filters only records other packets. The end is in
-    // this CPU's element, which no other program writes during this call.
+    // SAFETY: only `npl-agent trace` writes the filter, and a read during a write only records other packets. `end` is
+    // in this CPU's element, which no other program writes during this call.
     let (filter, end) = unsafe { (&*filter, &*end) };
-    // Without a loop: the verifier of a program without `CAP_PERFMON` rejects a variable offset that it sees twice. Each
-    // `black_box` keeps the compiler from loading the next endpoint earlier, for which the stack has no room.
+    // The comparisons are not in a loop: without `CAP_PERFMON`, the verifier rejects a variable offset that occurs
+    // twice. Each `black_box` prevents the compiler from loading the next endpoint earlier, for which the stack has no
+    // room.
     let [e0, e1, e2, e3, e4, e5, e6, e7] = &filter.endpoints;
     let misses_endpoints = black_box(differs(e0, end));
     let misses_endpoints = black_box(misses_endpoints & differs(e1, end));
@@ -372,7 +378,8 @@ fn misses_of(filter: *const TraceFilter, end: *const PacketEnd) -> u64 {
     (misses_endpoints * MISSES_ENDPOINTS) | (differs(&filter.client, end) * MISSES_CLIENT)
 }
 
-/// 0 if the filter matches the end; 1 otherwise. Without branches, each of which the verifier would follow separately.
+/// 0 if the filter matches the address and port; 1 otherwise. The function has no branches, because the verifier would
+/// follow each branch separately.
 #[inline(always)]
 fn differs(filter: &EndpointFilter, end: &PacketEnd) -> u64 {
     let difference = filter.difference(end);
