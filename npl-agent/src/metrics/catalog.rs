@@ -21,13 +21,13 @@ use crate::core::{
 /// A metric as it appears in a scrape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricInfo {
-    /// The name of its series, for a histogram without the suffixes `_bucket`, `_sum` and `_count`.
+    /// The name of the metric's series; for a histogram, without the suffixes `_bucket`, `_sum` and `_count`.
     pub name: String,
     /// The metric's type, as it appears in a scrape.
     pub kind: String,
-    /// The help text.
+    /// The help text in the scrape.
     pub help: String,
-    /// The labels of its series.
+    /// The labels of the metric's series.
     pub labels: Vec<Label>,
 }
 
@@ -57,7 +57,7 @@ macro_rules! meanings {
     ($( $(#[$meta:meta])* $list:ident of $ty:ident { $( $variant:ident: $meaning:literal, )+ } )+) => {$(
         $(#[$meta])*
         const $list: &[(&str, &str)] = {
-            // A new variant needs its meaning in this match.
+            // The compiler reports a new variant for which this match states no meaning.
             const fn is_listed(value: $ty) -> bool {
                 match value { $( $ty::$variant => true, )+ }
             }
@@ -184,7 +184,7 @@ const fn listed(name: &'static str, values: &'static [(&'static str, &'static st
     Label { name, values: Values::Listed(values) }
 }
 
-/// Counters with one series for each metric.
+/// Example counters of the datapath, so that each of their metrics has one series.
 struct Sample;
 
 impl DatapathCounters for Sample {
@@ -197,7 +197,7 @@ impl DatapathCounters for Sample {
 }
 
 impl Metrics {
-    /// Metrics with one series each, because a scrape omits metrics without series.
+    /// Creates metrics with one series each, because a scrape omits metrics without series.
     fn sample() -> Self {
         let metrics = Self::new(Arc::new(Sample));
         let Families {
@@ -241,7 +241,7 @@ impl Metrics {
     }
 }
 
-/// Every metric, in the order of a scrape.
+/// Returns every metric, in the order of a scrape.
 pub fn catalog() -> Vec<MetricInfo> {
     let text = Metrics::sample().encode(Format::OpenMetrics).unwrap_or_default();
     let mut metrics: Vec<MetricInfo> = Vec::new();
