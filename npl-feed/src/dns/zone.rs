@@ -54,7 +54,7 @@ impl Zone {
         Self { name }
     }
 
-    /// The answer to a query of class IN.
+    /// Computes the answer to a query of class IN.
     pub(super) fn answer(&self, snapshot: &Snapshot, name: &Name, kind: RecordType) -> Answer {
         let Some(place) = names::read(name, &self.name) else { return Answer::failed(ResponseCode::Refused) };
         let (exists, answers, additional) = match place {

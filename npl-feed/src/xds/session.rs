@@ -3,7 +3,7 @@
 
 use crate::core::snapshot::Snapshot;
 
-/// The result of a request: its classification, and the response, if one is due.
+/// The result of a request: the kind of event that the request is, and the response, if one must be sent.
 #[derive(Debug)]
 pub(super) struct Handled<R> {
     /// The short name of the resource type.

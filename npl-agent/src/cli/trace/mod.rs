@@ -25,7 +25,7 @@ use crate::{
     local,
 };
 
-/// How often the filter's lease is extended within its length.
+/// How many times the command renews the filter's lease within the length of the lease.
 const EXTENSIONS: u32 = 3;
 
 /// Arms the filter, and prints or writes the records until the time or the number of records is reached, the operator
@@ -45,7 +45,7 @@ pub async fn run(args: &TraceArgs) -> anyhow::Result<()> {
     let mut shown = Shown { selection: &selection, limit: args.count.unwrap_or(u64::MAX), records: 0 };
     follow(args, &mut trace, &mut output, &mut shown).await?;
     trace.disarm();
-    // What the programs wrote before the filter was off.
+    // The ring buffer may still contain records that the programs wrote before the filter was off.
     while shown.take_batch(&mut trace, &mut output)? == Batch::Full {}
     output.flush()?;
     let (shown, left_out) = (shown.records, trace.left_out()?);
@@ -74,7 +74,7 @@ async fn follow(
 ) -> anyhow::Result<()> {
     let descriptor = trace.readiness().context("wait for records")?;
     #[expect(unsafe_code, reason = "tokio cannot know that the descriptor stays the same")]
-    // SAFETY: the descriptor is owned, and always returns itself.
+    // SAFETY: the descriptor is owned, and always returns the same file descriptor number.
     let readiness = unsafe { AsyncFd::register(descriptor) }.context("wait for records")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("wait for signals")?;
     let mut terminate = signal(SignalKind::terminate()).context("wait for signals")?;
@@ -105,7 +105,7 @@ async fn follow(
     }
 }
 
-/// Records that are read between two looks at signals and clocks.
+/// The number of records that are read before the command checks signals and time limits again.
 const BATCH: usize = 256;
 
 /// The end of a batch of records.
@@ -115,7 +115,7 @@ enum Batch {
     Last,
     /// The ring buffer may have more records.
     Full,
-    /// The wanted number of records is reached, or the reader of the output has gone away.
+    /// The requested number of records is reached, or the reader of the output has closed it.
     Enough,
 }
 
@@ -186,7 +186,8 @@ fn known_endpoints(args: &TraceArgs, agent: &AgentView) -> anyhow::Result<Vec<En
     Ok(endpoints)
 }
 
-/// The addresses of the Pods behind a node port: a reply that is not translated has no other end that shows the port.
+/// The addresses of the Pods behind a node port. A reply that is not translated does not contain the node port, so only
+/// the Pod's address selects it.
 fn addresses_behind(agent: &AgentView, port: u16) -> Vec<Endpoint> {
     let views = agent.node_ports.iter().filter(|view| view.frontend.node_port.0 == port);
     distinct(views.filter_map(|view| view.pod_ip.map(Endpoint::Address)))
@@ -205,7 +206,7 @@ fn endpoints_of(agent: &AgentView, namespace: Option<&str>, pod: &str) -> Vec<En
     distinct(endpoints)
 }
 
-/// The endpoints in their order, each once: a filter has room for few.
+/// Removes duplicates and keeps the order of the endpoints: the filter has room for only a few.
 fn distinct(endpoints: impl IntoIterator<Item = Endpoint>) -> Vec<Endpoint> {
     let mut known = Vec::new();
     for endpoint in endpoints {

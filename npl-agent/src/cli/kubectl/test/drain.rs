@@ -25,7 +25,7 @@ use crate::{
 
 /// The longest drain whose end the test waits for.
 const LONGEST: Duration = Duration::from_secs(35);
-/// The limit for the end of the mapping after the drain.
+/// The maximum time between the end of the drain and the removal of the mapping.
 const MARGIN: Duration = Duration::from_secs(8);
 
 /// An open connection of a client in a Pod. Dropping it ends the client.
@@ -46,7 +46,7 @@ impl OpenConnection {
         Ok(Self { kubectl, input, output: BufReader::new(output) })
     }
 
-    /// The next observation, which the client's own time limits bound.
+    /// Waits for the next observation. The client's own time limits bound the wait.
     fn read(&mut self) -> anyhow::Result<Observation> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;

@@ -30,7 +30,7 @@ use crate::{
     kube::AnnotationKeys,
 };
 
-/// The label of the Namespaces, by which a later test finds those that were not removed.
+/// The label of the test's Namespaces, by which a later test finds Namespaces that were not removed.
 const LABEL: (&str, &str) = ("app.kubernetes.io/name", "npl-test");
 /// The label of the Pods, by which the Service selects the echo Pods.
 const ROLE: &str = "app.kubernetes.io/component";
@@ -85,7 +85,8 @@ impl<'a> Scene<'a> {
         let suffix: String = std::iter::repeat_with(fastrand::lowercase).take(5).collect();
         let scene = Self { kubectl, namespace: format!("npl-test-{suffix}"), sites };
         kubectl.create(&scene.namespace_object())?;
-        // The Pods' own service account exists before them; the controller creates `default` later.
+        // The Pods use this service account, because Kubernetes creates the service account `default` some time after
+        // the Namespace.
         let account = scene.object("ServiceAccount", "v1", SERVICE, &BTreeMap::new());
         let mut objects = vec![account, scene.service()];
         for (index, site) in sites.iter().enumerate() {
@@ -133,7 +134,7 @@ impl<'a> Scene<'a> {
         service
     }
 
-    /// A Pod that Pod Security Admission admits on the level "restricted".
+    /// Builds a Pod that satisfies the Pod Security level "restricted".
     fn pod(&self, name: &str, role: &str, site: &Site, image: &str) -> Value {
         let labels = [(ROLE.to_owned(), role.to_owned())].into();
         let mut pod = self.object("Pod", "v1", name, &labels);
@@ -172,7 +173,7 @@ impl<'a> Scene<'a> {
             "automountServiceAccountToken": false,
             "enableServiceLinks": false,
             "terminationGracePeriodSeconds": 1,
-            // If this command is killed, the echo Pods do not stay reachable.
+            // If this command is killed before it removes the Pods, Kubernetes stops them after this time.
             "activeDeadlineSeconds": 600,
             "tolerations": [{"operator": "Exists"}],
             "securityContext": {
