@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cargo xtask`: all tasks of a developer, one file per command.
 //!
-//! A fresh machine compiles xtask before all other crates, so xtask depends on few crates and on no other crate of the
-//! workspace. xtask runs these crates' programs instead.
+//! On a fresh machine, xtask is compiled before all other crates. For this reason, xtask depends on few crates, and on
+//! no other crate of the workspace: xtask runs the programs of those crates instead.
 
 #![expect(clippy::print_stdout, reason = "results go to standard output")]
 #![expect(clippy::print_stderr, reason = "progress and errors go to standard error")]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The results that a test binary prints.
+//! Reads the results that a test binary prints.
 
 use std::fmt::{self, Display, Formatter};
 

@@ -17,16 +17,16 @@ use crate::tally::{Counts, Tally};
 use crate::test_binary::{Kind, TestBinary};
 use crate::{build, paths};
 
-/// The time limit of a guest. Emulation is ten to thirty times slower than the host; guests that run at the same time
-/// take about 25 minutes, and 35 minutes on a slow machine.
+/// The time limit of a guest (an emulated machine). Emulation is ten to thirty times slower than the host; guests that
+/// run at the same time take about 25 minutes, and 35 minutes on a slow machine.
 const GUEST_DEADLINE: Duration = Duration::from_hours(1);
 
-/// The prefix of the names of two tests, which load every kernel program with the capabilities of the agent and with
-/// those of `npl-agent load`.
+/// The prefix of the names of two tests, which load every kernel program: one with the capabilities of the agent, one
+/// with those of `npl-agent load`.
 const LOADING_TESTS: &str = "every_program_loads";
 
-/// Tests of the agent's own files, which do not depend on the kernel's version. Among the emulated kernels only the
-/// oldest runs them, because each test loads all programs and takes up to a minute there.
+/// Tests of pins and other files of the agent, which do not depend on the kernel's version. Only the oldest emulated
+/// kernel runs these tests, because each test loads all programs, which takes up to a minute on an emulated machine.
 const SKIPPED_ON_NEWER_KERNELS: [&str; 6] =
     ["--skip", "links::pins", "--skip", "links::map_limits", "--skip", "links::cleanup"];
 
@@ -37,7 +37,7 @@ const FIRST_SHARE: [&str; 2] = ["differential::", "links::"];
 /// Tests that need a TUN device, for which guests have no device node. They do not depend on the kernel's version.
 const NEED_A_TUN_DEVICE: [&str; 2] = ["--skip", "point_to_point::"];
 
-/// The scope of a guest that only loads the kernel programs.
+/// The addition to the name of a step whose guest only loads the kernel programs.
 const LOADING: &str = ", loading";
 
 /// Arguments for the agent's tests on an emulated machine: the tests of a bond, which not every kernel supports, and
@@ -120,7 +120,7 @@ impl Suite<'_> {
     }
 }
 
-/// Runs a guest. Its tests are selected by name, so that a guest without tests is a mistake.
+/// Runs a guest. The tests of a guest are selected by name, so a guest that runs no test is an error.
 fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
     let is_success = guest.run(GUEST_DEADLINE, |line| {
         counts.read(line);
@@ -129,7 +129,7 @@ fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
     Ok(is_success && counts.passed > 0)
 }
 
-/// The name of a step and its guest.
+/// Creates a guest for packet tests, and the name of the step that runs the guest.
 fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments: &[&str]) -> (String, Guest) {
     let mut test = Command::new(&binary.executable);
     test.args(arguments);
@@ -141,7 +141,7 @@ fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments
 /// The scopes and arguments of the guests that share the packet tests of a kernel: one guest for the tests with the
 /// text of `filter` in their names, or two for all tests.
 fn shares(filter: Option<&str>, is_newer: bool) -> Vec<(&'static str, Vec<&str>)> {
-    // One test at a time: two emulated processors are just fast enough for one network.
+    // The tests run one at a time, because two emulated processors are only just fast enough for one test network.
     let one_by_one = || iter::once("--test-threads=1");
     if let Some(filter) = filter {
         return vec![("", one_by_one().chain([filter]).collect())];
