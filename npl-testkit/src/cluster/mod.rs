@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Kubernetes objects of tests without a kubelet: this crate writes their status itself.
+//! Kubernetes objects for tests without a kubelet. This module itself writes the status of Pods and Nodes.
 
 mod annotations;
 mod mapping;

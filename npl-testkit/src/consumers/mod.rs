@@ -15,7 +15,7 @@ pub use self::ako::Ako;
 pub use self::pools::{Consumer, Member, PoolPort, Pools};
 use crate::cluster::Entry;
 
-/// A target port without entries.
+/// A target port for which no annotation of the tests has an entry.
 const NO_TARGET: u16 = 1;
 
 /// Reads an annotation as both consumers do, for each Pod port. Fails unless both consumers find exactly the pool

@@ -53,7 +53,7 @@ pub const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:96::/112";
 /// The address of the API server's Service, the first one of the range.
 pub const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
-/// A running control plane. Dropping it stops it.
+/// A running control plane. Dropping this value stops etcd and the API server.
 #[derive(Debug)]
 pub struct ControlPlane {
     directory: PathBuf,
@@ -68,12 +68,12 @@ pub struct ControlPlane {
     binaries: Binaries,
 }
 
-/// From where the control plane is reachable.
+/// Which programs can reach the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// From programs of this run, over the loopback device, without kubelets and controllers.
+    /// Only programs of this run, over the loopback device; there are no kubelets and controllers.
     Loopback,
-    /// From Nodes and Pods, at this address of the namespace.
+    /// Nodes and Pods too, at this address of the namespace.
     Network(Ipv4Addr),
 }
 
@@ -98,7 +98,7 @@ impl ControlPlane {
         Self::start_with_flags(run, netns, &[])
     }
 
-    /// As [`Self::start`], with further flags of the API server.
+    /// Starts etcd and the API server as [`Self::start`] does, with further flags of the API server.
     pub fn start_with_flags(run: &Run, netns: Option<&Netns>, flags: &[String]) -> Result<Self> {
         let plane = Self::launch(run, netns, Reach::Loopback, &[Account::agent()], flags)?;
         write_secret(&plane.agent_kubeconfig(), &plane.kubeconfig(AGENT_USER)?)?;
@@ -130,7 +130,7 @@ impl ControlPlane {
     pub fn start_api_server(&mut self) -> Result<()> {
         let mut process = self.spawn_api_server()?;
         // On a busy emulated processor, startup can exceed the API server's own limit of one minute, and the API server
-        // exits. A kubelet would restart it; the next start has less work left.
+        // exits. A kubelet would restart the API server; the second start takes less time.
         let mut restarts = if poll::patience() > 1 { 2 } else { 0 };
         let mut ended = None;
         let ready = poll::until("the readiness of kube-apiserver", READY_LIMIT, || {
@@ -167,7 +167,7 @@ impl ControlPlane {
         }
     }
 
-    /// Kills the API server, which closes all connections at once. etcd keeps running with the data.
+    /// Kills the API server, so that all its connections are closed immediately. etcd keeps running with the data.
     ///
     /// After SIGTERM, an API server would serve open watches for up to a minute and reject new requests. After such an
     /// outage, the controllers would treat the Nodes as failed.
@@ -350,7 +350,7 @@ impl Reach {
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
-        // Kill instead of stopping orderly: the data is temporary, and open watches would delay the shutdown.
+        // The API server is killed, because its data is temporary, and open watches would delay an orderly end.
         self.api_server = None;
         if let Err(err) = self.etcd.kill().and_then(|_| Ok(fs::remove_dir_all(&self.directory)?)) {
             crate::process::report(&format!("stop the control plane: {err:#}"));

@@ -87,7 +87,7 @@ struct Effort {
     requests: usize,
     /// Connections per sample, with one request each.
     connections: usize,
-    /// How often many Pods are started at the same time.
+    /// The number of measurements in which many Pods are started at the same time.
     crowds: usize,
 }
 

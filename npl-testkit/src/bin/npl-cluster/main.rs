@@ -80,7 +80,7 @@ struct UpArguments {
     #[arg(long, default_value_t = 2)]
     nodes: u8,
 
-    /// The implementation of Services.
+    /// The mode of kube-proxy, or `none`.
     #[arg(long, value_enum, default_value_t)]
     kube_proxy: KubeProxy,
 

@@ -127,7 +127,7 @@ impl Environment {
         &self.plane
     }
 
-    /// The existing objects, for a comparison after the teardown.
+    /// The namespaces, devices, pins and other objects on the machine, for a comparison after the teardown.
     pub(crate) fn inventory(&self) -> Result<Residue> {
         Residue::look_at(&self.run, self.bpffs.path())
     }

@@ -49,7 +49,8 @@ impl Plain {
         self.timed(env, count, &[Some(&value)])
     }
 
-    /// As [`Self::all`], for the two patches of a withdrawal: an empty list, then the removal of the annotation.
+    /// The time as in [`Self::all`], for the two patches of a withdrawal: an empty list, then the removal of the
+    /// annotation.
     pub(crate) fn all_withdrawn(&mut self, env: &Environment<'_>, count: usize) -> Result<f64> {
         let value = self.new_value();
         self.timed(env, count, &[Some(&value)])?;

@@ -49,7 +49,7 @@ impl ModeFigures {
     }
 }
 
-/// Client, Node and Pod. Removed in field order when dropped.
+/// Client, Node and Pod. Dropping this value removes its fields in their order.
 struct Bed {
     mode: &'static ModeFigures,
     listener: TcpListener,
