@@ -129,8 +129,8 @@ impl ControlPlane {
     /// Starts the API server again with the same address and data.
     pub fn start_api_server(&mut self) -> Result<()> {
         let mut process = self.spawn_api_server()?;
-        // On a busy emulated processor, startup can exceed the API server's own limit of one minute, and the API server
-        // exits. A kubelet would restart the API server; the second start takes less time.
+        // On a busy emulated processor, the start can exceed the API server's own limit of one minute. The API server
+        // then exits; a kubelet would restart it, and the second start takes less time.
         let mut restarts = if poll::patience() > 1 { 2 } else { 0 };
         let mut ended = None;
         let ready = poll::until("the readiness of kube-apiserver", READY_LIMIT, || {
@@ -293,7 +293,7 @@ impl ControlPlane {
     }
 
     fn is_ready(&self) -> bool {
-        // The API server writes its certificate early during startup.
+        // The client needs the certificate, which the API server writes early during its start.
         self.client().and_then(|client| client.text("/readyz")).is_ok_and(|text| text == "ok")
     }
 
@@ -325,18 +325,18 @@ impl Reach {
         let flags: &[&str] = match self {
             Self::Loopback => &[
                 "--bind-address=127.0.0.1",
-                // Startup validation requires this flag; the address is never used.
+                // The API server does not start without this flag; the address is never used.
                 "--advertise-address=192.0.2.1",
                 "--endpoint-reconciler-type=none",
                 "--authorization-mode=RBAC",
-                // Without controllers, the default service accounts do not exist.
+                // This plug-in would reject every Pod: without controllers, no default service account exists.
                 "--disable-admission-plugins=ServiceAccount",
             ],
             Self::Network(_) => &[
                 "--bind-address=0.0.0.0",
                 "--authorization-mode=Node,RBAC",
                 "--enable-admission-plugins=NodeRestriction",
-                // Node names are not resolvable.
+                // Names of Nodes cannot be resolved, so the API server connects to kubelets by address.
                 "--kubelet-preferred-address-types=InternalIP",
             ],
         };

@@ -34,8 +34,8 @@ use crate::{poll, tools};
 /// Packets sent between two checks for an interruption.
 const CHUNK: u32 = 50_000;
 
-/// Packets per call, and number of calls, that measure the cost of a call. A call with zero packets would not run the
-/// program.
+/// The number of packets per call when the cost of a call is measured; the next constant is the number of these calls.
+/// A call with zero packets would not run the program.
 const SMALLEST: u32 = 2;
 const SMALL_CALLS: usize = 9;
 
@@ -76,7 +76,7 @@ pub struct Flows {
     pub frame: [u8; FRAME_BYTES],
     /// The source addresses and ports.
     pub clients: Clients,
-    /// Where the packets enter the Node.
+    /// The place at which the packets enter the Node.
     pub entry: Entry,
     /// The number of mappings over which the packets are spread.
     pub mappings: u16,
@@ -134,7 +134,7 @@ struct Sent {
     cost_of_a_call: Duration,
 }
 
-/// Packets were lost.
+/// The error that packets were lost.
 #[derive(Clone, Copy, Debug)]
 pub struct Lost {
     arrived: u64,
@@ -276,7 +276,7 @@ impl Meter {
         Ok((arrived, sent))
     }
 
-    /// Sends packets from the calling thread. Its processor also does all of the Node's work on these packets.
+    /// Sends packets from the calling thread. The thread's processor also does all of the Node's work on these packets.
     pub fn send(&self, packets: u32) -> Result<()> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();

@@ -104,7 +104,7 @@ impl Node {
         self.flannel.iter().try_for_each(|daemon| flannel::connect_pods(daemon, self.number, &self.directory))
     }
 
-    /// `node-1`
+    /// The Node's name, such as `node-1`.
     pub fn name(&self) -> String {
         self.number.name()
     }
