@@ -18,7 +18,7 @@ pub(crate) struct Client {
     place: Place,
 }
 
-/// The location of a client, which decides which source address a Pod observes.
+/// Where a client is, which determines the source address that a Pod observes.
 enum Place {
     Outside,
     Node {
