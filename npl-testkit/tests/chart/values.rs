@@ -295,8 +295,7 @@ fn each_value_sets_its_field() {
     assert_each_sets_its_field(FIELDS, &[]);
 }
 
-/// Checks that each case sets its field if the chart is rendered with the values of `base` and those of the case, and
-/// that `base` alone does not set the field.
+/// Checks that the values of each case, with those of `base`, set the field, and that `base` alone does not.
 pub(crate) fn assert_each_sets_its_field(cases: &[Case], base: &[(&str, &str)]) {
     let mut batches: Vec<Vec<&Case>> = Vec::new();
     for case in cases {

@@ -13,8 +13,8 @@ use npl_testkit::topology::Options;
 
 use crate::world::{World, set_addresses};
 
-/// Another program on a hook: NPL's own program with maps that contain no mapping. It counts packets to `address`
-/// within `ports` as `no_mapping` and passes them.
+/// Another program on a hook: NPL's own program with maps that contain no mapping. This program counts packets to
+/// `address` within `ports` as `no_mapping` and passes them.
 pub(super) struct OtherProgram {
     pub(super) datapath: Datapath,
     _bpffs: BpfFs,

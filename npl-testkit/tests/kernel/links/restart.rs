@@ -149,7 +149,8 @@ fn device_that_is_no_longer_selected_is_detached() {
     world.assert_answers();
 }
 
-/// Filters are removed with their qdisc until the agent attaches them again; TCX links do not depend on the qdisc.
+/// If a qdisc is deleted, its filters are removed too, until the agent attaches them again. TCX links do not depend on
+/// the qdisc.
 #[test]
 fn programs_are_attached_again_after_their_qdisc_was_deleted() {
     let mut world = World::new(1);

@@ -33,7 +33,7 @@ fn keeps_checksum_of_frame(lab: &mut Lab, program: &'static str, frame: &[u8]) {
     ends_with(lab, NEXT, program, frame);
 }
 
-/// As [`keeps_checksum_of_frame`], for a program that ends with this action.
+/// Asserts the same as [`keeps_checksum_of_frame`], for a program that ends with this action.
 #[track_caller]
 fn ends_with(lab: &mut Lab, action: i32, program: &'static str, frame: &[u8]) {
     let fd = lab.program(program).fd().unwrap().as_fd().try_clone_to_owned().unwrap();

@@ -37,7 +37,8 @@ fn replies_of_an_accepted_direct_connection_are_not_translated() {
     });
 }
 
-/// The entry's age is unknown, so the new connection must not depend on it.
+/// The program does not know how old the handshake's entry is, so the result for the new connection must not depend on
+/// the age.
 #[test]
 fn direct_connection_after_an_aborted_handshake_is_no_conflict_and_not_translated() {
     with_mappings(|lab| {
@@ -68,7 +69,7 @@ fn direct_connection_after_a_client_reset_is_not_translated() {
     });
 }
 
-/// The test removes the earlier connection's entry, as the flow table evicts entries.
+/// The test removes the earlier connection's entry from the flow table, as if the entry had been evicted.
 #[test]
 fn entry_of_the_half_open_cache_alone_does_not_divert_a_direct_connection() {
     with_mappings(|lab| {

@@ -88,7 +88,8 @@ fn udp_flow_is_offloaded_once_it_is_established() {
     });
 }
 
-/// A packet that the kernel stack drops is not observed, and the flow is no longer redirected.
+/// If the kernel stack drops the packets of a flow, no packet is observed after the stack, and the flow is no longer
+/// redirected.
 #[test]
 fn offloaded_flow_returns_to_the_stack_periodically() {
     with_mappings(|lab| {

@@ -24,8 +24,9 @@ const FLOODED_PORT: u16 = NODE_PORT + 1;
 /// processor holds.
 const BETWEEN: u64 = 64;
 
-/// Identifications of the legitimate datagrams. They are chosen so that the flood overwrites no tracking record of
-/// them; of random identifications, the flood would overwrite the record of about one in some hundred.
+/// Identifications of the legitimate datagrams. The values are chosen so that the flood does not overwrite the tracking
+/// records of these datagrams. With random identifications, the flood would overwrite the records of about one in
+/// several hundred datagrams.
 const FIRST_ID: u32 = 0x6000;
 const DATAGRAMS: u32 = 16;
 

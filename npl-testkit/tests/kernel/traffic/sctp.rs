@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SCTP through a mapping: with the kernel's sockets where available, and everywhere with packets that the test
-//! builds. Their CRCs are verified by an implementation that shares no code with the programs.
+//! Tests SCTP through a mapping: with the kernel's sockets if the kernel has SCTP, and in any case with packets that
+//! the test builds. The CRCs are verified by an implementation that shares no code with the programs.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -53,7 +53,7 @@ fn exchange_messages(world: &World) {
     }
 }
 
-/// The test runs with CRC offload, with CRCs by the kernel, and with conntrack, which verifies them.
+/// This test runs with CRC offload, with CRCs that the kernel computes, and with kernel conntrack, which verifies CRCs.
 #[test]
 fn associations_reach_the_pod_with_the_clients_address() {
     let world = world();
@@ -392,7 +392,7 @@ fn fragmented_packet_has_a_correct_crc_on_both_sides() {
     exchange_fragments(&world);
 }
 
-/// The same fragmented packets, with `--forwarding redirect`.
+/// Tests the same fragmented packets with `--forwarding redirect`.
 #[test]
 fn fragmented_packet_has_a_correct_crc_with_redirect() {
     exchange_fragments(&mapped(redirected()));
