@@ -55,8 +55,8 @@ impl ApiClient {
         Self { agent: config.into(), base, token, netns: netns.cloned() }
     }
 
-    /// Returns a client for threads that already run in the API server's network namespace. Its requests need no extra
-    /// thread that enters the namespace.
+    /// Returns a client for threads that already run in the API server's network namespace. The requests of this client
+    /// need no extra thread that enters the namespace.
     #[must_use]
     pub fn from_inside(self) -> Self {
         Self { netns: None, ..self }

@@ -104,7 +104,7 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Finds a group that another process created. That process may have created it in fewer hierarchies.
+    /// Finds a group that another process created. That process may have created the group in fewer hierarchies.
     pub fn find(name: &str) -> Result<Self> {
         let mut hierarchies = Hierarchy::all()?;
         hierarchies.retain(|hierarchy| hierarchy.point.join(name).is_dir());

@@ -78,8 +78,8 @@ fn lock(path: &Path, name: &str) -> Result<File> {
     }
 }
 
-/// The FNV-1a hash of all parts, which is sufficient to distinguish versions. It includes the lengths, so that ("a",
-/// "b") differs from ("ab", "").
+/// The FNV-1a hash of all parts, which is sufficient to distinguish versions. The hash includes the lengths, so that
+/// ("a", "b") differs from ("ab", "").
 fn hash(parts: &[&[u8]]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.len().to_le_bytes().into_iter().chain(part.iter().copied()));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

@@ -143,8 +143,8 @@ fn llvm_in(folder: &Path, major: u32) -> Option<PathBuf> {
     found.into_iter().next()
 }
 
-/// A folder with a link to this compiler's libLLVM alone: bpf-linker loads the first libLLVM of any version that it
-/// finds in a folder of the search path, such as the one of an installed clang.
+/// Returns a folder that contains only a link to this compiler's libLLVM. In the folders of the search path, bpf-linker
+/// loads the first libLLVM of any version, which may be that of an installed clang.
 fn folder_of_llvm(libraries: &[PathBuf], major: u32, target_dir: &Path) -> Result<PathBuf> {
     let found = libraries.iter().find_map(|folder| llvm_in(folder, major));
     let library = found.with_context(|| format!("find libLLVM.so.{major} of the compiler"))?;
@@ -214,8 +214,8 @@ impl Toolchain {
         Ok(command)
     }
 
-    /// The compiler flags. They replace paths by short names, so that the same source is compiled to the same bytes in
-    /// every checkout.
+    /// The compiler flags. These flags replace paths by short names, so that the same source is compiled to the same
+    /// bytes in every checkout.
     fn flags(&self) -> Result<String> {
         let (Linker::OnPath(linker) | Linker::Cached(linker)) = &self.linker;
         let mut flags = vec![

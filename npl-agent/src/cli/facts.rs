@@ -32,7 +32,7 @@ use crate::{
 
 /// The kernel's BTF, which describes its types to the program loader.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
-/// The directory of kernel settings. Those below `net` belong to the network namespace of the reading process.
+/// The directory of kernel settings. The settings below `net` belong to the network namespace of the reading process.
 const SYSCTLS: &str = "/proc/sys";
 
 /// Reads all facts once.

@@ -178,7 +178,7 @@ pub struct RunArgs {
 
     /// Forward translated packets through the kernel stack, or faster by device-to-device redirect. "offload" redirects
     /// a connection after the stack has forwarded packets of both directions, and sends one packet of each direction
-    /// through the stack again every 256 jiffies (0.25 to 2.6 s); "offload" needs
+    /// through the stack again every 256 jiffies (0.25 to 2.6 s). "offload" needs
     /// `net.netfilter.nf_conntrack_tcp_be_liberal=1`. FORWARD rules, NetworkPolicy and `ip xfrm` policies do not apply
     /// to redirected packets; docs/datapath.md has the details.
     #[arg(long, env = "NPL_FORWARDING", value_name = "stack|redirect|offload", default_value = "stack")]
@@ -190,15 +190,15 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_IGNORE_NETWORK_POLICY")]
     pub ignore_network_policy: bool,
 
-    /// Translate requests at TC, or in the driver by XDP for less CPU time per packet: "auto" uses XDP with drivers
-    /// that are known to be safe, "xdp" on each driver that accepts a program. "xdp" corrupts packets with incomplete
+    /// Translate requests at TC, or in the driver by XDP for less CPU time per packet. "auto" uses XDP with drivers
+    /// that are known to be safe, "xdp" with each driver that accepts a program. "xdp" corrupts packets with incomplete
     /// checksums, which arrive on virtual devices such as veth. XDP takes effect only with --forwarding stack.
     #[arg(long, env = "NPL_ATTACH", value_name = "tc|auto|xdp", default_value = "tc")]
     pub attach: Attach,
 
-    /// Publish the Node's `InternalIP` or `ExternalIP`, with the other of the two as the fallback; or publish these
-    /// addresses, at most one of each IP family, or the Node's first address in one of these ranges. A published
-    /// address stays as long as the Node lists it, in any order.
+    /// Publish the Node's `InternalIP` or `ExternalIP`, or the other of the two if the Node has none. Alternatively,
+    /// publish these addresses, at most one of each IP family, or the Node's first address in one of these ranges. A
+    /// published address stays as long as the Node lists it, in any order.
     #[arg(
         long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]|CIDR[,CIDR]", default_value = "internal",
         value_parser = value::node_ip
@@ -223,24 +223,25 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_ANNOTATION_FORMAT", value_name = "VERSION", default_value = "v1.7")]
     pub annotation_format: AnnotationFormat,
 
-    /// If a Pod port is served by several protocols, allocate a node port for each protocol, as Antrea does
-    /// ("separate"); or publish one annotation entry with one node port for all protocols ("merged"), for load
-    /// balancers that ignore the protocol of an entry, such as AKO and F5 CIS.
+    /// Allocate a node port for each protocol of a Pod port, as Antrea does ("separate"), or one node port and one
+    /// annotation entry for all protocols of a Pod port ("merged"). Use "merged" for load balancers that ignore the
+    /// protocol of an entry, such as AKO and F5 CIS.
     #[arg(long, env = "NPL_PROTOCOL_PAIRING", value_name = "separate|merged", default_value = "separate")]
     pub protocol_pairing: ProtocolPairing,
 
-    /// Keep translating a mapping for this long after the annotation stops naming it, so that load balancers can drain
-    /// its connections: numbers with the units ms, s, m and h, for example 1m30s, at most a day.
+    /// Keep translating a mapping for this long after its annotation entry was removed, so that load balancers can
+    /// drain its connections. Give numbers with the units ms, s, m and h, for example 1m30s, at most a day.
     #[arg(long, env = "NPL_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
     pub drain: Duration,
 
     /// Keep a node port unused for this long after its mapping is removed, so that late packets do not reach another
-    /// Pod: numbers with the units ms, s, m and h, at most a day. Ports that still receive datagrams are reused last.
+    /// Pod. Give numbers with the units ms, s, m and h, at most a day. Ports that still receive datagrams are reused
+    /// last.
     #[arg(long, env = "NPL_QUARANTINE", value_name = "DURATION", default_value = "60s", value_parser = value::duration)]
     pub quarantine: Duration,
 
-    /// Compare the kernel's state with the desired state at this interval, and repair differences, in addition to
-    /// reacting to changes: numbers with the units ms, s, m and h, at least 1s.
+    /// Compare the kernel's state with the desired state at this interval, in addition to reacting to changes, and
+    /// repair differences. Give numbers with the units ms, s, m and h, at least 1s.
     #[arg(long, env = "NPL_RESYNC", value_name = "DURATION", default_value = "30s", value_parser = value::interval)]
     pub resync: Duration,
 
@@ -560,7 +561,7 @@ pub struct MappingsArgs {
     #[arg(long, short)]
     pub all: bool,
 
-    /// Print the table again every two seconds, with packets per second, until interrupted; with a value, at this
+    /// Print the table again every two seconds, with packets per second, until interrupted. A value sets another
     /// interval: numbers with the units ms, s, m and h, at least 1s.
     #[arg(
         long, value_name = "DURATION", num_args = 0..=1, require_equals = true,

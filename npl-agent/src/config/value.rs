@@ -114,8 +114,8 @@ pub(super) fn interval(text: &str) -> Result<Duration, ValueError> {
         .ok_or_else(|| ValueError::ShortInterval(text.to_owned()))
 }
 
-/// Parses whole numbers, each with its unit: `500ms`, `30s`, `1m30s`, `2h`. jiff's parser is not used, although jiff is
-/// a dependency, because it also accepts signs, fractions and words such as `ago`.
+/// Parses whole numbers, each with its unit: `500ms`, `30s`, `1m30s`, `2h`. The parser of the dependency jiff is not
+/// used, because it also accepts signs, fractions and words such as `ago`.
 ///
 /// # Errors
 ///

@@ -51,8 +51,8 @@ pub enum HttpError {
     },
 }
 
-/// The listening sockets. Both are bound before the agent starts, so that the agent exits immediately if an address is
-/// unusable.
+/// The listening sockets. Both sockets are bound before the agent starts, so that the agent exits immediately if an
+/// address is unusable.
 #[derive(Debug)]
 pub struct Servers {
     /// The socket of `--listen`, for probes and metrics.

@@ -11,8 +11,8 @@ use tower_test::mock::{self, SendResponse};
 
 use crate::metrics::{Counts, DatapathCounters, Metrics};
 
-/// The maximum time to wait for a request. It exceeds all delays of the agent, so that a test with a paused clock waits
-/// for retries.
+/// The maximum time to wait for a request. This time exceeds all delays of the agent, so that a test with a paused
+/// clock waits for retries.
 const LIMIT: Duration = Duration::from_mins(10);
 
 pub(super) struct MockServer(mock::Handle<Request<Body>, Response<Body>>);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Builds the client of the API server again from its files after a failed request, because the cluster's CA, the token
-//! and the client certificate may be replaced while the agent runs.
+//! After a failed request, builds the client of the API server again from the kubeconfig or service account files. The
+//! cluster's CA, the token and the client certificate may have been replaced since the agent started.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Retires every Node before an uninstallation: sets `NPL_RETIRE` on the agents' DaemonSet and waits until each Node
-//! runs a ready agent of the changed template, which is ready only when its Node is retired.
+//! Retires every Node before an uninstallation: sets `NPL_RETIRE` on the agents' DaemonSet, and waits until each Node
+//! runs a ready agent of the changed template. Such an agent is ready only when its Node is retired.
 
 use std::{path::PathBuf, time::Duration};
 

@@ -44,7 +44,8 @@ pub struct WatchedObjects {
     pub service_selector: Option<String>,
 }
 
-/// Starts the three watches. They run until the receiver of `changes` is dropped; an earlier end is a fatal error.
+/// Starts the three watches. The watches run until the receiver of `changes` is dropped; an earlier end is a fatal
+/// error.
 pub(super) fn spawn(
     client: &Client,
     objects: &WatchedObjects,

@@ -35,8 +35,8 @@ pub struct State {
     range: PortRange,
     /// How long the member of a withdrawn entry drains, in milliseconds.
     drain: u64,
-    /// The known Pods. They are boxed because a node of a `BTreeMap` allocates room for eleven values, and is half
-    /// empty on average.
+    /// The known Pods. The values are boxed, because each node of a `BTreeMap` allocates memory for eleven values, and
+    /// is half empty on average.
     pods: BTreeMap<PodKey, Box<Served>>,
     services: BTreeMap<ServiceKey, Service>,
     nodes: BTreeMap<Arc<str>, Node>,
@@ -377,7 +377,7 @@ fn is_same(known: &Pod, pod: &Pod) -> bool {
     known == *pod
 }
 
-/// The objects of a namespace. They are adjacent, because keys are ordered by namespace first.
+/// The objects of a namespace. These objects are adjacent in the map, because keys are ordered by namespace first.
 fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) -> impl Iterator<Item = &'a T> {
     let first = ObjectKey::new(namespace, "");
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)

@@ -53,7 +53,7 @@ use crate::core::snapshot::{Condition, Group, Member, PortKey, Snapshot, Version
 /// A resource type of xDS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// `Cluster`. It comes first, because a client requests endpoints only of clusters that it has received.
+    /// `Cluster`. This type comes first, because a client requests endpoints only of clusters that it has received.
     Cluster,
     /// `ClusterLoadAssignment`.
     Endpoints,

@@ -108,7 +108,7 @@ impl Cluster {
         self.client.merge_patch(&format!("/api/v1/nodes/{name}/status"), &json!({"status": status})).map(drop)
     }
 
-    /// Creates a Pod. It has no address until [`Self::set_pod_running`].
+    /// Creates a Pod, which has no address until [`Self::set_pod_running`].
     pub fn create_pod(&self, pod: &PodObject) -> Result<()> {
         self.client.create(&pods_path(&pod.namespace), &pod.to_json()).map(drop)
     }

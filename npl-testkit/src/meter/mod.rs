@@ -53,7 +53,7 @@ pub fn object() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A packet generator and a counter at the packets' destination. Both are detached when dropped.
+/// A packet generator and a counter at the packets' destination. Dropping this value detaches both programs.
 #[derive(Debug)]
 pub struct Meter {
     ebpf: Ebpf,

@@ -21,7 +21,7 @@ use crate::netns::Netns;
 use crate::process::Process;
 use crate::run::Run;
 
-/// A Node: namespaces, a container runtime, a kubelet. Its processes are ended in field order.
+/// A Node: namespaces, a container runtime, a kubelet. Dropping this value ends the Node's processes in field order.
 #[derive(Debug)]
 pub struct Node {
     number: NodeNumber,

@@ -56,13 +56,13 @@ const EXIT_LINE: &str = "npl-guest: exit code ";
 pub(crate) enum Threads {
     /// One thread emulates both processors in turn.
     One,
-    /// One thread per processor. A kernel that patches its own code then crashes occasionally: the emulator discards
-    /// the translated code before it writes the patch, and between these steps the other processor may translate the
+    /// One thread per processor. A kernel that patches its own code then crashes occasionally. The emulator discards
+    /// the translated code before it writes the patch. Between these steps, the other processor may translate the
     /// breakpoint that the patch replaces.
     Each,
 }
 
-/// An emulated machine. It has only cgroup v2.
+/// An emulated machine, which has only cgroup v2.
 #[derive(Debug)]
 pub(crate) struct Guest {
     /// The name of the guest and of its RAM disk.

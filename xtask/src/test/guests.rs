@@ -34,7 +34,8 @@ const SKIPPED_ON_NEWER_KERNELS: [&str; 6] =
 /// these texts in their names, so that both guests take about the same time.
 const FIRST_SHARE: [&str; 2] = ["differential::", "links::"];
 
-/// Tests that need a TUN device, for which guests have no device node. They do not depend on the kernel's version.
+/// Tests that need a TUN device, for which guests have no device node. These tests do not depend on the kernel's
+/// version.
 const NEED_A_TUN_DEVICE: [&str; 2] = ["--skip", "point_to_point::"];
 
 /// The addition to the name of a step whose guest only loads the kernel programs.
@@ -138,8 +139,8 @@ fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments
     (format!("tests: {}{scope} under kernel {kernel}, emulated", binary.name), guest)
 }
 
-/// The scopes and arguments of the guests that share the packet tests of a kernel: one guest for the tests with the
-/// text of `filter` in their names, or two for all tests.
+/// The scopes and arguments of the guests that share the packet tests of a kernel. With a `filter`, one guest runs the
+/// tests with this text in their names; otherwise, two guests share all tests.
 fn shares(filter: Option<&str>, is_newer: bool) -> Vec<(&'static str, Vec<&str>)> {
     // The tests run one at a time, because two emulated processors are only just fast enough for one test network.
     let one_by_one = || iter::once("--test-threads=1");

@@ -28,8 +28,8 @@ use crate::{
 /// How many times the command renews the filter's lease within the length of the lease.
 const EXTENSIONS: u32 = 3;
 
-/// Arms the filter, and prints or writes the records until the time or the number of records is reached, the operator
-/// interrupts the command, or the reader of the output goes away.
+/// Arms the filter, and prints or writes the records. The command ends when the time or the number of records is
+/// reached, when the operator interrupts the command, or when the reader of the output closes it.
 ///
 /// # Errors
 ///

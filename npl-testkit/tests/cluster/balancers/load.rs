@@ -46,7 +46,7 @@ impl fmt::Display for Seen {
     }
 }
 
-/// Running clients. They end after the request in progress when this value is dropped.
+/// Running clients. When this value is dropped, the clients end after the request in progress.
 pub(crate) struct Load {
     shared: Arc<Mutex<(Instant, Seen)>>,
     stops: Vec<mpsc::Sender<()>>,

@@ -29,8 +29,8 @@ pub(super) enum Exception {
     QuoteEndsAtChecksum,
     /// The kernel computes a quoted SCTP CRC from the quoted part; NPL updates the original CRC.
     QuotedCrc,
-    /// An authentication header, a source route with segments left, or too many extension headers: NPL passes the
-    /// packet to the host, because no receiver could use a translated packet of the first two kinds.
+    /// The packet has an authentication header, a source route with segments left, or too many extension headers. NPL
+    /// passes the packet to the host. No receiver could use a translated packet with one of the first two headers.
     Untranslatable,
     /// The fragments do not form a complete datagram, or overlap. The kernel forwards only complete datagrams without
     /// overlapping fragments; NPL forwards every fragment.

@@ -31,7 +31,7 @@ use self::traps::{Scene, TRAPS};
 use crate::sys::stay_on_this_processor;
 use crate::world::is_emulated;
 
-/// The seed of the random packets. It is fixed, so that every run sends the same packets.
+/// The seed of the random packets, which is fixed, so that every run sends the same packets.
 const SEED: u64 = 0x4e50_4c00;
 /// Number of packets after which both Nodes are recreated, because their flow tables are limited.
 const PACKETS_PER_NODE_PAIR: u64 = 100_000;

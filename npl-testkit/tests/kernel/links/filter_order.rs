@@ -114,8 +114,8 @@ fn filter_that_returns_to_the_head_after_each_move_is_reported() {
     world.assert_answers();
 }
 
-/// A CNI that deletes every filter of the egress hook, as Cilium without kube-proxy replacement does: the agent
-/// attaches NPL's filter again at its next survey of the devices, and open connections continue.
+/// A CNI may delete every filter of the egress hook, as Cilium does without kube-proxy replacement. The agent attaches
+/// NPL's filter again at its next survey of the devices, and open connections continue.
 #[test]
 fn filter_that_was_deleted_at_egress_is_attached_again() {
     let mut world = with_filters();

@@ -107,8 +107,8 @@ fn ask(mut stream: &TcpStream) -> Result<()> {
 
 /// The idle time of all processors together since boot.
 ///
-/// The kernel measures idle time exactly. It samples busy time only at each timer tick (at most 250 times per second),
-/// and does not count work that ends before the next tick.
+/// The kernel measures idle time exactly. The kernel samples busy time only at each timer tick (at most 250 times per
+/// second), and does not count work that ends before the next tick.
 #[derive(Clone, Copy)]
 struct Idle {
     time: Duration,
