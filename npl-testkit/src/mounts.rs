@@ -64,8 +64,8 @@ impl PrivateBpffs {
             unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).context("create a private mount namespace")?;
             mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
                 .context("make all mounts private")?;
-            // The new namespace has copies of all mounts. Copies of these mounts would keep pins and namespaces alive
-            // after their owner has unmounted the originals.
+            // The new namespace has copies of all mounts. Copies of BPF file systems and of namespaces would keep pins
+            // and namespaces alive after their owner has unmounted the originals.
             for other in all()?.into_iter().filter(|mount| ["bpf", "nsfs"].contains(&mount.kind.as_str())) {
                 umount2(&other.point, MntFlags::MNT_DETACH)
                     .with_context(|| format!("unmount {} in the private namespace", other.point.display()))?;

@@ -114,7 +114,7 @@ impl Parts {
     }
 }
 
-/// Passes the paths of the kernel objects that npl-testkit loads to one of its programs.
+/// Passes to a program of npl-testkit the paths of the kernel objects that npl-testkit loads.
 pub(crate) fn pass_objects_to(command: &mut Command) {
     command.env("NPL_TRAFFIC_OBJECT", paths::bpf_object().with_file_name("npl-traffic.bpf.o"));
     command.env("NPL_TRACE_OBJECT", paths::trace_object());

@@ -52,7 +52,8 @@ enum Command {
     BuildEbpf(build_ebpf::Options),
     /// Build the agent, with the kernel programs embedded, as one static binary: target/release/npl-agent.
     Build(build::Options),
-    /// Show Pods reached through node ports on one machine: namespaces as Node, Pods and client, a real API server.
+    /// Show on one machine how a client reaches Pods through node ports: network namespaces stand for Node, Pods and
+    /// client; the API server is real.
     Demo(demo::Options),
     /// Run a real Kubernetes of several Nodes on this machine: up, down, status, kubectl, exec.
     Cluster(cluster::Options),

@@ -401,7 +401,7 @@ pub struct StatusArgs {
     #[arg(long, env = "NPL_INTERVAL", value_name = "DURATION", default_value = "1s", value_parser = value::duration)]
     pub interval: Duration,
 
-    /// Wait until the Node is healthy, five minutes at most; with a value, at most this long. The exit code describes
+    /// Wait until the Node is healthy, at most five minutes. A value sets another maximum. The exit code describes
     /// the state at the end of the wait.
     #[arg(
         long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "5m",
@@ -520,7 +520,7 @@ pub struct BundleArgs {
     #[command(flatten)]
     pub node: NodeViewArgs,
 
-    /// Write the archive to this new file; `-` or unset: to standard output.
+    /// Write the archive to this new file. `-` or unset: to standard output.
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
 

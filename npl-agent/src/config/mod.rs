@@ -68,7 +68,7 @@ pub struct Config {
     pub runtime_dir: PathBuf,
     /// The address and port of the HTTP server for probes and metrics.
     pub listen: SocketAddr,
-    /// The address and port of the HTTP server for metrics alone.
+    /// The address and port of the HTTP server that serves only metrics.
     pub metrics_listen: Option<SocketAddr>,
 }
 

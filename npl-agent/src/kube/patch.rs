@@ -173,7 +173,7 @@ impl PodPatcher {
     /// Applies `write` to a Pod if it still has this uid. Repeating a write is harmless.
     ///
     /// Withdrawing needs two patches: the first empties the list, so that a client that ignores Pods without the
-    /// annotation notices the change, and the second removes the annotation (contract C-12).
+    /// annotation notices the change, and the second removes the annotation (row C-12 of docs/antrea-compatibility.md).
     ///
     /// # Errors
     ///

@@ -64,7 +64,7 @@ pub(super) fn body() -> String {
             alone exceed the limit, the agent does not start, and its error names a sufficient limit.\n"
 }
 
-/// Converts bytes to MiB, rounded up, so that a memory limit of this size is sufficient.
+/// Converts bytes to mebibytes, rounded up, so that a memory limit of this size is sufficient.
 const fn mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }

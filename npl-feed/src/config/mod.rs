@@ -141,7 +141,7 @@ fn zone(text: &str) -> Result<Name, ValueError> {
     if name.is_root() || name.num_labels() == 0 { Err(refused()) } else { Ok(name.to_lowercase()) }
 }
 
-/// Parses an address range, or one address as a range of its own.
+/// Parses an address range, or a single address as a range with one address.
 fn range(text: &str) -> Result<IpNet, ValueError> {
     let text = text.trim();
     let address = || text.parse().ok().map(|address: std::net::IpAddr| IpNet::from(address));

@@ -119,8 +119,8 @@ impl Zone {
         Name::from_labels(["ns"]).and_then(|server| server.append_domain(&self.name)).ok()
     }
 
-    /// The SOA record. The record's serial is derived from the snapshot's digest and does not increase steadily,
-    /// because no secondary server copies the zone.
+    /// The SOA record. The record's serial is derived from the snapshot's digest. The serial may decrease, because no
+    /// secondary server copies the zone.
     fn soa(&self, snapshot: &Snapshot, owner: Name) -> Section {
         let Some(server) = self.server() else { return Vec::new() };
         let Ok(contact) = Name::from_labels(["hostmaster"]).and_then(|name| name.append_domain(&self.name)) else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The members of a load balancer's pools, from a watch of the Pods.
+//! Reads the members of a load balancer's pools by a watch of the Pods.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -27,8 +27,8 @@ fn main() -> ExitCode {
 }
 
 fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
-    // Signal handling must be set up before any thread starts. Without it, the kernel ignores signals to PID 1 of a
-    // container.
+    // Signal handling must be set up before any thread starts. The kernel ignores a signal to PID 1 of a container
+    // unless PID 1 handles the signal.
     interrupt::watch()?;
     // The host name of a container is the name of its Pod.
     let mut name = env::var("HOSTNAME").unwrap_or_else(|_unset| "npl-echo".to_owned());

@@ -114,7 +114,7 @@ pub enum Entry {
 pub enum Clients {
     /// All packets belong to one flow.
     One,
-    /// One address after the other, each with this number of ports.
+    /// The packets come from one address after another; each address uses this number of ports.
     InTurn {
         /// Ports per address.
         ports: u32,
@@ -211,7 +211,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Attaches a program that redirects every packet to the Pod to the uplink, until the meter is dropped.
+    /// Attaches a program to the uplink, until the meter is dropped. The program redirects every packet to the Pod.
     pub fn attach_shortcut(&mut self) -> Result<()> {
         self.attach(PROG_SHORTCUT).map(drop)
     }

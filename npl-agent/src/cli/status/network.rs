@@ -85,8 +85,8 @@ impl NetworkView {
     }
 }
 
-/// The software that is recognized by the Node's devices and rules. If the rules cannot be read, only the devices
-/// count, and the error is returned too.
+/// The software that is recognized by the Node's devices and rules. If the rules cannot be read, the software is
+/// recognized only by devices, and the error is returned too.
 fn recognized(devices: &[Device], rules: io::Result<RuleNames>) -> (Vec<RecognizedNetwork>, Option<String>) {
     let (rules, refusal) = match rules {
         Ok(rules) => (rules, None),

@@ -65,7 +65,7 @@ pub async fn run(args: &TraceArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Hands the records to `output` until the command ends.
+/// Passes the records to `output` until the command ends.
 async fn follow(
     args: &TraceArgs,
     trace: &mut PacketTrace,

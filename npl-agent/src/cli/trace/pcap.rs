@@ -72,8 +72,8 @@ impl Capture {
         Ok(Self { writer, interfaces: BTreeMap::new() })
     }
 
-    /// Writes the packet before the program, and after the program if it was rewritten; `false` if the reader has gone
-    /// away.
+    /// Writes the packet before the program, and after the program if it was rewritten. Returns `false` if the reader
+    /// of the output has closed it.
     pub(super) fn add(&mut self, step: &Step, device: &str, time: Duration) -> anyhow::Result<bool> {
         let sides = [(Side::Before, &step.before), (Side::After, &step.after)];
         for (side, bytes) in sides.into_iter().take(if step.verdict.is_rewritten() { 2 } else { 1 }) {
@@ -86,7 +86,7 @@ impl Capture {
         Ok(true)
     }
 
-    /// Hands over all buffered packets; `false` if the reader has gone away.
+    /// Writes all buffered packets; returns `false` if the reader of the output has closed it.
     pub(super) fn flush(&mut self) -> anyhow::Result<bool> {
         match self.writer.get_mut().flush() {
             Ok(()) => Ok(true),

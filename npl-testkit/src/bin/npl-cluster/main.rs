@@ -65,7 +65,7 @@ enum Command {
         /// The address of the server.
         server: SocketAddr,
     },
-    /// Own a cluster until a signal arrives. `up` starts this command.
+    /// Start a cluster, and keep it running until a signal arrives. `up` starts this command.
     #[command(hide = true)]
     Supervise(UpArguments),
     /// Run as the first process of a Node.

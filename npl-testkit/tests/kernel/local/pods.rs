@@ -51,7 +51,8 @@ fn loopback_of_a_pod_is_not_translated() {
     }
 }
 
-/// Egress policies and meshes must see connections of Pods to the node address, and not to the Pod behind it.
+/// With `--local-clients host`, egress policies and service meshes see that a Pod connects to the node address, and not
+/// to the Pod behind the node port.
 #[test]
 fn pods_are_not_served_if_only_the_host_is() {
     let mut scene = Scene::new(2);

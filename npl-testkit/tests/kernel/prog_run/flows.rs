@@ -189,7 +189,8 @@ fn connection_that_the_pod_resets_at_once_leaves_no_flow() {
             let more = lab.ingress(&tcp(client(), node(), ACK, b""));
             assert_eq!(more.changes, first_request("61000/tcp", bare()), "a refused flow is no conflict");
         }
-        // A connection on which the Pod has sent data may be reset by one side and still carry packets of the other.
+        // If the Pod has sent data on a connection, one side may reset the connection while packets of the other side
+        // are still on the way.
         establish(lab);
         is_reply_translated(lab, ACK);
         is_reply_translated(lab, RST);

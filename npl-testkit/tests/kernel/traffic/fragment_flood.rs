@@ -77,8 +77,9 @@ impl Sender {
         let link = world.topology.client();
         let socket = traffic::udp_socket(world.client(), server, true).unwrap();
         let client = (client_ip, socket.local_addr().unwrap().port()).into();
-        // Establish the flow before the flood. Each first fragment of the flood opens a half-open flow, and of a client
-        // with a half-open flow, one in some hundred datagrams would lose its entry before the reply.
+        // Establish the flow before the flood. Each first fragment of the flood opens a half-open flow, whose entry may
+        // overwrite that of another half-open flow. A client whose flow is half-open would therefore lose the reply to
+        // one in several hundred datagrams.
         for question in ["hello", "hello again"] {
             assert_eq!(traffic::udp_ask(&socket, question).unwrap().pod, "web-0");
         }

@@ -83,7 +83,7 @@ fn associations_survive_a_smaller_mtu_than_the_senders_expect() {
     for device in [&world.pod().device, &world.pod().host_device] {
         device.set_mtu(1300).unwrap();
     }
-    // A short retransmission timeout (in milliseconds), because a sender that learns the smaller MTU while it sends
+    // The retransmission timeout (in milliseconds) is short: a sender that learns the smaller MTU while it sends
     // retransmits only when the timer expires.
     for netns in [world.client(), &world.pod().netns] {
         for setting in ["rto_initial", "rto_min"] {
@@ -165,8 +165,8 @@ fn chunk_kind(packet: &Packet) -> u8 {
     sctp.chunks[0]
 }
 
-/// Sends a fragmented request and reply in every order: with one chunk, which the fragmentation cuts, and with many
-/// chunks, between which it may cut.
+/// Sends a fragmented request and reply, with the fragments in every order. A packet has either one chunk, which
+/// continues in the next fragment, or many chunks, so that a fragment may end between two of them.
 #[track_caller]
 fn exchange_fragments(world: &World) {
     // Early fragments are saved per processor.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TCP with real sockets through a Node: compares a mapping with the Pod's own address, in alternating turns on one
-//! Node.
+//! Measures TCP with real sockets through a Node. A mapping is compared with the Pod's own address, in alternating
+//! turns on one Node.
 
 mod conversation;
 mod figures;
