@@ -65,8 +65,9 @@ fn set_priority() -> io::Result<()> {
 /// Measures the time during which the calling thread runs.
 ///
 /// The stopwatch excludes the time in which the thread was runnable while another process ran. The kernel reserves 5 %
-/// of each second for processes without real-time priority, and this time would distort only long samples. The
-/// stopwatch includes the softirq work for the thread's packets, which some kernels exclude from the thread's CPU time.
+/// of each second for processes without real-time priority. Without the exclusion, this time would distort long samples
+/// only. The stopwatch includes the softirq work for the thread's packets, which some kernels exclude from the thread's
+/// CPU time.
 #[derive(Debug)]
 pub struct Stopwatch {
     start: Instant,

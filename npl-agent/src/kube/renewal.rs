@@ -26,7 +26,7 @@ struct Renewal<R> {
 
 struct Current {
     client: Client,
-    /// When the files were last read.
+    /// When the kubeconfig or service account files were last read.
     read_at: Instant,
     /// Whether a request has failed since `read_at` with an error that new files may resolve.
     is_doubtful: bool,

@@ -16,7 +16,7 @@ use http::{HeaderValue, Request, Response, StatusCode, header::AUTHORIZATION};
 use kube::{client::AuthError, config::AuthInfo};
 use tokio::time::Instant;
 
-/// Time after which the file is read again, as in client-go.
+/// Time after which the file is read again; the library client-go uses the same time.
 const MAX_AGE: Duration = Duration::from_mins(1);
 
 /// A file with a token. Clones share the cached token.

@@ -133,7 +133,7 @@ fn bind(kind: Type, protocol: Protocol, port: u16) -> io::Result<Socket> {
     if domain == Domain::IPV6 {
         socket.set_only_v6(false)?;
     }
-    // Connections of a server that has just stopped may be in TIME_WAIT.
+    // The port may be in use by connections in TIME_WAIT of a server that has just stopped.
     socket.set_reuse_address(kind == Type::STREAM)?;
     socket.set_read_timeout(Some(LOOK))?;
     bind_once_free(&socket, address)?;

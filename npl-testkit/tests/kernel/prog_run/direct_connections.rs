@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One client reaches a Pod through a mapping and directly from the same client port: both connections have the same
-//! flow tuple, and replies belong to the newer one.
+//! Tests a client that reaches a Pod through a mapping and directly from the same client port. Both connections have
+//! the same flow tuple. Replies belong to the connection that the Pod has accepted last.
 
 use npl_common::reason::Reason;
 use npl_common::{conntrack::Phase, half_open};
@@ -90,7 +90,7 @@ fn entry_of_the_flow_table_alone_does_not_divert_a_direct_connection() {
     });
 }
 
-/// The client's ACK may be lost between the Node and the Pod: the Pod retransmits its SYN-ACK.
+/// If the client's ACK is lost between the Node and the Pod, the Pod retransmits its SYN-ACK.
 #[test]
 fn retransmitted_syn_ack_comes_from_the_node_port() {
     with_mappings(|lab| {

@@ -28,7 +28,7 @@ fn kinds() -> [(u8, u8); 6] {
     }
 }
 
-/// The error that reports the path MTU.
+/// Type and code of the ICMP error that reports the path MTU.
 pub(crate) fn too_large() -> (u8, u8) {
     kinds()[2]
 }

@@ -23,7 +23,7 @@ use super::sctp_flows;
 use crate::counters::{establishing_request, first_request, reason, request};
 use crate::lab::{FlowId, Lab, hash};
 
-/// Sends a packet of the Node from a node port, which leaves unchanged.
+/// Sends a packet of the Node from a node port, and asserts that the packet leaves unchanged.
 #[track_caller]
 fn leaves(lab: &mut Lab, packet: &Packet) {
     lab.egress(packet).is(packet, vec![]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sweeper removes timed-out flows from the flow table, and keeps all other flows.
+//! Tests that the sweeper removes timed-out flows from the flow table, and keeps all other flows.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -19,7 +19,7 @@ const PORT: u16 = 9000;
 const NODE_PORT: u16 = 61_050;
 const LIMIT: Duration = Duration::from_secs(30);
 const RESYNC: Duration = Duration::from_millis(200);
-/// Time in which no packet must arrive.
+/// The time for which a test waits to show that no packet arrives.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// A Node that masquerades its Pods, and a mapping of a port on which no server listens yet.

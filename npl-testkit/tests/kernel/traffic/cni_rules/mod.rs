@@ -50,7 +50,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// Interval in which the guard checks its table.
 const RESYNC: Duration = Duration::from_millis(200);
 
-/// Time in which no packet must arrive.
+/// The time for which a test waits to show that no packet arrives.
 const SILENCE: Duration = Duration::from_millis(500);
 
 /// A NAT address, with the Pod and the client's source address that are expected.
