@@ -38,8 +38,8 @@ pub struct Cli {
 }
 
 const STATUS_EXAMPLES: &str = "Examples:
-  npl-agent status                     one screen; the exit code is the verdict
-  npl-agent status --wait=2m           until the Node is healthy, two minutes at most
+  npl-agent status                     one screen; the exit code states whether the Node is healthy
+  npl-agent status --wait=2m           wait until the Node is healthy, at most two minutes
   npl-agent status --interval 10s      with rates over ten seconds
   npl-agent status --output json | jq .signs";
 
@@ -50,7 +50,7 @@ const WHY_EXAMPLES: &str = "Examples:
 
 const FLOWS_EXAMPLES: &str = "Examples:
   npl-agent flows -n shop --pod web-0              the flows of one Pod
-  npl-agent flows --client 198.51.100.0/24         those of these clients
+  npl-agent flows --client 198.51.100.0/24         the flows of these clients
   npl-agent flows --output json | jq -r .client    one JSON object per line";
 
 const TRACE_EXAMPLES: &str = "Examples:
@@ -64,14 +64,14 @@ const TOP_EXAMPLES: &str = "Examples:
 
 const BUNDLE_EXAMPLES: &str = "Examples:
   npl-agent bundle > npl-bundle.tar.gz             an archive of this Node
-  npl-agent bundle --flows --file npl.tar.gz       with the clients of all flows
+  npl-agent bundle --flows --file npl.tar.gz       with all flows and their clients
   npl-agent bundle --output json | jq .[\"status.json\"].signs";
 
 const MAPPINGS_EXAMPLES: &str = "Examples:
   npl-agent mappings                              all mappings of this Node
-  npl-agent mappings -n shop --service web        those that the Service shop/web requests
-  npl-agent mappings --state draining,quarantined node ports on their way out
-  npl-agent mappings --watch                      with packets per second, every two seconds";
+  npl-agent mappings -n shop --service web        mappings that the Service shop/web requests
+  npl-agent mappings --state draining,quarantined node ports that are draining or in quarantine
+  npl-agent mappings --watch                      every two seconds, with packets per second";
 
 /// The subcommands.
 #[derive(Debug, Clone, Subcommand)]
