@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The external programs that this crate runs. Images for emulated test machines contain exactly these.
+//! The external programs that this crate runs. Images for emulated test machines contain exactly these programs.
 
 use std::ffi::OsStr;
 use std::io::Write;

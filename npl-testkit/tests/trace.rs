@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The trace build: its programs load, and log verdicts with level, reason and flow tuple. Needs root, and the object
-//! of `cargo xtask build-ebpf --features trace`.
+//! Tests the trace build: its programs load, and log verdicts with level, reason and flow tuple. Needs root, and the
+//! object of `cargo xtask build-ebpf --features trace`.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test ends at what it did not expect")]
 

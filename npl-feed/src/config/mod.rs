@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The command line.
+//! The command line of `npl-feed`.
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 

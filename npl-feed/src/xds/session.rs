@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The code that both variants of the protocol share.
+//! The code that both variants of xDS, state of the world and delta, share.
 
 use crate::core::snapshot::Snapshot;
 

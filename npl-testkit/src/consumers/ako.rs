@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The AVI Kubernetes Operator (AKO).
+//! A model of the AVI Kubernetes Operator (AKO): the pool members that AKO reads from an annotation.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real etcd and kube-apiserver for one run.
+//! Starts and stops a real etcd and kube-apiserver for one run of a test.
 
 mod credentials;
 mod rotation;

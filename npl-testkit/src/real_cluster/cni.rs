@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connects Pods to the network.
+//! Configures the CNI plug-in that connects the Pods of a Node to the network.
 
 use std::fmt;
 use std::fs;

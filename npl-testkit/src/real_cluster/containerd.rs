@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node's container runtime.
+//! Configures and starts containerd, the container runtime of a Node.
 
 use std::fs;
 use std::os::unix::net::UnixStream;

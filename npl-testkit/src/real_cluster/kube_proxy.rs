@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node's kube-proxy.
+//! Starts the kube-proxy of a Node.
 
 use std::fmt;
 use std::fs;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node's kubelet.
+//! Configures and starts the kubelet of a Node.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The addresses of a topology: documentation ranges outside the Node, a private range for Pods.
+//! The addresses of a topology. Clients and Node have addresses of ranges for documentation, and Pods addresses of a
+//! private range.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

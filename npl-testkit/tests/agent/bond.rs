@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node whose uplink is a bond of two devices, with failovers while the agent runs.
+//! Tests a Node whose uplink is a bond of two devices, with failovers while the agent runs.
 //!
 //! ```text
 //!   client ── sw0 ─┬─ eth0 ═══ eth0 ─┬─ up0 ── node

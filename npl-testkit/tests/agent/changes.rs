@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Devices and addresses of both families that are added, removed, moved and renamed while an agent runs.
+//! Adds, removes, moves and renames devices and addresses of both families while an agent runs, and tests which
+//! requests are served.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The wall clock of the Node and the API server jumps forward and backward. This test requires a separate machine,
-//! which `cargo xtask test` emulates.
+//! Tests an agent while the wall clock of the Node and the API server jumps forward and backward. This test requires a
+//! separate machine, which `cargo xtask test` emulates.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Devices and addresses that change while the agent runs.
+//! Tests changes of devices and addresses while the agent runs, and devices to which programs cannot be attached.
 
 use std::net::SocketAddr;
 

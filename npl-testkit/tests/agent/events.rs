@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Problems that the agent reports as Events on the affected object.
+//! Tests that the agent reports each problem as an Event on the affected Pod or Service.
 
 use std::net::TcpListener;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Faults between the agent and the API server. After each fault, the agent reaches the desired state with the minimum
-//! number of writes; unaffected Pods are served without interruption.
+//! Tests faults of the API server and of the connection to it. After each fault, the agent reaches the desired state
+//! with the minimum number of writes; unaffected Pods are served without interruption.
 
 use std::net::IpAddr;
 use std::thread;

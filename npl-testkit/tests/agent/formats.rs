@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every annotation format, with the default annotation domain and with another one.
+//! Tests every annotation format, with the default annotation domain and with another one.
 
 use npl_testkit::cluster::{Entry, MAPPING_ANNOTATION};
 use npl_testkit::echo::Protocol;

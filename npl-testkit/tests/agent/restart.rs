@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent can be killed at any time: the datapath continues to translate, and the next agent changes no kernel
-//! state.
+//! Tests that the agent can be killed at any time: the datapath continues to translate, and the next agent changes no
+//! kernel state.
 
 use std::collections::BTreeMap;
 use std::fs;

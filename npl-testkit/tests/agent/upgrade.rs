@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Upgrades from an agent of another ABI version and back, under load. The other agent's binary is given by
-//! `NPL_FORMER_AGENT`, because building it takes minutes: `cargo xtask test --former-agent FILE` runs these tests.
+//! Tests upgrades from an agent of another ABI version, and rollbacks to that version, under load. The other agent's
+//! binary is given by `NPL_FORMER_AGENT`, because building it takes minutes: `cargo xtask test --former-agent FILE`
+//! runs these tests.
 
 use std::env;
 use std::path::PathBuf;

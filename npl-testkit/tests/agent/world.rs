@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A test environment: one Node with Pods and a client, a real control plane, and the agent with its own privileges.
+//! A test environment: one Node with Pods and a client, a real control plane, and the agent with the privileges of
+//! `deploy/npl.yaml`.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! All kinds of clients of a Pod.
+//! All kinds of clients that can connect to a Pod: outside of the cluster, on Nodes, and in Pods.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Debian's kernels for emulated machines: the signed packages are unpacked into the cache and never installed.
+//! Downloads Debian's kernels for emulated machines. The signed packages are unpacked into the cache and never
+//! installed.
 
 use std::fmt;
 use std::fs;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The repository's text files.
+//! Reads the repository's text files.
 
 use std::collections::BTreeMap;
 use std::fs;

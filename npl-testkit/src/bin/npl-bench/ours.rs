@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! NPL on a Node of a test network.
+//! Loads and attaches NPL on a Node of a test network.
 
 use std::collections::BTreeMap;
 use std::path::Path;

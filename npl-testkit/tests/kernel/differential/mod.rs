@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Differential test: the same packets are sent through NPL and through the kernel's NAT, and clients and Pods must
+//! The differential test. The same packets are sent through NPL and through the kernel's NAT, and clients and Pods must
 //! receive the same bytes. Allowed differences are listed with their reasons in [`exception::Exception`] and
 //! `docs/datapath.md`.
 //!

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Other programs on the same hooks process every packet, before or after NPL's programs.
+//! Tests that other programs on the same hooks process every packet, before or after NPL's programs.
 
 use std::net::Ipv4Addr;
 

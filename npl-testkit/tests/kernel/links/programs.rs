@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pinned programs: the next agent adopts programs that are identical to its own, and no others.
+//! Tests pinned programs: the next agent adopts programs that are identical to its own, and no others.
 
 use std::collections::BTreeMap;
 use std::fs;

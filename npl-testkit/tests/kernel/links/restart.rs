@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets are translated without interruption while agents stop, start and devices change.
+//! Tests that packets are translated without interruption while agents stop and start, and while devices change.
 
 use std::io::ErrorKind;
 use std::process::Command;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The XDP program in the uplink's driver: real traffic, and the life cycle of its link.
+//! Tests the XDP program in the uplink's driver, with real traffic, and the life cycle of the program's link.
 //!
 //! The devices are veth pairs, whose packets may have partial checksums. On such devices, the agent attaches XDP only
 //! with `--attach xdp`, and these tests disable the clients' checksum offload.

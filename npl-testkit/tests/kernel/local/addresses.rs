@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Addresses by which clients on the Node reach Pods, and those by which they do not.
+//! Tests through which addresses clients on the Node reach Pods, and through which they do not.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

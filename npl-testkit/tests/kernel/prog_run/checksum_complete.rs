@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets with a checksum from the device (`CHECKSUM_COMPLETE`): the checksum must match the packet after every
+//! Tests packets with a checksum from the device (`CHECKSUM_COMPLETE`). The checksum must match the packet after every
 //! rewrite.
 
 use std::os::fd::AsFd as _;

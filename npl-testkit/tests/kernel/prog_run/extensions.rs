@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! IPv6 packets with extension headers between the IPv6 header and the ports.
+//! Tests IPv6 packets with extension headers between the IPv6 header and the transport header.
 
 use npl_agent::core::model::Family;
 use npl_testkit::packet::Packet;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connection tracking, step by step: half-open, established, evicted and replaced entries.
+//! Tests connection tracking packet by packet: half-open, established, evicted and replaced entries.
 
 use std::net::SocketAddr;
 

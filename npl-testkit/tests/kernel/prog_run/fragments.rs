@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fragmented datagrams, in which only the first fragment has ports.
+//! Tests fragmented datagrams, in which only the first fragment has ports.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The programs of devices without a link-layer header.
+//! Tests the programs for devices without a link-layer header.
 //!
 //! The kernel's test run supports Ethernet frames only: it reads the ethertype at offset 12 and passes all bytes to the
 //! program. An IP header has its source address at that offset, so the packets come from 8.0.0.0/16 and from IPv6

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests and replies between random endpoints with random payloads. Each reply comes from the address to which the
-//! request was sent.
+//! Tests requests and replies between random endpoints with random payloads. Each reply comes from the address to which
+//! the request was sent.
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! BIG TCP: packets that exceed the 16-bit length field of IP, as the kernel passes them between virtual devices.
+//! Tests BIG TCP: packets between virtual devices whose length exceeds the 16-bit length field of IP.
 
 use std::io;
 use std::time::Duration;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Large transfers with and without the devices' segmentation, merging and checksum offloads.
+//! Tests large transfers with and without the devices' segmentation, merging and checksum offloads.
 
 use std::net::UdpSocket;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A flood of fragments of incomplete datagrams, and its effect on other clients.
+//! Tests a flood of fragments of incomplete datagrams, and the effect of the flood on other clients.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};

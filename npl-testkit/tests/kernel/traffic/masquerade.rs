@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connections of Pods that the Node masquerades behind a port that is also a mapped node port. Their replies are
-//! passed to the host.
+//! Tests connections of Pods to which the Node's masquerading gives a source port that is also a mapped node port.
+//! Their replies are passed to the host.
 
 use std::io::{self, ErrorKind};
 use std::iter;

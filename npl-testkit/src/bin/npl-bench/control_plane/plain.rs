@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The API server's own speed, without the agent: a client sends the patches that an agent would send, and does no
-//! other work.
+//! Measures the API server's own speed, without the agent: a client sends the patches that an agent would send, and
+//! does no other work.
 
 use std::time::Instant;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The recovery of an agent with a thousand mappings, after a kill and after the removal of its mappings from the
-//! kernel.
+//! Measures how fast an agent with a thousand mappings recovers after a kill, and after the removal of its mappings
+//! from the kernel.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CPU time and memory of a process, as counted by the kernel.
+//! Reads the CPU time and memory of a process, as the kernel counts them.
 
 use std::fs;
 use std::time::Duration;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The load of the API server during a piece of work, from its own metrics.
+//! Measures the load of the API server while a function runs, from the API server's own metrics.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
