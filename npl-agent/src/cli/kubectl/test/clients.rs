@@ -27,7 +27,7 @@ fn place(path: &Path) -> Place {
     Some(if path.client == Client::Itself { echo_pod(index) } else { client_pod(index) })
 }
 
-/// The observations of all paths, in their order. All places send at the same time.
+/// The observations of all paths, in their order. All clients send at the same time.
 pub(super) fn observe(kubectl: Kubectl<'_>, scene: &Scene<'_>, paths: &[Path]) -> Vec<Observation> {
     let mut places: BTreeMap<Place, Vec<(usize, Probe)>> = BTreeMap::new();
     for (index, path) in paths.iter().enumerate() {
