@@ -121,7 +121,7 @@ impl Suite<'_> {
     }
 }
 
-/// Runs a guest. The tests of a guest are selected by name, so a guest that runs no test is an error.
+/// Runs a guest. Its tests are selected by name, so that a guest without tests is a mistake.
 fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
     let is_success = guest.run(GUEST_DEADLINE, |line| {
         counts.read(line);

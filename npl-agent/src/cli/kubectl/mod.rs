@@ -86,8 +86,8 @@ impl Kubectl<'_> {
         Ok((code, String::from_utf8_lossy(&output.stdout).into_owned()))
     }
 
-    /// Creates an object. A Ctrl-C on the terminal does not interrupt this `kubectl`, so that after the call the object
-    /// either exists or was rejected.
+    /// Creates an object. A Ctrl-C of the terminal does not reach this kubectl, so that each object either exists or was
+    /// refused.
     fn create(self, object: &Value) -> anyhow::Result<()> {
         let mut command = self.command(&["create", "--filename", "-"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);

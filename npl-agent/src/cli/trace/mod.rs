@@ -45,7 +45,7 @@ pub async fn run(args: &TraceArgs) -> anyhow::Result<()> {
     let mut shown = Shown { selection: &selection, limit: args.count.unwrap_or(u64::MAX), records: 0 };
     follow(args, &mut trace, &mut output, &mut shown).await?;
     trace.disarm();
-    // The ring buffer may still contain records that the programs wrote before the filter was off.
+    // What the programs wrote before the filter was off.
     while shown.take_batch(&mut trace, &mut output)? == Batch::Full {}
     output.flush()?;
     let (shown, left_out) = (shown.records, trace.left_out()?);
@@ -65,7 +65,7 @@ pub async fn run(args: &TraceArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Passes the records to `output` until the command ends.
+/// Hands the records to `output` until the command ends.
 async fn follow(
     args: &TraceArgs,
     trace: &mut PacketTrace,
@@ -115,7 +115,7 @@ enum Batch {
     Last,
     /// The ring buffer may have more records.
     Full,
-    /// The requested number of records is reached, or the reader of the output has closed it.
+    /// The wanted number of records is reached, or the reader of the output has gone away.
     Enough,
 }
 

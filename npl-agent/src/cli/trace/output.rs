@@ -63,7 +63,7 @@ impl Output {
         Ok(Self { kind, boot: now.saturating_sub(kernel_clock()), names: BTreeMap::new() })
     }
 
-    /// Prints or writes a record; returns `false` if the reader of the output has closed it.
+    /// Prints or writes a record; `false` if the reader of the output has gone away.
     pub(super) fn add(&mut self, step: &Step, before: &Packet, after: Option<&Packet>) -> anyhow::Result<bool> {
         let device = self.names.entry(step.ifindex).or_insert_with(|| name_of(step.ifindex));
         let time = self.boot + Duration::from_nanos(step.nanoseconds);
@@ -80,7 +80,7 @@ impl Output {
         }
     }
 
-    /// Writes all buffered output; returns `false` if the reader of the output has closed it.
+    /// Hands over all buffered output; `false` if its reader has gone away.
     pub(super) fn flush(&mut self) -> anyhow::Result<bool> {
         if let Kind::Capture(capture) = &mut self.kind { capture.flush() } else { Ok(true) }
     }

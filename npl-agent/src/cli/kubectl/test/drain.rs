@@ -46,7 +46,7 @@ impl OpenConnection {
         Ok(Self { kubectl, input, output: BufReader::new(output) })
     }
 
-    /// Waits for the next observation. The client's own time limits bound the wait.
+    /// The next observation, which the client's own time limits bound.
     fn read(&mut self) -> anyhow::Result<Observation> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;

@@ -46,7 +46,7 @@ impl Interrupt {
         Ok(Self(has_arrived))
     }
 
-    /// Returns an error if a signal has arrived.
+    /// An error once a signal has arrived.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         ensure!(!self.0.load(Ordering::Relaxed), "interrupted");
         Ok(())

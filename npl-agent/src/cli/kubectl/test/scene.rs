@@ -85,8 +85,7 @@ impl<'a> Scene<'a> {
         let suffix: String = std::iter::repeat_with(fastrand::lowercase).take(5).collect();
         let scene = Self { kubectl, namespace: format!("npl-test-{suffix}"), sites };
         kubectl.create(&scene.namespace_object())?;
-        // The Pods use this service account, because Kubernetes creates the service account `default` some time after
-        // the Namespace.
+        // The Pods' own service account exists before them; the controller creates `default` later.
         let account = scene.object("ServiceAccount", "v1", SERVICE, &BTreeMap::new());
         let mut objects = vec![account, scene.service()];
         for (index, site) in sites.iter().enumerate() {
@@ -134,7 +133,7 @@ impl<'a> Scene<'a> {
         service
     }
 
-    /// Builds a Pod that satisfies the Pod Security level "restricted".
+    /// A Pod that Pod Security Admission admits on the level "restricted".
     fn pod(&self, name: &str, role: &str, site: &Site, image: &str) -> Value {
         let labels = [(ROLE.to_owned(), role.to_owned())].into();
         let mut pod = self.object("Pod", "v1", name, &labels);
