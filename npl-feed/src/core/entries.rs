@@ -112,7 +112,8 @@ fn refusal(pod: &Pod, node: Option<&Node>, range: PortRange, entry: &Entry) -> O
     (!is_host_port && !range.contains(entry.node_port)).then_some(LeftOut::PortOutOfRange)
 }
 
-/// A Pod's claim to a target. The lowest claim wins: first the annotation that an agent wrote last, then the older Pod.
+/// A Pod's claim to a target. The lowest claim wins. A Pod whose annotation was last written by an agent precedes all
+/// others; otherwise, the older Pod precedes the newer one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
     is_foreign: bool,

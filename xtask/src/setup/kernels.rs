@@ -44,7 +44,7 @@ const DEVICES: [&str; 11] =
 pub(crate) struct KernelName(pub(crate) Option<Kernel>);
 
 /// Kernels that run all packet tests in an emulator. The oldest one attaches programs as filters instead of TCX links.
-/// The host's own kernel runs all packet tests too, without the emulator, which is ten to thirty times slower.
+/// The host's own kernel also runs all packet tests, without the emulator. The emulator is ten to thirty times slower.
 pub(crate) const DEFAULT_KERNELS: &str = "5.10";
 /// Kernels on which tests only load the programs. The verifiers of these kernels check speculative execution in
 /// different ways.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests connections of Pods to which the Node's masquerading gives a source port that is also a mapped node port.
-//! Their replies are passed to the host.
+//! NPL passes the replies of these connections to the host.
 
 use std::io::{self, ErrorKind};
 use std::iter;
