@@ -58,7 +58,7 @@ impl Exception {
         }
     }
 
-    /// Whether the results may differ or be equal. With all other exceptions, the results must differ.
+    /// Whether the results may also be equal. With all other exceptions, the results must differ.
     pub(super) const fn is_possible_only(self) -> bool {
         matches!(self, Self::Broken | Self::NotRouted)
     }
