@@ -52,14 +52,14 @@ pub enum AccessError {
     ClientCa(String),
 }
 
-/// The digest of a bearer token. Comparing digests takes a time that reveals nothing about the token.
+/// The digest of a bearer token. The time to compare digests reveals nothing about the token.
 #[derive(Debug, Clone)]
 pub struct Token(Arc<Mutex<Followed>>);
 
 #[derive(Debug)]
 struct Followed {
     digest: Version,
-    /// The token file and the time of its next reading; `None` for a fixed token.
+    /// The token file, the interval and the time of its next reading; `None` for a fixed token.
     file: Option<(PathBuf, Duration, Instant)>,
 }
 

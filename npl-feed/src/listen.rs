@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Accepts connections to the HTTP and xDS interfaces. Applies the allow list and the connection limit, and speaks TLS,
-//! HTTP/1.1 and HTTP/2.
+//! Accepts connections to the HTTP and xDS interfaces, by TLS, HTTP/1.1 and HTTP/2. The allow list and the connection
+//! limit are applied to each connection.
 
 use std::{
     io,
@@ -43,7 +43,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The current TLS configuration; `None` without TLS.
 pub type Tls = Option<watch::Receiver<Arc<ServerConfig>>>;
 
-/// Binds a socket. On a machine without IPv6, all addresses are `0.0.0.0` instead of `[::]`, which is the default of the
+/// Binds a socket. On a machine without IPv6, the socket is bound to `0.0.0.0` in place of `[::]`, the default of the
 /// command line. `logged` limits the log to one line for all interfaces.
 ///
 /// # Errors

@@ -141,7 +141,7 @@ async fn xds_with(
     }
     let (address, _status, task) = listening(router, &[]).await;
     let channel = Channel::from_shared(format!("http://{address}")).unwrap();
-    // The default window holds dozens of responses.
+    // With the default window size, the client would buffer dozens of responses.
     let channel = channel.initial_stream_window_size(64 * 1024).connect().await.unwrap();
     (AggregatedDiscoveryServiceClient::new(channel), publisher, task)
 }

@@ -19,8 +19,8 @@ use npl_feed::{config::Config, run};
 /// The exit code for usage errors, which is that of clap.
 const USAGE: u8 = 2;
 
-/// Default log filter. hickory would log each query at `info`; kube would log every failed request, which the watches
-/// already log once.
+/// Default log filter. The library hickory would log each query at `info`. The library kube would log every failed
+/// request, which the watches already log once.
 const FILTER: &str = "warn,npl_feed=info,npl_agent=info,kube_client=off,hickory_server=error";
 
 fn report(error: &anyhow::Error) {

@@ -22,9 +22,9 @@ use crate::netns::Netns;
 use crate::process::Process;
 use crate::{http, poll, tools};
 
-/// `CAP_NET_ADMIN` of `linux/capability.h`.
+/// The number of `CAP_NET_ADMIN` in `linux/capability.h`.
 const CAP_NET_ADMIN: i32 = 12;
-/// `CAP_BPF` of `linux/capability.h`.
+/// The number of `CAP_BPF` in `linux/capability.h`.
 const CAP_BPF: i32 = 39;
 
 /// Time limit of the start, which takes less than a second on an idle machine.
@@ -62,7 +62,7 @@ pub struct ServiceAccount {
     pub server: SocketAddr,
 }
 
-/// A running agent. It is killed when dropped; its kernel state stays in place.
+/// A running agent. Dropping this value kills the agent; its maps and programs stay in the kernel.
 #[derive(Debug)]
 pub struct Agent {
     options: Options,
@@ -167,7 +167,7 @@ impl Options {
     /// Runs another `npl-agent` subcommand on the Node. No running agent is required.
     pub fn command(&self, arguments: &[&str]) -> Result<String> {
         let (code, output) = self.exit_code_and_output(arguments)?;
-        // The exit code of `status` is its verdict.
+        // `status` exits with 0 to 2, depending on the health of the Node, so these codes are no failure.
         let is_verdict = arguments.first() == Some(&"status") && (0..=2).contains(&code);
         if code != 0 && !is_verdict {
             bail!("`npl-agent {}` exited with {code}: {output}", arguments.join(" "));
@@ -247,7 +247,7 @@ fn confine(command: &mut Command, var_run: Option<PathBuf>) {
     }
 }
 
-/// A capability that is absent from the bounding set is absent from the permitted set after execve by user 0.
+/// Removes a capability from the bounding set. After execve by user 0, the permitted set lacks the capability too.
 #[expect(unsafe_code, reason = "no library in use wraps PR_CAPBSET_DROP")]
 fn drop_from_bounding_set(capability: i32) -> io::Result<()> {
     // SAFETY: this call has an integer argument and accesses no memory.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A small, untyped client of the API server. It reuses connections, because tests measure latencies with it.
+//! A small, untyped client of the API server, which reuses connections, because tests measure latencies with it.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -55,8 +55,8 @@ impl ApiClient {
         Self { agent: config.into(), base, token, netns: netns.cloned() }
     }
 
-    /// Returns a client for threads that already run in the network namespace: requests need no extra thread to enter
-    /// it.
+    /// Returns a client for threads that already run in the API server's network namespace. The requests of this client
+    /// need no extra thread that enters the namespace.
     #[must_use]
     pub fn from_inside(self) -> Self {
         Self { netns: None, ..self }
@@ -118,7 +118,7 @@ impl ApiClient {
     /// Watches a collection and passes each event to `on_event` until `on_event` returns `false` or `limit` has passed.
     pub fn watch(&self, path: &str, limit: Duration, mut on_event: impl FnMut(Value) -> bool + Send) -> Result<()> {
         let separator = if path.contains('?') { '&' } else { '?' };
-        // The server closes the stream at this timeout, so a read cannot block longer.
+        // The API server closes the watch after this time, so a read cannot block longer.
         let seconds = (limit * poll::patience()).as_secs().max(1);
         let path = format!("{path}{separator}watch=true&timeoutSeconds={seconds}");
         let response = self.send(&Method::GET, &path, None)?;

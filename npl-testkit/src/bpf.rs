@@ -18,7 +18,8 @@ struct Program {
     license: u64,
 }
 
-/// Calls bpf(2). `attributes` must match the command, and its pointers must refer to memory of the stated sizes.
+/// Calls bpf(2). `attributes` must be the structure for the command, and its pointers must refer to memory of the sizes
+/// that the structure states.
 pub(crate) fn call<T>(command: libc::c_int, attributes: &mut T) -> io::Result<i32> {
     let to = std::ptr::from_mut(attributes);
     // SAFETY: callers pass the command's attribute struct with its own size; the memory that its pointers refer to has

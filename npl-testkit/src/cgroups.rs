@@ -20,9 +20,8 @@ use crate::{mounts, poll};
 /// The parent of all cgroup v1 mounts, or the mount point of the only hierarchy.
 pub(crate) const ROOT: &str = "/sys/fs/cgroup";
 
-/// The group of a Node's own processes, like `system.slice` on a real Node. As siblings of the Pods' group, each
-/// process would compete with all Pods together for CPU shares. In cgroup v2, a group with children must contain no
-/// processes.
+/// The group of a Node's own processes, like `system.slice` on a real Node. Without this group, each process would have
+/// as large a CPU share as all Pods together. In addition, a cgroup v2 group with children must not contain processes.
 const SYSTEM: &str = "system";
 
 /// Time limit of a removal: a group stays busy for about 100 ms after its last process has exited.
@@ -79,7 +78,7 @@ impl Hierarchy {
         fs::create_dir(group).with_context(|| format!("create cgroup {}", group.display()))?;
         let has_cpuset =
             matches!(&self.version, Version::V1(controllers) if controllers.iter().any(|it| it == "cpuset"));
-        // These files are empty in a new group, and a process cannot join the group until they are set.
+        // These files are empty in a new group, and no process can join the group before they have a value.
         for file in ["cpuset.cpus", "cpuset.mems"].into_iter().filter(|_file| has_cpuset) {
             fs::read(self.point.join(file))
                 .and_then(|value| fs::write(group.join(file), value))
@@ -105,7 +104,7 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Finds a group that another process created, possibly with fewer hierarchies mounted.
+    /// Finds a group that another process created. That process may have created the group in fewer hierarchies.
     pub fn find(name: &str) -> Result<Self> {
         let mut hierarchies = Hierarchy::all()?;
         hierarchies.retain(|hierarchy| hierarchy.point.join(name).is_dir());
@@ -182,7 +181,7 @@ pub(crate) fn delete(group: &Path) -> Result<()> {
     .with_context(|| format!("remove {}: {last:?}", group.display()))
 }
 
-/// Removes children first. The files in a group directory disappear with the directory.
+/// Removes a group directory after its children. The files in the directory need not be removed before it.
 fn remove_tree(group: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(group) {
         Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(()),

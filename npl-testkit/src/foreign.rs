@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Third-party TC programs on devices: two instructions that return the same verdict for every packet.
+//! Attaches TC programs of other software to devices. Each program consists of two instructions, which return the same
+//! verdict for every packet.
 
 use std::ffi::CString;
 use std::fs;
@@ -21,11 +22,12 @@ use crate::process;
 use crate::run::Run;
 use crate::topology::Device;
 
-/// `TC_ACT_UNSPEC`, which equals `TCX_NEXT`: the next program runs.
+/// The verdict `TC_ACT_UNSPEC`, which equals `TCX_NEXT`: the next program runs.
 pub const HANDS_ON: i32 = -1;
-/// `TC_ACT_OK`, which equals `TCX_PASS`: accepts the packet and skips the remaining programs of the hook.
+/// The verdict `TC_ACT_OK`, which equals `TCX_PASS`: the packet is accepted, and the remaining programs of the hook are
+/// skipped.
 pub const ENDS_THE_CHAIN: i32 = 0;
-/// `TC_ACT_SHOT`, which equals `TCX_DROP`: drops the packet.
+/// The verdict `TC_ACT_SHOT`, which equals `TCX_DROP`: the packet is dropped.
 pub const DROPS: i32 = 2;
 
 /// Both TC hooks of a device.
@@ -47,15 +49,17 @@ struct Pin {
 /// The position of a program on a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Before all programs on the hook.
+    /// The program runs before all other programs on the hook.
     Ahead,
-    /// As a filter, even if the kernel has TCX: ahead of all filters of priority 1, like Cilium's filters.
+    /// The program is a filter, even if the kernel has TCX, and runs ahead of all other filters of priority 1, like
+    /// Cilium's filters.
     AheadAsFilter,
-    /// After all programs on the hook.
+    /// The program runs after all other programs on the hook.
     Behind,
 }
 
-/// A third-party program on hooks of a device: TCX links, or filters before Linux 6.6. Detached when dropped.
+/// A program of other software on hooks of a device, attached by TCX links, or by filters before Linux 6.6. Dropping
+/// this value detaches the program.
 #[derive(Debug)]
 pub struct Foreign {
     device: Device,
@@ -98,8 +102,9 @@ impl Foreign {
 }
 
 impl Drop for Foreign {
-    /// Filters must be removed in the network namespace of their device. A TCX link lives until its last descriptor is
-    /// closed: a child process of another thread has a copy between `fork` and `exec`.
+    /// Detaches the program. Filters must be removed in the network namespace of their device. A TCX link lives until
+    /// its last descriptor is closed, and a child process of another thread has a copy of the descriptor between `fork`
+    /// and `exec`.
     fn drop(&mut self) {
         let links = std::mem::take(&mut self.links);
         let id = self.program.info().map(|info| info.id());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One plain HTTP request, as a kubelet probe or a metrics scraper sends.
+//! Sends a plain HTTP request, as a kubelet probe or a metrics scraper does.
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;

@@ -13,13 +13,14 @@ use nix::unistd::Pid;
 use crate::process;
 use crate::test_run::{self, Options, XdpContext};
 
-/// `BPF_F_TEST_XDP_LIVE_FRAMES`.
+/// The flag `BPF_F_TEST_XDP_LIVE_FRAMES` of the kernel.
 const LIVE_FRAMES: u32 = 1 << 1;
 /// The first kernel that supports live frames.
 pub const SINCE: KernelVersion = KernelVersion::new(5, 18, 0);
 /// Frames per batch: as many as a driver processes in one NAPI poll.
 const BATCH: u32 = 64;
-/// The lowest real-time priority: above builds that run beside the benchmark, below the kernel's own threads.
+/// The lowest real-time priority: higher than that of builds that run at the same time, and lower than that of the
+/// kernel's own threads.
 const PRIORITY: libc::c_int = 1;
 
 /// Runs `program` on `repeat` copies of `frame`, as if a device of the calling thread's network namespace received
@@ -32,7 +33,8 @@ pub fn run(program: BorrowedFd<'_>, frame: &[u8], ingress_ifindex: u32, repeat: 
     ran.map(drop).context("run the packet generator with live frames, which requires Linux 5.18")
 }
 
-/// Pins the calling thread to the last allowed processor, where all softirq work of its packets then runs as well.
+/// Pins the calling thread to the last allowed processor. All softirq work on the packets of the thread then runs there
+/// too.
 pub fn occupy_one_processor() -> Result<()> {
     stay_on_last_processor()?;
     go_ahead()
@@ -47,7 +49,7 @@ pub fn go_ahead() -> Result<()> {
 pub fn stay_on_last_processor() -> Result<()> {
     let this_thread = Pid::from_raw(0);
     let allowed = sched_getaffinity(this_thread).context("read the thread's CPU affinity")?;
-    // The first processors usually handle device interrupts.
+    // The last processor is chosen, because the first processors usually handle device interrupts.
     let last = (0..CpuSet::count()).rev().find(|cpu| allowed.is_set(*cpu).unwrap_or(false));
     process::keep_on(this_thread, last.context("the thread's CPU affinity is empty")?)
 }
@@ -62,9 +64,10 @@ fn set_priority() -> io::Result<()> {
 
 /// Measures the time during which the calling thread runs.
 ///
-/// The stopwatch excludes the time in which the thread was runnable while another process ran: the kernel reserves 5 %
-/// of each second for processes without real-time priority, which would distort only long samples. The stopwatch
-/// includes the softirq work for the thread's packets, which some kernels exclude from the thread's CPU time.
+/// The stopwatch excludes the time in which the thread was runnable while another process ran. The kernel reserves 5 %
+/// of each second for processes without real-time priority. Without the exclusion, this time would distort long samples
+/// only. The stopwatch includes the softirq work for the thread's packets, which some kernels exclude from the thread's
+/// CPU time.
 #[derive(Debug)]
 pub struct Stopwatch {
     start: Instant,

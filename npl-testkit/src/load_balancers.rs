@@ -25,19 +25,19 @@ pub struct LoadBalancer {
     files: &'static [&'static str],
 }
 
-/// Envoy, by xDS.
+/// Envoy, which reads the feed by xDS.
 pub const ENVOY: LoadBalancer = LoadBalancer {
     name: "envoy",
     arguments: &["--disable-hot-restart", "--concurrency", "1", "--log-level", "warn", "-c", "envoy.yaml"],
     files: &["envoy.yaml"],
 };
 
-/// `HAProxy`, by DNS.
+/// `HAProxy`, which reads the feed by DNS.
 pub const HAPROXY: LoadBalancer =
     LoadBalancer { name: "haproxy", arguments: &["-db", "-f", "haproxy.cfg"], files: &["haproxy.cfg"] };
 
-/// nginx, by DNS. There is only one process, because worker processes would survive a killed master process. It runs as
-/// root, because the user namespace of the test has no other user.
+/// nginx, which reads the feed by DNS. There is only one process, because worker processes would survive a killed
+/// master process. The process runs as root, because the user namespace of the test has no other user.
 pub const NGINX: LoadBalancer = LoadBalancer {
     name: "nginx",
     arguments: &[
@@ -53,14 +53,14 @@ pub const NGINX: LoadBalancer = LoadBalancer {
     files: &["nginx.conf"],
 };
 
-/// Caddy, by DNS.
+/// Caddy, which reads the feed by DNS.
 pub const CADDY: LoadBalancer = LoadBalancer {
     name: "caddy",
     arguments: &["run", "--adapter", "caddyfile", "--config", "Caddyfile"],
     files: &["Caddyfile"],
 };
 
-/// Traefik, by polling.
+/// Traefik, which polls the feed by HTTP.
 pub const TRAEFIK: LoadBalancer = LoadBalancer {
     name: "traefik",
     arguments: &["--configFile=traefik.yaml"],
@@ -112,7 +112,7 @@ pub fn example(file: &str) -> Result<String> {
     block(&page, file).map(str::to_owned).with_context(|| format!("{PAGE} has no code block {file}"))
 }
 
-/// The page's code block with this name after its language.
+/// The code block of the page whose first line has this name after the language.
 fn block<'a>(page: &'a str, name: &str) -> Option<&'a str> {
     let marker = format!(" {name}\n");
     let blocks = page.split("```").skip(1).step_by(2);

@@ -24,7 +24,8 @@ struct Element {
     flags: u64,
 }
 
-/// Limit that ends an endless loop on a map that another process fills; maps of tests are far smaller.
+/// The maximum number of elements to remove, without which the loop would never end on a map that another process
+/// fills. Maps of tests are far smaller.
 const MOST_ELEMENTS: usize = 1 << 20;
 
 /// Array elements that one run of the program clears. The verifier checks every iteration, so larger numbers take long.
@@ -82,8 +83,8 @@ fn set_to_zero_everywhere(map: i32, elements: u32, value_size: usize) -> io::Res
     })
 }
 
-/// Clears the elements with a BPF program: one system call per element, or the batch command, is about 100 times
-/// slower.
+/// Clears the elements with a BPF program. One system call per element would be about 100 times slower, and so would
+/// the batch command.
 fn set_to_zero(map: i32, elements: u32, value_size: i16) -> io::Result<()> {
     let instructions = program_that_zeroes(map, value_size);
     let program = bpf::load_classifier(&instructions)?;
@@ -96,7 +97,7 @@ fn set_to_zero(map: i32, elements: u32, value_size: i16) -> io::Result<()> {
 fn program_that_zeroes(map: i32, value_size: i16) -> Vec<u64> {
     const MARK: i16 = 8;
     const LOOKUP: i32 = 1;
-    /// Source register value of a 64-bit load whose constant is a map's descriptor.
+    /// The source register of a 64-bit load instruction has this value if the constant is a map's descriptor.
     const MAP: u8 = 1;
     let (r0, r1, r2, packet, element, count, frame) = (0, 1, 2, 9, 6, 7, 10);
     let mut program = vec![

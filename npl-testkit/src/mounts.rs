@@ -14,7 +14,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::process;
 
-/// A BPF file system. Dropping unmounts it, which removes all pins in it.
+/// A BPF file system. Dropping this value unmounts the file system, which removes all pins in it.
 #[derive(Debug)]
 pub struct BpfFs {
     path: PathBuf,
@@ -48,7 +48,8 @@ impl Drop for BpfFs {
 
 /// A private mount namespace with its own BPF file system.
 ///
-/// Other processes do not see the mount. It disappears on drop, and also when the process is killed.
+/// Other processes do not see the mount. The mount disappears when this value is dropped, and also when the process is
+/// killed.
 #[derive(Debug)]
 pub struct PrivateBpffs {
     /// The mount namespace.
@@ -63,8 +64,8 @@ impl PrivateBpffs {
             unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).context("create a private mount namespace")?;
             mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
                 .context("make all mounts private")?;
-            // Copies of these mounts in this namespace would keep pins and namespaces alive after their owner unmounts
-            // them.
+            // The new namespace has copies of all mounts. Copies of BPF file systems and of namespaces would keep pins
+            // and namespaces alive after their owner has unmounted the originals.
             for other in all()?.into_iter().filter(|mount| ["bpf", "nsfs"].contains(&mount.kind.as_str())) {
                 umount2(&other.point, MntFlags::MNT_DETACH)
                     .with_context(|| format!("unmount {} in the private namespace", other.point.display()))?;
@@ -95,7 +96,7 @@ impl PrivateBpffs {
     }
 }
 
-/// A detached mount of the same file system.
+/// Creates a detached mount of the same file system.
 #[expect(unsafe_code, reason = "no library in use has open_tree")]
 fn copy_of_mount(at: &Path) -> io::Result<OwnedFd> {
     const OPEN_TREE_CLONE: libc::c_uint = 1;

@@ -34,7 +34,7 @@ impl Netns {
         Ok(netns)
     }
 
-    /// Names the network namespace of a process.
+    /// Gives a name to the network namespace of a process.
     pub(crate) fn of_process(name: &str, pid: u32) -> Result<Self> {
         tools::output(Command::new("ip").args(["netns", "attach", name, &pid.to_string()]))?;
         Ok(Self(Arc::new(Name(name.to_owned()))))
@@ -97,7 +97,7 @@ impl Netns {
         tools::output(list.args(["--numeric-protocol", "list", "table"]).args(name.split(' '))).ok()
     }
 
-    /// The packets counted by an `nft` counter, given as family, table and name.
+    /// The number of packets that an `nft` counter has counted. The counter is given as family, table and name.
     pub fn packets_counted(&self, counter: &str) -> Result<u64> {
         let text = self.nft(&format!("list counter {counter}"))?;
         let number = text.split_once("packets ").and_then(|(_, after)| after.split_whitespace().next()?.parse().ok());
@@ -117,12 +117,14 @@ impl Netns {
         self.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", if is_liberal { "1" } else { "0" })
     }
 
-    /// Flushes kernel conntrack. All namespaces share the limit on the number of entries.
+    /// Removes all kernel conntrack entries of the namespace, because all namespaces share the limit on the number of
+    /// entries.
     pub fn forget_connections(&self) -> Result<()> {
         tools::output(self.command("conntrack")?.arg("--flush")).map(drop)
     }
 
-    /// A counter of the namespace's network stack: of `Tcp`, `Udp` or `Udp6` (IPv6), or of `TcpExt`.
+    /// Reads a counter of the namespace's network stack. `protocol` is `Tcp`, `Udp`, `Udp6` (UDP over IPv6) or
+    /// `TcpExt`.
     pub fn counter(&self, protocol: &str, name: &str) -> Result<u64> {
         let is_v6 = protocol.ends_with('6');
         let path = match protocol {

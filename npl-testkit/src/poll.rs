@@ -10,7 +10,8 @@ use anyhow::{Result, bail};
 
 use crate::interrupt;
 
-/// The interval between two polls. It grows with [`patience`], because polling is expensive on slow machines.
+/// The interval between two polls, which is multiplied by [`patience`], because polling takes much time on slow
+/// machines.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// The factor by which all limits are extended on slow machines: `NPL_PATIENCE`, set on emulated machines.
@@ -41,7 +42,7 @@ pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T
     }
 }
 
-/// As [`until`], for removals: an interruption does not end this wait.
+/// Waits as [`until`] does, until an object is removed. An interruption does not end this wait.
 pub fn until_gone(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
     wait(what, limit, || condition().then_some(()), || false).map(drop)
 }

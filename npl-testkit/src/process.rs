@@ -20,7 +20,8 @@ use nix::unistd::{Pid, getpid, getppid};
 
 use crate::{poll, tools};
 
-/// A child process with a log file. It is killed on drop, and by the kernel when this process exits.
+/// A child process with a log file. The child is killed when this value is dropped, and by the kernel when this process
+/// exits.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -34,8 +35,8 @@ impl Process {
         Self::spawn_by(name, command, log, spawn_for_life)
     }
 
-    /// As [`Self::spawn`], with a custom spawn function. That function must ensure that the process ends with its
-    /// parent.
+    /// Starts a process as [`Self::spawn`] does, with a custom spawn function, which must ensure that the process ends
+    /// with its parent.
     pub(crate) fn spawn_by(
         name: &str,
         mut command: Command,
@@ -123,7 +124,8 @@ pub fn keep_on(thread: Pid, cpu: usize) -> Result<()> {
     sched_setaffinity(thread, &only).with_context(|| format!("pin thread {thread} to processor {cpu}"))
 }
 
-/// Runs `work` on a new thread and waits for it: some kernel state is per thread.
+/// Runs `work` on a new thread and waits for its end. Changes that the kernel stores per thread, such as the priority,
+/// do not affect the calling thread.
 pub fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| joined(scope.spawn(work)))
 }

@@ -17,7 +17,7 @@ use crate::process::Process;
 use crate::run::Run;
 use crate::{http, poll};
 
-/// A start takes less than a second on an idle machine.
+/// The time limit of a start, which takes less than a second on an idle machine.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
 /// A command that runs `promtool`.

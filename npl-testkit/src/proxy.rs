@@ -100,13 +100,14 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::SeqCst);
         self.cut();
-        // Wakes the accepting thread. If the connection fails, that thread has already ended.
+        // This connection wakes the thread that accepts connections. If the connection fails, that thread has already
+        // ended.
         drop(self.shared.netns.run(|| TcpStream::connect(self.address)));
     }
 }
 
 impl Shared {
-    /// A connection that cannot be served is closed; to the client, the server appears to be down.
+    /// Serves a connection. If the connection cannot be forwarded, the proxy closes it, as if the server were down.
     fn serve(self: &Arc<Self>, client: TcpStream) {
         let Ok(Ok(server)) = self.netns.run(|| TcpStream::connect(self.server)) else { return };
         let halves = (client.try_clone(), client.try_clone(), server.try_clone(), server.try_clone());
@@ -134,7 +135,7 @@ impl Shared {
                 break;
             }
         }
-        // Ends the thread that copies in the other direction.
+        // Closing both connections ends the thread that copies in the other direction.
         drop((from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both)));
     }
 }

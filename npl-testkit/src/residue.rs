@@ -19,13 +19,15 @@ use npl_common::names::{PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, XDP_PROGR
 use crate::run::{self, Run};
 use crate::{cgroups, mounts, poll, tools};
 
-/// Time limit: the kernel frees programs and maps asynchronously after their last reference is dropped.
+/// How long to wait until objects are freed: the kernel frees programs and maps some time after their last reference is
+/// dropped.
 const FREED_WITHIN: Duration = Duration::from_secs(20);
 
 /// The prefix of the names of NPL's programs and maps, and of the namespaces of test runs.
 const PREFIX: &str = "npl";
 
-/// Executables of runs, truncated to 15 characters as the kernel does. `server` is etcd as built by Go.
+/// The names of executables that runs start, truncated to 15 characters as the kernel does. `server` is etcd, whose
+/// program has this name when Go builds it.
 const EXECUTABLES: [&str; 15] = [
     "containerd",
     "containerd-shim",

@@ -32,7 +32,7 @@ const PREFIX: &str = "npl-";
 /// Identifies the process that owns a run by PID and start time, because PIDs are reused.
 const OWNER_FILE: &str = "owner";
 
-/// A run. Dropping it removes all objects that were created for it.
+/// A run. Dropping this value removes all objects that were created for the run.
 #[derive(Debug)]
 pub struct Run {
     id: String,
@@ -51,7 +51,8 @@ impl Run {
         sweep()?;
         let id = random_hex(4)?;
         let directory = Path::new(ROOT).join(&id);
-        // A concurrent sweep must never find a run's directory without the owner file.
+        // The directory is renamed when it is complete, so that a concurrent sweep never finds a run's directory
+        // without the owner file.
         let unfinished = Path::new(ROOT).join(format!(".{id}"));
         fs::create_dir_all(&unfinished).with_context(|| format!("create {}", unfinished.display()))?;
         let pid = std::process::id();
@@ -81,7 +82,7 @@ impl Run {
         Netns::create(&format!("{}{name}", self.name_prefix()))
     }
 
-    /// Names the network namespace of a process `npl-<run>-<name>`.
+    /// Gives the name `npl-<run>-<name>` to the network namespace of a process.
     pub fn netns_of_process(&self, name: &str, pid: u32) -> Result<Netns> {
         Netns::of_process(&format!("{}{name}", self.name_prefix()), pid)
     }
@@ -188,7 +189,8 @@ pub fn netns_names() -> BTreeSet<String> {
     directory_names(Path::new(crate::netns::DIRECTORY))
 }
 
-/// Serializes removals of runs until dropped: concurrent removals would fail on objects that another one has removed.
+/// Takes the lock that allows only one removal of runs at a time. Concurrent removals would fail on objects that
+/// another removal has already removed.
 fn only_remover() -> Result<File> {
     let lock = || -> std::io::Result<File> {
         fs::create_dir_all(ROOT)?;
@@ -247,7 +249,8 @@ fn run_of(name: &str) -> Option<&str> {
     (id.len() == 8 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
 }
 
-/// Field 22 of `/proc/<pid>/stat`. The process name before it may contain spaces and parentheses.
+/// The start time of a process: field 22 of `/proc/<pid>/stat`. The process name in an earlier field may contain spaces
+/// and parentheses.
 fn start_time(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;

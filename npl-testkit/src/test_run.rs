@@ -8,7 +8,7 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 
 use crate::bpf;
 
-/// The command number of bpf(2).
+/// The number of the command `BPF_PROG_TEST_RUN` of bpf(2).
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 
 /// How a program is run.
@@ -83,7 +83,7 @@ pub fn run(program: BorrowedFd<'_>, frame: &[u8], options: &Options<'_>) -> io::
         batch_size,
         ..Attributes::default()
     };
-    // A SIGCHLD for a child of another thread would end the runs early.
+    // All signals are blocked, because a SIGCHLD for a child of another thread would end the runs early.
     let held_before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let ran = bpf::call(BPF_PROG_TEST_RUN, &mut attributes);
     held_before.thread_set_mask()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The external programs that this crate runs. Images for emulated test machines contain exactly these.
+//! The external programs that this crate runs. Images for emulated test machines contain exactly these programs.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -16,7 +16,7 @@ pub fn repository_file(path: &str) -> PathBuf {
 /// Programs that network tests require.
 pub const NETWORK_TOOLS: &[&str] = &["ip", "tc", "ethtool", "nft", "iptables"];
 
-/// Programs that tests with a real API server require in addition.
+/// Programs that tests with a real API server require in addition to [`NETWORK_TOOLS`].
 pub const CLUSTER_TOOLS: &[&str] = &["kubectl"];
 
 /// Runs `command` and returns its standard output.
@@ -32,7 +32,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// As [`output`], with `input` as the command's standard input.
+/// Runs `command` as [`output`] does, with `input` as the command's standard input.
 pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
     let shown = show(command);
     let mut child = command

@@ -58,7 +58,8 @@ impl Tun {
         (&self.0).write_all(packet)
     }
 
-    /// The next packet that the device has sent, from its IP header on; `None` if there is none.
+    /// The next packet that the device has sent, from its IP header on; `None` if the device has sent no further
+    /// packet.
     pub fn receive(&self) -> io::Result<Option<Vec<u8>>> {
         let mut packet = vec![0; usize::from(u16::MAX)];
         match (&self.0).read(&mut packet) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The trace build: its programs load, and log verdicts with level, reason and flow tuple. Needs root, and the object
-//! of `cargo xtask build-ebpf --features trace`.
+//! Tests the trace build: its programs load, and log verdicts with level, reason and flow tuple. Needs root, and the
+//! object of `cargo xtask build-ebpf --features trace`.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test ends at what it did not expect")]
 
@@ -35,7 +35,7 @@ const UNMAPPED_PORT: u16 = 61_002;
 const CAPABILITIES: [Capability; 4] =
     [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_SYS_RESOURCE, Capability::CAP_PERFMON];
 
-/// The endpoints of the flows in one family.
+/// The addresses of client, Node and Pod in one family.
 struct Scene {
     client: SocketAddr,
     node: IpAddr,
@@ -213,7 +213,7 @@ fn verdict_is_logged_with_level_reason_and_flow_tuple() {
             ] {
                 let tcp = traced.run(names::PROG_INGRESS, &scene.request(port));
                 assert_eq!(tcp, [scene.line(level, "tcp ", port, outcome)]);
-                // The program tail-calls the slow path, whose line is the only one.
+                // The program tail-calls the slow path, and only the slow path logs a line.
                 let sctp = traced.run(names::PROG_INGRESS, &scene.sctp_request(port));
                 assert_eq!(sctp, [scene.line(level, "sctp", port, outcome)]);
             }

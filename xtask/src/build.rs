@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask build`: the agent as one static binary, and the cargo invocation that it shares with all tests.
+//! `cargo xtask build`: builds the agent as one static binary. The tests use the same cargo invocation.
 
 use std::env;
 use std::fs;
@@ -40,8 +40,8 @@ pub(crate) fn build_with(features: &Features) -> Result<PathBuf> {
     install(TRACE_AGENT)
 }
 
-/// Builds the agent with the kernel object that `build-ebpf` wrote, and in the same run the targets of the further
-/// arguments for cargo. Returns the agent's path.
+/// Builds the agent with the kernel object that `build-ebpf` wrote, and in the same run the targets that the arguments
+/// `further` select. Returns the agent's path.
 pub(crate) fn build_agent(further: &[&str]) -> Result<PathBuf> {
     process::say("agent and feed: compiling each as one static binary, the agent with the kernel programs embedded");
     // The feed is built in the same run, so that dependencies have the same features as for the tests and are compiled
@@ -70,8 +70,9 @@ pub(crate) fn built_folder() -> PathBuf {
     paths::target_dir().join(paths::agent_target()).join("release")
 }
 
-/// Cargo without the variables that describe xtask's own package. Build scripts read these variables. They would run
-/// again, with all dependent crates, whenever a developer runs cargo without the variables.
+/// Cargo without the environment variables that describe xtask's own package. Build scripts depend on these variables.
+/// If the variables were set, build scripts would run again, and their crates would be compiled again, whenever a
+/// developer runs cargo without the variables.
 pub(crate) fn plain_cargo() -> Command {
     let mut command = Command::new(paths::cargo());
     let is_of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
@@ -81,10 +82,11 @@ pub(crate) fn plain_cargo() -> Command {
     command
 }
 
-/// Cargo for the agent and all tests. They share profile, target and flags, so dependencies are compiled once.
+/// Cargo for the agent and all tests. All use the same profile, target and flags, so dependencies are compiled once.
 ///
 /// Binaries are static, so that they run in an empty container and in the initramfs of another kernel. The target is
-/// this machine's; naming it keeps the flags away from build scripts and procedural macros.
+/// that of this machine, but is given explicitly, so that cargo does not apply the flags to build scripts and
+/// procedural macros.
 pub(crate) fn cargo(subcommand: &str) -> Command {
     let mut command = plain_cargo();
     command.arg(subcommand).args(["--release", "--target", &paths::agent_target()]);

@@ -21,8 +21,8 @@ pub(crate) struct Options {
 /// Features of the kernel programs and of the agent that loads them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Features {
-    /// Features of the build. `trace`: the kernel programs log each verdict and the agent prints the logs; only for a
-    /// Node under investigation.
+    /// Features of the build. With `trace`, the kernel programs log each verdict and the agent prints the logs; use
+    /// such a build only to investigate a problem on one Node.
     #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
     features: Vec<Feature>,
 }
@@ -39,7 +39,7 @@ impl Features {
     }
 }
 
-/// Builds every kernel object of npl-ebpf, or with the feature `trace` that object alone.
+/// Builds every kernel object of npl-ebpf, or with the feature `trace` only the object of trace builds.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.features.has_trace() { build_trace() } else { build() }.map(drop)
 }
@@ -57,7 +57,7 @@ pub(crate) fn build() -> Result<PathBuf> {
     Ok(paths::bpf_object())
 }
 
-/// Builds the kernel object of trace builds and returns its path. The budget does not apply to it.
+/// Builds the kernel object of trace builds and returns its path. The limits of the budget do not apply to this object.
 pub(crate) fn build_trace() -> Result<PathBuf> {
     let toolchain = ebpf::choose()?;
     let target_dir = target_dir();

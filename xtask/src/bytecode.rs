@@ -9,7 +9,7 @@ use crate::kernel_object::{CALL, Function, INSTRUCTION};
 
 /// The number of the frame pointer register `r10`, which points to the highest address of a function's stack frame.
 const FRAME: u8 = 10;
-/// The section of the functions that several programs call.
+/// The name of the section with the functions that several programs call.
 const SHARED: &str = ".text";
 /// The kernel's maximum depth of nested calls.
 const MAX_DEPTH: usize = 8;
@@ -63,7 +63,8 @@ fn walk(function: &Function, functions: &[Function], called: &mut BTreeSet<usize
 /// The offsets of the functions that a function calls. The linker counts the distance from the call if the called
 /// function is in the same section, and otherwise from the beginning of the other section.
 fn calls(function: &Function) -> Vec<usize> {
-    /// Source register value of a call of a BPF function; other calls are helpers of the kernel.
+    /// The source register of a call instruction has this value if the called function is part of the object; otherwise
+    /// the call is to a helper of the kernel.
     const OWN: u8 = 1;
     let mut targets = Vec::new();
     for (index, instruction) in function.code.chunks_exact(INSTRUCTION).enumerate() {

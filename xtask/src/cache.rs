@@ -14,13 +14,14 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::process::say;
 
-/// The time limit for another run that builds the same entry: longer than any build takes.
+/// How long a run waits for another run that builds the same directory. No build takes this long.
 const LOCK_DEADLINE: Duration = Duration::from_mins(20);
 
 /// Returns the directory `<cache>/npl/<name>-<hash of made_from>`. If the directory is missing, `make` creates its
 /// content.
 ///
-/// The directory gets its name when it is complete, so that a killed run leaves no incomplete entry.
+/// The directory is renamed to this path when it is complete, so that a killed run leaves no incomplete directory
+/// there.
 pub(crate) fn obtain(name: &str, made_from: &[&[u8]], make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let finished = entry(name, made_from)?;
     if finished.is_dir() {
@@ -58,7 +59,8 @@ fn root() -> Result<PathBuf> {
     }
 }
 
-/// Waits for another run that builds the same entry. The kernel releases the lock of a killed process.
+/// Waits for another run that builds the same directory, and locks it. The kernel releases the lock of a killed
+/// process.
 fn lock(path: &Path, name: &str) -> Result<File> {
     let file = File::create(path).with_context(|| format!("create the lock file {}", path.display()))?;
     match file.try_lock() {
@@ -76,8 +78,8 @@ fn lock(path: &Path, name: &str) -> Result<File> {
     }
 }
 
-/// The FNV-1a hash, which suffices to distinguish versions. It includes the lengths, so that ("a", "b") differs from
-/// ("ab", "").
+/// The FNV-1a hash of all parts, which is sufficient to distinguish versions. The hash includes the lengths, so that
+/// ("a", "b") differs from ("ab", "").
 fn hash(parts: &[&[u8]]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.len().to_le_bytes().into_iter().chain(part.iter().copied()));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Commit subjects follow CONTRIBUTING.md: `area: imperative summary`, at most 72 characters.
+//! Checks that commit subjects follow CONTRIBUTING.md: `area: imperative summary`, at most 72 characters.
 
 use std::process::Command;
 
@@ -13,7 +13,7 @@ const BEGINNING: &str = "58ae001b7ccfb3d0604e3a0a94ef78cd59e4e560";
 /// The number of commits that are checked.
 const CHECKED: &str = "-50";
 
-/// The longest subject, in characters.
+/// The maximum length of a subject, in characters.
 const LONGEST: usize = 72;
 
 const AREAS: [&str; 11] =

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask demo`: shows Pods reached through node ports on one machine, and makes the products that tests need.
+//! `cargo xtask demo`: shows on one machine how clients reach Pods through node ports. This module also builds the
+//! programs and images that tests need.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -34,8 +35,8 @@ pub(crate) struct Preparation {
     kubernetes: KubernetesBuild,
 }
 
-/// The second stage of the build: the agent is built, and the build of Kubernetes may still be running. Tests are best
-/// compiled at this stage, because Go's linker leaves processors idle.
+/// The second stage of the build: the agent is built, and the build of Kubernetes may still be running. Tests are
+/// compiled at this stage, because Go's linker, which runs at the same time, does not use all processors.
 #[derive(Debug)]
 pub(crate) struct AgentBuilt {
     agent: PathBuf,
@@ -99,20 +100,21 @@ impl Parts {
         command.envs(components.iter().map(|(component, folder)| (component.variable(), folder)));
     }
 
-    /// The files that an agent and an API server on another machine need: a part of those that [`Self::pass_to`] names.
+    /// The files that an agent and an API server on another machine need. [`Self::pass_to`] passes the paths of these
+    /// and of further files.
     pub(crate) fn of_agent(&self) -> impl Iterator<Item = PathBuf> {
         [self.agent.clone(), self.kubernetes.control_plane.clone()].into_iter()
     }
 
-    /// The files that a real cluster with a bridge network on another machine needs: a part of those that
-    /// [`Self::pass_to`] names.
+    /// The files that a real cluster with a bridge network on another machine needs. [`Self::pass_to`] passes the paths
+    /// of these and of further files.
     pub(crate) fn of_nodes(&self) -> impl Iterator<Item = PathBuf> {
         let Kubernetes { control_plane, components } = &self.kubernetes;
         [control_plane].into_iter().chain(components.get(&Component::Nodes)).cloned().chain(image::archives())
     }
 }
 
-/// Passes the paths of the kernel objects that npl-testkit loads to one of its programs.
+/// Passes to a program of npl-testkit the paths of the kernel objects that npl-testkit loads.
 pub(crate) fn pass_objects_to(command: &mut Command) {
     command.env("NPL_TRAFFIC_OBJECT", paths::bpf_object().with_file_name("npl-traffic.bpf.o"));
     command.env("NPL_TRACE_OBJECT", paths::trace_object());

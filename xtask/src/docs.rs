@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask docs`: writes docs/reference/, by the tests of the agent and the feed that otherwise compare the pages.
+//! `cargo xtask docs`: writes docs/reference/. For this purpose it runs tests of the agent and the feed, which compare
+//! the pages, in a mode in which they write the pages.
 
 use anyhow::Result;
 

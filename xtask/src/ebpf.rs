@@ -35,7 +35,7 @@ struct Compiler {
 enum Linker {
     /// The developer's installation.
     OnPath(PathBuf),
-    /// xtask's own linker in the cache, which loads the compiler's libLLVM.
+    /// The linker that xtask has built into the cache, which loads the compiler's libLLVM.
     Cached(PathBuf),
 }
 
@@ -94,8 +94,8 @@ fn linker_for(compiler: &Compiler) -> Result<Option<Linker>> {
     Ok(None)
 }
 
-/// The newest LLVM whose bitcode a bpf-linker reads. bpf-linker does not print this version, so it is derived from the
-/// release.
+/// The newest LLVM version whose bitcode a bpf-linker reads. bpf-linker does not print this version, so it is derived
+/// from the version of bpf-linker.
 fn newest_llvm_of(linker: &Path) -> Option<u32> {
     let answer = process::ask(Command::new(linker).arg("--version")).ok()?;
     let minor: u32 = answer.trim().strip_prefix("bpf-linker 0.")?.split('.').next()?.parse().ok()?;
@@ -143,8 +143,8 @@ fn llvm_in(folder: &Path, major: u32) -> Option<PathBuf> {
     found.into_iter().next()
 }
 
-/// A folder with a link to this compiler's libLLVM alone: bpf-linker loads the first libLLVM of any version that it
-/// finds in a folder of the search path, such as the one of an installed clang.
+/// Returns a folder that contains only a link to this compiler's libLLVM. In the folders of the search path, bpf-linker
+/// loads the first libLLVM of any version, which may be that of an installed clang.
 fn folder_of_llvm(libraries: &[PathBuf], major: u32, target_dir: &Path) -> Result<PathBuf> {
     let found = libraries.iter().find_map(|folder| llvm_in(folder, major));
     let library = found.with_context(|| format!("find libLLVM.so.{major} of the compiler"))?;
@@ -203,7 +203,7 @@ impl Toolchain {
             .env("RUSTFLAGS", self.flags()?)
             .env_remove("CARGO_ENCODED_RUSTFLAGS");
         if !self.compiler.release.contains("nightly") {
-            // The build of the core library is the only unstable feature of cargo and rustc in use.
+            // Of the unstable features of cargo and rustc, xtask uses only the build of the core library.
             command.env("RUSTC_BOOTSTRAP", "1");
         }
         command.current_dir(paths::root());
@@ -214,7 +214,8 @@ impl Toolchain {
         Ok(command)
     }
 
-    /// The flags replace paths by short names, so that the same source gives the same bytes in every checkout.
+    /// The compiler flags. These flags replace paths by short names, so that the same source is compiled to the same
+    /// bytes in every checkout.
     fn flags(&self) -> Result<String> {
         let (Linker::OnPath(linker) | Linker::Cached(linker)) = &self.linker;
         let mut flags = vec![
@@ -245,7 +246,7 @@ mod tests {
 
     use super::{folder_of_llvm, llvm_in};
 
-    /// A newer clang brings a libLLVM of its own into the same folder.
+    /// An installed newer clang has its own libLLVM in the same folder as that of the compiler.
     #[test]
     fn bpf_linker_finds_only_the_libllvm_of_the_compiler() {
         let folder = std::env::temp_dir().join(format!("npl-xtask-llvm-{}", std::process::id()));

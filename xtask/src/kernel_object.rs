@@ -27,7 +27,7 @@ type Symbol<'a> = ElfSymbol64<'a, 'a, LittleEndian>;
 
 /// The functions of a 64-bit little-endian ELF file, sorted by name.
 ///
-/// Resolves calls of global functions, which the linker leaves unresolved for the loader.
+/// Resolves calls of global functions. The linker does not resolve these calls, because usually the loader does.
 pub(crate) fn functions(file: &[u8]) -> Result<Vec<Function>> {
     let file = ElfFile64::<LittleEndian>::parse(file).context("read it as a 64-bit little-endian ELF file")?;
     let mut functions = Vec::new();

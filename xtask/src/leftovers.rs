@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks that tests leave no object behind on this machine, by npl-testkit's program `npl-residue`.
+//! Checks with npl-testkit's program `npl-residue` that tests leave no namespaces, devices or other objects behind on
+//! this machine.
 
 use std::fs;
 use std::path::PathBuf;

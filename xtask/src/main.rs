@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cargo xtask`: all tasks of a developer, one file per command.
 //!
-//! A fresh machine compiles xtask before all other crates, so xtask depends on few crates and on no other crate of the
-//! workspace. xtask runs these crates' programs instead.
+//! On a fresh machine, xtask is compiled before all other crates. For this reason, xtask depends on few crates, and on
+//! no other crate of the workspace: xtask runs the programs of those crates instead.
 
 #![expect(clippy::print_stdout, reason = "results go to standard output")]
 #![expect(clippy::print_stderr, reason = "progress and errors go to standard error")]
@@ -52,7 +52,8 @@ enum Command {
     BuildEbpf(build_ebpf::Options),
     /// Build the agent, with the kernel programs embedded, as one static binary: target/release/npl-agent.
     Build(build::Options),
-    /// Show Pods reached through node ports on one machine: namespaces as Node, Pods and client, a real API server.
+    /// Show on one machine how a client reaches Pods through node ports: network namespaces stand for Node, Pods and
+    /// client; the API server is real.
     Demo(demo::Options),
     /// Run a real Kubernetes of several Nodes on this machine: up, down, status, kubectl, exec.
     Cluster(cluster::Options),

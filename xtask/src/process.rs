@@ -39,7 +39,7 @@ pub(crate) fn elapsed(time: Duration) -> String {
     }
 }
 
-/// Runs a program on the terminal of xtask.
+/// Runs a program whose input and output are the terminal of xtask.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let started = Instant::now();
     show(command);
@@ -55,7 +55,7 @@ pub(crate) fn become_program(command: &mut Command) -> Result<()> {
     become_program_quietly(command)
 }
 
-/// As [`become_program`], without printing the command.
+/// Does the same as [`become_program`], but does not print the command.
 pub(crate) fn become_program_quietly(command: &mut Command) -> Result<()> {
     // `exec` returns only on failure.
     Err(command.exec()).with_context(|| cannot_start(command))
@@ -86,7 +86,8 @@ pub(crate) fn ask(command: &mut Command) -> Result<String> {
 
 /// Runs a program, passes each line that it prints to `watch`, and kills it at the deadline.
 ///
-/// `watch` is also called without a line, a few times a second. An error of `watch` kills the program too.
+/// `watch` is also called without a line, several times a second. If `watch` returns an error, the program is killed
+/// too.
 pub(crate) fn stream(
     mut command: Command,
     deadline: Duration,
@@ -97,7 +98,7 @@ pub(crate) fn stream(
     let (reader, writer) = std::io::pipe().context("create a pipe")?;
     command.stdin(Stdio::null()).stdout(writer.try_clone().context("share a pipe")?).stderr(writer);
     let mut child = command.spawn().with_context(|| cannot_start(&command))?;
-    // The command has open write ends of the pipe, which would prevent the reader from receiving end-of-file.
+    // While the command keeps its write ends of the pipe open, the reader never receives end-of-file.
     drop(command);
     let lines = lines_of(reader);
     let watched = loop {
@@ -167,7 +168,7 @@ fn lines_of(reader: PipeReader) -> Receiver<String> {
     receiver
 }
 
-/// Waits for a program that has closed its output, and kills it first after an error.
+/// Waits for the end of a program that has closed its output. If `watched` is an error, the program is killed first.
 fn finish(child: &mut Child, watched: Result<()>) -> Result<ExitStatus> {
     if watched.is_err() {
         child.kill().context("kill the program")?;

@@ -19,7 +19,8 @@ pub(crate) const BALANCERS: &str = "balancers";
 /// A compiled set of tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TestBinary {
-    /// `npl-agent` for unit tests, `kernel` for npl-testkit's integration test of that name.
+    /// The name of the crate for unit tests, such as `npl-agent`; the name of the integration test otherwise, such as
+    /// `kernel`.
     pub(crate) name: String,
     pub(crate) kind: Kind,
     pub(crate) executable: PathBuf,
@@ -27,20 +28,22 @@ pub(crate) struct TestBinary {
     folder: PathBuf,
 }
 
-/// The requirements of a test binary. The kinds are in the order of their cost.
+/// The kind of a test binary, which determines its requirements. The kinds are sorted by the time that the tests take,
+/// the shortest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// Unit tests beside the code, without requirements.
+    /// Unit tests beside the code; they have no requirements.
     Unit,
-    /// Root, for network namespaces or the kernel programs of the trace build; or programs of load balancers.
+    /// Tests that need root, for network namespaces or for the kernel programs of the trace build, or that need
+    /// programs of load balancers.
     TestKit,
-    /// Root and the kernel programs; these tests also run under emulated kernels.
+    /// Tests that need root and the kernel programs; these tests also run under emulated kernels.
     Kernel,
-    /// Helm and a real API server.
+    /// Tests that need Helm and a real API server.
     Chart,
-    /// The agent and a real API server.
+    /// Tests that need the agent and a real API server.
     Agent,
-    /// The agent's image and real Nodes.
+    /// Tests that need the agent's image and real Nodes.
     RealCluster,
 }
 
@@ -62,7 +65,7 @@ impl TestBinary {
         Ok(listed(self.command().args(["--list", filter]))?.difference(&ignored).next().is_some())
     }
 
-    /// Reads a line of cargo's messages; none if it describes no test binary.
+    /// Reads a line of cargo's messages; returns `None` if the line does not describe a test binary.
     fn from_message(message: &str) -> Option<Self> {
         let message: Value = serde_json::from_str(message).ok()?;
         // The target also has a field `test`, which is true for every program that has tests.

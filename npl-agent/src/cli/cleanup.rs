@@ -38,7 +38,8 @@ pub async fn remove_and_stay(args: &CleanupArgs) -> anyhow::Result<()> {
 /// If an agent is running, or some state could not be removed.
 async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     preflight::check_bpffs(&args.bpffs)?;
-    // Held until the end: an agent that starts during the cleanup would adopt maps that are about to be removed.
+    // The lock is held until the end: an agent that started during the cleanup would adopt maps that are about to be
+    // removed.
     let _lock = match lock::take(&args.bpffs) {
         Err(LockError::AlreadyRunning) => {
             bail!("clean up: an npl-agent runs on this Node and would recreate its kernel state; stop it first")

@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct FindingRow {
-    /// The name of the check. It is stable across versions, because scripts rely on it.
+    /// The name of the check. The name does not change between versions, because scripts use it.
     key: &'static str,
     /// `ok`, `warning`, `failed` or `unknown`.
     state: &'static str,
@@ -52,7 +52,7 @@ pub(super) async fn findings(args: &NodeViewArgs) -> Vec<FindingRow> {
     examine(&facts::gather(args).await).iter().map(FindingRow::from).collect()
 }
 
-/// A table of all findings, followed by their advice.
+/// Formats a table of all findings, followed by the advice of each.
 fn as_text(rows: &[FindingRow]) -> String {
     let cells = rows.iter().map(|row| vec![row.key.to_owned(), row.state.to_owned(), row.found.clone()]);
     let findings = table(&["CHECK", "STATE", "FOUND"], cells);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the state of the Node for [`crate::core::doctor`], and changes no state. An unreadable value is recorded with
-//! its error, because it is a finding too.
+//! Reads the state of the Node for [`crate::core::doctor`], without changing it. If a value cannot be read, its error
+//! is recorded, because the doctor reports unreadable values too.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +32,7 @@ use crate::{
 
 /// The kernel's BTF, which describes its types to the program loader.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
-/// The directory of kernel settings. Those below `net` belong to the network namespace of the reading process.
+/// The directory of kernel settings. The settings below `net` belong to the network namespace of the reading process.
 const SYSCTLS: &str = "/proc/sys";
 
 /// Reads all facts once.
@@ -46,7 +46,8 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
     let held = nft_guard::read_state().map_err(|error| unreadable(&error));
     let datapath = Inspection::read(&args.bpffs).map(|inspection| datapath(&inspection));
     let pods = datapath.as_ref().map(|it| it.pods.clone()).unwrap_or_default();
-    // Without the Pods' routes, no check may report that no rule concerns the Pods' devices.
+    // If the Pods' routes cannot be read, the routing rules are unknown too: otherwise, a check could report that no
+    // rule matches the Pods' devices.
     let (routes, routing) = match netlink::routes_to(&pods).await {
         Ok(routes) => (routes, routing),
         Err(error) => (BTreeMap::new(), Err(ErrorChain(&error).to_string())),
@@ -89,7 +90,7 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
 pub(super) struct ProgramOrder {
     /// The programs that run ahead of NPL's.
     pub(super) ahead: ProgramsAhead,
-    /// Whether other software has programs at egress.
+    /// Whether other software has programs at TC egress of these devices.
     has_others_at_egress: bool,
 }
 

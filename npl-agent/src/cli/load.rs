@@ -11,7 +11,8 @@ use crate::{
     process::lock::{self, LockError},
 };
 
-/// Loads and pins every program that an agent on this Node may need. Programs that are already pinned stay.
+/// Loads and pins every program that an agent on this Node may need. Programs that are already pinned are not loaded
+/// again.
 ///
 /// # Errors
 ///

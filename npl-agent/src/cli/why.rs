@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent why`: prints the chain of conditions from the Service to the last packet, and marks the first link that
-//! does not hold.
+//! `npl-agent why`: prints the chain of conditions from the Service to the last packet, and marks the first condition
+//! that does not hold.
 
 use std::{fmt::Write as _, process::ExitCode, time::Duration};
 
@@ -20,8 +20,8 @@ use crate::{
     local,
 };
 
-/// Prints the chains of a Pod or a Service. The exit code is 0 if every link holds, 1 if a link does not hold, and 2 if
-/// no agent answers.
+/// Prints the chains of conditions of a Pod or a Service. The exit code is 0 if every condition holds, 1 if one does
+/// not hold, and 2 if no agent answers.
 ///
 /// # Errors
 ///
@@ -45,7 +45,7 @@ pub async fn show(args: &WhyArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(explanation.verdict().exit_code()))
 }
 
-/// Appends links with the kernel's counters to the chain of each node port.
+/// Appends conditions that are based on the kernel's counters to the chain of each node port.
 fn add_counters(args: &WhyArgs, explanation: &mut Explanation) -> anyhow::Result<()> {
     let bpffs = &args.node.view.bpffs;
     preflight::check_bpffs(bpffs)?;
@@ -69,8 +69,8 @@ fn last_packet(flows: &[FlowRecord], frontend: Frontend, now: Duration) -> Optio
     u64::try_from(now.saturating_sub(newest).as_millis()).ok()
 }
 
-/// Formats each chain as lines with mark, link and finding, followed by the document section of the first link that
-/// does not hold. The last lines name the Nodes without an answer.
+/// Formats each chain as lines with mark, condition and finding, followed by the document section about the first
+/// condition that does not hold. The last lines name the Nodes without an answer.
 pub(in crate::cli) fn as_text(explanation: &Explanation) -> String {
     let chains = explanation.chains.iter().map(chain_text);
     let missing = explanation.missing.iter().map(|sentence| format!("{sentence}\n"));

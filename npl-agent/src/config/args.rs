@@ -38,8 +38,8 @@ pub struct Cli {
 }
 
 const STATUS_EXAMPLES: &str = "Examples:
-  npl-agent status                     one screen; the exit code is the verdict
-  npl-agent status --wait=2m           until the Node is healthy, two minutes at most
+  npl-agent status                     one screen; the exit code states whether the Node is healthy
+  npl-agent status --wait=2m           wait until the Node is healthy, at most two minutes
   npl-agent status --interval 10s      with rates over ten seconds
   npl-agent status --output json | jq .signs";
 
@@ -50,7 +50,7 @@ const WHY_EXAMPLES: &str = "Examples:
 
 const FLOWS_EXAMPLES: &str = "Examples:
   npl-agent flows -n shop --pod web-0              the flows of one Pod
-  npl-agent flows --client 198.51.100.0/24         those of these clients
+  npl-agent flows --client 198.51.100.0/24         the flows of these clients
   npl-agent flows --output json | jq -r .client    one JSON object per line";
 
 const TRACE_EXAMPLES: &str = "Examples:
@@ -64,14 +64,14 @@ const TOP_EXAMPLES: &str = "Examples:
 
 const BUNDLE_EXAMPLES: &str = "Examples:
   npl-agent bundle > npl-bundle.tar.gz             an archive of this Node
-  npl-agent bundle --flows --file npl.tar.gz       with the clients of all flows
+  npl-agent bundle --flows --file npl.tar.gz       with all flows and their clients
   npl-agent bundle --output json | jq .[\"status.json\"].signs";
 
 const MAPPINGS_EXAMPLES: &str = "Examples:
   npl-agent mappings                              all mappings of this Node
-  npl-agent mappings -n shop --service web        those that the Service shop/web requests
-  npl-agent mappings --state draining,quarantined node ports on their way out
-  npl-agent mappings --watch                      with packets per second, every two seconds";
+  npl-agent mappings -n shop --service web        mappings that the Service shop/web requests
+  npl-agent mappings --state draining,quarantined node ports that are draining or in quarantine
+  npl-agent mappings --watch                      every two seconds, with packets per second";
 
 /// The subcommands.
 #[derive(Debug, Clone, Subcommand)]
@@ -79,16 +79,17 @@ pub enum Command {
     /// Run the agent on this Node. The kernel programs keep translating after the agent stops.
     Run(Box<RunArgs>),
     /// Show whether this Node serves its node ports, and if not, why: agent, API server, devices, ports, maps, packets
-    /// that were not translated. Exits with 0 if it is healthy, 1 if traffic is at risk, 2 if the state cannot be read.
+    /// that were not translated. Exits with 0 if the Node is healthy, 1 if traffic is at risk, 2 if the state of the
+    /// Node cannot be read.
     #[command(after_help = STATUS_EXAMPLES)]
     Status(StatusArgs),
     /// Show the mappings of this Node with their traffic, Pods, Services and states. Names and states come from the
-    /// running agent; without an agent, the kernel's view is shown.
+    /// running agent; without an agent, only the mappings in the kernel's maps are shown.
     #[command(after_help = MAPPINGS_EXAMPLES)]
     Mappings(MappingsArgs),
-    /// Explain why a Pod or a Service is served or not: the chain from the Service to the last packet. The first link
-    /// that does not hold is marked, with the section of the documents about it. Exits with 0 if every link holds, 1 if
-    /// one does not, 2 without a running agent.
+    /// Explain why a Pod or a Service is served or not: the chain of conditions from the Service to the last packet.
+    /// The first condition that does not hold is marked, with the section of the documents about it. Exits with 0 if
+    /// every condition holds, 1 if one does not, 2 without a running agent.
     #[command(after_help = WHY_EXAMPLES)]
     Why(WhyArgs),
     /// Show the established flows through node ports with client, node address, Pod address and Pod name, the most
@@ -107,18 +108,18 @@ pub enum Command {
     /// and works with and without a running agent. Exits with 1 if a finding keeps node ports from working.
     Doctor(NodeViewArgs),
     /// Write a support archive of this Node: versions, status, mappings, findings of the doctor, state of the agent.
-    /// Works without a running agent. Contains no Secret, no environment, no log, and no annotation or label of an
-    /// object.
+    /// Works without a running agent. The archive contains no Secret, no environment, no log, and no annotation or
+    /// label of an object.
     #[command(after_help = BUNDLE_EXAMPLES)]
     Bundle(BundleArgs),
-    /// Load the kernel programs before an agent that runs with fewer capabilities. With `CAP_PERFMON`, the kernel
-    /// omits its Spectre mitigations from them, which makes them faster; without `CAP_PERFMON`, load does nothing.
+    /// Load the kernel programs before an agent that runs with fewer capabilities. With `CAP_PERFMON`, the kernel adds
+    /// no Spectre mitigations to the programs, which makes them faster; without `CAP_PERFMON`, load does nothing.
     Load(LoadArgs),
     /// Remove all maps, programs, filters and nftables rules of npl-agent from this Node's kernel. Translation stops
     /// and connections break.
     Cleanup(CleanupArgs),
     /// Retire every Node of the cluster before uninstalling: set `NPL_RETIRE` on the agents' DaemonSet, and wait until
-    /// each Node has withdrawn its annotations and removed its kernel state. The chart's hook runs it.
+    /// each Node has withdrawn its annotations and removed its kernel state. The chart's hook runs this command.
     Retire(RetireArgs),
     /// The echo server and client in the Pods of `kubectl npl test`.
     #[command(hide = true, subcommand)]
@@ -170,14 +171,14 @@ pub struct RunArgs {
     pub protocols: BTreeSet<Protocol>,
 
     /// Translate packets on these network devices, separated by commas, for example eth0,eth1. "auto" selects each
-    /// device with a published address of the Node, a default route or another global address, and each tunnel, and
-    /// follows changes.
+    /// device with a published address of the Node, a default route or another global address, and each tunnel; the
+    /// selection changes with the Node's devices.
     #[arg(long, env = "NPL_DEVICES", value_name = "auto|LIST", default_value = "auto", value_parser = value::devices)]
     pub devices: DeviceSelection,
 
     /// Forward translated packets through the kernel stack, or faster by device-to-device redirect. "offload" redirects
     /// a connection after the stack has forwarded packets of both directions, and sends one packet of each direction
-    /// through the stack again every 256 jiffies (0.25 to 2.6 s); it needs
+    /// through the stack again every 256 jiffies (0.25 to 2.6 s). "offload" needs
     /// `net.netfilter.nf_conntrack_tcp_be_liberal=1`. FORWARD rules, NetworkPolicy and `ip xfrm` policies do not apply
     /// to redirected packets; docs/datapath.md has the details.
     #[arg(long, env = "NPL_FORWARDING", value_name = "stack|redirect|offload", default_value = "stack")]
@@ -189,15 +190,15 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_IGNORE_NETWORK_POLICY")]
     pub ignore_network_policy: bool,
 
-    /// Translate requests at TC, or for less CPU time per packet in the driver by XDP: "auto" uses XDP where the driver
-    /// is known to be safe, "xdp" on each driver that accepts a program. "xdp" corrupts packets with incomplete
+    /// Translate requests at TC, or in the driver by XDP for less CPU time per packet. "auto" uses XDP with drivers
+    /// that are known to be safe, "xdp" with each driver that accepts a program. "xdp" corrupts packets with incomplete
     /// checksums, which arrive on virtual devices such as veth. XDP takes effect only with --forwarding stack.
     #[arg(long, env = "NPL_ATTACH", value_name = "tc|auto|xdp", default_value = "tc")]
     pub attach: Attach,
 
-    /// Publish the Node's `InternalIP` or `ExternalIP`, with the other of the two as the fallback; or publish these
-    /// addresses, at most one of each IP family, or the Node's first address in one of these ranges. A published
-    /// address stays as long as the Node lists it, in any order.
+    /// Publish the Node's `InternalIP` or `ExternalIP`, or the other of the two if the Node has none. Alternatively,
+    /// publish these addresses, at most one of each IP family, or the Node's first address in one of these ranges. A
+    /// published address stays as long as the Node lists it, in any order.
     #[arg(
         long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]|CIDR[,CIDR]", default_value = "internal",
         value_parser = value::node_ip
@@ -222,23 +223,25 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_ANNOTATION_FORMAT", value_name = "VERSION", default_value = "v1.7")]
     pub annotation_format: AnnotationFormat,
 
-    /// Publish the protocols of one Pod port with a node port each, as Antrea does; or with "merged" as one entry with
-    /// one node port for all of them, for load balancers that ignore the protocol of an entry, such as AKO and F5 CIS.
+    /// Allocate a node port for each protocol of a Pod port, as Antrea does ("separate"), or one node port and one
+    /// annotation entry for all protocols of a Pod port ("merged"). Use "merged" for load balancers that ignore the
+    /// protocol of an entry, such as AKO and F5 CIS.
     #[arg(long, env = "NPL_PROTOCOL_PAIRING", value_name = "separate|merged", default_value = "separate")]
     pub protocol_pairing: ProtocolPairing,
 
-    /// Keep translating a mapping for this long after the annotation stops naming it, so that load balancers can drain
-    /// its connections: numbers with the units ms, s, m and h, for example 1m30s, at most a day.
+    /// Keep translating a mapping for this long after its annotation entry was removed, so that load balancers can
+    /// drain its connections. Give numbers with the units ms, s, m and h, for example 1m30s, at most a day.
     #[arg(long, env = "NPL_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
     pub drain: Duration,
 
     /// Keep a node port unused for this long after its mapping is removed, so that late packets do not reach another
-    /// Pod: numbers with the units ms, s, m and h, at most a day. Ports that still receive datagrams are reused last.
+    /// Pod. Give numbers with the units ms, s, m and h, at most a day. Ports that still receive datagrams are reused
+    /// last.
     #[arg(long, env = "NPL_QUARANTINE", value_name = "DURATION", default_value = "60s", value_parser = value::duration)]
     pub quarantine: Duration,
 
-    /// Interval at which the agent compares the kernel's state with the desired state and repairs it, besides reacting
-    /// to changes: numbers with the units ms, s, m and h, at least 1s.
+    /// Compare the kernel's state with the desired state at this interval, in addition to reacting to changes, and
+    /// repair differences. Give numbers with the units ms, s, m and h, at least 1s.
     #[arg(long, env = "NPL_RESYNC", value_name = "DURATION", default_value = "30s", value_parser = value::interval)]
     pub resync: Duration,
 
@@ -256,8 +259,8 @@ pub struct RunArgs {
     pub max_flows: MaxFlows,
 
     /// Let processes on this Node, including those of its Pods, connect to mappings if they belong to this cgroup v2 or
-    /// to a cgroup below it. "auto" finds the root of the hierarchy; in a container, give the mount point of the Node's
-    /// hierarchy. With "none", no process on this Node can connect to mappings.
+    /// to a cgroup below it. "auto" finds the root of the cgroup hierarchy; in a container, give the mount point of the
+    /// Node's hierarchy. With "none", no process on this Node can connect to mappings.
     #[arg(
         long, env = "NPL_CGROUP", value_name = "auto|none|DIRECTORY", default_value = "auto",
         value_parser = value::cgroup
@@ -272,8 +275,9 @@ pub struct RunArgs {
     )]
     pub local_clients: ClientScope,
 
-    /// Maintain an nftables table that exempts replies of mapped Pod ports from masquerading, and sets the mark that
-    /// reply routing needs. "auto" maintains it where the Node has source NAT rules or such a mark.
+    /// Maintain an nftables table that exempts replies of mapped Pod ports from masquerading, and sets the connection
+    /// mark that the CNI's policy routing needs for replies. "auto" maintains the table if the Node has source NAT
+    /// rules or such policy routing.
     #[arg(long, env = "NPL_NFT_GUARD", value_name = "auto|on|off", default_value = "auto", value_parser = value::guard)]
     pub nft_guard: GuardMode,
 
@@ -283,8 +287,8 @@ pub struct RunArgs {
     pub retire: bool,
 
     /// Listen in this folder on the Unix socket `agent.sock`, from which the other commands read the agent's state as
-    /// root. The agent creates the folder with mode 0700. If it cannot, the agent works, but the commands show no
-    /// names.
+    /// root. The agent creates the folder with mode 0700. If the agent cannot create the folder, the agent works, but
+    /// the commands show no names.
     #[arg(
         long, env = "NPL_RUNTIME_DIR", value_name = "DIRECTORY", default_value = DEFAULT_RUNTIME_DIR,
         value_parser = PathBufValueParser::new().try_map(value::directory)
@@ -299,8 +303,8 @@ pub struct RunArgs {
     pub listen: SocketAddr,
 
     /// Also serve /metrics, and nothing else, on this address and port, for a Prometheus outside of the Node. Clients
-    /// are not authenticated: restrict the port by a host firewall. Brackets admit addresses of both families, such as
-    /// [192.0.2.10]:9912. Unset: with the probes only.
+    /// are not authenticated: restrict the port by a host firewall. An address of either family may be in brackets,
+    /// such as [192.0.2.10]:9912. Unset: serve /metrics only on the address of --listen.
     #[arg(
         long, env = "NPL_METRICS_LISTEN", value_name = "ADDRESS:PORT", value_parser = value::metrics_listen
     )]
@@ -319,12 +323,12 @@ pub struct LoadArgs {
     #[arg(long, env = "NPL_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
     pub bpffs: PathBuf,
 
-    /// Make room for this many flows: the value of the agent, which otherwise replaces the maps.
+    /// Make room for this many flows. Give the agent's value: an agent with another value replaces the maps.
     #[arg(long, env = "NPL_MAX_FLOWS", value_name = "auto|NUMBER", default_value = "auto")]
     pub max_flows: MaxFlows,
 
-    /// First mount a BPF file system there, if none is mounted. This needs `CAP_SYS_ADMIN` and, in a container, a mount
-    /// with bidirectional propagation.
+    /// First mount a BPF file system at the mount point of --bpffs, if none is mounted. Mounting needs `CAP_SYS_ADMIN`
+    /// and, in a container, a mount with bidirectional propagation.
     #[arg(long, env = "NPL_MOUNT_BPFFS")]
     pub mount_bpffs: bool,
 }
@@ -332,11 +336,11 @@ pub struct LoadArgs {
 /// Flags of `cleanup`.
 #[derive(Debug, Clone, Args)]
 pub struct CleanupArgs {
-    /// Where to clean up, and how to print the removed state.
+    /// Which BPF file system to clean up, and how to print what was removed.
     #[command(flatten)]
     pub view: ViewArgs,
 
-    /// Wait for SIGTERM after the cleanup, for the Pods of a DaemonSet, whose containers must not exit.
+    /// Wait for SIGTERM after the cleanup. Needed in a DaemonSet, whose containers would be restarted if they exited.
     #[arg(long, env = "NPL_STAY")]
     pub stay: bool,
 }
@@ -348,7 +352,8 @@ pub struct RetireArgs {
     #[arg(long, env = "NPL_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Find the agents' DaemonSet in this namespace. Unset: in that of the kubeconfig's context or of this Pod.
+    /// Find the agents' DaemonSet in this namespace. Unset: in the namespace of the kubeconfig's context, or of this
+    /// Pod.
     #[arg(long, env = "NPL_NAMESPACE", value_name = "NAME")]
     pub namespace: Option<String>,
 
@@ -396,8 +401,8 @@ pub struct StatusArgs {
     #[arg(long, env = "NPL_INTERVAL", value_name = "DURATION", default_value = "1s", value_parser = value::duration)]
     pub interval: Duration,
 
-    /// Wait until the Node is healthy, five minutes at most; with a value, at most this long. The exit code is that of
-    /// the last reading.
+    /// Wait until the Node is healthy, at most five minutes. A value sets another maximum. The exit code describes
+    /// the state at the end of the wait.
     #[arg(
         long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "5m",
         value_parser = value::duration
@@ -408,7 +413,7 @@ pub struct StatusArgs {
 /// Flags of `why`.
 #[derive(Debug, Clone, Args)]
 pub struct WhyArgs {
-    /// The Pod, a port of it, or the Service.
+    /// The Pod, a port of the Pod, or the Service.
     #[arg(value_name = "pod/NAMESPACE/NAME[:PORT]|service/NAMESPACE/NAME")]
     pub object: Question,
 
@@ -468,8 +473,8 @@ pub struct TraceArgs {
     #[arg(long, short, value_name = "NAME", requires = "pod")]
     pub namespace: Option<String>,
 
-    /// Follow the packets of Pods whose name begins with this text: those to their node ports, and those to and from their
-    /// addresses. Needs a running agent.
+    /// Follow the packets of Pods whose name begins with this text: packets to the Pods' node ports, and packets to and
+    /// from the Pods' addresses. Needs a running agent.
     #[arg(long, value_name = "NAME")]
     pub pod: Option<String>,
 
@@ -489,8 +494,8 @@ pub struct TraceArgs {
     #[arg(long, value_name = "NUMBER", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..))]
     pub rate: u64,
 
-    /// Write the first 128 bytes of each packet, before and after translation, to this new pcapng file instead of printing
-    /// the records; `-`: to standard output.
+    /// Write the first 128 bytes of each packet, before and after translation, to this new pcapng file instead of
+    /// printing the records; `-` means standard output.
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
 }
@@ -510,11 +515,12 @@ pub struct TopArgs {
 /// Flags of `bundle`.
 #[derive(Debug, Clone, Args)]
 pub struct BundleArgs {
-    /// Where to read; with `--output json`, the documents are printed as one object instead of an archive.
+    /// Where to read the Node's state; with `--output json`, the documents are printed as one object instead of an
+    /// archive.
     #[command(flatten)]
     pub node: NodeViewArgs,
 
-    /// Write the archive to this new file; `-` or unset: to standard output.
+    /// Write the archive to this new file. `-` or unset: to standard output.
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
 
@@ -538,7 +544,7 @@ pub struct MappingsArgs {
     #[arg(long, value_name = "NAME")]
     pub pod: Option<String>,
 
-    /// Show the mappings that this Service requests.
+    /// Show only the mappings that this Service requests.
     #[arg(long, value_name = "NAME")]
     pub service: Option<String>,
 
@@ -551,11 +557,11 @@ pub struct MappingsArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub state: Vec<PortState>,
 
-    /// Show node ports in quarantine and published host ports too, which have no mapping.
+    /// Also show node ports without a mapping: node ports in quarantine, and published host ports.
     #[arg(long, short)]
     pub all: bool,
 
-    /// Print the table again every two seconds, with packets per second, until interrupted; with a value, at this
+    /// Print the table again every two seconds, with packets per second, until interrupted. A value sets another
     /// interval: numbers with the units ms, s, m and h, at least 1s.
     #[arg(
         long, value_name = "DURATION", num_args = 0..=1, require_equals = true,

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 
 use crate::core::{model::Protocol, path_test::Probe};
 
-/// The echo server, and its clients.
+/// The commands of the echo server and of its clients.
 #[derive(Debug, Clone, Subcommand)]
 pub enum EchoCommand {
     /// Serve until the process is killed: return each payload, with the name of the server and the client's address.

@@ -20,7 +20,7 @@ pub fn unknown_variables() -> Vec<String> {
     unknown(&names.collect(), &known())
 }
 
-/// The variables that flags and the log read.
+/// The variables that set flags or select log lines.
 fn known() -> BTreeSet<String> {
     let command = Cli::command();
     let arguments = command.get_subcommands().flat_map(clap::Command::get_arguments);
@@ -28,7 +28,8 @@ fn known() -> BTreeSet<String> {
     names.chain([FILTER_VARIABLE.to_owned()]).collect()
 }
 
-/// Kubernetes sets variables for each Service of the namespace, such as `NPL_AGENT_PORT` for a Service `npl-agent`.
+/// Returns the unknown variables, except those that Kubernetes sets for each Service of the namespace, such as
+/// `NPL_AGENT_PORT` for a Service `npl-agent`.
 fn unknown(names: &BTreeSet<String>, known: &BTreeSet<String>) -> Vec<String> {
     let services: Vec<&str> = names.iter().filter_map(|name| name.strip_suffix(SERVICE)).collect();
     let is_of_service = |name: &str| {

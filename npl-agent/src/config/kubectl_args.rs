@@ -11,7 +11,8 @@ use super::{
 };
 use crate::core::why::Question;
 
-/// Node ports of the whole cluster, from a workstation. Uses `kubectl`, with its contexts and credentials.
+/// Show and check the node ports of the whole cluster from a workstation, through `kubectl` with its contexts and
+/// credentials.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "kubectl-npl", bin_name = "kubectl npl", version, propagate_version = true)]
 pub struct KubectlCli {
@@ -23,7 +24,7 @@ pub struct KubectlCli {
     pub command: KubectlCommand,
 }
 
-/// How to reach the cluster, and where NPL is in it.
+/// How to reach the cluster, and in which namespace the agents run.
 #[derive(Debug, Clone, Args)]
 pub struct Connection {
     /// Use this context of the kubeconfig.
@@ -38,7 +39,7 @@ pub struct Connection {
     #[arg(long, global = true, env = "NPL_AGENT_NAMESPACE", value_name = "NAME", default_value = "npl-system")]
     pub agent_namespace: String,
 
-    /// The domain of the annotations, as of the agents' flag of the same name.
+    /// The domain of the annotations. Give the value of the agents' flag of the same name.
     #[arg(
         long, global = true, env = "NPL_ANNOTATION_DOMAIN", value_name = "DOMAIN",
         default_value = "nodeportlocal.antrea.io", value_parser = value::domain
@@ -61,15 +62,15 @@ pub enum KubectlCommand {
     /// if the replicas differ, 2 if one does not answer.
     #[command(after_help = "Examples:\n  kubectl npl members web\n  kubectl npl members web:http -n shop -o json")]
     Members(MembersArgs),
-    /// Show the verdict of every Node, as its agent reports it. Exits with 0 if all are healthy, 1 if one is at risk, 2
-    /// if the state of one cannot be read.
+    /// Show whether every Node serves its node ports, as its agent reports it. Exits with 0 if all Nodes are healthy, 1
+    /// if traffic of one is at risk, 2 if the state of one cannot be read.
     #[command(after_help = "Examples:\n  kubectl npl status\n  kubectl npl status --node node-1 -o json")]
     Status(ClusterStatusArgs),
     /// Compare the annotations of all Pods with the Services and with the addresses of the Nodes. Exits with 1 on any
     /// inconsistency.
     #[command(after_help = "Examples:\n  kubectl npl check\n  kubectl npl check -n shop -o json")]
     Check(CheckArgs),
-    /// Explain why a Pod or a Service is served or not, by the agents of its Nodes.
+    /// Explain why a Pod or a Service is served or not, with the answers of the agents on the Nodes of its Pods.
     #[command(after_help = "Examples:\n  kubectl npl why pod/shop/web-0\n  kubectl npl why service/shop/web")]
     Why(ClusterWhyArgs),
     /// Try every path to node ports with echo Pods on two Nodes, and remove the Pods again. Prints a row for each path,
@@ -112,7 +113,8 @@ pub struct MembersArgs {
     #[arg(long, short, value_name = "NAME")]
     pub namespace: Option<String>,
 
-    /// Report a difference between replicas only if it lasts this long, since Pods come and go.
+    /// Report a difference between replicas only if it lasts this long, since replicas may notice a new or deleted Pod
+    /// at different times.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = value::duration)]
     pub settle: Duration,
 
@@ -121,7 +123,7 @@ pub struct MembersArgs {
     pub output: OutputFormat,
 }
 
-/// A Service of a namespace that is given elsewhere, or one of its ports.
+/// The name of a Service, with or without one of its ports. Another flag gives the namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceName {
     /// The name of the Service.
@@ -168,7 +170,7 @@ pub struct CheckArgs {
     #[arg(long, short, value_name = "NAME")]
     pub namespace: Option<String>,
 
-    /// Report only inconsistencies that last this long, since Pods come and go.
+    /// Report only inconsistencies that last this long, since annotations are written some time after a Pod changes.
     #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = value::duration)]
     pub settle: Duration,
 
@@ -180,7 +182,7 @@ pub struct CheckArgs {
 /// Flags of `kubectl npl why`.
 #[derive(Debug, Clone, Args)]
 pub struct ClusterWhyArgs {
-    /// The Pod, a port of it, or the Service.
+    /// The Pod, a port of the Pod, or the Service.
     #[arg(value_name = "pod/NAMESPACE/NAME[:PORT]|service/NAMESPACE/NAME")]
     pub object: Question,
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The syntax of label selectors, which kube only writes. The API server rejects an invalid selector on each list, so
-//! the agent checks it at start.
+//! Checks the syntax of label selectors, which the library kube cannot parse. The API server would reject each list
+//! with an invalid selector, so the agent checks the selector at start.
 
 use super::value::is_subdomain;
 
@@ -14,7 +14,7 @@ pub(super) fn is_valid(text: &str) -> bool {
     requirements(text).into_iter().all(is_requirement)
 }
 
-/// The parts between commas outside of parentheses.
+/// Splits a selector at the commas that are outside of parentheses.
 fn requirements(text: &str) -> Vec<&str> {
     let mut is_in_set = false;
     text.split(move |character| {
@@ -45,7 +45,7 @@ fn is_key(text: &str) -> bool {
     !name.is_empty() && is_value(name) && prefix.is_none_or(|prefix| is_subdomain(prefix, PREFIX_BYTES))
 }
 
-/// An empty value is valid.
+/// Whether a text is a valid label value. An empty value is valid.
 fn is_value(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let is_end = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_alphanumeric);

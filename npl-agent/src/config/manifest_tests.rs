@@ -30,7 +30,7 @@ fn pod_namespace() -> String {
     object("deploy/npl.yaml", "DaemonSet")["metadata"]["namespace"].as_str().unwrap().to_owned()
 }
 
-/// The elements of a list; an absent list has none.
+/// The elements of a list; none if the list is absent.
 fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
@@ -55,14 +55,14 @@ fn mount_point<'a>(pod: &'a Value, container: &'a Value, folder: &str) -> Option
     mount["mountPath"].as_str()
 }
 
-/// Only the container's process gets the arguments. `kubectl exec ds/npl-agent -- /npl-agent status` also gets the
-/// variables.
+/// Paths must be set by environment variables: a command such as `kubectl exec ds/npl-agent -- /npl-agent status` gets
+/// the container's variables, but not its arguments.
 #[test]
 fn each_command_in_a_container_uses_the_bpffs_and_cgroup_of_the_agent() {
     let pod = pod();
     for container in containers(&pod) {
         let name = &container["name"];
-        // Only NPL's own directory, so that the agent cannot access other programs' pins.
+        // The container mounts only NPL's own directory, so that the agent cannot access pins of other software.
         let folder = Path::new("/sys/fs/bpf").join(PIN_ROOT);
         let pins = mount_point(&pod, container, folder.to_str().unwrap());
         let expected = variable(container, "NPL_BPFFS").map(|bpffs| Path::new(bpffs).join(PIN_ROOT));

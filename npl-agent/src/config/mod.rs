@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The configuration of `run`. The rest of the agent uses [`Config`], never [`RunArgs`].
+//! The checked configuration of the command `run`. Other modules of the agent use [`Config`], never [`RunArgs`].
 
 pub mod args;
 pub mod echo_args;
@@ -56,23 +56,23 @@ pub struct Config {
     pub resync: Duration,
     /// The mount point of the BPF file system.
     pub bpffs: PathBuf,
-    /// Flows of each IP family that the flow table has room for.
+    /// The number of flows of each IP family that the flow table has room for.
     pub max_flows: MaxFlows,
     /// The local processes whose sockets can connect to mappings.
     pub cgroup: CgroupSelection,
-    /// The local processes of this cgroup that are served.
+    /// Which processes of the cgroup are served: all, or only those in the host's network namespace.
     pub local_clients: ClientScope,
-    /// Whether the agent maintains the nftables table.
+    /// Whether the agent maintains the nftables table `inet npl`.
     pub guard: GuardMode,
     /// The folder of the local socket.
     pub runtime_dir: PathBuf,
     /// The address and port of the HTTP server for probes and metrics.
     pub listen: SocketAddr,
-    /// The address and port of the HTTP server for metrics alone.
+    /// The address and port of the HTTP server that serves only metrics.
     pub metrics_listen: Option<SocketAddr>,
 }
 
-/// A flag with an invalid value. The exit code is 2, as for clap's usage errors.
+/// A flag has an invalid value. The process exits with code 2, as for clap's usage errors.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{flag}: {reason}")]
 pub struct ConfigError {
@@ -83,7 +83,7 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// The error of one of NPL's value parsers, without the usage lines that clap adds to the reason; `None` for the
+    /// Extracts the error of one of NPL's value parsers, without the usage lines that clap adds. Returns `None` for
     /// errors that clap itself finds, such as an unknown flag.
     pub fn from_clap(error: &clap::Error) -> Option<Self> {
         let (ErrorKind::ValueValidation, Some(reason), Some(ContextValue::String(argument))) =
@@ -91,7 +91,7 @@ impl ConfigError {
         else {
             return None;
         };
-        // clap names the argument as in `--drain <DURATION>`.
+        // clap gives the argument in the form `--drain <DURATION>`.
         let flag = argument.split(' ').next().unwrap_or_default();
         Some(Self { flag: flag.to_owned(), reason: reason.to_string() })
     }
@@ -167,7 +167,8 @@ impl TryFrom<RunArgs> for Config {
     }
 }
 
-/// clap can declare conflicts between flags, but not between values of flags.
+/// The error for `--attach xdp` without `--forwarding stack`. clap can declare conflicts between flags, but not between
+/// values of flags.
 fn xdp_needs_stack(forwarding: Forwarding) -> ConfigError {
     let forwarding = forwarding.as_str();
     let reason = format!(

@@ -175,7 +175,8 @@ fn invalid_values_are_refused_with_the_flag_and_an_example() {
     }
 }
 
-/// Kubernetes puts the Node's address, of whichever family, between the brackets.
+/// In the manifest, the brackets contain a variable, in place of which Kubernetes inserts the Node's address of either
+/// family.
 #[test]
 fn the_address_for_metrics_may_have_brackets_in_both_families() {
     for (text, expected) in [

@@ -23,7 +23,7 @@ use crate::{
 
 /// The kernel's limit for the name of a device.
 const DEVICE_NAME_BYTES: usize = 15;
-/// Kubernetes' limit for the name of an annotation; on a Pod, the domain is the name.
+/// Kubernetes' limit for the name of an annotation. The name of the annotation on Pods is the domain itself.
 const ANNOTATION_NAME_BYTES: usize = 63;
 /// Kubernetes' limit for the name of an object.
 const OBJECT_NAME_BYTES: usize = 253;
@@ -34,58 +34,58 @@ const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 /// instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
-    /// Neither a keyword nor a list of addresses.
+    /// The value is neither a keyword nor a list of addresses.
     #[error(transparent)]
     NodeIp(#[from] NodeIpSourceError),
-    /// A loopback, multicast or unspecified address.
+    /// The value is a loopback, multicast or unspecified address.
     #[error("{0} is not an address that clients can reach: give for example 192.0.2.10")]
     UnreachableNodeIp(IpAddr),
-    /// Two addresses of one IP family.
+    /// The value has two addresses of one IP family.
     #[error("more than one {0} address: give at most one of each family, for example 192.0.2.10,2001:db8::10")]
     TwoNodeIps(Family),
-    /// Not numbers with units.
+    /// The value is not a series of numbers with units.
     #[error("{0:?} is not a duration: give a number and a unit, for example 30s, 2m or 500ms")]
     Duration(String),
-    /// Above [`LONGEST_DURATION`].
+    /// The duration is above [`LONGEST_DURATION`].
     #[error("{0:?} is longer than a day: give for example 60s")]
     LongDuration(String),
-    /// Below [`SHORTEST_INTERVAL`].
+    /// The interval is below [`SHORTEST_INTERVAL`].
     #[error("{0:?} is shorter than a second: give for example 30s")]
     ShortInterval(String),
-    /// Not a valid name of a Kubernetes object.
+    /// The value is not a valid name of a Kubernetes object.
     #[error("{0:?} is not a Node's name: give it as `kubectl get nodes` shows it, for example worker-1")]
     NodeName(String),
-    /// Not the name of an annotation.
+    /// The value is not a valid name of an annotation.
     #[error(
         "{0:?} is not an annotation domain: give at most 63 lower-case letters, digits, dots and dashes, for example \
          nodeportlocal.antrea.io"
     )]
     Domain(String),
-    /// Not a label selector.
+    /// The value is not a label selector.
     #[error("{0:?} is not a label selector: give for example example.com/npl=yes or tier in (web,api)")]
     LabelSelector(String),
-    /// An unknown protocol in the list.
+    /// The list contains an unknown protocol.
     #[error("{0:?} is not a list of protocols: give tcp, udp or sctp with commas between them, for example tcp,udp")]
     Protocols(String),
-    /// A name in the list that no device can have.
+    /// The list contains a name that no device can have.
     #[error("{0:?} is not a list of devices: give auto or names with commas between them, for example eth0,eth1")]
     Devices(String),
-    /// A relative path.
+    /// The path is relative.
     #[error("{} is not an absolute path: give for example /sys/fs/bpf", .0.display())]
     RelativePath(PathBuf),
-    /// Neither a keyword nor an absolute path.
+    /// The value is neither a keyword nor an absolute path.
     #[error("{0:?} is not a cgroup: give auto, none or an absolute path, for example /sys/fs/cgroup")]
     Cgroup(String),
-    /// An unknown keyword.
+    /// The value is neither `all` nor `host`.
     #[error("{0:?} does not name local clients: give all or host")]
     ClientScope(String),
-    /// An unknown keyword.
+    /// The value is not `auto`, `on` or `off`.
     #[error("{0:?} is not a mode of the nftables guard: give auto, on or off")]
     Guard(String),
-    /// Not an address with a port.
+    /// The value is not an address with a port.
     #[error("{0:?} is not an address with a port: give for example 127.0.0.1:9911")]
     Listen(String),
-    /// Not an address with a port, with or without brackets.
+    /// The value is not an address with a port, with or without brackets around the address.
     #[error("{0:?} is not an address with a port: give for example 192.0.2.10:9912 or [2001:db8::10]:9912")]
     MetricsListen(String),
 }
@@ -114,8 +114,8 @@ pub(super) fn interval(text: &str) -> Result<Duration, ValueError> {
         .ok_or_else(|| ValueError::ShortInterval(text.to_owned()))
 }
 
-/// Parses whole numbers, each with its unit: `500ms`, `30s`, `1m30s`, `2h`. jiff's parser is not used, although jiff is
-/// a dependency, because it also accepts signs, fractions and words such as `ago`.
+/// Parses whole numbers, each with its unit: `500ms`, `30s`, `1m30s`, `2h`. The parser of the dependency jiff is not
+/// used, because it also accepts signs, fractions and words such as `ago`.
 ///
 /// # Errors
 ///
@@ -154,7 +154,7 @@ pub(super) fn node_name(text: &str) -> Result<String, ValueError> {
     if is_subdomain(&text, OBJECT_NAME_BYTES) { Ok(text) } else { Err(ValueError::NodeName(text)) }
 }
 
-/// A domain of annotations.
+/// Parses a domain of annotations.
 ///
 /// # Errors
 ///
@@ -164,7 +164,8 @@ pub fn domain(text: &str) -> Result<String, ValueError> {
     if is_subdomain(&text, ANNOTATION_NAME_BYTES) { Ok(text) } else { Err(ValueError::Domain(text)) }
 }
 
-/// A DNS subdomain, as Kubernetes defines it: labels of lower-case letters, digits and inner dashes, with dots between.
+/// Whether a text is a DNS subdomain as Kubernetes defines it: labels of lower-case letters, digits and inner dashes,
+/// separated by dots.
 pub(super) fn is_subdomain(text: &str, longest: usize) -> bool {
     let is_label = |label: &str| {
         !label.is_empty()
@@ -175,7 +176,7 @@ pub(super) fn is_subdomain(text: &str, longest: usize) -> bool {
     text.len() <= longest && text.split('.').all(is_label)
 }
 
-/// The protocols of a list.
+/// Parses a list of protocols.
 ///
 /// # Errors
 ///
@@ -206,7 +207,7 @@ pub(super) fn devices(text: &str) -> Result<DeviceSelection, ValueError> {
     Ok(DeviceSelection::Named(names))
 }
 
-/// The rule of the kernel's `dev_valid_name`.
+/// Whether a device can have this name, by the rule of the kernel's function `dev_valid_name`.
 fn is_device_name(name: &str) -> bool {
     let is_allowed = |c: char| !c.is_whitespace() && c != '/' && c != ':';
     (1..=DEVICE_NAME_BYTES).contains(&name.len()) && name != "." && name != ".." && name.chars().all(is_allowed)
@@ -246,7 +247,8 @@ pub(super) fn listen(text: &str) -> Result<SocketAddr, ValueError> {
     text.parse().map_err(|_unparsable| ValueError::Listen(text.to_owned()))
 }
 
-/// As [`listen`], and also an IPv4 address in brackets: a manifest cannot know the family of the Node's address.
+/// Parses the same values as [`listen`], and also an IPv4 address in brackets: the manifest has brackets around the
+/// Node's address, because its family is not known in advance.
 pub(super) fn metrics_listen(text: &str) -> Result<SocketAddr, ValueError> {
     let unreadable = || ValueError::MetricsListen(text.to_owned());
     let bracketed = text.strip_prefix('[').and_then(|rest| rest.split_once("]:"));

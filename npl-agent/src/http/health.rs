@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state behind the probes `/livez`, `/readyz` and `/startupz`.
+//! The state that the probes `/livez`, `/readyz` and `/startupz` report.
 
 use std::{
     sync::{
@@ -29,7 +29,7 @@ struct Inner {
 }
 
 impl Health {
-    /// A new agent is live, but neither started nor ready.
+    /// Creates the state of a new agent, which is live, but neither started nor ready.
     pub fn new() -> Self {
         Self(Arc::new(Inner {
             origin: Instant::now(),
@@ -41,13 +41,13 @@ impl Health {
         }))
     }
 
-    /// Records that the main loop is running.
+    /// Records a heartbeat of the main loop.
     pub fn beat(&self) {
         self.0.last_beat_millis.store(self.age_millis(), Ordering::Relaxed);
     }
 
-    /// Records that the first reconciliation of all Pods is done. This is never reset: the agent stays ready if the API
-    /// server becomes unreachable later, because its mappings still translate.
+    /// Records that the first reconciliation of all Pods is done. The record is never reset: the agent stays ready if
+    /// the API server becomes unreachable later, because the mappings still translate.
     pub fn set_synced(&self) {
         self.0.is_synced.store(true, Ordering::Relaxed);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The HTTP servers: `/metrics` for Prometheus, and `/livez`, `/readyz` and `/startupz` for the kubelet. A second
-//! server has `/metrics` alone, so that probes are not reached from other machines.
+//! server serves only `/metrics`, so that other machines can read metrics but not reach the probes.
 
 mod health;
 
@@ -27,23 +27,23 @@ pub enum HttpError {
     /// Another process listens on the port, often a second agent.
     #[error("listen on {address}: the port is in use; stop the other process or choose another port with {flag}")]
     InUse {
-        /// The address of the flag.
+        /// The address that the flag gives.
         address: SocketAddr,
-        /// The flag.
+        /// The flag, `--listen` or `--metrics-listen`.
         flag: &'static str,
     },
     /// No device of the Node has this address.
     #[error("listen on {address}: this Node does not have the address; give {flag} an address of this Node")]
     NoSuchAddress {
-        /// The address of the flag.
+        /// The address that the flag gives.
         address: SocketAddr,
-        /// The flag.
+        /// The flag, `--listen` or `--metrics-listen`.
         flag: &'static str,
     },
     /// The kernel returned another error for the socket.
     #[error("listen on {address}")]
     Listen {
-        /// The address of the flag.
+        /// The address that the flag gives.
         address: SocketAddr,
         /// The kernel's error.
         #[source]
@@ -51,8 +51,8 @@ pub enum HttpError {
     },
 }
 
-/// The listening sockets. Both are bound before the agent starts, so that the agent exits immediately if an address is
-/// unusable.
+/// The listening sockets. Both sockets are bound before the agent starts, so that the agent exits immediately if an
+/// address is unusable.
 #[derive(Debug)]
 pub struct Servers {
     /// The socket of `--listen`, for probes and metrics.

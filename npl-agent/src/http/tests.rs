@@ -39,7 +39,7 @@ const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr:
 
 type Server = tokio::task::JoinHandle<std::io::Result<()>>;
 
-/// Starts both servers, and returns the address of the one for probes and of the one for metrics alone.
+/// Starts both servers. Returns the address of the server for probes, and that of the server for metrics only.
 async fn start_servers(health: &Health) -> ([SocketAddr; 2], Server) {
     let servers = Servers::bind(ANY, Some(ANY)).await.unwrap();
     let addresses = [&servers.probes, servers.metrics.as_ref().unwrap()].map(|it| it.local_addr().unwrap());

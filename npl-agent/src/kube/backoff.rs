@@ -9,17 +9,18 @@ use tokio::time::Instant;
 
 /// The upper bound of the first delay.
 const FIRST: Duration = Duration::from_millis(500);
-/// The upper bound of all delays. The bound is low, because the agent learns of no change during a delay. At this
+/// The upper bound of all delays. The bound is low, because the agent receives no changes during a delay. With this
 /// delay, a hundred Nodes send about fifteen requests per second.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Time without a failure after which the back-off resets. It exceeds the longest delay plus a request that times out,
-/// so that repeated failures never reset the delays.
+/// Time without a failure after which the delays are short again. This time exceeds the longest delay plus the time
+/// limit of a request, so that repeated failures never shorten the delays.
 const STABLE_AFTER: Duration = Duration::from_mins(1);
 /// The shortest time between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Delays that double. Half of each delay is fixed, and a random part of up to the same length is added, so that Nodes
-/// that lost the API server at the same time do not reconnect at the same time.
+/// Delays between retries, each twice as long as the previous one. Half of each delay is fixed, and a random part of up
+/// to the same length is added, so that Nodes that lost the API server at the same time do not reconnect at the same
+/// time.
 pub(super) struct Jittered(ResetTimerBackoff<ExponentialBackoff>);
 
 impl Jittered {
@@ -34,7 +35,7 @@ impl From<ExponentialBuilder> for Jittered {
     }
 }
 
-/// Uses half of the bounds, since backon adds a random part of up to the delay itself.
+/// Uses half of the bounds, since the library backon adds to each delay a random time of up to the same length.
 fn builder() -> ExponentialBuilder {
     ExponentialBuilder::new().with_min_delay(FIRST / 2).with_max_delay(LONGEST / 2).without_max_times().with_jitter()
 }
@@ -54,7 +55,7 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// Acquires the permission to log now. Returns false within a minute after the last permission.
+    /// Returns whether the caller may log now: true at most once per minute.
     pub fn acquire(&mut self) -> bool {
         let now = Instant::now();
         let is_allowed = self.last.is_none_or(|last| now.duration_since(last) >= LOG_INTERVAL);

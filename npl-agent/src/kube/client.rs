@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Creates the client, and checks at start that the API server grants the agent its permissions.
+//! Creates the client of the API server, and checks at start that the API server grants the agent its permissions.
 
 use std::{
     fmt,
@@ -36,11 +36,11 @@ use super::{
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time limit for the headers of an answer. The API server sends them immediately for a watch, and for a list when the
-/// list is complete.
+/// Time limit for the headers of an answer. The API server sends the headers of a watch immediately, and those of a
+/// list when the list is complete.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit between two reads of a body. It exceeds the duration of a watch, so that an idle watch is not
-/// interrupted.
+/// Time limit between two reads of an answer's body. The limit exceeds the duration of a watch, so that a watch without
+/// events is not interrupted.
 const READ_TIMEOUT: Duration = Duration::from_secs(super::watch::WATCH_SECONDS as u64 + 10);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -63,13 +63,13 @@ const LIVENESS: Liveness = Liveness {
     unacknowledged: Duration::from_secs(20),
 };
 
-/// Why the agent cannot use the API server. The agent exits with these errors, because retries do not help.
+/// Why the agent cannot use the API server. On each of these errors the agent exits, because a retry would fail too.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The file of `--kubeconfig` is missing or invalid.
     #[error("use kubeconfig {}: {reason}; give --kubeconfig a readable file with a current context", path.display())]
     Kubeconfig {
-        /// The path of the file.
+        /// The path of the kubeconfig file.
         path: PathBuf,
         /// kube's error.
         reason: String,
@@ -199,8 +199,8 @@ async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(failed)
 }
 
-/// Builds kube's client stack with three changes: no retries, because a retry minutes later would send an outdated
-/// patch; no Nagle's algorithm, which delays a patch by 40 ms; and TCP probes of silent connections.
+/// Builds kube's client stack with three changes. Requests are not retried, because a retry minutes later would send an
+/// outdated patch. Nagle's algorithm, which delays a patch by 40 ms, is disabled. TCP probes silent connections.
 fn build(mut config: Config, liveness: Liveness) -> kube::Result<Client> {
     let token = TokenFile::take(&mut config.auth_info)?;
     let (for_requests, for_responses) = (token.clone(), token);
@@ -319,7 +319,7 @@ fn refused_or_late(url: &str, needed: Permission, err: kube::Error) -> Probe {
 }
 
 /// Whether the API server grants a permission. If the API server denies the access review itself, the permission counts
-/// as granted, and the watches report a missing one.
+/// as granted; if it is missing, the watch that needs the permission reports the failure.
 async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kube::Result<bool> {
     let Permission { verb, resource, subresource } = needed;
     let attributes = ResourceAttributes {

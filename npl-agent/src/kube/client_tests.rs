@@ -146,8 +146,8 @@ async fn an_unreadable_kubeconfig_is_named() {
     );
 }
 
-/// Makes the kernel drop every packet that arrives for the socket, as a firewall does that has lost its entry of the
-/// connection.
+/// Makes the kernel drop every packet that arrives for the socket, like a firewall that has lost its conntrack entry of
+/// the connection.
 fn swallow_packets(socket: &TcpStream) {
     let drop_all = [socket2::SockFilter::new(0x06, 0, 0, 0)]; // BPF_RET | BPF_K: keep 0 bytes
     socket2::SockRef::from(socket).attach_filter(&drop_all).unwrap();
@@ -203,7 +203,8 @@ async fn lists_are_requested_compressed_and_watches_are_not() {
     assert_eq!(names, [Some("web-0".to_owned())]);
     assert!(request.contains("\naccept-encoding: gzip\r"), "{request}");
 
-    // The API server of Kubernetes 1.37 and later compresses each event on its own, which the decoder cannot read.
+    // The API server of Kubernetes 1.37 and later compresses each event of a watch separately, and the decoder cannot
+    // read such a stream.
     let (watch, request) = tokio::join!(source.watch("10", 240), respond_once(&listener, "", b""));
     assert!(watch.is_ok());
     assert!(request.contains("\naccept-encoding: identity\r"), "{request}");

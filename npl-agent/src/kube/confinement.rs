@@ -24,7 +24,7 @@ use super::{
 
 /// The label that the dry run adds. The agent never writes labels.
 const LABEL: &str = "npl-agent-dry-run";
-/// Number of dry runs before the result counts: the API server applies a new policy only after a few seconds.
+/// Number of dry runs until a missing policy is reported: the API server applies a new policy only after a few seconds.
 const ATTEMPTS: usize = 6;
 
 /// The result of the check, for the agent's commands. Clones share the same result.
@@ -41,9 +41,9 @@ impl ConfinementResult {
 /// The API server's answer to a write that an agent must not make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Confinement {
-    /// The write is rejected.
+    /// The API server rejects the write, so a policy confines the agent.
     Confined,
-    /// The write is admitted.
+    /// The API server admits the write, so no policy confines the agent.
     Unconfined,
     /// The Node has no Pod for the dry run, or the API server gives no definite answer.
     Unknown,
@@ -94,7 +94,8 @@ async fn probe(client: &Client, node_name: &str) -> kube::Result<Confinement> {
         .map_err(kube::Error::BuildRequest)?;
     match client.request::<IgnoredAny>(request).await {
         Ok(_stored_nothing) => Ok(Confinement::Unconfined),
-        // Admission policies answer 422, webhooks any other error. A 404 for a deleted Pod is no answer about policies.
+        // An admission policy rejects with 422, a webhook with any other error. A 404 (the Pod was deleted) or a 409
+        // does not show whether a policy exists.
         Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(Confinement::Unknown),
         Err(err) if matches!(FailureKind::of(&err), FailureKind::Forbidden | FailureKind::Rejected) => {
             Ok(Confinement::Confined)

@@ -26,7 +26,7 @@ struct Contact {
 }
 
 impl WatchContacts {
-    /// Records a list, a change or a bookmark.
+    /// Records that the API server answered a list or sent an event of the watch.
     pub(super) fn record_success(&self, resource: WatchedResource) {
         let contact = Contact { heard: Some(Instant::now()), failure: None };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(resource.as_str(), contact);
@@ -40,7 +40,7 @@ impl WatchContacts {
         contact.failure = Some((since, error.to_owned()));
     }
 
-    /// The state of every watch, as the commands show it.
+    /// Returns, for every watch, the last answer and the current failure, for the output of commands.
     pub fn views(&self) -> Vec<WatchView> {
         let contacts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let resources = [WatchedResource::Pods, WatchedResource::Services, WatchedResource::Node];

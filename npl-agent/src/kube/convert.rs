@@ -59,7 +59,7 @@ pub enum Skipped {
 }
 
 impl Skipped {
-    /// The name of the kind in log lines.
+    /// The name of this kind of invalid value in log lines.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Port => "port",
@@ -161,8 +161,8 @@ fn keep<F, T>(from: Vec<F>, skipped: &mut Vec<Skipped>, mut convert: impl FnMut(
     from.into_iter().filter_map(|value| convert(value).map_err(|reason| skipped.push(reason)).ok()).collect()
 }
 
-/// The other field manager that owns the mapping annotation. The API server records the manager that last changed the
-/// value.
+/// The field manager, other than this agent, that owns the mapping annotation. The API server records the manager that
+/// last changed the value.
 fn annotation_manager(managers: Vec<(String, Vec<String>)>, keys: &AnnotationKeys) -> Option<Arc<str>> {
     let owns = |owned: &[String]| owned.iter().any(|key| key.strip_prefix("f:") == Some(&keys.mapping));
     let is_other = |(manager, owned): &(String, Vec<String>)| manager != FIELD_MANAGER && owns(owned);
@@ -190,8 +190,9 @@ pub fn has_condition(status: &PodStatus, kind: &str, value: &str) -> bool {
 
 /// The addresses of `podIPs`, or that of `podIP` if an old kubelet set no `podIPs`.
 ///
-/// None while the Pod has no sandbox: after a reboot of the Node, the addresses of the former sandbox stay in the
-/// status until the kubelet has created a new one, and the CNI may give them to other Pods meanwhile.
+/// Empty while the Pod has no sandbox. After a reboot of the Node, the status contains the addresses of the former
+/// sandbox until the kubelet has created a new one, but the CNI may already have assigned these addresses to other
+/// Pods.
 fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
     if has_condition(&status, "PodReadyToStartContainers", "False") {
         return Vec::new();

@@ -99,7 +99,8 @@ impl Recorder {
                     true
                 }
             };
-            // The rate limit may have delayed this report, so problems that are already solved are dropped.
+            // The rate limit may have delayed this report. Reports of problems that have been solved since then are
+            // dropped.
             reports.observe(&problems.borrow_and_update(), self.now());
             if is_admitted
                 && let Some(report) = reports.take_due(self.now())
@@ -114,7 +115,7 @@ impl Recorder {
         Moment(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Sends the Event of a report. Returns false if it must be sent again.
+    /// Sends the Event of a report. Returns false if the Event must be sent again.
     async fn send(&mut self, report: &Report) -> bool {
         let reported = timeout(DEADLINE, self.record(report)).await;
         let (outcome, err) = match reported.unwrap_or_else(|late| Err(kube::Error::Service(late.into()))) {

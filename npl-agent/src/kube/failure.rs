@@ -8,7 +8,8 @@ use kube::core::Status;
 
 pub use crate::metrics::FailureKind;
 
-/// Upper bound of `Retry-After`, so that a large value from a proxy does not keep the agent outdated for an hour.
+/// Upper bound of `Retry-After`, so that the agent does not stay without new objects for an hour because of a large
+/// value from a proxy.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
 /// Consecutive failures after which a 401 or 403 counts as final. An API server that has just started denies valid
@@ -45,13 +46,13 @@ pub(super) const CERTIFICATE_ADVICE: &str = "the API server's certificate cannot
      certificate is signed with RSA, Ed25519, ECDSA P-256 with SHA-256 or ECDSA P-384 with SHA-384, since this agent \
      verifies no other signatures; the agent retries";
 
-/// Whether a connection failed because of the API server's certificate, judged by the text of its last cause: the type
-/// of the error belongs to a crate that NPL does not depend on directly.
+/// Whether a connection failed because of the API server's certificate. The text of the last cause decides, because the
+/// type of the error belongs to a crate on which NPL does not depend directly.
 pub(super) fn is_certificate_error(cause: &str) -> bool {
     cause.contains("invalid peer certificate")
 }
 
-/// A list or a watch that failed.
+/// Why a list or a watch failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RequestFailure {
     pub(super) kind: FailureKind,
@@ -62,13 +63,13 @@ pub(super) struct RequestFailure {
 }
 
 impl RequestFailure {
-    /// The failure of a request, and the header `Retry-After` of its answer.
+    /// Describes the failure of a request. `header` is the value of `Retry-After` in the answer.
     pub(super) fn of(err: &kube::Error, header: Option<Duration>) -> Self {
         let asked = if let kube::Error::Api(status) = err { asked_by(status) } else { None };
         Self { kind: FailureKind::of(err), cause: root_cause(err), after: header.or(asked) }
     }
 
-    /// The failure that a watch reports as an event.
+    /// Describes a failure that the API server reports by an event of type `ERROR` in a watch.
     pub(super) fn of_status(status: &Status) -> Self {
         Self { kind: FailureKind::of_status(status.code), cause: message(status), after: asked_by(status) }
     }
@@ -91,13 +92,14 @@ fn asked_by(status: &Status) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(LONGEST_RETRY_AFTER))
 }
 
-/// The first line of kube's error, which already includes its causes. A YAML error adds an excerpt of the file below
-/// it.
+/// The first line of kube's error, which already includes the error's causes. For an error in YAML, further lines
+/// contain an excerpt of the file.
 pub(super) fn one_line(err: &dyn Error) -> String {
     err.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// The last cause of an error. Connection errors name the reason only there, such as `Connection refused`.
+/// The last cause in the chain of an error's causes. Connection errors name the reason, such as `Connection refused`,
+/// only in their last cause.
 pub(super) fn root_cause(err: &(dyn Error + 'static)) -> String {
     let mut cause = err;
     while let Some(next) = cause.source() {

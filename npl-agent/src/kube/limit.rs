@@ -8,9 +8,10 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-/// A token bucket: it admits a burst immediately, then one request in each interval, in the order of the calls.
+/// A token bucket, which admits a burst of requests immediately, and then one request in each interval, in the order of
+/// the calls.
 ///
-/// The only state is the time at which the bucket will be full again, from which the number of tokens follows.
+/// The bucket stores only the time at which it will be full again; the number of tokens follows from this time.
 #[derive(Debug)]
 pub(super) struct RateLimit {
     interval: Duration,

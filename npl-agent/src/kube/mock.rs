@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An API server for tests. It passes each request to the test, and sends the answer that the test chooses.
+//! An API server for tests, which passes each request to the test and sends the answer that the test chooses.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,8 @@ use tower_test::mock::{self, SendResponse};
 
 use crate::metrics::{Counts, DatapathCounters, Metrics};
 
-/// Longer than all delays of the agent, so that a test with a paused clock waits for retries.
+/// The maximum time to wait for a request. This time exceeds all delays of the agent, so that a test with a paused
+/// clock waits for retries.
 const LIMIT: Duration = Duration::from_mins(10);
 
 pub(super) struct MockServer(mock::Handle<Request<Body>, Response<Body>>);

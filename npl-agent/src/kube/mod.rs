@@ -7,7 +7,7 @@
 //! ```
 //!
 //! This module makes no decisions. The agent never exits because the API server is unreachable: the watches retry, and
-//! the agent serves the last known state in the meantime.
+//! until they succeed the agent uses the objects that it received last.
 
 pub mod backoff;
 pub mod client;
@@ -46,7 +46,7 @@ use crate::{
 /// A client, a future that resolves only if the API server denies the agent access, and the running watches.
 pub type Connection = (Client, BoxFuture<'static, ConnectError>, JoinSet<WatchedResource>);
 
-/// Creates a client and starts the watches on their own tasks, so that the kernel loads the programs in the meantime.
+/// Creates a client and starts the watches on separate tasks, so that the agent can load its programs at the same time.
 /// The watches do not wait for the check of permissions.
 ///
 /// # Errors

@@ -91,39 +91,39 @@ impl From<WireMetadata> for Metadata {
     }
 }
 
-/// A Pod.
+/// A Pod, as the API server sends it.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct PodObject {
-    /// `metadata`.
+    /// The field `metadata`.
     pub metadata: Metadata,
-    /// `spec`.
+    /// The field `spec`.
     pub spec: PodSpec,
-    /// `status`.
+    /// The field `status`.
     pub status: PodStatus,
 }
 
-/// `spec` of a Pod.
+/// The field `spec` of a Pod.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PodSpec {
-    /// `containers`.
+    /// The field `containers`.
     pub containers: Option<Vec<Container>>,
-    /// `initContainers`.
+    /// The field `initContainers`.
     pub init_containers: Option<Vec<Container>>,
-    /// `nodeName`.
+    /// The field `nodeName`.
     pub node_name: Option<String>,
-    /// `hostNetwork`.
+    /// The field `hostNetwork`.
     pub host_network: Option<bool>,
-    /// `readinessGates`.
+    /// The field `readinessGates`.
     pub readiness_gates: Option<Vec<ReadinessGate>>,
 }
 
-/// An element of `readinessGates`.
+/// An element of the field `readinessGates` of a Pod's `spec`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ReadinessGate {
-    /// `conditionType`.
+    /// The field `conditionType`.
     pub condition_type: Option<String>,
 }
 
@@ -131,9 +131,9 @@ pub struct ReadinessGate {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Container {
-    /// `ports`.
+    /// The field `ports`.
     pub ports: Option<Vec<Port>>,
-    /// `restartPolicy`. An init container with `Always` is a native sidecar.
+    /// The field `restartPolicy`. An init container with `Always` is a native sidecar.
     pub restart_policy: Option<String>,
 }
 
@@ -141,133 +141,133 @@ pub struct Container {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Port {
-    /// `name`.
+    /// The field `name`.
     pub name: Option<String>,
-    /// `containerPort`.
+    /// The field `containerPort`.
     pub container_port: i64,
-    /// `protocol`.
+    /// The field `protocol`.
     pub protocol: Option<String>,
-    /// `hostPort`.
+    /// The field `hostPort`.
     pub host_port: Option<i64>,
-    /// `hostIP`.
+    /// The field `hostIP`.
     #[serde(rename = "hostIP")]
     pub host_ip: Option<String>,
 }
 
-/// `status` of a Pod.
+/// The field `status` of a Pod.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct PodStatus {
-    /// `phase`.
+    /// The field `phase`.
     pub phase: Option<String>,
-    /// `podIP`.
+    /// The field `podIP`.
     #[serde(rename = "podIP")]
     pub pod_ip: Option<String>,
-    /// `podIPs`.
+    /// The field `podIPs`.
     #[serde(rename = "podIPs")]
     pub pod_ips: Option<Vec<PodIp>>,
-    /// `conditions`.
+    /// The field `conditions`.
     pub conditions: Option<Vec<Condition>>,
 }
 
-/// An element of a Pod's `conditions`.
+/// An element of the field `conditions` of a Pod.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Condition {
-    /// `type`.
+    /// The field `type`.
     #[serde(rename = "type")]
     pub kind: Option<String>,
-    /// `status`.
+    /// The field `status`.
     pub status: Option<String>,
 }
 
-/// An element of `podIPs`.
+/// An element of the field `podIPs` of a Pod's `status`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct PodIp {
-    /// `ip`.
+    /// The field `ip`.
     pub ip: Option<String>,
 }
 
-/// A Service.
+/// A Service, as the API server sends it.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct ServiceObject {
-    /// `metadata`.
+    /// The field `metadata`.
     pub metadata: Metadata,
-    /// `spec`.
+    /// The field `spec`.
     pub spec: ServiceSpec,
 }
 
-/// `spec` of a Service.
+/// The field `spec` of a Service.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ServiceSpec {
-    /// `type`.
+    /// The field `type`.
     #[serde(rename = "type")]
     pub service_type: Option<String>,
-    /// `selector`.
+    /// The field `selector`.
     pub selector: Option<BTreeMap<String, String>>,
-    /// `ports`.
+    /// The field `ports`.
     pub ports: Option<Vec<ServicePortSpec>>,
-    /// `ipFamilies`.
+    /// The field `ipFamilies`.
     pub ip_families: Option<Vec<String>>,
-    /// `healthCheckNodePort`.
+    /// The field `healthCheckNodePort`.
     pub health_check_node_port: Option<i64>,
 }
 
-/// An element of a Service's `ports`.
+/// An element of the field `ports` of a Service.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ServicePortSpec {
-    /// `name`.
+    /// The field `name`.
     pub name: Option<String>,
-    /// `port`.
+    /// The field `port`.
     pub port: i64,
-    /// `protocol`.
+    /// The field `protocol`.
     pub protocol: Option<String>,
-    /// `targetPort`.
+    /// The field `targetPort`.
     pub target_port: Option<NumberOrName>,
-    /// `nodePort`.
+    /// The field `nodePort`.
     pub node_port: Option<i64>,
 }
 
-/// Kubernetes' `IntOrString`.
+/// A target port: Kubernetes' type `IntOrString`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 pub enum NumberOrName {
-    /// A number.
+    /// The port's number.
     Number(i64),
-    /// A name.
+    /// The name of a container port.
     Name(String),
 }
 
-/// A Node.
+/// A Node, as the API server sends it.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeObject {
-    /// `metadata`.
+    /// The field `metadata`.
     pub metadata: Metadata,
-    /// `status`.
+    /// The field `status`.
     pub status: NodeStatus,
 }
 
-/// `status` of a Node.
+/// The field `status` of a Node.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
-    /// `addresses`.
+    /// The field `addresses`.
     pub addresses: Option<Vec<NodeAddress>>,
 }
 
-/// An element of a Node's `addresses`.
+/// An element of the field `addresses` of a Node.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeAddress {
-    /// `type`: `InternalIP`, `ExternalIP`, `Hostname` …
+    /// The field `type`: `InternalIP`, `ExternalIP`, `Hostname` …
     #[serde(rename = "type")]
     pub kind: Option<String>,
-    /// `address`.
+    /// The field `address`.
     pub address: Option<String>,
 }
 

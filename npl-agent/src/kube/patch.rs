@@ -34,8 +34,8 @@ pub(super) const FIELD_MANAGER: &str = "npl-agent";
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Size of a burst of patches: all Pods of the largest Node, each patched twice when annotations are withdrawn.
 const BURST: u32 = 2_000;
-/// Patches per second after the burst. A longer series is caused by a Service that is toggled repeatedly or a webhook
-/// that reverts the annotation.
+/// Patches per second after the burst. More patches are needed only if a Service is enabled and disabled repeatedly, or
+/// if a webhook reverts annotations.
 const PER_SECOND: u32 = 200;
 
 /// Patches annotations and conditions of Pods.
@@ -56,11 +56,11 @@ impl std::fmt::Debug for PodPatcher {
 /// A patch that the API server applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patched {
-    /// The Pod in the answer. By its resource version, the agent recognizes older watch events.
+    /// The Pod in the answer. Its resource version shows which watch events are older than the patch.
     pub pod: Pod,
 }
 
-/// The reaction to a failed patch.
+/// How the agent reacts to a failed patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// The Pod was deleted, or another Pod has its name. No retry until a watch reports a change.
@@ -80,7 +80,7 @@ pub enum PatchError {
     /// The Pod does not exist (404 with the reason `NotFound`), or has another uid.
     #[error("patch pod {pod}: the pod was deleted or recreated")]
     Gone {
-        /// The Pod.
+        /// The patched Pod.
         pod: PodKey,
     },
     /// The API server answered 401 or 403: the agent lacks a permission.
@@ -89,18 +89,19 @@ pub enum PatchError {
          pods/status"
     )]
     Denied {
-        /// The Pod.
+        /// The patched Pod.
         pod: PodKey,
         /// The API server's answer.
         #[source]
         status: Box<Status>,
     },
-    /// Another rejection, by an admission policy or because the annotations are too large together.
+    /// The API server rejected the patch with another status, because of an admission policy or because the Pod's
+    /// annotations are too large together.
     #[error(
         "patch pod {pod}: the API server rejects the patch; check admission policies and the size of the annotations"
     )]
     Refused {
-        /// The Pod.
+        /// The patched Pod.
         pod: PodKey,
         /// The API server's answer.
         #[source]
@@ -109,7 +110,7 @@ pub enum PatchError {
     /// The API server answered 409, 429 or 5xx, so a retry may succeed.
     #[error("patch pod {pod}: the API server is overloaded or not ready; the agent retries")]
     Unavailable {
-        /// The Pod.
+        /// The patched Pod.
         pod: PodKey,
         /// The API server's answer.
         #[source]
@@ -117,30 +118,30 @@ pub enum PatchError {
         /// The header `Retry-After`, at most one minute.
         after: Option<Duration>,
     },
-    /// The connection failed, and it is unknown whether the API server applied the patch.
+    /// The connection failed. The API server may or may not have applied the patch.
     #[error("patch pod {pod}: connection to the API server failed: {reason}")]
     Unreachable {
-        /// The Pod.
+        /// The patched Pod.
         pod: PodKey,
         /// The last cause of the connection's error.
         reason: String,
     },
-    /// The answer did not arrive in time, and it is unknown whether the API server applied the patch.
+    /// The answer did not arrive in time. The API server may or may not have applied the patch.
     #[error("patch pod {pod}: no answer from the API server within {} s", DEADLINE.as_secs())]
     TimedOut {
-        /// The Pod.
+        /// The patched Pod.
         pod: PodKey,
     },
     /// The answer could not be decoded as a Pod, or is a 404 of a proxy.
     #[error("patch pod {pod}: the answer is not a Pod; check for a proxy in front of the API server")]
     Malformed {
-        /// The Pod.
+        /// The patched Pod.
         pod: PodKey,
     },
 }
 
 impl PatchError {
-    /// The reaction to the error.
+    /// How the agent reacts to the error.
     pub const fn class(&self) -> Class {
         match self {
             Self::Gone { .. } => Class::Gone,
@@ -172,11 +173,11 @@ impl PodPatcher {
     /// Applies `write` to a Pod if it still has this uid. Repeating a write is harmless.
     ///
     /// Withdrawing needs two patches: the first empties the list, so that a client that ignores Pods without the
-    /// annotation notices the change, and the second removes the annotation (contract C-12).
+    /// annotation notices the change, and the second removes the annotation (row C-12 of docs/antrea-compatibility.md).
     ///
     /// # Errors
     ///
-    /// See [`PatchError`]. After an error, the patch may still have been applied.
+    /// [`PatchError`] lists the errors. The API server may have applied the patch in spite of an error.
     pub async fn write(&self, pod: &PodKey, uid: &PodUid, write: &PodWrite) -> Result<Patched, PatchError> {
         match write {
             PodWrite::Set(value) => self.patch(pod, &self.annotation(uid, Some(value))).await,
@@ -192,7 +193,7 @@ impl PodPatcher {
         Patch::Merge(json!({ "metadata": { "uid": &*uid.0, "annotations": { &self.keys.mapping: value } } }))
     }
 
-    /// A strategic merge patch: it merges conditions by type, and so keeps those of the kubelet.
+    /// Builds a strategic merge patch, which merges conditions by type and therefore keeps the kubelet's conditions.
     fn open_gate(&self, uid: &PodUid, reason: GateReason) -> Patch<Value> {
         let condition = json!({
             "type": &self.keys.gate,
@@ -266,8 +267,8 @@ fn refusal(pod: &PodKey, status: Box<Status>, after: Option<Duration>) -> PatchE
     }
 }
 
-/// Whether the API server rejected the patch because of the uid. Only its own message counts, because the text of an
-/// admission policy may mention uids too.
+/// Whether the API server rejected the patch because the Pod has another uid. Only the API server's own message counts,
+/// because the message of an admission policy may mention uids too.
 fn is_other_uid(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     match status.code {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Builds the client again from its files after a failed request, because the cluster's CA, the token and the client
-//! certificate are replaced while the agent runs.
+//! After a failed request, builds the client of the API server again from the kubeconfig or service account files. The
+//! cluster's CA, the token and the client certificate may have been replaced since the agent started.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -26,14 +26,15 @@ struct Renewal<R> {
 
 struct Current {
     client: Client,
-    /// When the files were last read.
+    /// When the kubeconfig or service account files were last read.
     read_at: Instant,
-    /// Whether a request has failed since then, and new files may remove the cause.
+    /// Whether a request has failed since `read_at` with an error that new files may resolve.
     is_doubtful: bool,
 }
 
-/// A client that sends requests by `first`, and after a request without an answer or with the answer 401 by the client
-/// that `read` returns. If `read` fails, for example while the files are being replaced, the current client stays.
+/// Returns a client that sends requests through `first`. After a request without an answer, or with the answer 401, it
+/// sends requests through the client that `read` returns. If `read` fails, for example while the files are being
+/// replaced, the current client stays.
 pub(super) fn renewing<F>(first: Client, read: impl Fn() -> F + Send + Sync + 'static) -> Client
 where
     F: Future<Output = Result<Client, ConnectError>> + Send + 'static,
@@ -98,7 +99,8 @@ mod tests {
     use super::*;
     use crate::kube::mock::{MockServer, api_server, refusal};
 
-    /// A client of two API servers: the one that the first files name, and the one that the files name if `is_readable`.
+    /// Returns a renewing client and two API servers. The client uses the first server; if `is_readable`, its files
+    /// then name the second server.
     fn scene(is_readable: bool) -> (Client, MockServer, MockServer) {
         let ((first, before), (second, after)) = (api_server(), api_server());
         let unreadable = || ConnectError::Kubeconfig { path: PathBuf::new(), reason: "half written".to_owned() };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Retires every Node before an uninstallation: sets `NPL_RETIRE` on the agents' DaemonSet and waits until each Node
-//! runs a ready agent of the changed template, which is ready only when its Node is retired.
+//! Retires every Node before an uninstallation: sets `NPL_RETIRE` on the agents' DaemonSet, and waits until each Node
+//! runs a ready agent of the changed template. Such an agent is ready only when its Node is retired.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -69,7 +69,7 @@ pub struct Progress {
     pub nodes: i32,
     /// The minimum number of retired Nodes: those with a ready agent of the changed template.
     pub retired: i32,
-    /// Whether the numbers are of the changed template.
+    /// Whether the numbers already refer to the changed template.
     pub is_current: bool,
 }
 
@@ -99,8 +99,8 @@ impl std::fmt::Display for Progress {
     }
 }
 
-/// Sets `NPL_RETIRE` on the agents, reports each progress, and returns when every Node is retired. Without the
-/// DaemonSet there is nothing to do.
+/// Sets `NPL_RETIRE` on the agents, reports the progress, and returns when every Node is retired. Returns immediately
+/// if the DaemonSet does not exist.
 ///
 /// # Errors
 ///
@@ -153,8 +153,8 @@ async fn retire(
     Err(RetireError::TimedOut { progress: last, timeout: target.timeout })
 }
 
-/// The patch of the DaemonSet. All Nodes are retired at the same time, because no other Node serves the Pods of a Node
-/// that is being retired.
+/// The patch of the DaemonSet. The patch retires all Nodes at the same time, because no other Node serves the Pods of a
+/// Node that is being retired.
 fn retiring() -> Value {
     let env = json!([{ "name": "NPL_RETIRE", "value": "true" }]);
     json!({ "spec": {

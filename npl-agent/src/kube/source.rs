@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The requests of lists and watches of one kind of object.
+//! The HTTP requests for lists and watches of one kind of object.
 
 use std::{
     marker::PhantomData,
@@ -34,7 +34,7 @@ pub(super) struct Page {
     pub(super) token: Option<String>,
 }
 
-/// The objects of a kind that are watched.
+/// Which objects of a kind are watched.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
     /// A field selector; `None` selects all objects.
@@ -44,7 +44,7 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// The objects with these fields.
+    /// Selects the objects that match this field selector.
     pub fn of_fields(fields: &str) -> Self {
         Self { fields: Some(fields.to_owned()), labels: None }
     }
@@ -82,7 +82,7 @@ impl<W: Watched> Source<W> {
         self.list(&params).await
     }
 
-    /// The newest resource version of the API server's store.
+    /// Requests the newest resource version of the API server's store.
     pub(super) async fn newest_version(&self) -> Result<String, RequestFailure> {
         let fields = self.selection.fields.clone().filter(|_| W::IS_SELECTED_BY_NAME);
         let params = ListParams { field_selector: fields, limit: Some(1), ..ListParams::default() };
@@ -123,7 +123,7 @@ impl<W: Watched> Source<W> {
 struct LastRetryAfter(Arc<Mutex<Option<Duration>>>);
 
 impl LastRetryAfter {
-    /// A client that records the header of each answer.
+    /// Returns a client that records the header of each answer in `self`.
     fn record(&self, client: Client) -> Client {
         let namespace = client.default_namespace().to_owned();
         let last = self.clone();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads the service account token, whose file the kubelet replaces long before the token expires.
 //!
-//! kube decides by the wall clock when to read the file again. If the Node's clock is set back by a day, kube uses a
-//! token that is valid for one hour for a whole day. This module uses the monotonic clock, and reads the file again
-//! after a 401.
+//! kube decides by the wall clock when to read the file again. If the Node's clock is set back by a day, kube reads the
+//! file a day too late, although a token is valid for only one hour. This module uses the monotonic clock, and also
+//! reads the file again after an answer 401.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use http::{HeaderValue, Request, Response, StatusCode, header::AUTHORIZATION};
 use kube::{client::AuthError, config::AuthInfo};
 use tokio::time::Instant;
 
-/// Time after which the file is read again, as in client-go.
+/// Time after which the file is read again; the library client-go uses the same time.
 const MAX_AGE: Duration = Duration::from_mins(1);
 
 /// A file with a token. Clones share the cached token.
@@ -31,8 +31,8 @@ struct Cached {
 }
 
 impl TokenFile {
-    /// Moves the token file out of a configuration. Returns `None` if there is no file, or if a token or user name has
-    /// precedence.
+    /// Removes the token file from a configuration and returns it. Returns `None` if the configuration has no token
+    /// file, or has a token or user name, which takes precedence.
     pub(super) fn take(access: &mut AuthInfo) -> kube::Result<Option<Self>> {
         if access.token.is_some() || access.username.is_some() {
             return Ok(None);

@@ -3,9 +3,9 @@
 //! order.
 //!
 //! A watch resumes at the last resource version that it has received. If the API server's store was restored from a
-//! backup, the store is behind that version, and the API server would send nothing until it has caught up. So a watch
-//! that did not end on time first requests the newest version, and starts again with a list if the newest version is
-//! lower.
+//! backup, its versions are lower, and the API server would send no event until the store has reached that version.
+//! After a watch that did not end on time, the agent therefore first requests the newest version, and lists all objects
+//! again if the newest version is lower.
 
 use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
@@ -44,7 +44,8 @@ pub struct WatchedObjects {
     pub service_selector: Option<String>,
 }
 
-/// Starts the three watches. They run until the receiver of `changes` is dropped; an earlier end is a fatal error.
+/// Starts the three watches. The watches run until the receiver of `changes` is dropped; an earlier end is a fatal
+/// error.
 pub(super) fn spawn(
     client: &Client,
     objects: &WatchedObjects,
@@ -81,7 +82,7 @@ impl<C> Clone for Watch<C> {
 }
 
 impl<C: fmt::Debug + Send + 'static> Watch<C> {
-    /// A watch that reports failures and recoveries to `observer`.
+    /// Creates a watch that reports failures and recoveries to `observer`.
     pub fn new(keys: &AnnotationKeys, observer: Arc<dyn WatchObserver>, changes: &Sender<C>) -> Self {
         Self { keys: keys.clone(), observer, changes: changes.clone() }
     }
@@ -121,7 +122,8 @@ struct ReceiverDropped;
 enum End {
     /// The watch ended at the requested time.
     OnTime,
-    /// The watch ended earlier, as when the API server stops. `was_idle` if no event arrived.
+    /// The watch ended earlier, for example because the API server stopped. `was_idle` is true if the watch received no
+    /// event.
     Early { was_idle: bool },
     /// The watch failed.
     Failed(RequestFailure),
@@ -143,8 +145,8 @@ impl<W: Watched> Follower<W> {
         }
     }
 
-    /// Sends a complete list, and returns its resource version. In a partial list, the other objects would appear as
-    /// deleted.
+    /// Requests and sends a complete list, and returns its resource version. If only some pages were sent, the receiver
+    /// would treat the other objects as deleted.
     async fn list(&mut self) -> Result<String, ReceiverDropped> {
         let mut listed = Vec::new();
         let mut page = Page { size: W::PAGE_SIZE, token: None };
@@ -176,7 +178,7 @@ impl<W: Watched> Follower<W> {
         }
     }
 
-    /// Follows the changes after a resource version, until a list is needed again.
+    /// Watches from a resource version on, and sends each change, until a list is needed again.
     async fn follow_from(&mut self, mut version: String) -> Result<(), ReceiverDropped> {
         let mut may_be_restored = false;
         loop {
@@ -251,7 +253,7 @@ impl<W: Watched> Follower<W> {
         self.wait(failure.after).await;
     }
 
-    /// Waits for the next delay, but at least as long as the API server requests.
+    /// Waits for the next delay of the back-off, but not less than the API server requests.
     async fn wait(&mut self, at_least: Option<Duration>) {
         let delay = self.delays.next().unwrap_or_default();
         sleep(delay.max(at_least.unwrap_or_default())).await;
@@ -262,7 +264,7 @@ impl<W: Watched> Follower<W> {
 /// page again.
 fn start_over(page: &Page, failure: FailureKind) -> Option<Page> {
     match failure {
-        // The state of the first page has been compacted. An unpaged list cannot expire.
+        // etcd has compacted the revision that the first page was read at. A list without pages cannot expire.
         FailureKind::Expired => Some(Page { size: None, token: None }),
         FailureKind::Rejected | FailureKind::Malformed | FailureKind::Restored => {
             Some(Page { size: page.size, token: None })
@@ -273,7 +275,7 @@ fn start_over(page: &Page, failure: FailureKind) -> Option<Page> {
     }
 }
 
-/// Whether a version is lower than another; versions that are no numbers cannot be compared.
+/// Whether a resource version is lower than another; false if one of them is not a number.
 fn is_older(version: &str, than: &str) -> bool {
     let number = |text: &str| text.parse::<u64>().ok();
     number(version).zip(number(than)).is_some_and(|(version, than)| version < than)

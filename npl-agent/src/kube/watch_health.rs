@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The log and the metric of failed lists and watches.
+//! Logs failed lists and watches, and counts them in a metric.
 
 use std::{collections::BTreeMap, fmt, mem, sync::Arc};
 
@@ -14,13 +14,13 @@ use crate::metrics::{Metrics, WatchedResource};
 
 /// Receives the failures and recoveries of watches, and names the process in log lines about them.
 pub trait WatchObserver: fmt::Debug + Send + Sync {
-    /// The process in log lines, such as `agent`.
+    /// The name of the process in log lines, such as `agent`.
     fn process(&self) -> &'static str;
-    /// The manifest that grants the permissions.
+    /// The file name of the manifest that grants the process its permissions.
     fn manifest(&self) -> &'static str;
-    /// A list or a watch failed; `cause` is the error.
+    /// Records that a list or a watch failed; `cause` is the text of the error.
     fn record_failure(&self, subject: WatchedResource, kind: FailureKind, cause: &str);
-    /// The API server has answered a list, accepted a watch, or sent an event.
+    /// Records that the API server has answered a list, accepted a watch, or sent an event.
     fn record_success(&self, subject: WatchedResource);
 }
 
@@ -52,7 +52,7 @@ impl WatchObserver for Observers {
     }
 }
 
-/// Logs failures of a watch: each kind immediately and then once per minute, and the recovery.
+/// Logs the failures of a watch and its recovery. Each kind of failure is logged immediately, and then once per minute.
 pub(super) struct WatchHealth {
     subject: WatchedResource,
     observer: Arc<dyn WatchObserver>,

@@ -19,30 +19,30 @@ use crate::{
 pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static {
     /// The kind of object.
     const SUBJECT: WatchedResource;
-    /// Page size of lists; `None` requests the whole list in one answer. Lists always request the newest state, because
-    /// an older one could lack a Pod that is served. The API server can answer an unpaged list from its watch cache,
-    /// but reads each page from etcd, so only lists that may be too large for memory are paged.
+    /// Page size of lists; `None` requests the whole list in one answer. Lists always request the newest objects,
+    /// because an older list could lack a Pod that already has mappings. The API server can answer an unpaged list from
+    /// its watch cache, but reads each page from etcd, so only lists that may be too large for memory are paged.
     const PAGE_SIZE: Option<u32>;
-    /// Whether the request for the newest version has the field selector of the watch. A selection by name reads one
-    /// object; any other selection reads objects until one matches.
+    /// Whether the request for the newest version uses the field selector of the watch. With a selector by name, the
+    /// API server reads one object; with any other selector, it reads objects until one matches.
     const IS_SELECTED_BY_NAME: bool = false;
-    /// The object in the receiver's own terms.
+    /// The receiver's type for the object.
     type Model: Send;
     /// The change that the receiver gets.
     type Change: fmt::Debug + Send + 'static;
 
     /// Converts an object; `None` without a name, namespace or uid.
     fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Self::Model>>;
-    /// Whether to keep an object of a list. Few of ten thousand Services are relevant, and the list is in memory until
-    /// it is complete.
+    /// Whether to keep an object of a list. Most of ten thousand Services are irrelevant, and all kept objects are in
+    /// memory until the list is complete.
     fn is_relevant(_object: &Self::Model) -> bool {
         true
     }
-    /// A complete list of the objects: known objects that the list lacks were deleted.
+    /// Creates the change for a complete list. Known objects that are not in the list were deleted.
     fn listed(all: Vec<Self::Model>) -> Self::Change;
-    /// A new or changed object.
+    /// Creates the change for a new or changed object.
     fn applied(object: Self::Model) -> Self::Change;
-    /// An object that was removed.
+    /// Creates the change for a deleted object.
     fn gone(object: Self::Model) -> Self::Change;
     /// The change to send before the list that follows a restore of the API server's store.
     fn restored() -> Option<Self::Change> {

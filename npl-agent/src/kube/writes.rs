@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The queue of Pod writes: a few requests are in flight, and the other writes wait in order.
+//! The queue of writes to Pods: at most eight requests are in flight, and the other writes wait in order.
 
 use std::collections::VecDeque;
 
@@ -11,8 +11,8 @@ use crate::core::{
     op::PodWrite,
 };
 
-/// Requests in flight: enough for good throughput of one agent, and few enough for a hundred Nodes that start at the
-/// same time.
+/// The maximum number of requests in flight. Eight requests keep the API server busy, and do not overload it if a
+/// hundred Nodes start at the same time.
 const MAX_IN_FLIGHT: usize = 8;
 
 /// A write to the Pod of this name and uid.
@@ -23,7 +23,7 @@ pub type PodWriteRequest = (PodKey, PodUid, PodWrite);
 pub struct Writes {
     patcher: PodPatcher,
     in_flight: JoinSet<(PodWriteRequest, Result<Patched, PatchError>)>,
-    /// Writes without an HTTP request yet: a thousand requests would occupy megabytes and fragment the heap.
+    /// Writes for which no HTTP request exists yet: a thousand requests would occupy megabytes and fragment the heap.
     waiting: VecDeque<PodWriteRequest>,
 }
 
@@ -33,7 +33,7 @@ impl Writes {
         Self { patcher, in_flight: JoinSet::new(), waiting: VecDeque::new() }
     }
 
-    /// Appends a write, and sends it immediately if few requests are in flight.
+    /// Appends a write, and sends it immediately if fewer than `MAX_IN_FLIGHT` requests are in flight.
     pub fn push(&mut self, request: PodWriteRequest) {
         self.waiting.push_back(request);
         self.send();
@@ -47,7 +47,7 @@ impl Writes {
                     self.send();
                     return answer;
                 }
-                // A panic ends the agent, and the next one reads the actual state of the Pods.
+                // A panic ends the agent. The next agent reads the annotations of all Pods when it starts.
                 Some(Err(error)) => {
                     if let Ok(panic) = error.try_into_panic() {
                         std::panic::resume_unwind(panic);

@@ -16,7 +16,7 @@ use crate::core::{
     why::{Explanation, Question},
 };
 
-/// How long a command waits for the agent, whose own timeout is two seconds.
+/// How long a command waits for an answer. The agent itself answers each request within two seconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why the agent did not answer.
@@ -44,7 +44,7 @@ pub enum AskError {
     Malformed(#[from] serde_json::Error),
 }
 
-/// The state of the running agent.
+/// Requests the state of the running agent.
 ///
 /// # Errors
 ///
@@ -53,7 +53,7 @@ pub async fn ask(folder: &Path) -> Result<AgentView, AskError> {
     get(folder, "/v1/state").await
 }
 
-/// The agent's answer why a Pod or a Service is served or not.
+/// Asks the running agent why a Pod or a Service is served or not.
 ///
 /// # Errors
 ///

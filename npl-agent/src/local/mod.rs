@@ -2,7 +2,8 @@
 //! The local socket of the running agent: a Unix socket from which only root on the same Node can read the agent's
 //! state.
 //!
-//! The socket answers GET requests and changes nothing. Requests are HTTP, so that `curl --unix-socket` works too.
+//! The socket answers only GET requests, which do not change the agent's state. The protocol is HTTP, so that `curl
+//! --unix-socket` works too.
 
 mod client;
 mod server;
@@ -35,7 +36,7 @@ pub enum Request {
     Why(Question, oneshot::Sender<Explanation>),
 }
 
-/// Why the agent cannot create the local socket. Pods are served without the socket.
+/// Why the agent cannot create the local socket. The agent serves Pods without the socket.
 #[derive(Debug, thiserror::Error)]
 #[error("open the local socket {}", socket.display())]
 pub struct SocketError {

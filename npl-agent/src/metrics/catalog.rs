@@ -21,13 +21,13 @@ use crate::core::{
 /// A metric as it appears in a scrape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricInfo {
-    /// The name of its series, for a histogram without the suffixes `_bucket`, `_sum` and `_count`.
+    /// The name of the metric's series; for a histogram, without the suffixes `_bucket`, `_sum` and `_count`.
     pub name: String,
     /// The metric's type, as it appears in a scrape.
     pub kind: String,
-    /// The help text.
+    /// The help text in the scrape.
     pub help: String,
-    /// The labels of its series.
+    /// The labels of the metric's series.
     pub labels: Vec<Label>,
 }
 
@@ -57,7 +57,7 @@ macro_rules! meanings {
     ($( $(#[$meta:meta])* $list:ident of $ty:ident { $( $variant:ident: $meaning:literal, )+ } )+) => {$(
         $(#[$meta])*
         const $list: &[(&str, &str)] = {
-            // A new variant needs its meaning in this match.
+            // The compiler reports a new variant for which this match states no meaning.
             const fn is_listed(value: $ty) -> bool {
                 match value { $( $ty::$variant => true, )+ }
             }
@@ -72,34 +72,34 @@ meanings! {
         AllowSources: "Write the allowed sources of a mapping.",
         UpsertMapping: "Write a mapping.",
         Annotate: "Write or remove the annotation of a Pod.",
-        OpenGate: "Set the readiness gate of a Pod whose ports are published.",
+        OpenGate: "Set the condition of a Pod's readiness gate.",
         RemoveMapping: "Remove a mapping and its conntrack entries.",
         ForgetSources: "Remove allowed sources of a mapping.",
         Release: "Close the socket of the node port.",
     }
     OP_OUTCOMES of OpOutcome {
         Done: "The operation succeeded.",
-        PortTaken: "Another process uses the node port; the agent tries another one.",
-        RecentTraffic: "Clients still send datagrams to the UDP node port of an earlier mapping; the agent tries another one.",
-        Retry: "The operation failed, and the agent retries it after a back-off; the log has the error.",
+        PortTaken: "Another process uses the node port; the agent tries another node port.",
+        RecentTraffic: "Clients still send datagrams to the UDP node port of an earlier mapping; the agent tries another node port.",
+        Retry: "The operation failed, and the agent retries it after a back-off; the agent's log has the error.",
         Gone: "The Pod is deleted.",
     }
     PATCH_OUTCOMES of PatchOutcome {
         Patched: "The API server applied the patch.",
         Gone: "The Pod is deleted.",
         Denied: "RBAC or an admission policy denies the patch; apply `deploy/npl.yaml`.",
-        Refused: "The API server rejects the annotation; the log has its answer.",
-        Unavailable: "The API server cannot answer now; the agent retries with a back-off.",
-        Unreachable: "No connection to the API server, or a broken one; the agent retries with a back-off.",
+        Refused: "The API server rejects the annotation; the agent's log has the answer.",
+        Unavailable: "The API server cannot answer at the moment; the agent retries with a back-off.",
+        Unreachable: "The connection to the API server failed; the agent retries with a back-off.",
         TimedOut: "The API server did not answer in time; the agent retries with a back-off.",
-        Malformed: "The answer cannot be decoded; a proxy may answer instead of the API server.",
+        Malformed: "The agent cannot decode the answer; a proxy may answer instead of the API server.",
     }
     EVENT_OUTCOMES of EventOutcome {
         Created: "A new Event was created.",
-        Repeated: "The count of an existing Event was raised.",
+        Repeated: "The count of an existing Event was incremented.",
         Gone: "The namespace is deleted or terminating.",
         Denied: "RBAC denies Events; apply `deploy/npl.yaml`.",
-        Failed: "The request failed otherwise; the agent retries it.",
+        Failed: "The request failed for another reason; the agent retries it.",
     }
     WATCHED of WatchedResource {
         Pods: "The Pods of this Node.",
@@ -109,12 +109,12 @@ meanings! {
     FAILURES of FailureKind {
         Unauthorized: "401: the API server does not accept the token; check the ServiceAccount and the Node's clock.",
         Forbidden: "403: a permission is missing; apply `deploy/npl.yaml`.",
-        Expired: "410: the watch is too old and starts again with a list. This is normal.",
+        Expired: "410: the resource version of the watch has expired, and the watch starts again with a list. This is normal.",
         Restored: "The resource versions decreased, as after a restore of etcd from a backup. The agent lists all objects again.",
-        Unavailable: "429 or 5xx: the API server cannot answer now.",
-        Rejected: "Another HTTP error.",
-        Unreachable: "No connection, a broken one, or no answer in time.",
-        Malformed: "The answer cannot be decoded.",
+        Unavailable: "429 or 5xx: the API server cannot answer at the moment.",
+        Rejected: "The API server answers with another HTTP error.",
+        Unreachable: "The connection to the API server failed, or no answer arrived in time.",
+        Malformed: "The agent cannot decode the answer.",
     }
     FAMILIES of Family {
         V4: "IPv4.",
@@ -126,31 +126,31 @@ meanings! {
         Sctp: "SCTP.",
     }
     PORT_STATES of PortState {
-        Used: "Allocated to a mapping.",
-        Free: "Available for a new mapping.",
-        Quarantined: "Not reused before `--quarantine` is over.",
+        Used: "The node port is allocated to a mapping.",
+        Free: "The node port is available for a new mapping.",
+        Quarantined: "The node port is not reused before the time of `--quarantine` is over.",
     }
     REMOVAL_CAUSES of RemovalCause {
-        Expired: "The flow had ended, or no packet arrived for its timeout.",
+        Expired: "The flow had ended, or no packet arrived within its timeout.",
         MappingRemoved: "The mapping of the flow was removed.",
-        Evicted: "The table was full, and the kernel evicted the least recently used entries; the client's next packet \
+        Evicted: "The table was full, and the kernel evicted the least recently used entries. The client's next packet \
                   recreates an entry.",
     }
     SWEPT_TABLES of SweptTable {
-        HalfOpen: "Half-open cache: flows without a complete handshake, and copies of established ones. The fuller it is, the \
+        HalfOpen: "Half-open cache: flows without a complete handshake, and copies of established flows. The fuller the cache, the \
                    more often a new flow overwrites an older one.",
-        SocketReverseNat: "Socket reverse NAT: sockets of local clients.",
+        SocketReverseNat: "Socket reverse NAT: entries for the sockets of local clients.",
     }
     DEVICE_STATES of DeviceState {
         Attached: "The programs are attached to the device.",
-        Failed: "The programs are not attached to the device: clients behind it are not served.",
+        Failed: "The programs are not attached to the device, so clients behind this device are not served.",
     }
 }
 
 const DIRECTIONS: &[(&str, &str)] =
-    &[("request", "From the client to the Pod."), ("reply", "From the Pod to the client.")];
+    &[("request", "Packets from the client to the Pod."), ("reply", "Packets from the Pod to the client.")];
 const FLOW_STATES: &[(&str, &str)] =
-    &[("new", "The first packet of the flow was translated."), ("established", "The Pod answered.")];
+    &[("new", "The first packet of the flow was translated."), ("established", "The Pod has answered.")];
 
 /// The labels of each metric with labels.
 const LABELS: &[(&str, &[Label])] = &[
@@ -184,7 +184,7 @@ const fn listed(name: &'static str, values: &'static [(&'static str, &'static st
     Label { name, values: Values::Listed(values) }
 }
 
-/// Counters with one series for each metric.
+/// Example counters of the datapath, so that each of their metrics has one series.
 struct Sample;
 
 impl DatapathCounters for Sample {
@@ -197,7 +197,7 @@ impl DatapathCounters for Sample {
 }
 
 impl Metrics {
-    /// Metrics with one series each, because a scrape omits metrics without series.
+    /// Creates metrics with one series each, because a scrape omits metrics without series.
     fn sample() -> Self {
         let metrics = Self::new(Arc::new(Sample));
         let Families {
@@ -241,7 +241,7 @@ impl Metrics {
     }
 }
 
-/// Every metric, in the order of a scrape.
+/// Returns every metric, in the order of a scrape.
 pub fn catalog() -> Vec<MetricInfo> {
     let text = Metrics::sample().encode(Format::OpenMetrics).unwrap_or_default();
     let mut metrics: Vec<MetricInfo> = Vec::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The counters of the kernel programs. They are read only when Prometheus scrapes the agent.
+//! The counters of the kernel programs, which the agent reads only when Prometheus scrapes the agent.
 
 use std::{fmt, sync::Arc};
 

@@ -136,8 +136,8 @@ impl FailureKind {
         }
     }
 
-    /// Whether the API server answers, and the watch starts again with a list at once: the known state is no older than
-    /// after a success.
+    /// Whether the failure only causes the watch to start again with a list immediately. The agent's objects are then
+    /// as current as after a success, because the API server answers.
     pub const fn only_restarts_watch(self) -> bool {
         matches!(self, Self::Expired | Self::Restored)
     }

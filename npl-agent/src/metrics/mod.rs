@@ -77,7 +77,7 @@ pub struct Metrics(Arc<Inner>);
 
 struct Inner {
     registry: Registry,
-    /// Metrics without the prefix `npl_`.
+    /// The registry of metrics whose names do not begin with `npl_`.
     standard: Registry,
     families: Families,
 }
@@ -154,8 +154,8 @@ impl Metrics {
         self.0.families.ops.get_or_create(&OpLabels { op: OpName::of(op), outcome }).inc();
     }
 
-    /// Records the duration of one pass of the main loop. `succeeded_at` is the time at which the pass ended, if none
-    /// of its ops failed.
+    /// Records the duration of one pass of the main loop. `succeeded_at` is the time at which the pass ended, or `None`
+    /// if an op failed.
     pub fn observe_pass(&self, elapsed: Duration, succeeded_at: Option<SystemTime>) {
         self.0.families.pass_seconds.0.observe(elapsed.as_secs_f64());
         if let Some(since_epoch) = succeeded_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok()) {

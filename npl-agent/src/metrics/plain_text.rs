@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The plain text format of Prometheus, for scrapers that do not ask for `OpenMetrics`. In this format, the comments of
-//! a counter name the series with the suffix `_total`, and neither units nor the type `info` exist.
+//! The plain text format of Prometheus, for scrapers that do not ask for `OpenMetrics`. In this format, the lines `#
+//! HELP` and `# TYPE` of a counter name the series with the suffix `_total`, and neither units nor the type `info`
+//! exist.
 
 use std::fmt::Write as _;
 
 /// The media type of [`from_openmetrics`].
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Rewrites the comments of a text in the `OpenMetrics` format; samples are the same in both.
+/// Rewrites the comment lines of a text in the `OpenMetrics` format; the lines with samples are the same in both
+/// formats.
 pub(super) fn from_openmetrics(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut help = None;
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
-            // The `# TYPE` line follows the `# HELP` line, and the type decides the suffix of the name in both.
+            // The `# HELP` line is written together with the `# TYPE` line after it, because the type determines the
+            // suffix of the name in both lines.
             help = rest.split_once(' ').map(|(_, shown)| shown);
         } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
             let (ending, kind) = match kind {

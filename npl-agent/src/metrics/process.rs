@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The standard metrics of a process, read from `/proc` at each scrape. Their names have no prefix, because dashboards
-//! expect the standard names.
+//! The standard metrics of a process, read from `/proc` at each scrape. The names do not begin with `npl_`, because
+//! dashboards expect the standard names.
 
 use std::{fs, path::Path};
 

@@ -23,7 +23,7 @@ pub(super) struct Alert {
     wait: &'static str,
     /// `critical` if traffic is lost; `warning` if traffic is at risk or the agent does not process changes.
     severity: &'static str,
-    /// One sentence about the effect; `$labels` are those of the expression.
+    /// One sentence about the effect of the problem; `$labels` are the labels of the expression's series.
     summary: &'static str,
 }
 

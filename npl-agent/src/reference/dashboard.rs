@@ -28,7 +28,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
         &[
             Panel {
                 title: "Agents that are ready",
-                about: "If the value is below the number of Nodes, an agent is starting or does not run. Mappings of its Node keep working.",
+                about: "If the value is below the number of Nodes, an agent is starting or does not run. The mappings of the agent's Node keep working.",
                 unit: "short",
                 queries: &[
                     (r#"sum(npl_ready{instance=~"$instance"})"#, "ready"),
@@ -37,13 +37,13 @@ const ROWS: [(&str, &[Panel]); 4] = [
             },
             Panel {
                 title: "Devices",
-                about: "Clients behind a failed device are not served.",
+                about: "Devices by state. Clients behind a device with the state `failed` are not served.",
                 unit: "short",
                 queries: &[(r#"sum by (state) (npl_devices{instance=~"$instance"})"#, "{{state}}")],
             },
             Panel {
                 title: "Pod ports not served as requested",
-                about: "By the reason of the Event; docs/reference/events.md has causes and actions.",
+                about: "Problems by the reason of the Event; docs/reference/events.md has causes and actions.",
                 unit: "short",
                 queries: &[(r#"sum by (reason) (npl_problems{instance=~"$instance"}) or vector(0)"#, "{{reason}}")],
             },
@@ -54,13 +54,13 @@ const ROWS: [(&str, &[Panel]); 4] = [
         &[
             Panel {
                 title: "Mappings",
-                about: "Mappings, including draining ones.",
+                about: "Mappings of the selected Nodes, including draining mappings.",
                 unit: "short",
                 queries: &[(r#"sum by (family) (npl_mappings{instance=~"$instance"})"#, "{{family}}")],
             },
             Panel {
                 title: "Fewest free node ports of a Node",
-                about: "At 0, a further Pod port gets no node port: enlarge --port-range.",
+                about: "If the value is 0, a further Pod port of the Node gets no node port: enlarge --port-range.",
                 unit: "short",
                 queries: &[(
                     r#"min by (family, protocol) (npl_node_ports{instance=~"$instance", state="free"})"#,
@@ -69,7 +69,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
             },
             Panel {
                 title: "Time to publish",
-                about: "From a change that alters a Pod's annotation to the API server's confirmation.",
+                about: "Time from a change that alters a Pod's annotation to the API server's confirmation of the annotation.",
                 unit: "s",
                 queries: &[
                     (
@@ -84,7 +84,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
             },
             Panel {
                 title: "Patches of Pods",
-                about: "Denied and refused ones need an operator: docs/alerts.md.",
+                about: "Patches with the outcome `denied` or `refused` need an action of an operator: docs/alerts.md.",
                 unit: "ops",
                 queries: &[
                     (
@@ -96,7 +96,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
             },
             Panel {
                 title: "Operations",
-                about: "Operations on node ports, mappings and annotations; `retry` ones have failed.",
+                about: "Operations on node ports, mappings and annotations. Operations with the outcome `retry` have failed.",
                 unit: "ops",
                 queries: &[(
                     r#"sum by (outcome) (rate(npl_ops_total{instance=~"$instance"}[$__rate_interval]))"#,
@@ -105,7 +105,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
             },
             Panel {
                 title: "Errors of watches",
-                about: "`expired` is normal.",
+                about: "Failed lists and watches by kind. The kind `expired` is normal.",
                 unit: "ops",
                 queries: &[(
                     r#"sum by (subject, kind) (rate(npl_watch_errors_total{instance=~"$instance"}[$__rate_interval])) or vector(0)"#,
@@ -119,7 +119,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
         &[
             Panel {
                 title: "Translated packets",
-                about: "A packet that the kernel has merged from several segments counts as one.",
+                about: "A packet that the kernel has merged from several segments counts once.",
                 unit: "pps",
                 queries: &[(
                     r#"sum by (family, direction) (rate(npl_datapath_packets_total{instance=~"$instance"}[$__rate_interval]))"#,
@@ -128,7 +128,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
             },
             Panel {
                 title: "Translated bytes",
-                about: "Including link-layer headers.",
+                about: "Bytes of translated packets, including link-layer headers.",
                 unit: "Bps",
                 queries: &[(
                     r#"sum by (family, direction) (rate(npl_datapath_bytes_total{instance=~"$instance"}[$__rate_interval]))"#,
@@ -137,7 +137,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
             },
             Panel {
                 title: "New flows",
-                about: "A flow whose Pod does not answer counts as `new` only.",
+                about: "A flow whose Pod does not answer counts only as `new`.",
                 unit: "ops",
                 queries: &[(
                     r#"sum by (state) (rate(npl_datapath_flows_total{instance=~"$instance"}[$__rate_interval]))"#,
@@ -155,7 +155,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
             },
             Panel {
                 title: "Fullest flow table",
-                about: "A full table evicts the connections that have been idle longest.",
+                about: "If the flow table of a Node is full, the connections that have been idle longest are evicted.",
                 unit: "percentunit",
                 queries: &[(
                     r#"max by (family) (npl_flow_table_entries{instance=~"$instance"} / ignoring(family) group_left npl_flow_table_max_entries{instance=~"$instance"})"#,
@@ -169,7 +169,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
         &[
             Panel {
                 title: "CPU time",
-                about: "Of each agent.",
+                about: "CPU time of each agent.",
                 unit: "percentunit",
                 queries: &[(
                     r#"rate(process_cpu_seconds_total{instance=~"$instance", job="npl-agent"}[$__rate_interval])"#,
@@ -178,7 +178,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
             },
             Panel {
                 title: "Resident memory",
-                about: "Of each agent. The kernel's memory for the maps is not included, but counts towards the container's limit.",
+                about: "Resident memory of each agent. The kernel's memory for the maps is not included, but counts towards the container's limit.",
                 unit: "bytes",
                 queries: &[(
                     r#"process_resident_memory_bytes{instance=~"$instance", job="npl-agent"}"#,
@@ -187,7 +187,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
             },
             Panel {
                 title: "Duration of a pass",
-                about: "99 % of the passes of the main loop take less.",
+                about: "99 % of the passes of the main loop take less time than this value.",
                 unit: "s",
                 queries: &[(
                     r#"histogram_quantile(0.99, sum by (le) (rate(npl_pass_seconds_bucket{instance=~"$instance"}[$__rate_interval])))"#,

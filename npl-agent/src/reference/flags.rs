@@ -47,7 +47,7 @@ pub fn of_program(command: &Command) -> String {
     section(command.get_name(), command)
 }
 
-/// The subcommands of a program that are shown, with their titles.
+/// The subcommands of a program, except hidden ones, with the titles of their sections.
 fn subcommands<'a>(program: &'static str, command: &'a Command) -> impl Iterator<Item = (String, &'a Command)> {
     let shown = command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
     shown.map(move |subcommand| (format!("{program} {}", subcommand.get_name()), subcommand))

@@ -100,7 +100,7 @@ fn content(content: Content) -> String {
     }
 }
 
-/// The type, or the types of IPv4 and IPv6 whose names differ only in the family.
+/// Returns the given type, or, if the type exists for each IP family, the types of IPv4 and IPv6.
 fn pair(layout: &Layout) -> Vec<Layout> {
     let stem = |name: &'static str| name.strip_suffix("V4").or(name.strip_suffix("V6"));
     let is_other = |other: &Layout| stem(other.name).is_some() && stem(other.name) == stem(layout.name);
@@ -165,7 +165,7 @@ mod tests {
 
     use crate::datapath::embedded_object;
 
-    /// Builds without the kernel object, such as those of editors, have no maps to compare.
+    /// Passes if the build has no kernel object, as in a code editor, because there are no maps to compare.
     #[test]
     fn listed_maps_are_those_of_the_kernel_object() {
         let Ok(bytes) = embedded_object() else { return };

@@ -34,7 +34,7 @@ pub(super) fn anchor(heading: &str) -> String {
     format!("#{}", kept.replace(' ', "-"))
 }
 
-/// A doc comment as sentences: links to Rust items become code, and a full stop ends the text.
+/// Renders a doc comment as Markdown sentences: links to Rust items become code spans, and a full stop ends the text.
 pub(super) fn prose(doc: &str) -> String {
     let mut text = String::new();
     let mut rest = doc;

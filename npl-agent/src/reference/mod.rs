@@ -73,7 +73,8 @@ const SOURCES: [Source; 6] = [
     },
 ];
 
-/// Pages that xtask renders from the Helm chart and that npl-feed renders: file, title and purpose.
+/// Pages that this crate does not render (xtask renders one from the Helm chart, npl-feed the other): file, title and
+/// purpose.
 const FURTHER: [(&str, &str, &str); 2] = [
     ("values.md", "Values of the chart", "Every value of the Helm chart, with its default."),
     ("feed.md", "Flags of npl-feed", "The flags, environment variables and defaults of `npl-feed`."),
@@ -104,7 +105,7 @@ fn index() -> String {
     format!("Facts about each name that NPL shows to operators, rendered from the code.\n\n{table}")
 }
 
-/// A page with its title, marked as generated.
+/// Renders a page with a title and a line that says that the page is generated.
 pub fn page(title: &str, body: &str) -> String {
     let body = body.trim_end().replace("\n\n\n", "\n\n");
     format!("# {title}\n\n{GENERATED}\n\n{body}\n")

@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, env, fs, path::Path};
 use super::{FURTHER, Page, alerts::ALERTS, chart_files, dashboard, networks, pages};
 use crate::metrics::catalog;
 
-/// The environment variable that makes these tests update the files, as it makes expect-test update its expectations.
+/// If this environment variable is set, these tests update the files. The library expect-test uses the same variable
+/// for its expectations.
 const UPDATE: &str = "UPDATE_EXPECT";
 
 #[test]
@@ -29,7 +30,7 @@ fn committed_pages_are_current() {
     assert_eq!(files.collect::<BTreeSet<_>>(), known, "docs/reference/ contains generated pages only");
 }
 
-/// The table is a part of a page that is otherwise written by hand.
+/// Only the table of this page is generated; the rest is written by hand.
 #[test]
 fn the_table_of_networks_is_current() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/compatibility.md");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The command line.
+//! The command line of `npl-feed`.
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -15,8 +15,8 @@ use crate::access::TlsFiles;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "npl-feed", version)]
 pub struct Config {
-    /// Serve xDS (ADS, state of the world and delta) on this address; `none` disables xDS. `[::]` stands for all
-    /// addresses of both families, on a kernel without IPv6 for those of IPv4.
+    /// Serve xDS (ADS, state of the world and delta) on this address; `none` disables xDS. `[::]` means all addresses
+    /// of both families, or all IPv4 addresses if the kernel has no IPv6.
     #[arg(long, env = "NPL_FEED_XDS", value_name = "ADDRESS|none", default_value = "[::]:18000")]
     pub xds: Listen,
 
@@ -40,7 +40,7 @@ pub struct Config {
     #[arg(long, env = "NPL_FEED_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Read annotations below this domain: the value of `--annotation-domain` of the agents.
+    /// Read annotations below this domain. Give the value of the agents' `--annotation-domain`.
     #[arg(
         long,
         env = "NPL_FEED_ANNOTATION_DOMAIN",
@@ -50,12 +50,12 @@ pub struct Config {
     )]
     pub annotation_domain: String,
 
-    /// Serve only node ports of this range, and the Pods' own host ports: the value of `--port-range` of the agents. If
-    /// the agents have several ranges, give one that includes all.
+    /// Serve only node ports of this range, and the Pods' own host ports. Give the value of the agents' `--port-range`;
+    /// if the agents have several ranges, give one that includes all of them.
     #[arg(long, env = "NPL_FEED_PORT_RANGE", value_name = "START-END", default_value = "61000-62000")]
     pub port_range: PortRange,
 
-    /// Serve a withdrawn member as draining for this time: the value of `--drain` of the agents.
+    /// Serve a withdrawn member as draining for this time. Give the value of the agents' `--drain`.
     #[arg(long, env = "NPL_FEED_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
     pub drain: Duration,
 
@@ -103,13 +103,13 @@ pub struct Listen(pub Option<SocketAddr>);
 /// Why a value is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
-    /// Not an address with a port.
+    /// The value is not an address with a port.
     #[error("{0:?} is not an address with a port: give for example [::]:8080, or none")]
     Listen(String),
-    /// Not the name of a zone.
+    /// The value is not the name of a DNS zone.
     #[error("{0:?} is not a DNS zone: give for example npl.internal")]
     Zone(String),
-    /// Not an address range.
+    /// The value is not an address range.
     #[error("{0:?} is not an address range: give for example 192.0.2.0/24 or 2001:db8::/32")]
     Range(String),
 }
@@ -141,7 +141,7 @@ fn zone(text: &str) -> Result<Name, ValueError> {
     if name.is_root() || name.num_labels() == 0 { Err(refused()) } else { Ok(name.to_lowercase()) }
 }
 
-/// A range, or one address.
+/// Parses an address range, or a single address as a range with one address.
 fn range(text: &str) -> Result<IpNet, ValueError> {
     let text = text.trim();
     let address = || text.parse().ok().map(|address: std::net::IpAddr| IpNet::from(address));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Decides which entries of a Pod's annotation the feed serves.
 //!
-//! Without an admission policy, users of a Pod can write its annotation. So the feed serves an entry only if the entry
-//! names an address of the Pod's Node and a node port that can lead to the Pod.
+//! Without an admission policy, users who may change a Pod can write its annotation. For this reason, the feed serves
+//! an annotation entry only if the entry contains an address of the Pod's Node and a node port that can lead to the
+//! Pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,7 +32,7 @@ pub enum LeftOut {
     PortOutOfRange,
     /// The Pod is on the host network, and the node port is not the Pod's port.
     OtherPodPort,
-    /// Another Pod with a better claim publishes the same address, node port and protocol.
+    /// Another Pod, whose [`Claim`] takes precedence, publishes the same address, node port and protocol.
     Contested,
 }
 
@@ -111,7 +112,8 @@ fn refusal(pod: &Pod, node: Option<&Node>, range: PortRange, entry: &Entry) -> O
     (!is_host_port && !range.contains(entry.node_port)).then_some(LeftOut::PortOutOfRange)
 }
 
-/// A Pod's claim to a target. The lowest claim wins: first the annotation that an agent wrote last, then the older Pod.
+/// A Pod's claim to a target. The lowest claim wins. A Pod whose annotation was last written by an agent precedes all
+/// others; otherwise, the older Pod precedes the newer one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
     is_foreign: bool,
@@ -126,8 +128,8 @@ impl Claim {
     }
 }
 
-/// The claims to each target, the best one first. Nearly all targets have one claim, for which a `BTreeSet` would
-/// allocate room for eleven.
+/// The claims to each target; the one that takes precedence is first. Nearly all targets have one claim, for which a
+/// `BTreeSet` would allocate memory for eleven.
 #[derive(Debug, Clone, Default)]
 pub struct Claims(BTreeMap<Target, Vec<Claim>>);
 
@@ -150,7 +152,7 @@ impl Claims {
         }
     }
 
-    /// Whether the Pod has the best claim to the target.
+    /// Whether the Pod's claim to the target takes precedence over all others.
     pub fn is_held_by(&self, target: &Target, pod: &PodKey) -> bool {
         self.0.get(target).and_then(|claims| claims.first()).is_some_and(|best| best.pod == *pod)
     }

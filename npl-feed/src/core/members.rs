@@ -15,8 +15,8 @@ use super::{
     snapshot::{Condition, Group, Member, PortKey, Snapshot, WEIGHT},
 };
 
-/// The members of all Service ports, computed from all objects of a cluster. Only members of Pods that are being
-/// deleted are draining here: [`super::state::State`] alone has seen the annotations that were withdrawn since.
+/// The members of all Service ports, computed from all objects of a cluster. In this snapshot, only members of Pods
+/// that are being deleted are draining. Only [`super::state::State`] knows entries that were withdrawn earlier.
 pub fn members(pods: &[Pod], services: &[Service], nodes: &[Node], range: PortRange) -> Snapshot {
     let nodes: BTreeMap<&str, &Node> = nodes.iter().map(|node| (node.object.name.as_str(), node)).collect();
     let served = pods.iter().map(|pod| {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pure decisions: the members of each Service port, from Pods, Services and Nodes.
 //!
-//! The core does no I/O, reads no clock and writes no log. The same objects give the same [`snapshot::Snapshot`] with
-//! the same version, in whatever order they arrive. So replicas agree, and an unchanged snapshot is never sent again.
+//! The core does no I/O, reads no clock and writes no log. The same objects lead to the same [`snapshot::Snapshot`]
+//! with the same version, regardless of the order in which they arrive. Therefore, all replicas serve the same
+//! versions, and an unchanged snapshot is never sent again.
 
 pub mod entries;
 pub mod members;

@@ -89,7 +89,7 @@ pub struct Member {
     pub node: Arc<str>,
     /// The zone of the Node; empty if it has none.
     pub zone: Arc<str>,
-    /// Whether the member takes requests.
+    /// Whether load balancers may send requests to the member.
     pub condition: Condition,
     /// The weight for load balancing, relative to other members.
     pub weight: u16,
@@ -175,7 +175,7 @@ impl Snapshot {
         named_or_numbered(self.service(namespace, service), port)
     }
 
-    /// The same for a Service port of one protocol.
+    /// The group of the Service port of this protocol with this name, or else with this number.
     pub fn port_of(&self, namespace: &str, service: &str, protocol: Protocol, port: &str) -> Option<&Arc<Group>> {
         let groups = self.service(namespace, service);
         named_or_numbered(groups.filter(|group| group.key.protocol == protocol), port)

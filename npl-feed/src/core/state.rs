@@ -35,8 +35,8 @@ pub struct State {
     range: PortRange,
     /// How long the member of a withdrawn entry drains, in milliseconds.
     drain: u64,
-    /// The known Pods. They are boxed because a node of a `BTreeMap` allocates room for eleven values, and is half
-    /// empty on average.
+    /// The known Pods. The values are boxed, because each node of a `BTreeMap` allocates memory for eleven values, and
+    /// is half empty on average.
     pods: BTreeMap<PodKey, Box<Served>>,
     services: BTreeMap<ServiceKey, Service>,
     nodes: BTreeMap<Arc<str>, Node>,
@@ -217,8 +217,8 @@ impl State {
         self.attach_pod(served);
     }
 
-    /// Withdraws all entries of a Pod that a list lacks. The lists contain only Pods with the annotation, so the Pod may
-    /// be deleted, or the agent may have withdrawn its annotation and still translate for `--drain`.
+    /// Withdraws all entries of a Pod that a list lacks. A list contains only Pods with the annotation. The absent Pod
+    /// may be deleted; or its agent may have withdrawn the annotation, and keeps translating for `--drain`.
     fn withdraw(&mut self, key: &PodKey, now: u64) {
         let Some(served) = self.pods.get(key) else { return };
         let mut pod = served.pod.clone();
@@ -239,7 +239,7 @@ impl State {
         for entry in &served.entries {
             self.claims.add(target(entry), Claim::of(&served.pod));
         }
-        // A Pod that is draining at a target loses the target to a Pod that claims it.
+        // If another Pod claims the target of a draining entry, the feed no longer serves the draining entry.
         let claimed: BTreeSet<Target> = served.entries.iter().map(target).collect();
         for other in self.draining.clone() {
             self.keep_withdrawn(&other, |withdrawn| !claimed.contains(&target(&withdrawn.entry)));
@@ -369,7 +369,7 @@ impl State {
     }
 }
 
-/// Whether two states of a Pod are equal in all fields that the groups depend on.
+/// Whether two versions of a Pod are equal in all fields that the groups depend on.
 fn is_same(known: &Pod, pod: &Pod) -> bool {
     let mut known = known.clone();
     known.object.resource_version = pod.object.resource_version;
@@ -377,7 +377,7 @@ fn is_same(known: &Pod, pod: &Pod) -> bool {
     known == *pod
 }
 
-/// The objects of a namespace. They are adjacent, because keys are ordered by namespace first.
+/// The objects of a namespace. These objects are adjacent in the map, because keys are ordered by namespace first.
 fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) -> impl Iterator<Item = &'a T> {
     let first = ObjectKey::new(namespace, "");
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)

@@ -8,7 +8,8 @@ use npl_agent::core::model::Protocol;
 
 use crate::core::snapshot::{Group, PortKey};
 
-/// The label above addresses of Nodes: `192-0-2-10.ip.ZONE`, and of members: `61000.192-0-2-10.ip.ZONE`.
+/// The label after the address in names of Node addresses, `192-0-2-10.ip.ZONE`, and of members,
+/// `61000.192-0-2-10.ip.ZONE`.
 const ADDRESSES: &str = "ip";
 
 /// The meaning of a name below the zone.

@@ -15,7 +15,7 @@ use npl_agent::core::model::Family;
 use super::names::{self, Place};
 use crate::core::snapshot::{Group, Member, Snapshot};
 
-/// TTL of all records in seconds. It is short because members change at any time.
+/// TTL of all records in seconds. The TTL is short, because members change at any time.
 const TTL: u32 = 1;
 /// Refresh, retry and expiry intervals of the SOA record, in seconds. The zone has no secondary server that uses them.
 const REFRESH: i32 = 60;
@@ -54,7 +54,7 @@ impl Zone {
         Self { name }
     }
 
-    /// The answer to a query of class IN.
+    /// Computes the answer to a query of class IN.
     pub(super) fn answer(&self, snapshot: &Snapshot, name: &Name, kind: RecordType) -> Answer {
         let Some(place) = names::read(name, &self.name) else { return Answer::failed(ResponseCode::Refused) };
         let (exists, answers, additional) = match place {
@@ -119,7 +119,7 @@ impl Zone {
         Name::from_labels(["ns"]).and_then(|server| server.append_domain(&self.name)).ok()
     }
 
-    /// The SOA record. Its serial is derived from the snapshot's digest and does not increase steadily, because no
+    /// The SOA record. The record's serial is derived from the snapshot's digest. The serial may decrease, because no
     /// secondary server copies the zone.
     fn soa(&self, snapshot: &Snapshot, owner: Name) -> Section {
         let Some(server) = self.server() else { return Vec::new() };

@@ -142,8 +142,8 @@ async fn metrics(State(context): State<Context>) -> Response {
     }
 }
 
-/// The feed is ready once it has a snapshot. It stays ready while the API server is unreachable, because the last known
-/// members are better than none; the answer's text names the interrupted watches.
+/// The feed is ready once it has a snapshot. The feed stays ready while the API server is unreachable, because the
+/// members that it knows are probably still correct; the text of the answer names the interrupted watches.
 async fn readyz(State(context): State<Context>) -> Response {
     let outage = context.status.outage();
     if context.published.borrow().is_none() {

@@ -65,7 +65,7 @@ pub(super) struct Poll {
     index: Option<String>,
     /// How long the request waits for another version, such as `30s`.
     wait: Option<String>,
-    /// Consul's parameter for only healthy members. Its value does not matter.
+    /// Consul's parameter that requests only healthy members. Its value is ignored.
     passing: Option<String>,
 }
 

@@ -19,7 +19,7 @@ use tokio::{sync::mpsc::Sender, task::JoinSet};
 use self::objects::{FeedNode, FeedPod, FeedService};
 use crate::{config::Config, core::model::Change, status::Status};
 
-/// Starts the three watches. They retry after every failure, and run until the receiver of `changes` is dropped.
+/// Starts the three watches. The watches retry after every failure, and run until the receiver of `changes` is dropped.
 ///
 /// # Errors
 ///

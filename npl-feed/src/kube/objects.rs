@@ -24,8 +24,8 @@ use crate::core::model::{Change, NamedPort, Node, Pod, Service};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// Maximum number of Pods per page of a list. Pods without the annotation are dropped after each page, which bounds the
-/// memory in a large cluster; [`crate::core::state::State`] lets known Pods that a list lacks drain.
+/// Maximum number of Pods per page of a list. After each page, Pods without the annotation are dropped, which bounds
+/// the memory in a large cluster. Known Pods that are absent from a list drain: see [`crate::core::state::State`].
 const PODS_PER_PAGE: u32 = 500;
 const SERVICES_PER_PAGE: u32 = 500;
 

@@ -23,7 +23,8 @@ pub(super) struct Delta {
 struct Subscription {
     is_wildcard: bool,
     names: BTreeSet<String>,
-    /// The versions that the client has. They are strings because a client reports its own versions after a reconnect.
+    /// The versions of the resources that the client has. The type is a string, because after a reconnect the versions
+    /// are taken from the client's request.
     known: BTreeMap<String, String>,
     /// Subscribed names that do not exist, and that were already reported as removed.
     absent: BTreeSet<String>,
@@ -94,8 +95,8 @@ impl Session for Delta {
 }
 
 impl Delta {
-    /// The response with the resources that changed for the client. If `is_due`, a response without changes is sent
-    /// too, so that a client with a wildcard subscription knows that it has all resources.
+    /// The response with the resources whose versions differ from those of the client. If `is_due`, a response without
+    /// changes is sent too, so that a client with a wildcard subscription knows that it has all resources.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<DeltaDiscoveryResponse> {
         let subscription = self.subscriptions.get_mut(&kind)?;
         let wanted = subscription.wanted(kind, snapshot);

@@ -108,7 +108,7 @@ async fn serve<S: Session>(
     let Ok(Some(mut snapshot)) = first else { return };
     loop {
         let responses = tokio::select! {
-            // No response is computed until the client has room for it.
+            // The next response is computed only after the stream has accepted the previous one.
             biased;
             () = sender.closed() => return,
             request = requests.message() => match request {

@@ -53,7 +53,7 @@ use crate::core::snapshot::{Condition, Group, Member, PortKey, Snapshot, Version
 /// A resource type of xDS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// `Cluster`. It comes first, because a client requests endpoints only of clusters that it has received.
+    /// `Cluster`. This type comes first, because a client requests endpoints only of clusters that it has received.
     Cluster,
     /// `ClusterLoadAssignment`.
     Endpoints,
@@ -125,9 +125,9 @@ fn version_of(kind: Kind, name: &str, group: Option<&Arc<Group>>) -> Option<Vers
     group.filter(|group| group.key.protocol == Protocol::Tcp).map(|_| of_content(kind, name))
 }
 
-/// The version of a resource: a digest of all input of the function that builds the resource, and of the encoding of a
-/// sample by that function. So a release that builds other content for the same input gives it another version, and the
-/// feed need not encode a resource to compute its version.
+/// The version of a resource: a digest of all input of the function that builds the resource, and of a sample resource
+/// that the same function builds. A release that builds other content from the same input therefore computes another
+/// version. The feed does not have to encode a resource to compute its version.
 fn of_content(kind: Kind, input: &str) -> Version {
     static SAMPLES: LazyLock<BTreeMap<Kind, Version>> =
         LazyLock::new(|| Kind::ALL.into_iter().map(|kind| (kind, Version::of(&sample(kind)))).collect());
@@ -172,8 +172,8 @@ fn sample_group() -> Arc<Group> {
     Arc::new(Group::new(key, None, members))
 }
 
-/// The names of all resources of a type, for a wildcard subscription. Listeners and routes are served only by name: a
-/// proxy that subscribes to all listeners would reject these, because they are for gRPC clients and have no address.
+/// The names of all resources of a type, for a wildcard subscription. Listeners and routes are served only by name.
+/// They are for gRPC clients: a proxy that subscribes to all listeners would reject them, because they have no address.
 pub(super) fn all_names(kind: Kind, snapshot: &Snapshot) -> Vec<String> {
     match kind {
         Kind::Cluster | Kind::Endpoints => {

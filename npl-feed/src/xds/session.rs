@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The code that both variants of the protocol share.
+//! The code that both variants of xDS, state of the world and delta, share.
 
 use crate::core::snapshot::Snapshot;
 
-/// The result of a request: its classification, and the response, if one is due.
+/// The result of a request: the kind of event that the request is, and the response, if one must be sent.
 #[derive(Debug)]
 pub(super) struct Handled<R> {
     /// The short name of the resource type.

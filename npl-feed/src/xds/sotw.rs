@@ -22,8 +22,8 @@ pub(super) struct StateOfTheWorld {
 #[derive(Debug, Default)]
 struct Subscription {
     is_wildcard: bool,
-    /// Whether an earlier request named resources. An empty list then unsubscribes from all resources; otherwise it is
-    /// a wildcard.
+    /// Whether an earlier request named resources. If so, an empty list unsubscribes from all resources; if not, an
+    /// empty list subscribes to all resources.
     has_named: bool,
     names: BTreeSet<String>,
     /// The versions that were sent to the client.
@@ -84,7 +84,7 @@ impl Session for StateOfTheWorld {
 }
 
 impl StateOfTheWorld {
-    /// The response, if a resource changed for the client or `is_due`.
+    /// The response, if a resource of the client has changed or if `is_due`.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<DiscoveryResponse> {
         let subscription = self.subscriptions.get_mut(&kind)?;
         let wanted = subscription.wanted(kind, snapshot);

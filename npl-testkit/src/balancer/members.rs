@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The members of a load balancer's pools, from a watch of the Pods.
+//! Reads the members of a load balancer's pools by a watch of the Pods.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ const AWAY: Duration = Duration::from_millis(100);
 pub struct Port {
     /// The target port, a Pod port.
     pub target: u16,
-    /// The protocol. Consumers take it from the Service, not from the annotation.
+    /// The protocol. Consumers take the protocol from the Service, not from the annotation.
     pub protocol: Protocol,
 }
 
@@ -51,7 +51,8 @@ pub(super) fn follow(client: &ApiClient, namespace: &str, ports: &[Port], pool: 
     let mut version = watcher.list()?;
     thread::spawn(move || {
         while !watcher.pool.is_closed() {
-            // Known members stay in use while the API server is unavailable; afterwards, a new list may be necessary.
+            // While the API server is unavailable, the balancer keeps the members that it knows. When the API server is
+            // available again, the watch may have expired, and a new list is necessary.
             if watcher.watch(&mut version).is_err() {
                 thread::park_timeout(AWAY);
                 if let Ok(newer) = watcher.list() {

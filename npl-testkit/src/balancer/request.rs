@@ -46,7 +46,8 @@ fn kind_of(err: &anyhow::Error) -> Kind {
     if causes.any(|cause| cause.kind() == ErrorKind::ConnectionRefused) { Kind::Refused } else { Kind::Lost }
 }
 
-/// TCP segments retransmitted in a namespace. They reveal lost packets that TCP recovers.
+/// The number of TCP segments that were retransmitted in a namespace. A retransmission shows a lost packet even if the
+/// request succeeded.
 pub(super) fn resent_segments(netns: &Netns) -> Result<u64> {
     netns.counter("Tcp", "RetransSegs")
 }

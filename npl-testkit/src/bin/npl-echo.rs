@@ -27,8 +27,8 @@ fn main() -> ExitCode {
 }
 
 fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
-    // Signal handling must be set up before any thread starts. The kernel ignores unhandled signals to PID 1 of a
-    // container.
+    // Signal handling must be set up before any thread starts. The kernel ignores a signal to PID 1 of a container
+    // unless PID 1 handles the signal.
     interrupt::watch()?;
     // The host name of a container is the name of its Pod.
     let mut name = env::var("HOSTNAME").unwrap_or_else(|_unset| "npl-echo".to_owned());
@@ -56,7 +56,7 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     let _server = EchoServer::start_on(&name, node.as_deref(), &ports)?;
     report(&format!("{name} listens on ports {ports:?}"));
     interrupt::wait();
-    // The server continues to answer, because clients learn later that the Pod terminates.
+    // The server continues to answer, because clients notice the end of the Pod only later.
     interrupt::wait_at_most(drain);
     Ok(())
 }

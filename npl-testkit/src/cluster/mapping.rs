@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The annotation as consumers read it. Written from its description and independent of the agent's code.
+//! Parses the annotation as its consumers do. The code follows the description of the format, and does not use the
+//! agent's code.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -24,7 +25,7 @@ pub struct Entry {
     pub protocol: Protocol,
 }
 
-/// One element as it is written: with `protocol`, or with `protocols` alone.
+/// One element of the annotation's list: with the field `protocol`, or with only the field `protocols`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Element {

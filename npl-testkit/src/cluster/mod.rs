@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Kubernetes objects of tests without a kubelet: this crate writes their status itself.
+//! Kubernetes objects for tests without a kubelet. This module itself writes the status of Pods and Nodes.
 
 mod annotations;
 mod mapping;
@@ -108,7 +108,7 @@ impl Cluster {
         self.client.merge_patch(&format!("/api/v1/nodes/{name}/status"), &json!({"status": status})).map(drop)
     }
 
-    /// Creates a Pod. It has no address until [`Self::set_pod_running`].
+    /// Creates a Pod, which has no address until [`Self::set_pod_running`].
     pub fn create_pod(&self, pod: &PodObject) -> Result<()> {
         self.client.create(&pods_path(&pod.namespace), &pod.to_json()).map(drop)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The AVI Kubernetes Operator (AKO).
+//! A model of the AVI Kubernetes Operator (AKO): the pool members that AKO reads from an annotation.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,9 +8,9 @@ use super::go_json::{self, Fields};
 /// AKO releases that read the annotation differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ako {
-    /// 1.13.2 and newer.
+    /// AKO 1.13.2 and newer.
     Current,
-    /// Up to 1.13.1: all pool members of a Pod get the address of the Pod's last entry.
+    /// AKO up to 1.13.1, where all pool members of a Pod get the address of the Pod's last annotation entry.
     LastAddress,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! F5 Container Ingress Services (CIS).
+//! A model of F5 Container Ingress Services (CIS): the pool members that CIS reads from an annotation.
 
 use std::net::SocketAddr;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Models of the two known consumers of the annotation, AKO and F5 CIS, written from a description of their behavior.
-//! Both are Go programs, and Go's JSON decoder accepts documents that stricter decoders reject.
+//! Both consumers are Go programs, and Go's JSON decoder accepts documents that stricter decoders reject.
 
 mod ako;
 mod cis;
@@ -15,7 +15,7 @@ pub use self::ako::Ako;
 pub use self::pools::{Consumer, Member, PoolPort, Pools};
 use crate::cluster::Entry;
 
-/// A target port without entries.
+/// A target port for which no annotation of the tests has an entry.
 const NO_TARGET: u16 = 1;
 
 /// Reads an annotation as both consumers do, for each Pod port. Fails unless both consumers find exactly the pool

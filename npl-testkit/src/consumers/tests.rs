@@ -41,7 +41,8 @@ fn both_protocols_of_a_port_are_members_of_each_pool() {
     assert_eq!((ako.len(), cis.len()), (2, 1));
 }
 
-/// For this reason, NPL publishes SCTP mappings only when SCTP is enabled.
+/// Consumers use an SCTP entry for the pools of all protocols. For this reason, NPL publishes SCTP mappings only when
+/// SCTP is enabled.
 #[test]
 fn an_sctp_entry_is_a_member_of_every_pool() {
     let both = r#"[{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp"},

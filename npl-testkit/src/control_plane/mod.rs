@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real etcd and kube-apiserver for one run.
+//! Starts and stops a real etcd and kube-apiserver for one run of a test.
 
 mod credentials;
 mod rotation;
@@ -53,7 +53,7 @@ pub const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:96::/112";
 /// The address of the API server's Service, the first one of the range.
 pub const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
-/// A running control plane. Dropping it stops it.
+/// A running control plane. Dropping this value stops etcd and the API server.
 #[derive(Debug)]
 pub struct ControlPlane {
     directory: PathBuf,
@@ -68,12 +68,12 @@ pub struct ControlPlane {
     binaries: Binaries,
 }
 
-/// From where the control plane is reachable.
+/// Which programs can reach the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// From programs of this run, over the loopback device, without kubelets and controllers.
+    /// Only programs of this run, over the loopback device; there are no kubelets and controllers.
     Loopback,
-    /// From Nodes and Pods, at this address of the namespace.
+    /// Nodes and Pods too, at this address of the namespace.
     Network(Ipv4Addr),
 }
 
@@ -98,7 +98,7 @@ impl ControlPlane {
         Self::start_with_flags(run, netns, &[])
     }
 
-    /// As [`Self::start`], with further flags of the API server.
+    /// Starts etcd and the API server as [`Self::start`] does, with further flags of the API server.
     pub fn start_with_flags(run: &Run, netns: Option<&Netns>, flags: &[String]) -> Result<Self> {
         let plane = Self::launch(run, netns, Reach::Loopback, &[Account::agent()], flags)?;
         write_secret(&plane.agent_kubeconfig(), &plane.kubeconfig(AGENT_USER)?)?;
@@ -129,8 +129,8 @@ impl ControlPlane {
     /// Starts the API server again with the same address and data.
     pub fn start_api_server(&mut self) -> Result<()> {
         let mut process = self.spawn_api_server()?;
-        // On a busy emulated processor, startup can exceed the API server's own limit of one minute, and the API server
-        // exits. A kubelet would restart it; the next start has less work left.
+        // On a busy emulated processor, the start can exceed the API server's own limit of one minute. The API server
+        // then exits; a kubelet would restart it, and the second start takes less time.
         let mut restarts = if poll::patience() > 1 { 2 } else { 0 };
         let mut ended = None;
         let ready = poll::until("the readiness of kube-apiserver", READY_LIMIT, || {
@@ -167,7 +167,7 @@ impl ControlPlane {
         }
     }
 
-    /// Kills the API server, which closes all connections at once. etcd keeps running with the data.
+    /// Kills the API server, so that all its connections are closed immediately. etcd keeps running with the data.
     ///
     /// After SIGTERM, an API server would serve open watches for up to a minute and reject new requests. After such an
     /// outage, the controllers would treat the Nodes as failed.
@@ -293,7 +293,7 @@ impl ControlPlane {
     }
 
     fn is_ready(&self) -> bool {
-        // The API server writes its certificate early during startup.
+        // The client needs the certificate, which the API server writes early during its start.
         self.client().and_then(|client| client.text("/readyz")).is_ok_and(|text| text == "ok")
     }
 
@@ -325,18 +325,18 @@ impl Reach {
         let flags: &[&str] = match self {
             Self::Loopback => &[
                 "--bind-address=127.0.0.1",
-                // Startup validation requires this flag; the address is never used.
+                // The API server does not start without this flag; the address is never used.
                 "--advertise-address=192.0.2.1",
                 "--endpoint-reconciler-type=none",
                 "--authorization-mode=RBAC",
-                // Without controllers, the default service accounts do not exist.
+                // This plug-in would reject every Pod: without controllers, no default service account exists.
                 "--disable-admission-plugins=ServiceAccount",
             ],
             Self::Network(_) => &[
                 "--bind-address=0.0.0.0",
                 "--authorization-mode=Node,RBAC",
                 "--enable-admission-plugins=NodeRestriction",
-                // Node names are not resolvable.
+                // Names of Nodes cannot be resolved, so the API server connects to kubelets by address.
                 "--kubelet-preferred-address-types=InternalIP",
             ],
         };
@@ -350,7 +350,7 @@ impl Reach {
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
-        // Kill instead of stopping orderly: the data is temporary, and open watches would delay the shutdown.
+        // The API server is killed, because its data is temporary, and open watches would delay an orderly end.
         self.api_server = None;
         if let Err(err) = self.etcd.kill().and_then(|_| Ok(fs::remove_dir_all(&self.directory)?)) {
             crate::process::report(&format!("stop the control plane: {err:#}"));

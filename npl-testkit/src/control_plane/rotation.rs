@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The rotation of the API server's certificate and of a Pod's credentials.
+//! Replaces the API server's certificate, and the credentials of a Pod, while the agent runs.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ pub const SERVICE_ACCOUNT: &str = "secrets/kubernetes.io/serviceaccount";
 
 impl ControlPlane {
     /// Replaces the API server's certificate and CA by new ones. Returns once the API server is ready again. Clients
-    /// that exist already do not trust the new CA.
+    /// that were created before do not trust the new CA.
     pub fn replace_certificate(&mut self) -> Result<()> {
         self.stop_api_server()?;
         // The API server creates a CA and a certificate if there are none.

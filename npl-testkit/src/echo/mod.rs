@@ -33,8 +33,8 @@ pub struct Answer {
     pub protocol: Protocol,
     /// The length of the request in bytes.
     pub received: u64,
-    /// The [`pattern::Digest`] of the request in hexadecimal. It identifies the request and proves that it arrived
-    /// unchanged.
+    /// The [`pattern::Digest`] of the request in hexadecimal, which identifies the request and proves that the request
+    /// arrived unchanged.
     pub digest: String,
 }
 

@@ -16,8 +16,8 @@ use super::{PADDED, Protocol, tcp};
 use crate::netns::Netns;
 use crate::poll;
 
-/// The interval at which blocked threads check whether the server stops. It is long so that hundreds of idle servers
-/// cause little load.
+/// The interval at which blocked threads check whether the server stops. The interval is long, so that hundreds of idle
+/// servers cause little load.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The time after which an idle connection is closed.
@@ -29,7 +29,7 @@ const EXECUTION: Duration = Duration::from_secs(5);
 /// The listen backlog: more connections than any test opens at the same time.
 const BACKLOG: i32 = 1024;
 
-/// A running echo server. Dropping it stops it.
+/// A running echo server. Dropping this value stops the server.
 #[derive(Debug)]
 pub struct EchoServer {
     shared: Arc<Shared>,
@@ -57,7 +57,7 @@ impl EchoServer {
         Self::start_on(pod, None, ports)
     }
 
-    /// As [`Self::start`], for a server that also reports its Node.
+    /// Starts a server as [`Self::start`] does, which also reports its Node.
     pub fn start_on(pod: &str, node: Option<&str>, ports: &[u16]) -> Result<Self> {
         let identity = Identity { pod: pod.to_owned(), node: node.map(str::to_owned) };
         let shared = Shared { identity, stop: AtomicBool::new(false), connections: Mutex::new(Vec::new()) };
@@ -68,12 +68,12 @@ impl EchoServer {
         Ok(server)
     }
 
-    /// As [`Self::start`], inside `netns`.
+    /// Starts a server as [`Self::start`] does, inside `netns`.
     pub fn start_in(netns: &Netns, pod: &str, ports: &[u16]) -> Result<Self> {
         netns.run(|| Self::start(pod, ports))?
     }
 
-    /// As [`Self::start_in`], for SCTP only.
+    /// Starts a server as [`Self::start_in`] does, for SCTP only.
     pub fn start_sctp_in(netns: &Netns, pod: &str, port: u16) -> Result<Self> {
         netns.run(|| {
             let mut server = Self::start(pod, &[])?;
@@ -133,7 +133,7 @@ fn bind(kind: Type, protocol: Protocol, port: u16) -> io::Result<Socket> {
     if domain == Domain::IPV6 {
         socket.set_only_v6(false)?;
     }
-    // Connections of a server that has just stopped may be in TIME_WAIT.
+    // The port may be in use by connections in TIME_WAIT of a server that has just stopped.
     socket.set_reuse_address(kind == Type::STREAM)?;
     socket.set_read_timeout(Some(LOOK))?;
     bind_once_free(&socket, address)?;
@@ -143,15 +143,16 @@ fn bind(kind: Type, protocol: Protocol, port: u16) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Binds once the port is free. Between fork and execve, a child process holds copies of this process's sockets, so
-/// that sockets of stopped servers keep their ports until then.
+/// Binds the socket once the port is free. Between fork and execve, a child process holds copies of this process's
+/// sockets, so a stopped server's port stays in use until the execve.
 fn bind_once_free(socket: &Socket, address: SocketAddr) -> io::Result<()> {
     let mut outcome = Ok(());
     let is_settled = || {
         outcome = socket.bind(&address.into());
         outcome.as_ref().err().is_none_or(|error| error.kind() != io::ErrorKind::AddrInUse).then_some(())
     };
-    // The bind error is more useful than the timeout.
+    // If the port does not become free, the caller gets the error of `bind`, which is more useful than that of the
+    // timeout.
     drop(poll::until("a free port", EXECUTION, is_settled));
     outcome
 }

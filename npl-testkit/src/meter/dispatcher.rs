@@ -21,7 +21,7 @@ use crate::process;
 /// The interface index of the loopback device in every network namespace.
 const LOOPBACK: u32 = 1;
 
-/// The largest part of a sample that calls may take without sending packets, in thousandths.
+/// The largest part of a sample, in thousandths, that the calls may take in addition to sending packets.
 const TOLERATED_PER_MILLE: u32 = 10;
 
 /// The loopback device of a separate network namespace. The device never receives a packet.
@@ -49,7 +49,7 @@ impl IdleDevice {
     }
 }
 
-/// The generator's own calls took too much of a sample.
+/// The error that the generator's calls themselves took too large a part of a sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Overhead {
     cost: Duration,
@@ -75,7 +75,7 @@ impl Error for Overhead {}
 ///
 /// # Errors
 ///
-/// If they take longer: the rate would contain time that is not spent on packets.
+/// If the calls take longer, because the rate would include time that is not spent on packets.
 pub(super) fn check(cost: Duration, calls: u32, sample: Duration) -> Result<(), Overhead> {
     if cost * calls * 1000 <= sample * TOLERATED_PER_MILLE { Ok(()) } else { Err(Overhead { cost, calls, sample }) }
 }

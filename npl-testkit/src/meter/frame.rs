@@ -13,7 +13,8 @@ use crate::topology::Device;
 /// Bytes of the Ethernet, IPv4 and UDP headers.
 const UDP_HEADERS: usize = 14 + 20 + 8;
 
-/// Payload of a first fragment: with the UDP header a multiple of eight bytes, as all fragments but the last one are.
+/// The payload size of a first fragment. Payload and UDP header together are a multiple of eight bytes, as in all
+/// fragments except the last one.
 const FRAGMENT_PAYLOAD: usize = 16;
 
 /// A generated packet.

@@ -34,8 +34,8 @@ use crate::{poll, tools};
 /// Packets sent between two checks for an interruption.
 const CHUNK: u32 = 50_000;
 
-/// Packets per call, and number of calls, that measure the cost of a call. A call with zero packets would not run the
-/// program.
+/// The number of packets per call when the cost of a call is measured; the next constant is the number of these calls.
+/// A call with zero packets would not run the program.
 const SMALLEST: u32 = 2;
 const SMALL_CALLS: usize = 9;
 
@@ -53,7 +53,7 @@ pub fn object() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A packet generator and a counter at the packets' destination. Both are detached when dropped.
+/// A packet generator and a counter at the packets' destination. Dropping this value detaches both programs.
 #[derive(Debug)]
 pub struct Meter {
     ebpf: Ebpf,
@@ -76,7 +76,7 @@ pub struct Flows {
     pub frame: [u8; FRAME_BYTES],
     /// The source addresses and ports.
     pub clients: Clients,
-    /// Where the packets enter the Node.
+    /// The place at which the packets enter the Node.
     pub entry: Entry,
     /// The number of mappings over which the packets are spread.
     pub mappings: u16,
@@ -114,7 +114,7 @@ pub enum Entry {
 pub enum Clients {
     /// All packets belong to one flow.
     One,
-    /// One address after the other, each with this number of ports.
+    /// The packets come from one address after another; each address uses this number of ports.
     InTurn {
         /// Ports per address.
         ports: u32,
@@ -134,7 +134,7 @@ struct Sent {
     cost_of_a_call: Duration,
 }
 
-/// Packets were lost.
+/// The error that packets were lost.
 #[derive(Clone, Copy, Debug)]
 pub struct Lost {
     arrived: u64,
@@ -211,7 +211,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Attaches a program that redirects every packet to the Pod to the uplink, until the meter is dropped.
+    /// Attaches a program to the uplink, until the meter is dropped. The program redirects every packet to the Pod.
     pub fn attach_shortcut(&mut self) -> Result<()> {
         self.attach(PROG_SHORTCUT).map(drop)
     }
@@ -276,7 +276,7 @@ impl Meter {
         Ok((arrived, sent))
     }
 
-    /// Sends packets from the calling thread. Its processor also does all of the Node's work on these packets.
+    /// Sends packets from the calling thread. The thread's processor also does all of the Node's work on these packets.
     pub fn send(&self, packets: u32) -> Result<()> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();

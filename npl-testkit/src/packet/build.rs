@@ -4,21 +4,21 @@
 use super::checksum::{Sums, pseudo_header};
 use super::{Checksum, Ethernet, Icmp, Ip, Ipv4, Ipv6, Packet, Tcp, Transport, Udp};
 
-/// `EtherType` of an IEEE 802.1Q tag.
+/// The `EtherType` of an IEEE 802.1Q tag.
 pub(super) const ETHERTYPE_VLAN: u16 = 0x8100;
 /// `EtherType` of IPv4.
 pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
 /// `EtherType` of IPv6.
 pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
 
-/// IP protocol numbers.
+/// The IP protocol number of ICMP; the next constants are those of other protocols.
 pub(super) const ICMP: u8 = 1;
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
 pub(super) const ICMPV6: u8 = 58;
 pub(super) const SCTP: u8 = 132;
 
-/// Offsets of the checksum fields in their headers.
+/// The offset of the checksum in the IPv4 header; the next constants are the offsets in other headers.
 const IPV4_CHECKSUM: usize = 10;
 const TCP_CHECKSUM: usize = 16;
 const UDP_CHECKSUM: usize = 6;
@@ -139,7 +139,8 @@ impl Icmp {
     }
 }
 
-/// The checksums of a transport whose checksum field is zero. ICMP over IPv4 has no pseudo header.
+/// Computes the checksums of a transport header and payload whose checksum field is zero. ICMP over IPv4 has no pseudo
+/// header.
 pub(super) fn transport_sums(ip: &Ip, protocol: u8, bytes: &[u8]) -> Sums {
     if protocol == ICMP {
         return Sums::plain(bytes);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets as values: built to bytes and parsed back. Checksums are computed independently of the code under test.
+//! Packets as values, which tests build to bytes and parse from bytes. Checksums are computed independently of the code
+//! under test.
 //!
 //! ```
 //! use npl_testkit::packet::{Packet, Transport};
@@ -77,7 +78,7 @@ pub struct Ipv4 {
     pub source: Ipv4Addr,
     /// The destination address.
     pub destination: Ipv4Addr,
-    /// Type of service.
+    /// The field "type of service".
     pub tos: u8,
     /// The identification, equal in all fragments of a datagram.
     pub identification: u16,
@@ -102,7 +103,7 @@ pub struct Ipv6 {
     pub source: Ipv6Addr,
     /// The destination address.
     pub destination: Ipv6Addr,
-    /// Traffic class.
+    /// The field "traffic class".
     pub traffic_class: u8,
     /// The flow label, 20 bits.
     pub flow_label: u32,
@@ -141,7 +142,7 @@ pub struct Tcp {
     pub sequence: u32,
     /// Acknowledgement number.
     pub acknowledgement: u32,
-    /// See [`tcp_flags`].
+    /// The TCP flags, as listed in [`tcp_flags`].
     pub flags: u8,
     /// Receive window.
     pub window: u16,
@@ -319,7 +320,7 @@ impl Transport {
 
 impl Default for Ethernet {
     fn default() -> Self {
-        // Locally administered addresses, which no vendor assigns.
+        // Both addresses are locally administered, so that no device of a vendor has them.
         Self { destination: [2, 0, 0, 0, 0, 0x10], source: [2, 0, 0, 0, 0, 0x02], vlans: Vec::new() }
     }
 }

@@ -57,7 +57,7 @@ pub enum Crc {
     Right,
     /// Zero: the device fills in the checksum (offload).
     Zero,
-    /// A wrong value, as an XOR difference to the correct checksum.
+    /// A wrong value: the correct checksum XOR this number.
     WrongBy(u32),
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Calico as the Pod network and policy engine: felix and its helpers as processes of each Node, without Typha, BIRD
-//! and operator.
+//! Runs Calico as the Pod network and policy engine: Felix and its helpers are processes of each Node; Typha, BIRD and
+//! the operator are not used.
 
 use std::ffi::OsString;
 use std::fs;

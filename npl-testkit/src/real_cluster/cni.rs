@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connects Pods to the network.
+//! Configures the CNI plug-in that connects the Pods of a Node to the network.
 
 use std::fmt;
 use std::fs;
@@ -32,7 +32,7 @@ pub enum Cni {
     CalicoVxlanNftables,
 }
 
-/// A kubelet registers its Node within 2 s on an idle machine.
+/// The time limit for a kubelet to register its Node, which takes 2 s on an idle machine.
 const REGISTRATION_LIMIT: Duration = Duration::from_mins(1);
 
 /// Waits until a kubelet has registered its Node. Returns the API path of the Node.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node's container runtime.
+//! Configures and starts containerd, the container runtime of a Node.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,7 @@ use super::space::Space;
 use crate::process::Process;
 use crate::{poll, tools};
 
-/// The path of its socket inside the Node.
+/// The path of containerd's socket inside the Node.
 pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
 
 /// The containerd namespace that Kubernetes uses.

@@ -29,7 +29,7 @@ const USER: &str = "npl:flannel";
 /// The file with flannel's settings for the Node, relative to the Node's directory.
 const SUBNET_FILE: &str = "run/flannel/subnet.env";
 
-/// A kubelet registers its Node within 2 s on an idle machine, and flannel is ready at about the same time.
+/// The time limit for flannel to be ready, which takes about 2 s on an idle machine.
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// The API server account of flannel, which reads and updates Nodes.

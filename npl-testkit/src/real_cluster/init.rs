@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The first process of a Node: it sets up the Node's namespaces from inside and then reaps orphans.
 //!
-//! It consists of two processes, because a process that creates a PID namespace does not belong to it: the outer
-//! process waits for the inner one, which has PID 1. All of this happens before any thread is started.
+//! There are in fact two processes, because a process that creates a PID namespace does not belong to this namespace:
+//! the outer process waits for the inner one, which has PID 1. Both set up the namespaces before they start any thread.
 
 use std::env;
 use std::fs;
@@ -109,7 +109,8 @@ fn start_first(arguments: &InitArguments) -> Result<ExitStatus> {
     child.wait().context("wait for the inner process")
 }
 
-/// `PR_SET_PDEATHSIG` refers to the parent thread; the outer process has only one thread.
+/// Makes the kernel kill the command when the outer process exits. `PR_SET_PDEATHSIG` refers to the parent thread, and
+/// the outer process has only one thread.
 #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
 fn die_with_outer(command: &mut Command) {
     // If the outer process has already exited, removing the run kills the inner one, which is in the Node's network

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node's kube-proxy.
+//! Starts the kube-proxy of a Node.
 
 use std::fmt;
 use std::fs;
@@ -18,10 +18,10 @@ use crate::process::Process;
 /// The API server user of kube-proxy, which may read Services.
 pub(super) const USER: &str = "system:kube-proxy";
 
-/// The implementation of Services on a Node.
+/// The mode of kube-proxy, which implements Services on a Node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum KubeProxy {
-    /// No implementation: Services do not work.
+    /// kube-proxy does not run, so Services do not work.
     None,
     /// kube-proxy with iptables rules.
     #[default]
@@ -72,9 +72,11 @@ fn settings(mode: KubeProxy) -> serde_json::Value {
         "clientConnection": {"kubeconfig": "/run/npl/kube-proxy.kubeconfig"},
         "clusterCIDR": pod_range(),
         "detectLocalMode": "ClusterCIDR",
-        // Leaves the limits of the host-wide conntrack table unchanged, which a Node in a namespace cannot set.
+        // kube-proxy must not set the limits of the conntrack table, because they apply to the whole host, and a Node
+        // in a namespace cannot change them.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-        // Lowering the OOM score requires CAP_SYS_RESOURCE, which a machine may lack.
+        // kube-proxy would lower its OOM score, which requires CAP_SYS_RESOURCE, and a machine may not grant this
+        // capability.
         "oomScoreAdj": 0,
     })
 }

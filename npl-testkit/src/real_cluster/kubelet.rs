@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node's kubelet.
+//! Configures and starts the kubelet of a Node.
 
 use std::fs;
 use std::path::Path;
@@ -48,7 +48,8 @@ pub(super) fn configure(directory: &Path, node: NodeNumber, plane: &ControlPlane
         "imageGCLowThresholdPercent": 99,
         "maxPods": MAX_PODS,
         "nodeStatusUpdateFrequency": "5s",
-        // Lowering the OOM score requires CAP_SYS_RESOURCE, which a machine may lack.
+        // The kubelet would lower its OOM score, which requires CAP_SYS_RESOURCE, and a machine may not grant this
+        // capability.
         "oomScoreAdj": 0,
         "resolvConf": "",
         // The default of `volumePluginDir` is a directory of the host.

@@ -54,7 +54,7 @@ const READY_LIMIT: Duration = Duration::from_mins(1);
 pub struct Options {
     /// The number of Nodes.
     pub nodes: u8,
-    /// The implementation of Services.
+    /// The mode of kube-proxy on the Nodes.
     pub kube_proxy: KubeProxy,
     /// The CNI plug-in that connects the Pods.
     pub cni: Cni,
@@ -68,7 +68,7 @@ impl Options {
         Self { nodes: 2, kube_proxy: KubeProxy::default(), cni: Cni::default(), init_program: init_program.into() }
     }
 
-    /// As [`Self::new`], with the `npl-cluster` binary from this program's directory.
+    /// The options of [`Self::new`], with the `npl-cluster` binary from this program's directory.
     pub fn beside_this_program() -> Result<Self> {
         let own = env::current_exe().context("find the path of this program")?;
         Ok(Self::new(own.with_file_name("npl-cluster")))
@@ -94,7 +94,7 @@ impl RealCluster {
         Self::start_in(Run::start()?, options)
     }
 
-    /// As [`Self::start`], in an existing run.
+    /// Starts the cluster as [`Self::start`] does, in an existing run.
     pub fn start_in(run: Run, options: &Options) -> Result<Self> {
         let Options { nodes, kube_proxy, cni, init_program } = options;
         ensure!((1..=MAX_NODES).contains(nodes), "a cluster has 1 to {MAX_NODES} Nodes, not {nodes}");

@@ -43,17 +43,18 @@ impl NodeNumber {
         (1..=count).map(Self)
     }
 
-    /// `node-1`
+    /// The Node's name, such as `node-1`.
     pub fn name(self) -> String {
         format!("node-{}", self.0)
     }
 
-    /// `192.0.2.11`
+    /// The Node's IPv4 address, such as `192.0.2.11`.
     pub fn v4(self) -> Ipv4Addr {
         Ipv4Addr::new(192, 0, 2, 10 + self.0)
     }
 
-    /// `2001:db8:0:1::11`: the last group repeats the decimal digits of the IPv4 address.
+    /// The Node's IPv6 address, such as `2001:db8:0:1::11`. The last group repeats the decimal digits of the IPv4
+    /// address.
     pub fn v6(self) -> Ipv6Addr {
         Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 0x10 + u16::from(self.0))
     }
@@ -70,12 +71,12 @@ impl NodeNumber {
         [Ipv4Addr::new(10, 244, self.0, 1).into(), v6.into()]
     }
 
-    /// `10.244.1.0/24`
+    /// The range of the Node's IPv4 Pod addresses, such as `10.244.1.0/24`.
     pub fn pods_v4(self) -> String {
         format!("10.244.{}.0/24", self.0)
     }
 
-    /// `fd00:10:244:1::/64`
+    /// The range of the Node's IPv6 Pod addresses, such as `fd00:10:244:1::/64`.
     pub fn pods_v6(self) -> String {
         format!("fd00:10:244:{}::/64", self.0)
     }

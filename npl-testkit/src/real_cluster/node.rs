@@ -21,7 +21,7 @@ use crate::netns::Netns;
 use crate::process::Process;
 use crate::run::Run;
 
-/// A Node: namespaces, a container runtime, a kubelet. Its processes are ended in field order.
+/// A Node: namespaces, a container runtime, a kubelet. Dropping this value ends the Node's processes in field order.
 #[derive(Debug)]
 pub struct Node {
     number: NodeNumber,
@@ -104,7 +104,7 @@ impl Node {
         self.flannel.iter().try_for_each(|daemon| flannel::connect_pods(daemon, self.number, &self.directory))
     }
 
-    /// `node-1`
+    /// The Node's name, such as `node-1`.
     pub fn name(&self) -> String {
         self.number.name()
     }

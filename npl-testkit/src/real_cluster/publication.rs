@@ -32,8 +32,8 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// The time from the Pod's annotation to its readiness; `None` if it was not annotated before, or one update
-    /// contained both.
+    /// The time from the Pod's annotation to its readiness. `None` if the Pod became ready without the annotation, or
+    /// if one update contained both.
     pub fn margin(&self) -> Option<Duration> {
         self.ready?.checked_duration_since(self.annotated?).filter(|margin| !margin.is_zero())
     }
@@ -104,7 +104,7 @@ fn record(pods: &mut BTreeMap<String, Seen>, pod: &Value) {
     if pod.pointer("/status/podIP").is_some() {
         seen.addressed.get_or_insert(now);
     }
-    // An update that contains both does not count as annotated first.
+    // A Pod whose annotation and readiness arrive in one update does not count as annotated before.
     if is_ready(pod) {
         seen.ready.get_or_insert(now);
     }

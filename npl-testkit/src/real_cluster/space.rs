@@ -21,7 +21,8 @@ use crate::tools;
 /// The time limit of the Node's mounts.
 const READY_LIMIT: Duration = Duration::from_secs(10);
 
-/// In the order of setns calls: the mount namespace is last, because `/proc` of the host is needed to open the others.
+/// The kinds of namespaces in the order in which `setns` enters them. The mount namespace is last, because `/proc` of
+/// the host is needed to open the others.
 const KINDS: [(&str, CloneFlags); 5] = [
     ("ipc", CloneFlags::CLONE_NEWIPC),
     ("uts", CloneFlags::CLONE_NEWUTS),
@@ -83,7 +84,7 @@ impl Space {
         Ok(Self { init, cgroup })
     }
 
-    /// Starts a long-running process in the namespaces. It ends with the Node.
+    /// Starts a long-running process in the namespaces. The process ends with the Node.
     pub(super) fn spawn(&self, name: &str, mut command: Command, log: &Path) -> Result<Process> {
         self.join(&mut command)?;
         Process::spawn_by(name, command, log, |mut command| self.inside(|| command.spawn())?)

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The addresses of a topology: documentation ranges outside the Node, a private range for Pods.
+//! The addresses of a topology. Clients and Node have addresses of ranges for documentation, and Pods addresses of a
+//! private range.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The Node's addresses on its first uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeAddresses {
-    /// 192.0.2.10
+    /// The IPv4 address 192.0.2.10.
     pub v4: Ipv4Addr,
-    /// `2001:db8:0:1::10`
+    /// The IPv6 address `2001:db8:0:1::10`.
     pub v6: Ipv6Addr,
 }
 
@@ -21,9 +22,9 @@ impl Default for NodeAddresses {
 /// The source addresses of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientAddresses {
-    /// An address outside the Node's subnet.
+    /// An IPv4 address outside the Node's subnet.
     pub v4: Ipv4Addr,
-    /// An address outside the Node's subnet.
+    /// An IPv6 address outside the Node's subnet.
     pub v6: Ipv6Addr,
 }
 
@@ -45,9 +46,9 @@ impl ClientAddresses {
 /// A Pod's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodAddresses {
-    /// 10.244.0.n
+    /// The IPv4 address 10.244.0.n of the nth Pod.
     pub v4: Ipv4Addr,
-    /// `fd00:10:244::n`
+    /// The IPv6 address `fd00:10:244::n` of the nth Pod.
     pub v6: Ipv6Addr,
 }
 

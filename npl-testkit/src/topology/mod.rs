@@ -23,7 +23,7 @@ use crate::netns::Netns;
 use crate::poll;
 use crate::run::Run;
 
-/// Interface indexes of the Node's devices, above those that the kernel assigns in a new namespace.
+/// The first interface index of the Node's uplinks, above the indexes that the kernel assigns in a new namespace.
 const FIRST_UPLINK_INDEX: u32 = 100;
 const FIRST_POD_INDEX: u32 = 200;
 
@@ -55,7 +55,7 @@ impl Default for Options {
     }
 }
 
-/// Clients, a Node and Pods. Their namespaces are deleted when dropped.
+/// Clients, a Node and Pods. Dropping this value deletes their namespaces.
 #[derive(Debug)]
 pub struct Topology {
     node: Netns,
@@ -164,7 +164,7 @@ impl Topology {
         move_addresses(&self.node, &FIRST_UPLINK.node_lines(device))
     }
 
-    /// As [`Self::move_node_to`], for the first client's end of the uplink.
+    /// Does the same as [`Self::move_node_to`] for the first client's end of the uplink.
     pub fn move_client_to(&self, device: &str) -> Result<()> {
         move_addresses(&self.client().netns, &FIRST_UPLINK.client_lines(device))
     }
@@ -217,7 +217,7 @@ impl Topology {
              route add {v4}/32 dev {host_device} scope link\n\
              route add {v6}/128 dev {host_device}"
         ))?;
-        // The gateway does not exist: the Node immediately answers ARP requests for every address on this device.
+        // No machine has the gateway's address, so the Node answers ARP requests for every address on this device.
         self.node.sysctl(&format!("net/ipv4/conf/{host_device}/proxy_arp"), "1")?;
         self.node.sysctl(&format!("net/ipv4/neigh/{host_device}/proxy_delay"), "0")?;
         netns.ip(&format!(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests at a constant rate, to detect losses during changes.
+//! Sends requests at a constant rate, to detect lost requests during changes.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

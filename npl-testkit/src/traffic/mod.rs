@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients of the echo server. Each opens its socket in a given namespace, and every wait has a deadline.
+//! Clients of the echo server. Each client opens its socket in a given namespace, and every wait has a deadline.
 
 mod load;
 mod sctp;
@@ -31,7 +31,7 @@ fn request_limit() -> Duration {
 /// The time after which a client repeats a UDP request.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
-/// A response over UDP, where requests can be lost.
+/// A response to a UDP request, which may have been repeated because a datagram was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UdpAnswer {
     /// The server's response.
@@ -65,7 +65,7 @@ pub fn tcp_connect(from: &Netns, server: SocketAddr) -> Result<TcpStream> {
     from.run(|| open_tcp(server, request_limit()))?.with_context(|| format!("send a request from {}", from.name()))
 }
 
-/// As [`tcp_connect`], in the namespace of the calling thread.
+/// Opens a connection as [`tcp_connect`] does, in the namespace of the calling thread.
 pub(crate) fn open_tcp(server: SocketAddr, limit: Duration) -> Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&server, limit).with_context(|| format!("connect to {server}"))?;
     stream.set_read_timeout(Some(limit)).context("set a read timeout")?;
@@ -107,7 +107,7 @@ pub fn udp_socket(from: &Netns, server: SocketAddr, checksum: bool) -> Result<Ud
     from.run(open)?.with_context(|| format!("open a UDP socket to {server} in {}", from.name()))
 }
 
-/// As [`udp_socket`], in the namespace of the calling thread.
+/// Opens a socket as [`udp_socket`] does, in the namespace of the calling thread.
 pub(crate) fn open_udp(server: SocketAddr, checksum: bool) -> std::io::Result<UdpSocket> {
     let any = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
@@ -147,7 +147,7 @@ pub fn udp_receive(socket: &UdpSocket, question: &[u8], limit: Duration) -> Resu
     Ok(udp_receive_sized(socket, question, limit)?.map(|(answer, _length)| answer))
 }
 
-/// As [`udp_receive`], with the length of the response.
+/// Waits as [`udp_receive`] does, and also returns the length of the response.
 fn udp_receive_sized(socket: &UdpSocket, question: &[u8], limit: Duration) -> Result<Option<(Answer, usize)>> {
     let digest = Digest::of(question).to_string();
     let start = Instant::now();
@@ -179,7 +179,7 @@ pub fn request(from: &Netns, protocol: Protocol, server: SocketAddr, question: &
     from.run(|| ask(protocol, server, question))?.with_context(|| format!("send a request from {}", from.name()))
 }
 
-/// As [`request`], in the namespace of the calling thread.
+/// Sends a request as [`request`] does, in the namespace of the calling thread.
 pub fn ask(protocol: Protocol, server: SocketAddr, question: &str) -> Result<Answer> {
     match protocol {
         Protocol::Tcp => tcp_ask(&open_tcp(server, request_limit())?, question),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// A one-to-one socket. Creating it loads the kernel's SCTP module if necessary.
+/// Creates a one-to-one socket. The kernel then loads its SCTP module if necessary.
 pub(crate) fn socket(domain: Domain) -> std::io::Result<Socket> {
     Socket::new(domain, Type::STREAM, Some(Protocol::from(libc::IPPROTO_SCTP)))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bulk transfers over TCP that verify every byte at the receiver.
+//! Transfers large amounts of data over TCP; the receiver verifies every byte.
 
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::net::{SocketAddr, TcpStream};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node whose uplink is a bond of two devices, with failovers while the agent runs.
+//! Tests a Node whose uplink is a bond of two devices, with failovers while the agent runs.
 //!
 //! ```text
 //!   client ── sw0 ─┬─ eth0 ═══ eth0 ─┬─ up0 ── node
@@ -22,7 +22,8 @@ use crate::world::{LIMIT, World};
 /// The primary device is `eth0`, which becomes active again as soon as its link is up.
 const BOND: &str = "link add up0 type bond mode active-backup miimon 50 primary eth0";
 
-/// The interface index differs from that of the peer, so that the kernel reports carrier changes without delay.
+/// The `ip` command that adds the second cable. The interface index differs from that of the peer, so that the kernel
+/// reports carrier changes without delay.
 const SECOND_PAIR: &str = "link add eth1 index 101 type veth peer name eth1 netns";
 
 /// The client's end: a switch that connects both cables with the client.
@@ -37,7 +38,8 @@ link set eth0 master up0
 link set eth1 master up0
 link set up0 up";
 
-/// The namespace in which a change is made, the change, and the active device afterwards.
+/// The namespace in which a change is made, the `ip` command of the change, and the active device of the bond
+/// afterwards.
 type Change = (fn(&World) -> &Netns, &'static str, &'static str);
 
 const CHANGES: [Change; 4] = [
@@ -94,8 +96,8 @@ impl Conversation {
         Self { stream: stream.unwrap(), socket: socket.unwrap() }
     }
 
-    /// TCP is sent first: its retransmissions update the switch's forwarding table if the table still has the wrong
-    /// port.
+    /// Asserts that the TCP connection and the UDP flow still work. The TCP request is sent first: if the switch's
+    /// forwarding table still has the former port, the retransmissions of TCP update the table.
     #[track_caller]
     fn assert_goes_on(&self, pod: &str, question: &str) {
         let answer = traffic::tcp_ask(&self.stream, question).unwrap();
@@ -128,7 +130,8 @@ fn assert_bond_is_attached(world: &mut World) {
     assert!(!devices.iter().any(|device| device["name"] == "eth0" || device["name"] == "eth1"), "{status}");
 }
 
-/// Makes the agent survey the devices again, and thereby apply all earlier changes.
+/// Makes the agent survey the devices again, and waits until the agent serves the new address. The agent has then also
+/// applied all earlier changes.
 fn wait_for_look(world: &World, new_address: &str) {
     node(world).ip(&format!("addr add {new_address}/32 dev up0")).unwrap();
     let status = || world.agent_options(&[]).command(&["status"]).unwrap();
@@ -162,7 +165,7 @@ fn assert_nothing_is_lost(world: &mut World, new_address: &str) {
     conversation.assert_goes_on("web-0", "after the last change");
 }
 
-/// The test runs with forwarding through the host's stack and with redirect.
+/// This test runs twice: with forwarding through the host's stack, and with redirect.
 #[test]
 fn connections_and_programs_survive_a_bond_failover() {
     let Some(mut world) = world_with_bond() else { return };

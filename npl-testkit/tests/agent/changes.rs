@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Devices and addresses of both families that are added, removed, moved and renamed while an agent runs.
+//! Adds, removes, moves and renames devices and addresses of both families while an agent runs, and tests which
+//! requests are served.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,7 +17,7 @@ use crate::world::{LIMIT, World};
 
 /// The Node's addresses on a device above the uplink.
 const NODE_ABOVE: [&str; 2] = ["198.18.100.10", "fd00:18:100::10"];
-/// The client's addresses on such a device.
+/// The client's addresses on a device above its end of the uplink.
 const CLIENT_ABOVE: [&str; 2] = ["198.18.100.2", "fd00:18:100::2"];
 
 /// A Node with an agent and a Pod that is served in both families, and the Pod's annotation entries.
@@ -117,7 +118,7 @@ fn add_device_above(world: &World) -> &'static str {
         node.ip("link add link eth0 name eth0.100 type macvlan mode bridge").unwrap();
         "eth0"
     };
-    // Only the device that has an address answers ARP requests for it.
+    // With this setting, only the device that has an address answers ARP requests for the address.
     node.sysctl("net/ipv4/conf/all/arp_ignore", "1").unwrap();
     for (netns, device, [v4, v6]) in [(client, client_device, CLIENT_ABOVE), (node, "eth0.100", NODE_ABOVE)] {
         let lines = format!("addr add {v4}/24 dev {device}\naddr add {v6}/64 dev {device} nodad");
@@ -275,7 +276,8 @@ fn the_log_warns_about_pods_whose_replies_may_leave_by_another_interface() {
     world.assert_served("web-0");
     let pod = world.topology.pods()[0].ip();
     let warning = "policy routing rules give Pods routing tables of their own";
-    // These rules do not affect the replies of Pods. When the new address is served, the agent has processed the rules.
+    // These rules do not affect the replies of Pods. Once the new address is served, the agent has also read these
+    // rules.
     let harmless = format!("rule add from 192.0.2.10 lookup 100\nrule add from {pod} lookup main");
     world.topology.node().ip(&format!("{harmless}\naddr add 192.0.2.77/32 dev eth0")).unwrap();
     let status = || world.agent_options(&[]).command(&["status"]).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The wall clock of the Node and the API server jumps forward and backward. This test requires a separate machine,
-//! which `cargo xtask test` emulates.
+//! Tests an agent while the wall clock of the Node and the API server jumps forward and backward. This test requires a
+//! separate machine, which `cargo xtask test` emulates.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,17 +15,18 @@ use serde_json::json;
 use crate::faults::Bystander;
 use crate::world::{LIMIT, World};
 
-/// The kernel command line of the emulated machine contains this argument.
+/// An argument in the kernel command line of the emulated machine. The test sets the clock only if this argument is
+/// present.
 const OWN_MACHINE: &str = "npl.guest=1";
 
 /// The shortest token lifetime that the API server accepts.
 const TOKEN_SECONDS: i64 = 600;
 
-/// A jump beyond the lifetime of a token.
+/// A jump forward in seconds, by more than the lifetime of a token.
 const FORTH: i64 = 1800;
 
-/// A jump to before the start of all processes. The API server's certificate is valid from one hour before its
-/// creation.
+/// A jump backward in seconds, to a time before the start of all processes. The API server's certificate is valid from
+/// one hour before its creation on.
 const BACK: i64 = -3600;
 
 /// The agent's log message about a rejected token.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The rotation of the cluster's CA. The agent uses the service account of its Pod, as in a cluster.
+//! Tests the replacement of the cluster's CA. The agent uses the service account of its Pod, as in a cluster.
 
 use std::fs;
 use std::time::Duration;
@@ -39,7 +39,7 @@ fn a_rotated_ca_is_trusted_without_a_restart_of_the_agent() {
     world.assert_served("web-1");
 
     fs::write(&authority, new).unwrap();
-    // The agent has to connect again, and verifies the certificate by the new CA alone.
+    // The agent has to connect again, and must verify the API server's certificate with the new CA.
     world.proxy().cut();
     world.create_pod("web-2");
     world.assert_served("web-2");

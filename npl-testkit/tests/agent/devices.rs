@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Devices and addresses that change while the agent runs.
+//! Tests changes of devices and addresses while the agent runs, and devices to which programs cannot be attached.
 
 use std::net::SocketAddr;
 
@@ -104,7 +104,8 @@ fn programs_are_on_the_uplink_and_not_on_the_pods_devices() {
     assert_eq!(devices[0].get("attached").unwrap(), &serde_json::json!(["ingress", "egress"]));
 }
 
-/// The Node object's addresses have priority over the Node's other addresses, which `doctor` reports too.
+/// If the Node has more addresses than the programs can serve, the addresses of the Node object have priority. `doctor`
+/// also reports the addresses that are not served.
 #[test]
 fn addresses_beyond_the_limit_are_logged_once_and_published_ones_are_served() {
     let mut world = World::new();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The findings of `npl-agent doctor` on a misconfigured Node, and on the same Node after its correction.
+//! Tests the findings of `npl-agent doctor` on a misconfigured Node, and on the same Node after the configuration is
+//! corrected.
 
 use std::fs;
 

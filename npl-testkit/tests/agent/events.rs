@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Problems that the agent reports as Events on the affected object.
+//! Tests that the agent reports each problem as an Event on the affected Pod or Service.
 
 use std::net::TcpListener;
 
@@ -187,7 +187,7 @@ fn an_agent_without_permission_for_events_serves_and_logs_a_warning() {
     world.cluster.create_service(&ServiceObject::new(NAMESPACE, "admin", "web", vec![nowhere]).enabled()).unwrap();
     world.create_pod("web-0");
     world.assert_served("web-0");
-    // The denied Events are that of the target port, and that of the two protocols of one Pod port.
+    // Two Events are denied: the Event about the target port, and the Event about the two protocols of one Pod port.
     world.wait_for_metric(r#"npl_events_total{outcome="denied"} 2"#);
     let log = std::fs::read_to_string(world.agent().process().log()).unwrap();
     assert!(log.contains("may not create and patch Events, so users do not see why"), "{log}");

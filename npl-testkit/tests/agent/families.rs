@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! IPv6 and dual-stack: each address family of a Service has its own mappings, and requests in each family reach the
-//! Pod.
+//! Tests IPv6 and dual-stack: each address family of a Service has its own mappings, and requests in each family reach
+//! the Pod.
 
 use std::net::IpAddr;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Faults between the agent and the API server. After each fault, the agent reaches the desired state with the minimum
-//! number of writes; unaffected Pods are served without interruption.
+//! Tests faults of the API server and of the connection to it. After each fault, the agent reaches the desired state
+//! with the minimum number of writes; unaffected Pods are served without interruption.
 
 use std::net::IpAddr;
 use std::thread;
@@ -32,7 +32,7 @@ impl Bystander {
         Self::begin_with(world)
     }
 
-    /// As [`Self::begin`], with an existing Service.
+    /// Begins the load as [`Self::begin`] does, with an existing Service.
     fn begin_with(world: &mut World) -> Self {
         world.enable_service();
         world.create_pod(BYSTANDER);
@@ -135,7 +135,8 @@ fn an_expired_watch_restarts_from_a_list() {
     world.proxy().close();
     world.delete_pod("goes");
     world.create_pod("comes");
-    // A restarted API server has no older revisions in its cache, and compaction has removed those in etcd.
+    // The restarted API server has no older revisions in its cache, and the compaction removes older revisions from
+    // etcd, so the agent's watches have expired.
     world.plane.compact().unwrap();
     world.plane.stop_api_server().unwrap();
     world.plane.start_api_server().unwrap();

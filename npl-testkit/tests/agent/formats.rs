@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every annotation format, with the default annotation domain and with another one.
+//! Tests every annotation format, with the default annotation domain and with another one.
 
 use npl_testkit::cluster::{Entry, MAPPING_ANNOTATION};
 use npl_testkit::echo::Protocol;
@@ -22,7 +22,7 @@ fn published(domain: &str, flags: &[&str]) -> String {
     let (annotations, _) = poll::until("the annotation", LIMIT, annotations).unwrap();
     let value = annotations.get(domain).unwrap().as_str().unwrap().to_owned();
     assert_eq!(annotations.as_object().unwrap().len(), 1, "the Pod has more than one annotation: {annotations}");
-    // Parsing also verifies how both consumers read the annotation.
+    // `Entry::parse` also verifies how both consumers read the annotation.
     for entry in Entry::parse(&value).unwrap() {
         world.assert_answers(entry.protocol, entry.address(), "web-0");
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The nftables table that exempts replies from masquerading and marks connections of Pods with policy routes, with the
-//! agent's own privileges.
+//! Tests the nftables table, which exempts replies from masquerading, and marks connections if the CNI has policy
+//! routes for Pods. The agent has only the privileges of `deploy/npl.yaml`.
 
 use npl_testkit::topology::MASQUERADE;
 use npl_testkit::{poll, tools};

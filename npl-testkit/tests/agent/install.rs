@@ -213,7 +213,8 @@ fn load_mounts_a_bpf_file_system_where_none_is_mounted() {
     );
 }
 
-/// The containers of the cleanup DaemonSet must not exit, because the kubelet would restart them.
+/// `npl-agent cleanup --stay` must not exit after the cleanup, because the kubelet would restart the containers of the
+/// DaemonSet.
 #[test]
 fn cleanup_can_stay_after_its_work_until_it_is_stopped() {
     let world = World::with_agent(&[]);
@@ -229,14 +230,15 @@ fn cleanup_can_stay_after_its_work_until_it_is_stopped() {
     assert!(cleanup.terminate(LIMIT).unwrap().success());
 }
 
-/// The DaemonSet mounts only this directory. In the container, the agent cannot remove the mount point itself.
+/// The DaemonSet mounts only NPL's own directory of the BPF file system into the container, where the agent cannot
+/// remove the mount point itself.
 #[test]
 fn an_agent_needs_only_its_own_folder_of_the_bpf_file_system() {
     let mut world = World::new();
     world.create_node();
     let own = world.bpffs.path().join(names::PIN_ROOT);
     fs::create_dir(&own).unwrap();
-    // The container's root file system, which is read-only.
+    // This directory stands for the container's root file system, which is read-only.
     let shown = world.run.file("container");
     fs::create_dir(&shown).unwrap();
     let mount = |words: &[&str]| tools::output(Command::new("mount").args(words).arg(&shown)).unwrap();

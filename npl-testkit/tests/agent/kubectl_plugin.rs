@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl` against a real API server. There is no kubelet: a script in place of `kubectl` runs what the plug-in
-//! executes in the agent's Pod on the Node itself, answers for the replicas of the feed, and passes everything else to
-//! kubectl.
+//! `kubectl npl` against a real API server. There is no kubelet, so the tests have a script in place of `kubectl`. If
+//! the plug-in executes a command in the agent's Pod, the script runs the command on the Node itself. The script also
+//! answers for the replicas of the feed, and passes all other commands to kubectl.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The bytes of the lists that the agent reads at start.
+//! Tests that the agent receives the list of Services compressed.
 
 use npl_testkit::cluster::{Port, ServiceObject};
 use npl_testkit::echo::Protocol;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients on the Node itself, with the agent's own privileges.
+//! Tests clients on the Node itself. The agent has only the privileges of `deploy/npl.yaml`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ fn local_clients_are_served_with_and_without_a_running_agent() {
     poll::until("the detachment of the programs", LIMIT, is_refused).unwrap();
 }
 
-/// Programs are lost when an administrator detaches them or when a cgroup is recreated.
+/// The cgroup's programs are missing after an administrator has detached them, or after the cgroup was recreated.
 #[test]
 fn detached_cgroup_programs_are_reattached_at_the_next_resync() {
     let (mut world, cgroup) = World::with_local_clients(&["--resync", "1s"]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real Prometheus scrapes the running agent, and every query of the dashboard returns data.
+//! Tests that a real Prometheus can scrape the running agent, and that every query of the dashboard then returns data.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent trace` beside a running agent, with real traffic.
+//! Tests `npl-agent trace` with real traffic, while an agent is running.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};

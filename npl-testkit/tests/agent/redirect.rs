@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding redirect` and `offload`, with the agent's own privileges.
+//! Tests `--forwarding redirect` and `offload`. The agent has only the privileges of `deploy/npl.yaml`.
 
 use aya::programs::TcAttachType;
 use npl_testkit::echo::Protocol;
@@ -113,7 +113,7 @@ fn a_pod_device_with_a_third_party_program_uses_the_stack_until_the_program_is_r
     world.assert_served("web-0");
 }
 
-/// The rules of a policy engine appear while the agent runs, and disappear.
+/// The test adds the rules of a policy engine while the agent runs, and removes them again.
 #[test]
 fn redirect_is_refused_beside_a_policy_engine_unless_network_policy_is_ignored() {
     let flags = ["--forwarding", "redirect", "--resync", "1s"];
@@ -154,8 +154,8 @@ fn an_agent_without_redirect_returns_packets_to_the_stack() {
     assert_eq!(devices.len(), 1, "only the uplink must have programs: {status}");
 }
 
-/// Flows that kernel conntrack would classify as invalid are not offloaded. The agent logs the reason and checks the
-/// sysctl again at each resync.
+/// The agent offloads no flow while kernel conntrack would classify its packets as invalid. The agent logs the reason
+/// and checks the sysctl again at each resync.
 #[test]
 fn flows_are_offloaded_once_kernel_conntrack_is_liberal() {
     let mut world = World::new();

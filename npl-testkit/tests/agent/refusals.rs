@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every startup error is reported as one sentence with a remedy, without a panic.
+//! Tests that the agent reports every error at its start as one sentence with a remedy, and never panics.
 
 use std::fs;
 use std::net::IpAddr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent can be killed at any time: the datapath continues to translate, and the next agent changes no kernel
-//! state.
+//! Tests that the agent can be killed at any time: the datapath continues to translate, and the next agent changes no
+//! kernel state.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -120,8 +120,8 @@ fn an_agent_uses_programs_that_were_loaded_with_more_privileges() {
     world.assert_served("web-0");
     assert_eq!(programs(&world), loaded);
 
-    // Without the init container, the agent loads programs with speculation barriers. Programs that the init container
-    // loads without barriers replace them.
+    // Without the init container, the agent loads programs with speculation barriers. After the init container has
+    // loaded programs without barriers, the agent uses these programs instead.
     world.agent().kill().unwrap();
     options.command(&["cleanup"]).unwrap();
     world.agent().restart().unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An agent that reads only Services with certain labels.
+//! Tests an agent that reads only Services with certain labels.
 
 use crate::world::{LIMIT, NAMESPACE, World};
 

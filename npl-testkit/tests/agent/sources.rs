@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The allowed source ranges of a Service, from the annotation to accepted and rejected clients.
+//! Tests the allowed source ranges of a Service, from the annotation to clients that are served and clients whose
+//! packets are dropped.
 
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Upgrades from an agent of another ABI version and back, under load. The other agent's binary is given by
-//! `NPL_FORMER_AGENT`, because building it takes minutes: `cargo xtask test --former-agent FILE` runs these tests.
+//! Tests upgrades from an agent of another ABI version, and rollbacks to that version, under load.
+//!
+//! `cargo xtask test --former-agent FILE` runs these tests, and passes the binary of the other agent in
+//! `NPL_FORMER_AGENT`. The tests do not build this binary, because that would take minutes.
 
 use std::env;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The operator's views: probes, metrics, inspection commands and cleanup.
+//! Tests what operators see and use: probes, metrics, inspection commands and cleanup.
 
 use std::process::Command;
 
@@ -221,7 +221,7 @@ fn a_retiring_agent_serves_during_the_drain_and_is_ready_after_the_cleanup() {
         "kubectl waits for available Pods, so a retired agent keeps running"
     );
 
-    // The operator cancels the uninstallation.
+    // The operator cancels the uninstallation, so the agent runs without `--retire` again.
     drop(retiring);
     world.agent().restart().unwrap();
     world.assert_served("web-0");
@@ -250,8 +250,8 @@ fn the_admission_policy_protects_every_field_of_a_pods_status() {
 #[test]
 fn the_api_server_accepts_the_whole_manifest() {
     let world = World::new();
-    // The namespace and the RBAC objects exist already: in a missing namespace, the dry run of the other objects would
-    // fail.
+    // The namespace and the RBAC objects must exist already: if the namespace were missing, the dry run of the other
+    // objects would fail.
     let manifest = manifest();
     let accepted =
         world.cluster.kubectl(&["apply", "--dry-run=server", "--filename", manifest.to_str().unwrap()]).unwrap();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A test environment: one Node with Pods and a client, a real control plane, and the agent with its own privileges.
+//! A test environment: one Node with Pods and a client, a real control plane, and the agent with the privileges of
+//! `deploy/npl.yaml`.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -65,12 +66,12 @@ impl World {
         world
     }
 
-    /// As [`Self::with_agent`], with socket programs for a cgroup, and with one served Pod.
+    /// Creates a cluster as [`Self::with_agent`] does, with socket programs for a cgroup, and with one served Pod.
     pub(crate) fn with_local_clients(flags: &[&str]) -> (Self, ClientCgroup) {
         let mut world = Self::new();
         let cgroup = world.run.client_cgroup("clients").unwrap();
-        // In the DaemonSet's container, /sys does not show the Node's cgroups either, so the hierarchy is mounted
-        // elsewhere.
+        // As in the DaemonSet's container, /sys does not show the Node's cgroups, so the hierarchy is mounted at
+        // another path.
         let shown = world.run.file("cgroup");
         mounts::bind(cgroup.path(), &shown).unwrap();
         world.create_node();
@@ -82,14 +83,15 @@ impl World {
         (world, cgroup)
     }
 
-    /// As [`Self::with_agent`], with a proxy between the agent and the API server. The test itself bypasses the proxy.
+    /// Creates a cluster as [`Self::with_agent`] does, with a proxy between the agent and the API server. The test
+    /// itself bypasses the proxy.
     pub(crate) fn behind_proxy(flags: &[&str]) -> Self {
         let mut world = Self::behind_proxy_without_agent();
         world.start_agent(flags);
         world
     }
 
-    /// As [`Self::behind_proxy`], without an agent.
+    /// Creates a cluster as [`Self::behind_proxy`] does, without an agent.
     pub(crate) fn behind_proxy_without_agent() -> Self {
         let mut world = Self::new();
         world.proxy = Some(Proxy::start(world.topology.node(), world.plane.address()).unwrap());
@@ -138,18 +140,18 @@ impl World {
         self.topology.client().addresses.v4.into()
     }
 
-    /// A running Pod of the app `web` with an echo server, created as by scheduler and kubelet.
+    /// Creates a running Pod of the app `web` with an echo server, as scheduler and kubelet would.
     pub(crate) fn create_pod(&mut self, name: &str) {
         self.create_pod_with_port(name, Port::new("web", POD_PORT, Protocol::Tcp));
     }
 
-    /// As [`Self::create_pod`], with another declared port.
+    /// Creates a Pod as [`Self::create_pod`] does, with another declared port.
     pub(crate) fn create_pod_with_port(&mut self, name: &str, port: Port) {
         let ip = self.start_pod(name, port);
         self.cluster.set_pod_running(NAMESPACE, name, self.node_ip(), &[ip]).unwrap();
     }
 
-    /// As [`Self::create_pod`], with a status that contains only the Pod's address.
+    /// Creates a Pod as [`Self::create_pod`] does, with a status that contains only the Pod's address.
     pub(crate) fn create_unready_pod(&mut self, name: &str) {
         let ip = self.start_pod(name, Port::new("web", POD_PORT, Protocol::Tcp)).to_string();
         let status = json!({"status": {"phase": "Pending", "podIP": ip, "podIPs": [{"ip": ip}]}});
@@ -173,7 +175,8 @@ impl World {
         self.topology.remove_pod(name).unwrap();
     }
 
-    /// Creates the Service `web` for the app `web`, with TCP by port name and UDP by port number, not enabled.
+    /// Creates the Service `web` for the app `web`, with TCP by port name and UDP by port number, without the
+    /// annotation that enables node ports.
     pub(crate) fn create_service(&self) {
         let tcp = Port::new("http", 80, Protocol::Tcp).to("web");
         let udp = Port::new("dns", 53, Protocol::Udp).to(POD_PORT);

@@ -170,7 +170,7 @@ fn each_alert_fires_on_its_fault_and_not_on_harmless_series() {
     tools::output(prometheus::promtool().unwrap().args(["test", "rules"]).arg(&file)).unwrap();
 }
 
-/// promtool must report each wrong expectation: of an alert that fires, and of one that does not.
+/// promtool must report both kinds of wrong expectations: that an alert fires, and that an alert does not fire.
 #[test]
 fn a_wrong_expectation_is_found() {
     let run = Run::start().unwrap();

@@ -12,7 +12,7 @@ const BUDGET: (&str, &str) = ("PodDisruptionBudget", "npl-feed");
 const POD_MONITOR: (&str, &str) = ("PodMonitor", "npl-feed");
 const ENABLED: (&str, &str) = ("feed.enabled", "true");
 
-/// The values that set one field each.
+/// The values that set one field of one object each.
 const FIELDS: &[Case] = &[
     case(&[("feed.image.repository", "\"r/a\"")], DEPLOYMENT, container!("/image"), "\"r/a:0.1.0\""),
     case(&[("feed.image.tag", "\"v9\"")], DEPLOYMENT, container!("/image"), "\"localhost/npl-feed:v9\""),
@@ -188,7 +188,7 @@ fn a_digest_takes_precedence_over_the_tag_of_the_feed() {
     assert_eq!(deployment.pointer(container!("/image")).unwrap(), &json!(format!("localhost/npl-feed@{digest}")));
 }
 
-/// Prometheus has no client certificate.
+/// Prometheus has no client certificate, so it could not scrape such a feed.
 #[test]
 fn a_feed_that_asks_for_client_certificates_is_not_scraped() {
     let scraped = [ENABLED, ("metrics.enabled", "true"), ("metrics.podMonitor.enabled", "true")];

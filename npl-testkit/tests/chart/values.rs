@@ -251,7 +251,7 @@ pub(crate) fn variable_of<'a>(objects: &'a [Value], workload: (&str, &str), name
     env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
 }
 
-/// Values that change the fields of other values, so that their cases are rendered alone.
+/// Values that change fields which other values set, so that a case with such a value is rendered alone.
 const ALONE: [&str; 7] = [
     "cleanup.enabled",
     "feed.dns.enabled",
@@ -295,7 +295,7 @@ fn each_value_sets_its_field() {
     assert_each_sets_its_field(FIELDS, &[]);
 }
 
-/// Checks each case with the values of `base` in addition to its own, and that `base` alone does not suffice.
+/// Checks that the values of each case, with those of `base`, set the field, and that `base` alone does not.
 pub(crate) fn assert_each_sets_its_field(cases: &[Case], base: &[(&str, &str)]) {
     let mut batches: Vec<Vec<&Case>> = Vec::new();
     for case in cases {
@@ -332,7 +332,7 @@ fn each_option_becomes_a_variable_of_the_agent() {
     }
 }
 
-/// Collects the paths of all values. Only non-empty objects are descended into.
+/// Collects the paths of all values. An empty object counts as a value; other objects are searched recursively.
 fn leaves(value: &Value, path: &str, found: &mut BTreeSet<String>) {
     match value.as_object() {
         Some(map) if !map.is_empty() => {
@@ -453,7 +453,7 @@ fn no_value_changes_the_selector() {
     assert_eq!(selector(&rendered(&[])), expected);
 }
 
-/// `deploy/mount-bpffs.yaml` is the patch with the effect of `mountBpffs.enabled` for users without Helm.
+/// For users without Helm, the patch `deploy/mount-bpffs.yaml` has the same effect as the value `mountBpffs.enabled`.
 #[test]
 fn the_patch_that_mounts_a_bpf_file_system_adds_what_the_value_adds() {
     let text = fs::read_to_string(npl_testkit::tools::repository_file("deploy/mount-bpffs.yaml")).unwrap();

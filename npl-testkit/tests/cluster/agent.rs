@@ -11,7 +11,7 @@ use crate::clients;
 use crate::traffic;
 use crate::world::{AGENT_NAMESPACE, LIMIT, Pod, World};
 
-/// `CAP_NET_ADMIN` (12) and `CAP_BPF` (39) of `linux/capability.h`.
+/// The bit mask of the capabilities `CAP_NET_ADMIN` (bit 12) and `CAP_BPF` (bit 39), as `/proc` shows it.
 const CAPABILITIES: &str = "0000008000001000";
 
 fn agents(world: &World) -> Vec<Pod> {

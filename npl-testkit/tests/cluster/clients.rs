@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! All kinds of clients of a Pod.
+//! All kinds of clients that can connect to a Pod: outside of the cluster, on Nodes, and in Pods.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,7 +18,7 @@ pub(crate) struct Client {
     place: Place,
 }
 
-/// The location of a client, which decides which source address a Pod observes.
+/// Where a client is, which determines the source address that a Pod observes.
 enum Place {
     Outside,
     Node {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands that an operator runs in the agent's Pod, according to the documents.
+//! Tests the commands that README.md and docs/operate.md tell operators to run in the agent's Pod.
 
 use std::collections::BTreeSet;
 use std::fs;

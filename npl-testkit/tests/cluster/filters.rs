@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Third-party filter rules on a Node, as implementations of NetworkPolicy use them: they must see the translated
-//! packet with the client's address.
+//! Tests filter rules of other software on a Node, such as those of an implementation of NetworkPolicy. The rules must
+//! match the translated packet with the client's address.
 
 use std::thread;
 

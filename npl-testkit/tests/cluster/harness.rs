@@ -110,7 +110,7 @@ pub(crate) fn run(suites_for: impl FnOnce(&[Network]) -> Vec<Suite>) -> ExitCode
     let mut tally = Tally::default();
     for suite in suites {
         let row = suite.run(&words, &mut tally);
-        // The row of an interrupted run would show an incomplete result as that of the network.
+        // The table gets no row after an interrupted run, because the result of the network would be incomplete.
         let is_whole = !networks.is_empty() && words.is_empty() && !interrupt::is_requested();
         if let Some(row) = row.filter(|_row| is_whole) {
             row.enter();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Services and Pods of all kinds: which annotation the agent publishes, and whether its node ports work.
+//! Tests Services and Pods of all kinds: which annotation the agent publishes, and whether the node ports in the
+//! annotation work.
 
 use npl_testkit::cluster::Entry;
 use npl_testkit::echo::Protocol;
@@ -17,9 +18,9 @@ const NAMESPACE: &str = "kinds";
 enum Published {
     /// No annotation.
     Nothing,
-    /// A separate node port in each of these families: `true` is IPv4, `false` is IPv6.
+    /// An annotation with a separate node port in each of these families: `true` is IPv4, `false` is IPv6.
     Mapped(&'static [bool]),
-    /// This host port in both families.
+    /// An annotation with this host port in both families.
     Host(u16),
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Events during the requests of a load balancer, which must not affect any request.
+//! Runs events, such as a rollout, while a load balancer sends requests. The event must not affect any request.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,7 +25,7 @@ const MEMBERS: usize = 4;
 /// Requests per second.
 const RATE: u32 = 2000;
 
-/// The options of a test under load.
+/// The options for running an event under load.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Under {
     /// The delay until the balancer applies changes of its members.

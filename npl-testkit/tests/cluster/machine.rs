@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! State of the host that a cluster must not modify.
+//! Checks that a cluster does not change files, directories and settings of the host.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent as a Pod of a real Kubernetes cluster with real kubelets, containers and controllers, installed with
-//! `deploy/npl.yaml`, and requests from all kinds of clients. Requires root; `cargo xtask test --real-cluster` builds
-//! the other prerequisites.
+//! Tests the agent as a Pod of a real Kubernetes cluster with real kubelets, containers and controllers, with requests
+//! from all kinds of clients. The agent is installed with `deploy/npl.yaml`. Requires root; `cargo xtask test
+//! --real-cluster` builds the other prerequisites.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 #![expect(clippy::print_stdout, reason = "the harness prints results")]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Workloads that are updated, scaled and rescheduled under load.
+//! Updates, scales and reschedules workloads under load.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,7 +12,8 @@ use crate::world::{LIMIT, World};
 /// The number of Pods of the workload that is scaled up.
 const MANY: usize = 40;
 
-/// The delay of a consumer that batches events, which must be shorter than the Pods' own drain.
+/// The delay of a load balancer that collects changes before it applies them. The delay must be shorter than the time
+/// for which a terminating Pod still answers.
 const LATE: Duration = Duration::from_secs(2);
 
 fn names(world: &World, app: &str) -> BTreeSet<String> {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding offload`: packets of established flows bypass the Nodes' stack while the stack still forwards the
-//! flow.
+//! Tests `--forwarding offload`: most packets of an established flow bypass the Nodes' stack, as long as the stack
+//! forwards the others.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -28,7 +28,8 @@ pub(crate) fn agents_are_switched_to_offload_under_load(world: &mut World) {
     });
 }
 
-/// The Node's firewall sees only a few packets of the connection, and a new drop rule still ends the connection.
+/// The Node's firewall counts only a few packets of an offloaded connection. A new drop rule of the firewall
+/// nevertheless ends the connection.
 pub(crate) fn an_offloaded_connection_bypasses_the_stack_until_a_rule_drops_it(world: &mut World) {
     let shop = world.wait_for_shop(4);
     let pod = shop.values().next().unwrap();

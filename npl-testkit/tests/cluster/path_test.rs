@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl test`, started by the real kubectl beside the Nodes.
+//! Tests `kubectl npl test`, which the real kubectl starts on the network of the Nodes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::world::{LIMIT, World};
 
-/// The time in which the command promises an answer.
+/// The time within which the command should finish, according to its documentation.
 const PROMISE: Duration = Duration::from_mins(1);
 
 /// The Namespaces of the command.
@@ -111,7 +111,7 @@ pub(crate) fn kubectl_npl_test_passes_and_names_a_broken_path(world: &mut World)
     assert!(namespaces(world).is_empty());
 }
 
-/// An interrupted test removes its objects, and names those of another test.
+/// An interrupted `kubectl npl test` removes its objects, and names the Namespaces of another test.
 pub(crate) fn an_interrupted_kubectl_npl_test_removes_its_objects(world: &mut World) {
     let api = world.cluster.cluster().client();
     let labels = json!({"app.kubernetes.io/name": "npl-test"});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The permissions of an agent's token: only what the agent needs.
+//! Tests that an agent's token permits only the writes that the agent needs.
 
 use npl_testkit::api_client::ApiClient;
 use npl_testkit::cluster::MAPPING_ANNOTATION;

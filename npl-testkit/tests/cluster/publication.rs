@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The time between annotation and readiness: some consumers read the annotation only when a Pod becomes ready. With
-//! the readiness gate in the Pod template, no Pod is ready before it is annotated; without the gate, there is no
-//! guarantee. See `docs/design/0005-readiness-gate.md`.
+//! Measures the time between annotation and readiness, because some consumers read the annotation only when a Pod
+//! becomes ready. With the readiness gate in the Pod template, no Pod is ready before it is annotated; without the
+//! gate, there is no guarantee. See `docs/design/0005-readiness-gate.md`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::world::World;
 const NAMESPACE: &str = "crowd";
 const PODS: usize = 200;
 
-/// Starting 200 containers takes one to two minutes on two processors.
+/// The time limit for starting 200 containers, which takes one to two minutes on two processors.
 const CROWD_LIMIT: Duration = Duration::from_mins(4);
 
 pub(crate) fn two_hundred_pods_at_once_are_published_before_they_are_ready(world: &mut World) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Components of the cluster that are restarted under load.
+//! Restarts components of the cluster under load.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::world::{AGENT_NAMESPACE, LIMIT, World};
 const IMAGE: &str = "localhost/npl-agent:0.1.0";
 const NEXT_IMAGE: &str = "localhost/npl-agent:next";
 
-/// The duration of the API server's outage: longer than watches take to notice it.
+/// The duration of the API server's outage, long enough for all watches to notice the outage.
 const OUTAGE: Duration = Duration::from_secs(3);
 
 pub(crate) fn deleted_agents_lose_no_request_under_load(world: &mut World) {

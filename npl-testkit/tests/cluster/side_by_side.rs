@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A second cluster, started by the command for users, whose owner is killed.
+//! Tests a second cluster on the same machine. The test starts the second cluster by the command for users, and kills
+//! its owner process.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The table of `docs/compatibility.md`: one row per network, written by the test run that it describes.
+//! Writes the table of `docs/compatibility.md`, which has one row per network. The test run on a network writes the
+//! network's row.
 
 use std::fs;
 

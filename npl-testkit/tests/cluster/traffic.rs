@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests from all kinds of clients to the node ports of all Pods.
+//! Tests requests from all kinds of clients to the node ports of all Pods.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Uninstallation as README.md describes it, which must leave no kernel state of NPL.
+//! Tests that an uninstallation with the commands of README.md leaves no kernel state of NPL.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -39,7 +39,7 @@ pub(crate) fn uninstalling_removes_everything_and_does_not_affect_workloads(worl
 }
 
 /// Asserts that no kernel state, no annotation and no working node port is left, and that the Pods of the shop are the
-/// same as before and serve.
+/// same as before and answer requests.
 pub(crate) fn assert_removed(world: &World, shop: &BTreeMap<String, Pod>, entries: Vec<Entry>) {
     let after = traces(world);
     assert!(after.iter().all(|(is_there, _)| !is_there), "{after:?}");
@@ -78,7 +78,7 @@ pub(crate) fn the_cleanup_daemon_set_removes_what_deleted_agents_have_left(world
     assert!(after.iter().all(|(is_there, _)| !is_there), "{after:?}");
     world.kubectl(&["delete", "--filename", cleanup.to_str().unwrap(), "--timeout=60s"]);
 
-    // The next test uninstalls a running agent.
+    // The agents are installed again, because the next test uninstalls running agents.
     world.kubectl(&["apply", "--filename", manifest.to_str().unwrap()]);
     world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
     world.wait_for_shop(4);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A cluster with NPL installed and a sample application, the shop.
+//! A cluster in which NPL and a sample application, the shop, are installed.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reuses bpffs instances of earlier tests: their programs are already verified, and their maps are emptied.
-//! Verification is the longest part of a test, especially on an emulated processor.
+//! Reuses BPF file systems of earlier tests. The programs that are pinned there are already verified, and their maps
+//! are emptied. Verification takes the largest part of a test's time, especially on an emulated processor.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub(crate) const BPFFS: &str = "/sys/fs/bpf";
 /// Unused bpffs instances of tests with the same capabilities.
 pub(crate) struct BpffsPool(Mutex<Vec<PrivateBpffs>>);
 
-/// A bpffs that returns to its pool when dropped, unless the test has failed.
+/// A bpffs. When this value is dropped, the bpffs returns to its pool, unless the test has failed.
 pub(crate) struct PooledBpffs {
     bpffs: Option<PrivateBpffs>,
     pool: &'static BpffsPool,
@@ -55,8 +55,8 @@ impl Drop for PooledBpffs {
     }
 }
 
-/// Empties the maps and keeps the programs. All other entries are directories of links and of markers, which are
-/// removed.
+/// Empties the maps and keeps the programs. Everything else in the bpffs is removed: directories of links and of other
+/// records.
 fn clear(pins: &Pins) {
     for pin in PINNED_MAPS.iter().map(|name| pins.map(name)).filter(|pin| pin.exists()) {
         maps::empty(&pin).unwrap();

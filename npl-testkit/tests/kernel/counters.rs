@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Snapshots of all datapath counters, so that a test asserts which counters change and that no other counter changes.
+//! Snapshots of all datapath counters, by which a test asserts that exactly the expected counters change.
 
 use std::collections::BTreeMap;
 
@@ -39,32 +39,32 @@ impl Counters {
     }
 }
 
-/// One increment of a reason.
+/// The change of a reason's counter by one.
 pub(crate) fn reason(reason: Reason) -> Vec<Change> {
     vec![(reason.name().to_owned(), 1)]
 }
 
-/// One translated request of `bytes`.
+/// The changes by one translated request of `bytes`.
 pub(crate) fn request(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("request_bytes", bytes as u64), ("request_packets", 1)])
 }
 
-/// As [`request`], for the first packet of a flow, which creates the conntrack entry.
+/// Does the same as [`request`], for the first packet of a flow, which creates the conntrack entry.
 pub(crate) fn first_request(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("new_flows", 1), ("request_bytes", bytes as u64), ("request_packets", 1)])
 }
 
-/// As [`request`], for the request that completes the handshake and establishes the flow.
+/// Does the same as [`request`], for the request that completes the handshake and establishes the flow.
 pub(crate) fn establishing_request(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("established_flows", 1), ("request_bytes", bytes as u64), ("request_packets", 1)])
 }
 
-/// One translated reply of `bytes`.
+/// The changes by one translated reply of `bytes`.
 pub(crate) fn reply(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("reply_bytes", bytes as u64), ("reply_packets", 1)])
 }
 
-/// As [`reply`], for the reply that establishes the flow.
+/// Does the same as [`reply`], for the reply that establishes the flow.
 pub(crate) fn establishing_reply(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("established_flows", 1), ("reply_bytes", bytes as u64), ("reply_packets", 1)])
 }

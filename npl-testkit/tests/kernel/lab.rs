@@ -22,17 +22,16 @@ use crate::bpffs_pool::{BPFFS, BpffsPool};
 use crate::counters::{Change, Counters};
 use crate::prog_run::scene::{CLIENT_ISN, POD_ISN};
 
-/// Hash secret of the half-open cache. It is constant so that failures are reproducible.
+/// The secret hash seed of the half-open cache. The seed is constant, so that failures are reproducible.
 pub(crate) const SEED: u64 = 0x0123_4567_89ab_cdef;
 
 /// Ingress device of every packet of a test run: the loopback device, which has index 1 in every network namespace.
 pub(crate) const TEST_DEVICE: u32 = 1;
 
-/// `TC_ACT_UNSPEC`, which is also `TCX_NEXT`: continue with the next program, and after the last one with the kernel
-/// stack.
+/// The verdict `TC_ACT_UNSPEC`, which equals `TCX_NEXT`: the next program runs, or the kernel stack gets the packet.
 pub(crate) const NEXT: i32 = -1;
 
-/// `TC_ACT_SHOT`, which is also `TCX_DROP`.
+/// The verdict `TC_ACT_SHOT`, which equals `TCX_DROP`: the packet is dropped.
 pub(crate) const DROP: i32 = 2;
 
 /// Output buffer size; every packet of the tests fits.
@@ -77,9 +76,9 @@ pub(crate) struct Outcome {
     pub(crate) changes: Vec<Change>,
 }
 
-/// Capabilities of the agent's container, with the one that raises the memory limit for maps before Linux 5.11. The
-/// verifier is more lenient with `CAP_PERFMON` or `CAP_SYS_ADMIN`: a program that loads with these three capabilities
-/// alone also loads for the agent.
+/// Capabilities of the agent's container, and `CAP_SYS_RESOURCE`, which raises the memory limit for maps before Linux
+/// 5.11. The verifier is more lenient with `CAP_PERFMON` or `CAP_SYS_ADMIN`: a program that loads with only these three
+/// capabilities also loads for the agent.
 const CAPABILITIES: [Capability; 3] = [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_SYS_RESOURCE];
 
 /// First kernel whose verifier accepts the programs without `CAP_PERFMON`.
@@ -101,7 +100,7 @@ pub(crate) fn needs_perfmon() -> bool {
     KernelVersion::current().unwrap() < LOADS_WITHOUT_PERFMON
 }
 
-/// As [`with_lab`], with the capabilities of the init container, which loads the programs before the agent starts.
+/// Does the same as [`with_lab`], with the capabilities of the init container, which loads the programs.
 pub(crate) fn with_loader_lab(test: impl FnOnce(&mut Lab) + Send) {
     with_rights(&LOADER_POOL, true, test);
 }
@@ -156,7 +155,7 @@ impl Lab {
         self.datapath.upsert_mapping(frontend, backend).unwrap();
     }
 
-    /// As [`Self::add`], restricted to the sources in `ranges`; earlier allow-list entries of the mapping are
+    /// Adds a mapping that is restricted to the sources in `ranges`. Earlier allow-list entries of the mapping are
     /// removed.
     pub(crate) fn add_restricted(
         &mut self,
@@ -208,7 +207,7 @@ impl Lab {
         self.run_counted(frame, |lab, options| lab.program(program).test_run(options))
     }
 
-    /// As [`Self::run`], for the XDP program.
+    /// Does the same as [`Self::run`], for the XDP program.
     pub(crate) fn run_xdp(&mut self, frame: &[u8]) -> Outcome {
         self.run_counted(frame, |lab, options| lab.datapath.hooks.load_xdp_program().unwrap().test_run(options))
     }
@@ -248,7 +247,7 @@ impl Lab {
         HashMap::<MapData, FlowKeyV4, FlowV4>::create(1, 0).unwrap().pin(pins.map(names::MAP_FLOW_V4)).unwrap();
         HashMap::<MapData, FlowKeyV6, FlowV6>::create(1, 0).unwrap().pin(pins.map(names::MAP_FLOW_V6)).unwrap();
         (self.v4.flows, self.v6.flows) = (open(names::MAP_FLOW_V4), open(names::MAP_FLOW_V6));
-        // An entry whose key no test uses.
+        // The one element of the table has a key that no test uses.
         let state = FlowState {
             last_seen_ns: 0,
             generation: 0,
@@ -301,7 +300,8 @@ impl Lab {
         self.entry_at(id, half_open::slot(hash(id)))
     }
 
-    /// The half-open cache's entry of the scene's handshake, by the number that acknowledges its SYN or INIT.
+    /// The entry of the scene's handshake in the half-open cache, which is found by the number that acknowledges the
+    /// SYN or INIT.
     pub(crate) fn handshake(&mut self, id: FlowId) -> Option<u64> {
         let key = handshake_key(id);
         self.entry_of(id, half_open::handshake_slot(key), key)
@@ -417,7 +417,7 @@ pub(crate) fn hash(id: FlowId) -> u64 {
     }
 }
 
-/// An address as two 64-bit halves, each with the first loaded 32 bits in its upper part.
+/// An address as two 64-bit halves. The upper 32 bits of each half are those at the lower offset.
 fn halves(addr: [u8; 16]) -> [u64; 2] {
     let load = |offset: usize| u64::from(u32::from_ne_bytes(*addr[offset..].first_chunk().unwrap()));
     [load(0) << 32 | load(4), load(8) << 32 | load(12)]

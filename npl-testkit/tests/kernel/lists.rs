@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Address dumps while addresses are added and removed.
+//! Tests that the agent's lists of addresses are complete while addresses are added and removed.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests of the kernel programs, loaded as the agent loads them: single packets, real traffic, and the life cycle of
-//! links. They need root. The same binary runs on the host's kernel and, by `cargo xtask test`, on emulated Debian
-//! kernels.
+//! links. The tests need root. `cargo xtask test` runs the same binary on the host's kernel and on emulated machines
+//! with Debian's kernels.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

@@ -9,8 +9,8 @@ use nix::unistd::Pid;
 use npl_testkit::process;
 use npl_testkit::test_run::{self, Options};
 
-/// `BPF_F_TEST_SKB_CHECKSUM_COMPLETE`: the packet has a checksum from the device, and the kernel verifies after the
-/// run that the checksum still matches the packet.
+/// The flag `BPF_F_TEST_SKB_CHECKSUM_COMPLETE`: the packet has a checksum from the device, and the kernel verifies
+/// after the run that the checksum still matches the packet.
 const CHECKSUM_COMPLETE: u32 = 1 << 2;
 
 /// Runs a TC program on a packet with a complete checksum and returns the action. The error is `EBADMSG` if the

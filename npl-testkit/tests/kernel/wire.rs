@@ -17,7 +17,7 @@ use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 /// `ETH_P_IP` and `ETH_P_IPV6`: a packet socket receives one of the two.
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_IPV6: u16 = 0x86dd;
-/// `ETH_P_ALL`, as tcpdump uses it.
+/// The protocol number `ETH_P_ALL`, which selects frames of all protocols.
 pub(crate) const ETH_P_ALL: u16 = 0x0003;
 
 /// A packet socket at a device, with the link-layer addresses of the device and of its peer.
@@ -33,12 +33,12 @@ pub(crate) fn open(device: &Device, peer: &Device) -> Wire {
     open_for(Family::V4, device, peer)
 }
 
-/// As [`open`], for one family.
+/// Does the same as [`open`], for one family.
 pub(crate) fn open_for(family: Family, device: &Device, peer: &Device) -> Wire {
     open_with(if family == Family::V4 { ETH_P_IP } else { ETH_P_IPV6 }, device, peer)
 }
 
-/// As [`open`], for all packets; the socket sees packets before any TC program does.
+/// Opens a socket as [`open`] does, for all packets. The socket gets a packet before any TC program runs.
 pub(crate) fn capture(device: &Device, peer: &Device) -> Wire {
     open_with(ETH_P_ALL, device, peer)
 }

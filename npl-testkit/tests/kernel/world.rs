@@ -50,7 +50,7 @@ pub(crate) struct World {
     pub(crate) run: Run,
 }
 
-/// bpffs instances of earlier tests.
+/// The BPF file systems of earlier tests, for reuse.
 static POOL: BpffsPool = BpffsPool::new();
 
 impl World {
@@ -72,7 +72,7 @@ impl World {
         self.install_on(&uplinks);
     }
 
-    /// As [`Self::install`], with the programs on `devices`.
+    /// Does the same as [`Self::install`], with the programs on `devices`.
     pub(crate) fn install_on(&mut self, devices: &[Device]) {
         let mut datapath = self.open_configured();
         for (index, (pod, _)) in self.pods.iter().enumerate() {
@@ -89,7 +89,7 @@ impl World {
         self.datapath = Some(datapath);
     }
 
-    /// As [`Self::new`], on a new bpffs.
+    /// Does the same as [`Self::new`], on a new bpffs.
     pub(crate) fn fresh(pods: u8) -> Self {
         let run = Run::start().unwrap();
         let bpffs = run.bpffs("bpf").unwrap();
@@ -132,7 +132,7 @@ impl World {
         self.node().run(|| Datapath::open(path)).unwrap().unwrap()
     }
 
-    /// As [`Self::open`], and writes the port range and the node addresses, as a starting agent does.
+    /// Does the same as [`Self::open`], and writes the port range and the node addresses, as a starting agent does.
     pub(crate) fn open_configured(&self) -> Datapath {
         let mut datapath = self.open();
         datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
@@ -176,13 +176,13 @@ impl World {
         self.follow_by(forwarding, Attach::Tc);
     }
 
-    /// As [`Self::follow`], with requests translated at the hook that `attach` selects.
+    /// Does the same as [`Self::follow`], with requests translated at the hook that `attach` selects.
     #[track_caller]
     pub(crate) fn follow_by(&mut self, forwarding: Forwarding, attach: Attach) {
         self.follow_beside(forwarding, attach, NetworkPolicy::Ignored);
     }
 
-    /// As [`Self::follow_by`], beside policy engines.
+    /// Does the same as [`Self::follow_by`], beside policy engines.
     #[track_caller]
     pub(crate) fn follow_beside(&mut self, forwarding: Forwarding, attach: Attach, policy: NetworkPolicy) {
         let names = self.uplinks().into_iter().map(|device| device.name).collect();

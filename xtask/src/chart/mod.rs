@@ -25,7 +25,7 @@ pub(crate) struct Options {
 /// A manifest for users without Helm.
 struct Manifest {
     path: &'static str,
-    /// The lines after the license line.
+    /// The comment lines at the beginning of the manifest, after the license line.
     about: &'static [&'static str],
     /// The arguments of `helm template` for this manifest.
     arguments: &'static [&'static str],

@@ -56,13 +56,13 @@ const EXIT_LINE: &str = "npl-guest: exit code ";
 pub(crate) enum Threads {
     /// One thread emulates both processors in turn.
     One,
-    /// One thread per processor. A kernel that patches its own code then crashes occasionally: the emulator discards
-    /// the translated code before it writes the patch, and the other processor may translate the old breakpoint in
-    /// between.
+    /// One thread per processor. A kernel that patches its own code then crashes occasionally. The emulator discards
+    /// the translated code before it writes the patch. Between these steps, the other processor may translate the
+    /// breakpoint that the patch replaces.
     Each,
 }
 
-/// An emulated machine. It has only cgroup v2.
+/// An emulated machine, which has only cgroup v2.
 #[derive(Debug)]
 pub(crate) struct Guest {
     /// The name of the guest and of its RAM disk.
@@ -109,7 +109,7 @@ impl Guest {
         exit_code.with_context(without).map(|code| code == 0)
     }
 
-    /// The emulator's command. It emulates the processor, because hardware virtualization may be missing or hang.
+    /// The emulator's command line. The processor is emulated, because hardware virtualization may be missing or hang.
     fn emulator(&self, image: &KernelImage, disk: &Path) -> Command {
         let mut command = Command::new("qemu-system-x86_64");
         let threads = match self.threads {

@@ -74,7 +74,7 @@ fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
 /// Adds the match extensions that iptables loads by name at run time, which `ldd` does not list.
 fn add_match_extensions(root: &Path, libraries: &BTreeSet<PathBuf>) -> Result<()> {
     let folders: BTreeSet<PathBuf> = libraries.iter().filter_map(|path| Some(path.parent()?.join("xtables"))).collect();
-    // `ldd` prints /lib, a link to /usr/lib, and iptables searches /usr/lib.
+    // `ldd` prints paths below /lib, which is a link to /usr/lib, but iptables searches /usr/lib.
     let real: BTreeSet<PathBuf> = folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
     real.iter().try_for_each(|folder| copy_folder(folder, &below(root, folder)))
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes an image as an OCI archive, without a container runtime.
 //!
-//! The same binary gives the same archive: owners, times and the order of files are fixed.
+//! The same binary is always packed into the same bytes: owners, times and the order of files are fixed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -94,15 +94,15 @@ impl Image<'_> {
     }
 }
 
-/// Copies a binary without its symbols, which are a quarter of its size: a panic message names file and line without
-/// symbols, too.
+/// Copies a binary without its symbols, which are a quarter of its size. Panic messages contain file and line without
+/// symbols too.
 fn strip(from: &Path, to: &Path) -> Result<()> {
     process::ask(Command::new("strip").arg("--strip-all").arg("-o").arg(to).arg(from))
         .with_context(|| format!("strip {}", from.display()))
         .map(drop)
 }
 
-/// A file in the archive, to which other files refer by its hash.
+/// A file in the archive. Other files in the archive refer to the file by its hash.
 struct Blob {
     digest: String,
     size: u64,

@@ -26,7 +26,7 @@ pub(super) fn write() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The bill: the agent and all packages that are linked into the agent.
+/// Builds the bill of materials, which lists the agent and all packages that are linked into the agent.
 fn of(metadata: &Value) -> Option<Value> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let packages: BTreeMap<String, &Value> =
@@ -67,7 +67,7 @@ fn component(package: &Value, kind: &str) -> Value {
     let mut component =
         json!({ "type": kind, "bom-ref": purl, "name": name, "version": version, "purl": purl, "scope": "required" });
     if let Some(license) = package["license"].as_str() {
-        // Some old Cargo manifests separate licenses by a slash.
+        // Some old Cargo manifests have a slash between alternative licenses.
         component["licenses"] = json!([{ "expression": license.replace('/', " OR ") }]);
     }
     component

@@ -31,7 +31,7 @@ const COMPANIONS: [(&str, &str); 3] = [
     ("npl-pause", concat!("localhost/npl-pause:", env!("CARGO_PKG_VERSION"))),
 ];
 
-/// The limit for the archive of the agent in bytes, which each Node downloads.
+/// The maximum size of the agent's archive in bytes. Each Node downloads the archive.
 const LARGEST_ARCHIVE: u64 = 15_000_000;
 
 /// Arguments of `cargo xtask image`.

@@ -22,9 +22,10 @@ pub(crate) fn obtain() -> Result<PathBuf> {
         ));
         let mut install = Command::new(paths::cargo());
         install.args(["install", "bpf-linker", "--version", VERSION, "--locked", "--no-track", "--root"]).arg(folder);
-        // Flags and target directory of the calling build do not apply.
+        // The flags and the target directory of the calling build must not apply to the linker.
         install.args(["--target-dir"]).arg(folder.join("build")).env_remove("RUSTFLAGS");
-        // The build has little optimization, because LLVM, which is already compiled, does most of the work.
+        // Little optimization is sufficient, because most of the linker's work is done by LLVM, which is already
+        // compiled.
         install.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
         process::run_quietly(&mut install)?;
         Ok(std::fs::remove_dir_all(folder.join("build"))?)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Debian's kernels for emulated machines: the signed packages are unpacked into the cache and never installed.
+//! Downloads Debian's kernels for emulated machines. The signed packages are unpacked into the cache and never
+//! installed.
 
 use std::fmt;
 use std::fs;
@@ -28,7 +29,7 @@ const KERNELS: [Kernel; 4] = [
     Kernel { name: "latest", suite: "sid", archive: "Debian" },
 ];
 
-/// The package that depends on a suite's newest kernel for virtual machines.
+/// The name of the package that depends on a suite's newest kernel for virtual machines.
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 
 /// Directories of modules that packet tests may load: protocols, netfilter, traffic control and devices.
@@ -43,10 +44,10 @@ const DEVICES: [&str; 11] =
 pub(crate) struct KernelName(pub(crate) Option<Kernel>);
 
 /// Kernels that run all packet tests in an emulator. The oldest one attaches programs as filters instead of TCX links.
-/// The host's own kernel runs all packet tests too, without the emulator, which is ten to thirty times slower.
+/// The host's own kernel also runs all packet tests, without the emulator. The emulator is ten to thirty times slower.
 pub(crate) const DEFAULT_KERNELS: &str = "5.10";
-/// Kernels on which tests only load the programs, because each of their verifiers checks speculative execution in
-/// another way.
+/// Kernels on which tests only load the programs. The verifiers of these kernels check speculative execution in
+/// different ways.
 pub(crate) const BRIEF_KERNELS: &str = "6.1,6.12,latest";
 
 impl FromStr for KernelName {
@@ -96,7 +97,7 @@ impl Image {
 }
 
 impl Kernel {
-    /// The position among all kernels, from the oldest to the newest.
+    /// The position of this kernel in the list of all kernels, from the oldest to the newest.
     pub(crate) fn age_rank(self) -> Option<usize> {
         KERNELS.iter().position(|kernel| *kernel == self)
     }
@@ -172,7 +173,7 @@ impl Archive {
         command
     }
 
-    /// The dependency of a package whose name is `prefix` and a version.
+    /// The dependency of a package whose name consists of `prefix` and a version.
     fn dependency(&self, package: &str, prefix: &str) -> Result<Option<String>> {
         let answer = process::ask(&mut self.tool("apt-cache", &["depends", package]))?;
         let names = answer.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
@@ -210,7 +211,7 @@ fn copy_bootable_parts(unpacked: &Path, folder: &Path) -> Result<()> {
     for part in MODULES {
         copy_modules(&modules.path().join("kernel").join(part), &kept.join("kernel").join(part), part)?;
     }
-    // The index of modules, which the package would write during its installation.
+    // Writes the index of modules, which an installation of the package would write.
     process::ask(Command::new("busybox").args(["depmod", "-b"]).arg(folder).arg(version)).map(drop)
 }
 

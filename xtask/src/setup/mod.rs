@@ -33,7 +33,7 @@ pub(crate) enum Need {
     Containers,
     /// The emulator and tools that boot another kernel.
     Emulation,
-    /// The package manager that has programs of load balancers.
+    /// The package manager pip, which downloads packages with programs of load balancers.
     Balancers,
 }
 
@@ -70,7 +70,8 @@ const TEST_NETWORK: [Program; 8] = [
     Program { name: "openssl", package: "openssl" },
 ];
 
-/// CNI plug-ins are not in the search path; `bridge` represents their package. Calico and kube-router run `ipset`.
+/// Programs of real Nodes. CNI plug-ins are not in the search path; `bridge` represents their package. Calico and
+/// kube-router run `ipset`.
 const CONTAINERS: [Program; 5] = [
     Program { name: "ipset", package: "ipset" },
     Program { name: "containerd", package: "containerd" },
@@ -107,7 +108,7 @@ pub(crate) struct Options {
 /// Installs and builds the requirements of all commands.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
-    // The longest step runs in parallel with all others.
+    // The build of Kubernetes takes longest, so it runs in parallel with all other steps.
     let kubernetes = KubernetesBuild::start(ALL_TESTS.into());
     ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation])?;
     require_kubectl()?;

@@ -15,7 +15,7 @@ const PACKAGE: &str = "prometheus";
 /// The programs that the tests run.
 const PROGRAMS: [&str; 2] = ["prometheus", "promtool"];
 
-/// Returns a directory with `prometheus` and `promtool`: that of the machine's own installation, or the cache
+/// Returns a directory with `prometheus` and `promtool`: the directory of an installed Prometheus, or the cache
 /// directory. Downloads the programs if they are in neither directory.
 pub(super) fn obtain() -> Result<PathBuf> {
     let installed = PROGRAMS.map(|program| process::find(program).and_then(|path| Some(path.parent()?.to_owned())));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The results that a test binary prints.
+//! Reads the results that a test binary prints.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -33,8 +33,9 @@ impl Counts {
         Self { passed, failed, failures: Vec::new() }
     }
 
-    /// Reads a line of a test binary: its result (`test result: ok. 3 passed; 0 failed; …`), the title of the output of
-    /// a failed test (`---- NAME stdout ----`), the place of a panic and the line after the place.
+    /// Reads a line that a test binary has printed. Four kinds of lines matter: the result (`test result: ok. 3 passed;
+    /// 0 failed; …`), the title of the output of a failed test (`---- NAME stdout ----`), the place of a panic, and the
+    /// line after the place.
     pub(crate) fn read(&mut self, line: &str) {
         let line = line.trim();
         if let Some(test) = line.strip_prefix("---- ").and_then(|it| it.strip_suffix(" stdout ----")) {

@@ -23,11 +23,11 @@ pub(crate) struct Tally {
     steps: Vec<Step>,
 }
 
-/// The name of a failed preparation, whose product does not exist.
+/// The name of a failed preparation. What the preparation should build does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotReady(&'static str);
 
-/// A step that ended, or could not begin.
+/// A step that has ended, or that could not start because a preparation failed.
 #[derive(Debug)]
 struct Step {
     name: String,
@@ -53,7 +53,7 @@ impl End {
         let started = Instant::now();
         let mut counts = Counts::default();
         let ended = step(&mut counts);
-        // A test binary that was killed has counted no tests.
+        // A test binary that was killed has printed no number of failed tests, so the binary counts as one failed test.
         if !matches!(ended, Ok(true)) && counts.failed == 0 {
             counts.failed = 1;
         }
@@ -75,8 +75,8 @@ impl Tally {
         Self { started: Instant::now(), chosen: chosen.map(str::to_owned), steps: Vec::new() }
     }
 
-    /// Makes a product that later steps need. Preparations run for every choice of steps, and are counted only if they
-    /// fail.
+    /// Builds a product that later steps need. Preparations run whichever steps are chosen, and are counted only if
+    /// they fail.
     pub(crate) fn prepare<T>(&mut self, name: &'static str, make: impl FnOnce() -> Result<T>) -> Result<T, NotReady> {
         println!("\n### {name}");
         let started = Instant::now();

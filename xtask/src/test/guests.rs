@@ -17,16 +17,16 @@ use crate::tally::{Counts, Tally};
 use crate::test_binary::{Kind, TestBinary};
 use crate::{build, paths};
 
-/// The time limit of a guest. Emulation is ten to thirty times slower than the host; guests that run at the same time
-/// take about 25 minutes, and 35 minutes on a slow machine.
+/// The time limit of a guest (an emulated machine). Emulation is ten to thirty times slower than the host; guests that
+/// run at the same time take about 25 minutes, and 35 minutes on a slow machine.
 const GUEST_DEADLINE: Duration = Duration::from_hours(1);
 
-/// The prefix of the names of two tests, which load every kernel program with the capabilities of the agent and with
-/// those of `npl-agent load`.
+/// The prefix of the names of two tests, which load every kernel program: one with the capabilities of the agent, one
+/// with those of `npl-agent load`.
 const LOADING_TESTS: &str = "every_program_loads";
 
-/// Tests of the agent's own files, which do not depend on the kernel's version. Among the emulated kernels only the
-/// oldest runs them, because each test loads all programs and takes up to a minute there.
+/// Tests of pins and other files of the agent, which do not depend on the kernel's version. Only the oldest emulated
+/// kernel runs these tests, because each test loads all programs, which takes up to a minute on an emulated machine.
 const SKIPPED_ON_NEWER_KERNELS: [&str; 6] =
     ["--skip", "links::pins", "--skip", "links::map_limits", "--skip", "links::cleanup"];
 
@@ -34,10 +34,11 @@ const SKIPPED_ON_NEWER_KERNELS: [&str; 6] =
 /// these texts in their names, so that both guests take about the same time.
 const FIRST_SHARE: [&str; 2] = ["differential::", "links::"];
 
-/// Tests that need a TUN device, for which guests have no device node. They do not depend on the kernel's version.
+/// Tests that need a TUN device, for which guests have no device node. These tests do not depend on the kernel's
+/// version.
 const NEED_A_TUN_DEVICE: [&str; 2] = ["--skip", "point_to_point::"];
 
-/// The scope of a guest that only loads the kernel programs.
+/// The addition to the name of a step whose guest only loads the kernel programs.
 const LOADING: &str = ", loading";
 
 /// Arguments for the agent's tests on an emulated machine: the tests of a bond, which not every kernel supports, and
@@ -129,7 +130,7 @@ fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
     Ok(is_success && counts.passed > 0)
 }
 
-/// The name of a step and its guest.
+/// Creates a guest for packet tests, and the name of the step that runs the guest.
 fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments: &[&str]) -> (String, Guest) {
     let mut test = Command::new(&binary.executable);
     test.args(arguments);
@@ -138,10 +139,10 @@ fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments
     (format!("tests: {}{scope} under kernel {kernel}, emulated", binary.name), guest)
 }
 
-/// The scopes and arguments of the guests that share the packet tests of a kernel: one guest for the tests with the
-/// text of `filter` in their names, or two for all tests.
+/// The scopes and arguments of the guests that share the packet tests of a kernel. With a `filter`, one guest runs the
+/// tests with this text in their names; otherwise, two guests share all tests.
 fn shares(filter: Option<&str>, is_newer: bool) -> Vec<(&'static str, Vec<&str>)> {
-    // One test at a time: two emulated processors are just fast enough for one network.
+    // The tests run one at a time, because two emulated processors are only just fast enough for one test network.
     let one_by_one = || iter::once("--test-threads=1");
     if let Some(filter) = filter {
         return vec![("", one_by_one().chain([filter]).collect())];

@@ -20,8 +20,8 @@ use crate::{build, build_ebpf, chart, process, setup};
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Run only the tests with this text in their names: on this machine's kernel, or with `--kernels` under those
-    /// only.
+    /// Run only the tests with this text in their names: on this machine's kernel, or with `--kernels` only under the
+    /// given kernels.
     #[arg(long, value_name = "TEXT", conflicts_with = "emulated_cluster")]
     filter: Option<String>,
     /// Run only the steps with this text in their names, as the summary lists them.
@@ -34,8 +34,8 @@ pub(crate) struct Options {
     /// Kernels that only load the kernel programs, by emulation.
     #[arg(long, value_delimiter = ',', default_value = BRIEF_KERNELS, conflicts_with = "filter")]
     load_kernels: Vec<KernelName>,
-    /// Also start a real cluster on an emulated machine with the newest of those kernels and only cgroup v2; takes
-    /// about 7 minutes more.
+    /// Also start a real cluster on an emulated machine with the newest of the emulated kernels and only cgroup v2;
+    /// takes about 7 minutes more.
     #[arg(long)]
     emulated_cluster: bool,
     /// Run only the steps that need a real cluster.
@@ -45,7 +45,8 @@ pub(crate) struct Options {
     /// the result is written to docs/compatibility.md.
     #[arg(long, value_name = "CNI/KUBE-PROXY", requires = "real_cluster")]
     network: Vec<String>,
-    /// Run only the tests that upgrade from an agent of another ABI version and roll back to it; FILE is its binary.
+    /// Run only the tests that upgrade from an agent of another ABI version and roll back to that version; FILE is the
+    /// binary of the other agent.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["filter", "step", "real_cluster", "kernels", "emulated_cluster"])]
     former_agent: Option<PathBuf>,
 }
@@ -236,7 +237,7 @@ impl Suite<'_> {
             Ok(parts) => parts.pass_to(&mut command),
             Err(_not_needed) => demo::pass_objects_to(&mut command),
         }
-        // A module may have no unit tests, but an integration test binary without tests is a mistake.
+        // A crate may have no unit tests, but an integration test binary without tests is an error.
         let may_be_empty = binary.kind == Kind::Unit;
         tally.tests(&name, |counts| {
             if binary.name == test_binary::TRACE {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Links in documents have a target, documents repeat values of the code correctly, and generated pages are marked.
+//! Checks that links in documents have a target, that documents repeat values of the code correctly, and that generated
+//! pages are marked.
 
 use super::Finding;
 use super::tree::{Tree, has_ending, is_history};
@@ -8,7 +9,7 @@ use super::tree::{Tree, has_ending, is_history};
 struct Fact {
     name: &'static str,
     file: &'static str,
-    /// The text before the value; a quotation mark ends the value.
+    /// The text in front of the value in the file; a quotation mark ends the value.
     before: &'static str,
     documents: &'static [&'static str],
 }
@@ -55,7 +56,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 const FOLDERS: [&str; 8] =
     ["npl-agent/", "npl-common/", "npl-ebpf/", "npl-feed/", "npl-testkit/", "xtask/", "docs/", "deploy/"];
 
-/// Files and folders of this repository that a document names in backticks; a placeholder such as `NAME` names none.
+/// The files and folders of this repository that a document names in backticks. Paths with a placeholder such as `NAME`
+/// are omitted.
 fn named_paths(text: &str) -> impl Iterator<Item = &str> {
     let is_path = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
     text.split('`').skip(1).step_by(2).filter(move |quoted| {
@@ -65,7 +67,8 @@ fn named_paths(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Sections that messages, comments and documents name by a quoted title and that their page does not have.
+/// Reports sections that a message, comment or document names by a quoted title, but that do not exist in the named
+/// page.
 fn missing_sections(tree: &Tree) -> Vec<Finding> {
     let texts = tree.below("", ".rs").chain(tree.below("", ".md").filter(|(path, _)| !is_history(path)));
     let named = texts.flat_map(|(path, text)| named_sections(text).into_iter().map(move |section| (path, section)));
@@ -92,7 +95,7 @@ fn named_sections(text: &str) -> Vec<(String, String)> {
     sections.filter(|(_, page)| has_ending(page, "md")).collect()
 }
 
-/// Generated pages without the notice that they must not be edited.
+/// Reports generated pages without the line that forbids editing.
 fn unmarked(tree: &Tree) -> impl Iterator<Item = Finding> {
     let pages = tree.below(REFERENCE, "").filter(|(_, text)| !text.lines().any(|line| line == GENERATED));
     pages.map(|(path, _)| Finding::error(path, format!("the page lacks the line `{GENERATED}`")))
@@ -129,7 +132,7 @@ fn has_target(tree: &Tree, document: &str, link: &str) -> bool {
     tree.text(&target).is_some_and(|text| headings(text).any(|known| known == heading))
 }
 
-/// The path of a link from the root; none if the target is outside of the repository.
+/// The path of a link's target below the root of the repository; `None` if the target is outside of the repository.
 fn resolve(document: &str, link: &str) -> Option<String> {
     let mut folders: Vec<&str> = document.split('/').collect();
     folders.pop();
@@ -143,7 +146,7 @@ fn resolve(document: &str, link: &str) -> Option<String> {
     Some(folders.join("/"))
 }
 
-/// Headings in the form in which links refer to them.
+/// The headings of a document, in the form in which links refer to them.
 fn headings(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter(|line| line.starts_with('#')).map(|line| {
         let words = line.trim_start_matches('#').trim().to_lowercase();

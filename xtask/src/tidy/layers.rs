@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Imports go one way: from higher to lower layers in the kernel programs, and without circles in the agent and the
-//! feed.
+//! Checks the direction of imports: from higher to lower layers in the kernel programs, and without import cycles in
+//! the agent and the feed.
 //!
 //! The rule does not apply to tests, which may import any module.
 
@@ -16,7 +16,7 @@ const PROCESSES: [&str; 2] = ["npl-agent/src/", "npl-feed/src/"];
 /// The layers of the kernel programs, from the lowest to the highest; `main.rs` is above them.
 const LAYERS: [&str; 5] = ["base", "net", "state", "act", "path"];
 
-/// The folder of the agent and of the feed that imports no other one.
+/// The folder of the agent, and of the feed, that imports no other folder of its crate.
 const CORE: &str = "core";
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -58,7 +58,7 @@ impl<'a> File<'a> {
     }
 }
 
-/// The files of a crate without its tests and without other programs of the package.
+/// The files of a crate, except tests and other programs of the package.
 fn files<'a>(tree: &'a Tree, source: &'static str) -> Vec<File<'a>> {
     let all: Vec<_> = tree
         .below(source, ".rs")
@@ -71,7 +71,8 @@ fn files<'a>(tree: &'a Tree, source: &'static str) -> Vec<File<'a>> {
     code.map(|(path, module, text)| File { path, used: used(&module, text), module }).collect()
 }
 
-/// `a/b.rs` and `a/b/mod.rs` are `[a, b]`; `lib.rs` and `main.rs` are the root.
+/// The module path of a file: `[a, b]` for `a/b.rs` and `a/b/mod.rs`; empty, the root of the crate, for `lib.rs` and
+/// `main.rs`.
 fn module_of(path: &str) -> Vec<&str> {
     let mut parts: Vec<&str> = path.trim_end_matches(".rs").split('/').collect();
     if matches!(parts.as_slice(), [.., "mod"] | ["lib" | "main"]) {
@@ -90,7 +91,7 @@ fn test_modules<'a>(module: &[&'a str], text: &'a str) -> Vec<Vec<&'a str>> {
     names.map(|name| [module, &[name]].concat()).collect()
 }
 
-/// The names below `crate::` that the code uses, including those that it reaches by `super::`.
+/// The names below `crate::` that the code uses, including names that the code reaches by `super::`.
 fn used(module: &[&str], text: &str) -> BTreeSet<String> {
     let code = without_comments(text);
     let code = without_tests(&code);
@@ -140,7 +141,7 @@ fn graph<'a>(files: &'a [File<'a>]) -> Graph<'a> {
     graph
 }
 
-/// The shortest import cycle through each module, without duplicates.
+/// Reports the shortest import cycle through each module, each cycle once.
 fn circles(source: &str, graph: &Graph<'_>) -> Vec<Finding> {
     let mut seen = BTreeSet::new();
     let mut findings = Vec::new();

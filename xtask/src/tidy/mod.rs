@@ -33,7 +33,7 @@ struct Finding {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Severity {
-    /// A target is exceeded; the check still passes.
+    /// The file exceeds a recommended limit; the check still passes.
     Note,
     Error,
 }

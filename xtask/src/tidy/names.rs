@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Retired names are not used again: each concept has the one name that is established in the field.
+//! Checks that retired names are not used again: each concept has one name, which is established in networking or
+//! Kubernetes.
 //!
 //! CHANGELOG.md and docs/design describe the past and may use retired names.
 
@@ -10,15 +11,17 @@ use super::tree::{Tree, has_ending, is_history};
 /// How a retired name is recognized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// Any whole identifier, in documents and comments too: for names that are no ordinary words.
+    /// The name is retired as any whole identifier, in documents and comments too. Used for names that are no ordinary
+    /// words.
     Identifier,
-    /// Any whole identifier in the code of a Rust file; comments may use the word.
+    /// The name is retired as any whole identifier in the code of a Rust file; comments may use the word.
     Code,
-    /// The name of a module, type, function, constant or static, for ordinary words that have other uses.
+    /// The name is retired as the name of a module, type, function, constant or static. Used for ordinary words, which
+    /// other code may use.
     Declaration,
-    /// A value in quotation marks: the name of a reason or of a metric's state.
+    /// The name is retired as a value in quotation marks, such as the name of a reason or of a metric's state.
     Quoted,
-    /// A value between backticks in a document.
+    /// The name is retired as a value between backticks in a document.
     Marked,
 }
 
@@ -196,7 +199,7 @@ const PROGRAMS: [(&str, &str); 8] = [
 /// The file name extensions that are searched.
 const SEARCHED: [&str; 6] = ["rs", "toml", "md", "yaml", "yml", "snap"];
 
-/// This file, which lists the retired names, and the tables by which an agent finds the maps of earlier builds.
+/// Files that may contain retired names: this file, and the tables by which an agent finds the maps of earlier builds.
 const LISTS: [&str; 2] = ["xtask/src/tidy/names.rs", "npl-common/src/former_names.rs"];
 
 /// Words that declare the name that follows them.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! For each document that lists the tests of requirements: every requirement has a row, and every named test exists.
+//! Checks the documents that list the tests of requirements: every requirement has a row, and every named test exists.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -64,7 +64,7 @@ fn named_tests(row: &str) -> impl Iterator<Item = &str> {
     column.split('`').skip(1).step_by(2)
 }
 
-/// The names of functions; tests of the real cluster are `pub(crate)`.
+/// The names of all functions that may be tests. Tests of the real cluster are `pub(crate)`.
 fn test_names(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let line = line.trim();

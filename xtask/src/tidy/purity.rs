@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent/src/core/` and `npl-feed/src/core/` have no side effects: they may not use clocks, sockets, files, logs
-//! or outside systems.
+//! Checks that `npl-agent/src/core/` and `npl-feed/src/core/` have no side effects: they may not use clocks, sockets,
+//! files, logs or other systems.
 
 use super::Finding;
 use super::rust_code::{paths, without_comments};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every reason that the kernel programs count has a test with the reason in its name, and an entry in the documents.
+//! Checks that every reason that the kernel programs count has a test with the reason in the test's name, and is
+//! described in the documents.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +34,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     untested.chain(DOCUMENTS.iter().flat_map(|document| undocumented(tree, document, &names))).collect()
 }
 
-/// Reasons that a document does not name, where it exists.
+/// The reasons that a document does not name; none if the document does not exist.
 fn undocumented(tree: &Tree, document: &str, names: &[&str]) -> Vec<Finding> {
     let Some(text) = tree.text(document) else { return Vec::new() };
     let documented: BTreeSet<&str> = identifiers(text).collect();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parses Rust source as far as the rules need it: code without comments, and the paths that the code names.
+//! Parses Rust source as far as the rules of `tidy` need: extracts code without comments, and the paths that the code
+//! names.
 
 /// The code without its line comments.
 pub(super) fn without_comments(text: &str) -> String {
@@ -16,7 +17,7 @@ pub(super) fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default()
 }
 
-/// The start of a line's comment; the `//` of an address such as `https://` starts none.
+/// The position at which a line's comment starts. The `//` of an address such as `https://` does not start a comment.
 pub(super) fn comment_start(line: &str) -> Option<usize> {
     line.match_indices("//")
         .map(|(start, _)| start)

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules for each source file: license, length, name, no log calls in the packet path, no machine-specific paths.
+//! Checks each source file: license, length, name, no log calls in the packet path, no machine-specific paths.
 
 use super::Finding;
 use super::rust_code::without_tests;
 use super::tree::{Tree, has_ending};
 
-/// The target and the limit for the number of lines of a file.
+/// The recommended maximum number of lines of a file; the next constant is the limit.
 const LINES_AIM: usize = 400;
 const LINES_LIMIT: usize = 600;
 
 /// Names that do not describe the content of a module.
 const EMPTY_NAMES: [&str; 6] = ["common", "helper", "helpers", "misc", "types", "utils"];
 
-/// Directories of one machine, written so that this rule does not match this file.
+/// Paths that exist only on certain machines. They are written in parts, so that this rule does not report this file.
 const MACHINE_PATHS: [&str; 4] =
     [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/t", "mp/")];
 
@@ -45,7 +45,7 @@ fn license(path: &str, text: &str) -> Option<Finding> {
     (text.lines().next() != Some(&line)).then(|| Finding::error(path, format!("the first line is not `{line}`")))
 }
 
-/// Checks the length of a file; lines of tests do not count.
+/// Checks the number of lines of a file; tests are not counted.
 fn length(path: &str, text: &str) -> Option<Finding> {
     let is_test = path.split('/').any(|part| part == "tests" || part == "tests.rs");
     let code = if is_test { "" } else { without_tests(text) };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The repository's text files.
+//! Reads the repository's text files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,10 +7,10 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-/// Directories that do not belong to the repository, and test data that tools write.
+/// Directories that are not searched: they do not belong to the repository, or contain test data that tools write.
 const LEFT_OUT: [&str; 3] = [".git", "target", "proptest-regressions"];
 
-/// Documents that describe the past, and so use names that were since renamed or removed.
+/// Documents that describe the past, and may therefore contain names that were later changed or removed.
 const HISTORY: [&str; 2] = ["CHANGELOG.md", "docs/design/"];
 
 /// Whether a document describes the past.

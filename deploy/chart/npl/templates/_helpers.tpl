@@ -72,7 +72,8 @@ nodeAffinity:
 seccompProfile:
   {{- toYaml .Values.podSecurity.seccompProfile | nindent 2 }}
 {{- with .Values.podSecurity.seLinuxOptions }}
-# Where SELinux enforces its policy, the default type of containers may not call bpf(). Other Nodes ignore this.
+# Where SELinux enforces its policy, containers with the default type may not call bpf(). Nodes without SELinux ignore
+# this option.
 seLinuxOptions:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -80,7 +81,7 @@ seLinuxOptions:
 
 {{/* Rights of a container of the agent; the argument is its list of capabilities. */}}
 {{- define "npl.securityContext" -}}
-# Kubernetes sets no ambient capabilities, so only uid 0 receives the ones below.
+# Kubernetes sets no ambient capabilities, so only a process with uid 0 receives the capabilities below.
 runAsUser: 0
 runAsGroup: 0
 privileged: false

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent bundle`: writes a support archive of this Node, from an allow-list of documents. The command reads no
+//! `npl-agent bundle`: writes a support archive of this Node with a fixed list of documents. The command reads no
 //! Secret, no environment variable, no file of the Node, and no annotation or label of an object.
 
 use std::{
@@ -67,7 +67,7 @@ pub async fn show(args: &BundleArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads every document of the allow-list.
+/// Reads every document of the archive.
 async fn gather(args: &BundleArgs) -> Documents {
     let (view, runtime_dir) = (&args.node.view, &args.node.runtime_dir);
     let mut errors = BTreeMap::new();

@@ -16,11 +16,12 @@ use crate::core::{
     path_test::{Observation, Probe, Reply},
 };
 
-/// The time limit of a connection attempt: the kernel sends a SYN at the start, after one and after three seconds.
+/// The time limit of a connection attempt. Within this limit, the kernel sends three SYNs: immediately, after one and
+/// after three seconds.
 const CONNECT: Duration = Duration::from_secs(4);
 /// The time limit of an answer on a connection.
 const ANSWER: Duration = Duration::from_secs(4);
-/// The time limits of the answers to one datagram, which is sent as often.
+/// The time limits for the answer to a datagram. The datagram is sent once for each limit, until an answer arrives.
 const DATAGRAMS: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1), Duration::from_millis(1_500)];
 
 /// Sends all requests at the same time, and returns their observations in the same order.
@@ -38,7 +39,7 @@ pub(in crate::cli) fn ask_all(probes: &[Probe]) -> Vec<Observation> {
 #[derive(Debug)]
 pub(super) struct Connection {
     probe: Probe,
-    /// The reason without a socket is the observation of each request.
+    /// The socket, or, if it could not be connected, the reason, which is then the observation of each request.
     socket: Result<Socket, Observation>,
 }
 
@@ -67,7 +68,7 @@ impl Connection {
             Protocol::Tcp | Protocol::Sctp => ask_by_stream(socket, &request),
         };
         match answer {
-            // A stream's connection was accepted.
+            // A host has accepted the connection of a stream, so it has replied before.
             Err(error) => failure("request", &error, self.probe.protocol != Protocol::Udp),
             Ok(answer) => read(socket, &answer, &request)
                 .map_or_else(|| Observation::Refused("the answer is damaged".to_owned()), Observation::Answered),
@@ -98,7 +99,7 @@ fn ask_by_stream(mut socket: &Socket, request: &[u8]) -> io::Result<Vec<u8>> {
 fn read(socket: &Socket, answer: &[u8], request: &[u8]) -> Option<Reply> {
     let header = answer.strip_suffix(request)?;
     let Header { pod, seen } = serde_json::from_slice(header).ok()?;
-    // Another server may answer; its bytes are printed to a terminal.
+    // A server other than the echo server may answer, and the name is printed to a terminal.
     let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     if pod.len() > MAX_NAME || !pod.chars().all(is_name) {
         return None;
@@ -116,7 +117,7 @@ fn failure(phase: &str, error: &io::Error, has_replied: bool) -> Observation {
     }
 }
 
-/// The reason of a missing answer, in words that do not depend on the kind of the time limit.
+/// Describes why there is no answer, with the same words for every kind of time limit.
 fn reason(phase: &str, error: &io::Error) -> String {
     let is = |kinds: &[io::ErrorKind]| kinds.contains(&error.kind());
     if is(&[io::ErrorKind::TimedOut, io::ErrorKind::WouldBlock]) {

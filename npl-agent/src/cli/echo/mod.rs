@@ -23,7 +23,7 @@ use crate::{config::echo_args::EchoCommand, core::model::Protocol};
 const MAGIC: &[u8] = b"npl-echo ";
 /// The maximum length of a payload and of an answer, which a datagram can carry.
 const MAX_BYTES: usize = 60_000;
-/// The longest name of a Pod, in bytes.
+/// The maximum length of a Pod's name, in bytes.
 const MAX_NAME: usize = 253;
 
 /// The first line of an answer.
@@ -60,7 +60,7 @@ fn socket_kind(protocol: Protocol) -> (Type, socket2::Protocol) {
     (kind, socket2::Protocol::from(i32::from(protocol.number())))
 }
 
-/// A message on a stream.
+/// Encodes a message for a stream: its length, and the message.
 fn framed(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
     [&length.to_be_bytes(), message].concat()
@@ -76,7 +76,7 @@ fn read_framed(mut stream: impl Read) -> io::Result<Vec<u8>> {
     Ok(message)
 }
 
-/// A payload of this length.
+/// Creates a payload of this length.
 fn payload(bytes: usize) -> Vec<u8> {
     let filler = (0_u8..=u8::MAX).cycle();
     MAGIC.iter().copied().chain(filler).take(bytes.clamp(MAGIC.len(), MAX_BYTES)).collect()

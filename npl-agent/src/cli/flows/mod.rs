@@ -29,13 +29,13 @@ struct FlowRow {
     node: String,
     /// The Pod's address and port.
     pod_address: String,
-    /// The Pod's namespace; absent without a running agent, as is the Pod's name.
+    /// The Pod's namespace. Namespace and name of the Pod are absent without a running agent.
     namespace: Option<String>,
     pod: Option<String>,
     /// `established`, `closing`, `closed` or `reset`.
     state: &'static str,
-    /// Time since the conntrack entry was refreshed. It is up to 256 jiffies (0.25 to 2.6 s) longer than the time since
-    /// the last packet.
+    /// Time since the conntrack entry was refreshed. Since packets refresh an entry at most every 256 jiffies (0.25 to
+    /// 2.6 s), the last packet may be more recent by that time.
     idle_millis: u64,
 }
 

@@ -10,7 +10,7 @@ use crate::{
     core::check::check,
 };
 
-/// Prints every inconsistency that lasts for the settling time. The exit code is 1 if there is one.
+/// Prints every inconsistency that lasts for the settling time. The exit code is 1 if there is any inconsistency.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let namespace = args.namespace.as_deref();
     let mut found = check(&cluster::read_with_nodes(kubectl, namespace)?);

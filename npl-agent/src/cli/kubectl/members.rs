@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl members`: shows what load balancers get for a Service, by asking each replica of `npl-feed` through the
-//! API server's proxy.
+//! `kubectl npl members`: shows the members that load balancers get for a Service. The command asks each replica of
+//! `npl-feed` through the API server's proxy.
 
 use std::{collections::BTreeMap, process::ExitCode, thread};
 
@@ -30,12 +30,12 @@ struct Replica {
     proxied: String,
 }
 
-/// What the replicas serve for a Service.
+/// The members that the replicas serve for a Service.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Report {
     namespace: String,
     service: String,
-    /// Whether all replicas that answered serve the same.
+    /// Whether all replicas that answered serve the same members.
     agree: bool,
     /// The ports and members of the first replica that serves the Service.
     ports: Vec<PortMembers>,
@@ -64,7 +64,7 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &MembersArgs) -> anyhow::Result<E
     let path = format!("v1/members/{namespace}/{}", args.service.name);
     let mut answers = ask(kubectl, &replicas, &path);
     if !agree(answers.values()) && !args.settle.is_zero() {
-        // A change of a Pod reaches the replicas at slightly different times.
+        // The replicas receive a change of a Pod at slightly different times.
         thread::sleep(args.settle);
         answers = ask(kubectl, &replicas, &path);
     }
@@ -105,7 +105,7 @@ fn replicas(kubectl: Kubectl<'_>) -> anyhow::Result<Vec<Replica>> {
     Ok(replicas)
 }
 
-/// The replica of a Pod; `None` if the Pod is being deleted, or has ended, such as by an eviction.
+/// The replica that runs in a Pod; `None` if the Pod is being deleted or has ended, for example after an eviction.
 fn replica(pod: &Value) -> Option<Replica> {
     let has_ended = matches!(text_at(pod, "/status/phase"), "Failed" | "Succeeded");
     if has_ended || pod.pointer("/metadata/deletionTimestamp").is_some() {
@@ -147,7 +147,8 @@ fn answer(output: anyhow::Result<String>) -> Answer {
         ),
         Err(error) => {
             let text = format!("{error:#}").lines().collect::<Vec<_>>().join("; ");
-            // The API server names a Pod that it does not find. Another "not found" is the answer of the feed.
+            // If the API server does not find the Pod, its message contains the Pod's name. Any other "not found" is
+            // the answer of the feed.
             if text.contains("(NotFound)") && !text.contains("pods \"") {
                 Answer::Unknown
             } else if text.contains("(Unauthorized)") || text.contains("asked for the client to provide credentials") {

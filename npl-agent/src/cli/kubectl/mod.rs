@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl`: shows the whole cluster from a workstation. The plug-in is the agent's binary under the name
-//! `kubectl-npl`, by which kubectl finds it.
+//! `kubectl npl`: shows the node ports of the whole cluster from a workstation. The plug-in is the agent's binary with
+//! the file name `kubectl-npl`, by which kubectl finds plug-ins.
 //!
 //! The plug-in runs `kubectl` for every request, so it uses the user's contexts, credentials and proxies.
 
@@ -93,7 +93,7 @@ impl Kubectl<'_> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut kubectl = command.spawn().context("run kubectl: it must be on the PATH")?;
         if let Some(mut input) = kubectl.stdin.take() {
-            // If kubectl ends early, its standard error has the reason.
+            // If kubectl ends before it has read the object, its standard error contains the reason.
             drop(input.write_all(object.to_string().as_bytes()));
         }
         let output = kubectl.wait_with_output()?;

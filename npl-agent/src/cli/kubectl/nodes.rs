@@ -38,7 +38,7 @@ pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, Ag
         let is_running = container_is_running(pod);
         let (image, variables) = container(pod);
         let agent = AgentPod { name: text_at(pod, "/metadata/name").to_owned(), is_running, image, variables };
-        // While an agent is being replaced, its Node has two Pods, and the running one is used.
+        // While an agent is being replaced, its Node has two agent Pods. The command uses the running one.
         let node = text_at(pod, "/spec/nodeName").to_owned();
         if is_running || !agents.contains_key(&node) {
             agents.insert(node, agent);
@@ -72,7 +72,8 @@ fn exec_arguments<'a>(kubectl: Kubectl<'a>, agent: &'a AgentPod, arguments: &[&'
     exec_in([namespace, &agent.name, CONTAINER], &[], arguments)
 }
 
-/// The arguments of kubectl that run a command of `npl-agent` in a container, given by namespace, Pod and name.
+/// The arguments of kubectl that run a command of `npl-agent` in a container. The container is given by its namespace,
+/// Pod and name.
 pub(super) fn exec_in<'a>(
     [namespace, pod, container]: [&'a str; 3],
     options: &[&'a str],

@@ -22,8 +22,8 @@ use crate::{
     },
 };
 
-/// Prints the chains of a Pod or a Service. The exit code is 1 if a link does not hold, else 2 if the agent of a Node
-/// gives no answer, else 0.
+/// Prints the chains of conditions of a Pod or a Service. The exit code is 1 if a condition does not hold, else 2 if
+/// the agent of a Node gives no answer, else 0.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterWhyArgs) -> anyhow::Result<ExitCode> {
     let namespace = match &args.object {
         Question::Pod(key, _) | Question::Service(key) => &key.namespace,
@@ -51,7 +51,8 @@ fn report(explanation: &Explanation, output: OutputFormat) -> anyhow::Result<Exi
     Ok(ExitCode::from(explanation.verdict().exit_code()))
 }
 
-/// The chains of the agent on a Node, or one sentence that names the Node and states why the agent gave no answer.
+/// The chains of conditions from the agent on a Node, or one sentence that names the Node and states why the agent gave
+/// no answer.
 fn answer_of(
     kubectl: Kubectl<'_>,
     agents: &BTreeMap<String, AgentPod>,
@@ -70,7 +71,7 @@ fn answer_of(
     })
 }
 
-/// The error in one line: kubectl's own message has several.
+/// Formats an error in one line; an error message of kubectl may have several lines.
 fn one_line(error: &anyhow::Error) -> String {
     format!("{error:#}").lines().collect::<Vec<_>>().join("; ")
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Joins the kernel's mappings with the agent's node ports.
+//! Combines the mappings in the kernel's maps with the node ports in the agent's state.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -32,7 +32,8 @@ pub(in crate::cli) struct MappingRow {
     pub(in crate::cli) pod_port: Option<u16>,
     /// Time since the agent allocated the node port.
     pub(in crate::cli) age_millis: Option<u64>,
-    /// The agent's uptime, if an earlier agent allocated the node port. The node port is older than this uptime.
+    /// The running agent's uptime, if an earlier agent allocated the node port. The age of the node port exceeds this
+    /// time.
     #[serde(skip)]
     pub(in crate::cli) older_than_millis: Option<u64>,
     pub(in crate::cli) ends_in_millis: Option<u64>,
@@ -115,7 +116,7 @@ impl Filter<'_> {
     }
 }
 
-/// The union of the kernel's mappings and the agent's node ports, in the order of the node port.
+/// One row for each node port that the kernel's maps or the agent's state contain, in the order of the node ports.
 pub(in crate::cli) fn rows(
     records: &[MappingRecord],
     agent: Option<&AgentView>,
@@ -126,7 +127,7 @@ pub(in crate::cli) fn rows(
     let uptime = agent.map(|agent| agent.uptime_millis);
     let views = agent.map(|agent| agent.node_ports.as_slice()).unwrap_or_default();
     let named = views.iter().map(|view| {
-        // A host port never uses the kernel's mapping of the same number, which belongs to another Pod and gets its own
+        // A host port has no mapping. A mapping with the same port number belongs to another Pod and gets a separate
         // row.
         let record = records.get(&view.frontend).filter(|_| view.state != PortState::HostPort);
         row(view.frontend, record.copied(), Some(view), uptime)

@@ -22,14 +22,14 @@ use crate::{
 pub(super) struct NetworkView {
     /// The recognized CNI, policy engines and Service proxy.
     networks: Vec<RecognizedNetwork>,
-    /// Why netfilter's rules cannot be read, so that `networks` may be incomplete; absent if they can.
+    /// Why netfilter's rules could not be read, so that `networks` may be incomplete; absent if the rules were read.
     networks_refusal: Option<String>,
     /// Whether `--forwarding redirect` is refused because redirected packets would bypass a policy engine.
     pub(super) redirect_refused: bool,
     /// Programs of other software that run ahead of NPL's, by device. If one of them returns a final verdict, NPL's
     /// programs do not run and clients are not served.
     pub(super) programs_ahead: ProgramsAhead,
-    /// Why the programs of other software cannot be listed; absent if they can.
+    /// Why the programs of other software could not be listed; absent if they were listed.
     programs_ahead_refusal: Option<String>,
 }
 
@@ -85,8 +85,8 @@ impl NetworkView {
     }
 }
 
-/// The software that is recognized by the Node's devices and rules. If the rules cannot be read, only the devices
-/// count, and the error is returned too.
+/// The software that is recognized by the Node's devices and rules. If the rules cannot be read, the software is
+/// recognized only by devices, and the error is returned too.
 fn recognized(devices: &[Device], rules: io::Result<RuleNames>) -> (Vec<RecognizedNetwork>, Option<String>) {
     let (rules, refusal) = match rules {
         Ok(rules) => (rules, None),

@@ -78,7 +78,7 @@ pub(super) struct Status {
     pub(super) guarded_endpoints: Option<usize>,
     /// The connection marks that the nftables table sets, so that replies leave through the device of their request.
     pub(super) connection_marks: Vec<String>,
-    /// Why nftables cannot be read; absent if it can.
+    /// Why the nftables table could not be read; absent if it was read.
     pub(super) guard_refusal: Option<String>,
     /// The names of the pinned programs, by build.
     pub(super) programs: BTreeMap<String, Vec<String>>,
@@ -158,7 +158,7 @@ pub(super) struct Readings<'a> {
     pub(super) inspection: &'a Inspection,
     /// The number of established conntrack entries of IPv4 and IPv6.
     pub(super) flows: [usize; 2],
-    /// The number of flows of IPv4 and IPv6 that there is room for.
+    /// The number of flows that the flow tables of IPv4 and IPv6 have room for.
     pub(super) flow_capacities: [usize; 2],
     pub(super) network: NetworkView,
     /// Whether an agent holds the lock.

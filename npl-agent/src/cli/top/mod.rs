@@ -104,7 +104,7 @@ impl Reading {
 }
 
 impl Screen {
-    /// The screen for this reading, with rates since an earlier reading.
+    /// Computes the content of the screen from this reading, with rates since an earlier reading.
     fn of(current: &Reading, former: Option<&Reading>) -> Self {
         let elapsed = former.map(|former| current.at.duration_since(former.at)).unwrap_or_default();
         let before = former.map(|former| former.inspection.mappings.as_slice()).unwrap_or_default();

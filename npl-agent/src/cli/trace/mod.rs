@@ -25,11 +25,11 @@ use crate::{
     local,
 };
 
-/// How often the filter's lease is extended within its length.
+/// How many times the command renews the filter's lease within the length of the lease.
 const EXTENSIONS: u32 = 3;
 
-/// Arms the filter, and prints or writes the records until the time or the number of records is reached, the operator
-/// interrupts the command, or the reader of the output goes away.
+/// Arms the filter, and prints or writes the records. The command ends when the time or the number of records is
+/// reached, when the operator interrupts the command, or when the reader of the output closes it.
 ///
 /// # Errors
 ///
@@ -74,7 +74,7 @@ async fn follow(
 ) -> anyhow::Result<()> {
     let descriptor = trace.readiness().context("wait for records")?;
     #[expect(unsafe_code, reason = "tokio cannot know that the descriptor stays the same")]
-    // SAFETY: the descriptor is owned, and always returns itself.
+    // SAFETY: the descriptor is owned, and always returns the same file descriptor number.
     let readiness = unsafe { AsyncFd::register(descriptor) }.context("wait for records")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("wait for signals")?;
     let mut terminate = signal(SignalKind::terminate()).context("wait for signals")?;
@@ -105,7 +105,7 @@ async fn follow(
     }
 }
 
-/// Records that are read between two looks at signals and clocks.
+/// The number of records that are read before the command checks signals and time limits again.
 const BATCH: usize = 256;
 
 /// The end of a batch of records.
@@ -186,7 +186,8 @@ fn known_endpoints(args: &TraceArgs, agent: &AgentView) -> anyhow::Result<Vec<En
     Ok(endpoints)
 }
 
-/// The addresses of the Pods behind a node port: a reply that is not translated has no other end that shows the port.
+/// The addresses of the Pods behind a node port. A reply that is not translated does not contain the node port, so only
+/// the Pod's address selects it.
 fn addresses_behind(agent: &AgentView, port: u16) -> Vec<Endpoint> {
     let views = agent.node_ports.iter().filter(|view| view.frontend.node_port.0 == port);
     distinct(views.filter_map(|view| view.pod_ip.map(Endpoint::Address)))
@@ -205,7 +206,7 @@ fn endpoints_of(agent: &AgentView, namespace: Option<&str>, pod: &str) -> Vec<En
     distinct(endpoints)
 }
 
-/// The endpoints in their order, each once: a filter has room for few.
+/// Removes duplicates and keeps the order of the endpoints: the filter has room for only a few.
 fn distinct(endpoints: impl IntoIterator<Item = Endpoint>) -> Vec<Endpoint> {
     let mut known = Vec::new();
     for endpoint in endpoints {

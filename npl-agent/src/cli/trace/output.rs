@@ -17,7 +17,7 @@ use crate::{
     datapath::kernel_clock,
 };
 
-/// Where the records go.
+/// The destination of the records: a text or JSON output, or a file of packets.
 #[derive(Debug)]
 pub(super) struct Output {
     kind: Kind,
@@ -47,7 +47,7 @@ struct Line<'a> {
     reason: Option<&'static str>,
     length: u32,
     before: &'a Packet,
-    /// Absent if the packet is unchanged.
+    /// The packet after the program; absent if the program did not change the packet.
     after: Option<&'a Packet>,
 }
 

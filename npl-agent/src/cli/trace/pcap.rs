@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes the packets of records to a pcapng file: those before and those after a program as separate interfaces.
+//! Writes the packets of records to a pcapng file. Packets before and packets after a program belong to separate
+//! interfaces of the file.
 
 use std::{
     borrow::Cow,
@@ -31,7 +32,8 @@ const ONLY_OWNER: u32 = 0o600;
 /// The resolution of time stamps: 10⁻⁹ s, which pcap-file writes.
 const NANOSECONDS: u8 = 9;
 
-/// A pcapng file. Each device, hook and side of the program is an interface whose packets begin with the IP header.
+/// A pcapng file. Each combination of device, hook, and before or after the program is an interface of the file; its
+/// packets begin with the IP header.
 pub(super) struct Capture {
     writer: PcapNgWriter<Buffered>,
     interfaces: BTreeMap<(u32, Hook, Side), u32>,
@@ -70,8 +72,8 @@ impl Capture {
         Ok(Self { writer, interfaces: BTreeMap::new() })
     }
 
-    /// Writes the packet before the program, and after the program if it was rewritten; `false` if the reader has gone
-    /// away.
+    /// Writes the packet before the program, and after the program if it was rewritten. Returns `false` if the reader
+    /// of the output has closed it.
     pub(super) fn add(&mut self, step: &Step, device: &str, time: Duration) -> anyhow::Result<bool> {
         let sides = [(Side::Before, &step.before), (Side::After, &step.after)];
         for (side, bytes) in sides.into_iter().take(if step.verdict.is_rewritten() { 2 } else { 1 }) {
@@ -84,7 +86,7 @@ impl Capture {
         Ok(true)
     }
 
-    /// Hands over all buffered packets; `false` if the reader has gone away.
+    /// Writes all buffered packets; returns `false` if the reader of the output has closed it.
     pub(super) fn flush(&mut self) -> anyhow::Result<bool> {
         match self.writer.get_mut().flush() {
             Ok(()) => Ok(true),

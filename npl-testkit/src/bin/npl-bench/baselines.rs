@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules that translate node ports without NPL, and rules that enable kernel conntrack.
+//! iptables and nftables rules that translate node ports without NPL, and rules that enable kernel conntrack.
 
 use std::fmt::Write as _;
 

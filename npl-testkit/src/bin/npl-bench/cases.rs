@@ -15,17 +15,17 @@ pub(crate) const MOST_MAPPINGS: u16 = 10_000;
 pub(crate) enum Workload {
     /// Requests of one established UDP flow, opened by two real requests to which the Pod responded.
     Established,
-    /// Replies of such a flow, sent by the Pod and counted at the client.
+    /// Replies of an established UDP flow, sent by the Pod and counted at the client.
     Replies,
     /// TCP SYNs, each from a different client address or port, spread evenly over the mappings.
     NewFlows,
     /// TCP SYNs, each from a random client address and port that was not used before.
     SynFlood,
-    /// TCP ACKs of no connection, from the same clients.
+    /// TCP ACKs that belong to no connection, from random clients as in `SynFlood`.
     AckFlood,
-    /// UDP datagrams from the same clients.
+    /// UDP datagrams from random clients as in `SynFlood`.
     UdpFlood,
-    /// First fragments of UDP datagrams from the same clients. The other fragments are never sent.
+    /// First fragments of UDP datagrams from random clients as in `SynFlood`. The other fragments are never sent.
     FragmentFlood,
 }
 
@@ -72,7 +72,7 @@ pub(crate) enum Mode {
     RoutingConntrack,
     /// Translated by iptables rules like Antrea's, one per mapping.
     Iptables(u16),
-    /// As [`Self::Iptables`], with all flows to the newest mapping, whose rule is the last of the chain.
+    /// Translated as in [`Self::Iptables`], with all flows to the newest mapping, whose rule is the last of the chain.
     IptablesNewest(u16),
     /// Translated by one nftables rule with a map.
     Nftables,
@@ -85,7 +85,7 @@ pub(crate) enum Mode {
     /// Translated by NPL with offload, which bypasses the host's stack once the stack has forwarded a packet of the
     /// flow.
     OursOffload,
-    /// As [`Self::OursOffload`], on a Node whose rules use kernel conntrack.
+    /// Translated as in [`Self::OursOffload`], on a Node whose rules use kernel conntrack.
     OursOffloadConntrack,
     /// Translated by NPL with this number of mappings.
     OursOf(u16),
@@ -100,7 +100,7 @@ pub(crate) enum Mode {
     OursXdp,
     /// Sent to the Pod's address and redirected there by a minimal program: the upper bound for a bypass of the stack.
     Shortcut,
-    /// As [`Self::Shortcut`], with an XDP program in the uplink's driver.
+    /// Redirected as in [`Self::Shortcut`], by an XDP program in the uplink's driver.
     ShortcutXdp,
 }
 
@@ -153,7 +153,7 @@ impl Mode {
         }
     }
 
-    /// The first mapping that receives packets, and the number of mappings from there on.
+    /// The index of the first mapping that receives packets, and the number of mappings that receive packets.
     pub(crate) const fn flows_to(self) -> (u16, u16) {
         match self {
             Self::IptablesNewest(mappings) => (mappings - 1, 1),
@@ -244,7 +244,7 @@ impl Mode {
         }
     }
 
-    /// Where requests enter the Node.
+    /// How requests of this mode enter the Node.
     const fn entry(self) -> Entry {
         match self {
             Self::RoutingWire | Self::OursWire | Self::OursXdp => Entry::Wire,

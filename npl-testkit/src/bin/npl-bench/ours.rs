@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! NPL on a Node of a test network.
+//! Loads and attaches NPL on a Node of a test network.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -41,7 +41,7 @@ impl Manner {
     }
 }
 
-/// The agent's datapath with its own maps. Removed in field order when dropped.
+/// The agent's datapath with its own maps. Dropping this value removes its fields in their order.
 pub(crate) struct Ours {
     pub(crate) datapath: Datapath,
     manner: Manner,
@@ -58,9 +58,9 @@ impl Ours {
         }
         let bpffs = run.bpffs(&format!("bpf-{name}"))?;
         let mut datapath = open_datapath(bpffs.path(), manner.are_mitigated)?;
-        // The range must contain no Pod port.
+        // No Pod port may be in the port range.
         let range: PortRange = format!("{FIRST_NODE_PORT}-{}", FIRST_NODE_PORT + MOST_MAPPINGS).parse()?;
-        // The seed is arbitrary; a fixed one leads to the same hash collisions in every run.
+        // The seed is arbitrary, but fixed, so that every run has the same hash collisions.
         datapath.configure(range, || 0x4e50_4c00_4e50_4c01)?;
         let mut ours = Self { datapath, manner, is_attached: false, _bpffs: bpffs };
         ours.set_mappings(mappings)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel programs in isolation: the time that each adds to a packet, in nanoseconds.
+//! Measures the kernel programs in isolation: the time in nanoseconds that each program adds to a packet.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -56,12 +56,12 @@ pub(crate) const FIGURES: [&Figure; 9] = [
     &SYN_FLOOD,
 ];
 
-/// Runs per measurement, and measurements per round; the fastest one counts.
+/// Runs per measurement. A round consists of several measurements, of which the fastest counts.
 const REPEAT: u32 = 200_000;
 const GOES: usize = 5;
 
-/// Two node ports, each of which is mapped to the other: the translated packet is translated again, so that one packet
-/// serves for repeated runs.
+/// Two node ports, each of which is mapped to the other. The result of a translation matches the other mapping, so a
+/// program can be run repeatedly on one packet.
 const NODE_PORTS: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 10)), 61_000),
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 51, 100, 77)), 61_001),

@@ -85,10 +85,11 @@ pub(crate) const RATIOS: [Ratio; 62] = {
         beside_established(UdpFlood, Ours),
         beside_established(FragmentFlood, Ours),
         ratio(UdpFlood, Ours, Nftables, None),
-        // The cost of any program at the hook, and the additional cost of NPL's program.
+        // These ratios show the cost of any program at the hook, and the additional cost of NPL's program.
         ratio(Established, RoutingBesideIdle, Routing, None),
         ratio(Established, RoutingBesideOurs, RoutingBesideIdle, Some(0.98)),
-        // Upper bounds: plain routing for translation in the stack, and a minimal redirect for a bypass of the stack.
+        // The upper bounds of the rates: plain routing for translation in the stack, and a minimal redirect for a
+        // bypass of the stack.
         ratio(Established, Routing, Iptables(1), None),
         ratio(NewFlows, Routing, Iptables(MAPPINGS), None),
         ratio(NewFlows, Routing, IptablesNewest(MAPPINGS), None),

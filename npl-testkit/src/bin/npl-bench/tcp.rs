@@ -12,15 +12,15 @@ use nix::unistd::Pid;
 use npl_testkit::{process, traffic};
 use socket2::{Domain, Socket, Type};
 
-/// The processors of client and Pod, which would be two machines in reality. The placement by the scheduler would
-/// affect the results more than the measured path.
+/// The processors of client and Pod, which in reality are two machines. Without fixed processors, the decisions of the
+/// scheduler would affect the results more than the measured path does.
 pub(crate) const CLIENT_CPU: usize = 0;
 pub(crate) const SERVER_CPU: usize = 1;
 
 /// The client's ports: more than the connections that it opens in the 60 s of `TIME_WAIT`.
 const PORTS: RangeInclusive<u16> = 10_000..=59_999;
 
-/// Pins a thread to a processor. On a machine with one processor, both ends share it.
+/// Pins a thread to a processor. On a machine with one processor, client and Pod share this processor.
 pub(crate) fn keep_on(thread: Pid, cpu: usize) -> Result<()> {
     process::keep_on(thread, cpu % thread::available_parallelism().map_or(1, NonZero::get))
 }

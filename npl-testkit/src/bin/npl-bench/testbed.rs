@@ -59,7 +59,8 @@ impl Mappings {
     }
 }
 
-/// A network with the translators and Pods that its cases need. Removed in field order when dropped.
+/// A network with the rules, programs and Pods that its cases need. Dropping this value removes its fields in their
+/// order.
 pub(crate) struct Testbed {
     meter: Meter,
     ours: Option<Ours>,
@@ -132,7 +133,7 @@ impl Testbed {
         Ok(rate)
     }
 
-    /// Empties the table of kernel conntrack, which has room for the flows of one sample only.
+    /// Empties the table of kernel conntrack, which only has room for the flows of one sample.
     fn forget_flows(&self, case: Case) -> Result<()> {
         if !case.workload.is_one_flow() && case.mode.has_conntrack() {
             self.topology.node().forget_connections()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Access to a running cluster.
+//! Commands that access a running cluster: its status, kubectl, and commands inside of Nodes.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, ExitCode, ExitStatus};

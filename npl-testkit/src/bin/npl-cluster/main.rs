@@ -34,7 +34,7 @@ struct Arguments {
 enum Command {
     /// Start a cluster and leave it running.
     Up(UpArguments),
-    /// Remove the cluster, and the remains of killed ones.
+    /// Remove the cluster, and what is left of clusters whose owner was killed.
     Down {
         /// Remove all running clusters, including those of other users.
         #[arg(long, conflicts_with = "cluster")]
@@ -65,7 +65,7 @@ enum Command {
         /// The address of the server.
         server: SocketAddr,
     },
-    /// Own a cluster until a signal arrives. `up` starts this command.
+    /// Start a cluster, and keep it running until a signal arrives. `up` starts this command.
     #[command(hide = true)]
     Supervise(UpArguments),
     /// Run as the first process of a Node.
@@ -80,7 +80,7 @@ struct UpArguments {
     #[arg(long, default_value_t = 2)]
     nodes: u8,
 
-    /// The implementation of Services.
+    /// The mode of kube-proxy, or `none`.
     #[arg(long, value_enum, default_value_t)]
     kube_proxy: KubeProxy,
 

@@ -18,11 +18,11 @@ pub(crate) struct State {
     pub(crate) id: String,
     /// A description of the cluster's configuration.
     pub(crate) made_of: String,
-    /// The locations of the parts, once the cluster is ready.
+    /// The addresses, files and namespaces of the cluster's parts, once the cluster is ready.
     pub(crate) ready: Option<Ready>,
 }
 
-/// The locations of a cluster's parts.
+/// The addresses, files and namespaces of a cluster's parts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Ready {
     pub(crate) kubeconfig: PathBuf,

@@ -46,7 +46,7 @@ fn wait_for_identifier(owner: &mut Child) -> Result<String> {
     thread::spawn(move || {
         let mut text = String::new();
         let read = BufReader::new(stdout).read_line(&mut text);
-        // The receiver was dropped after a timeout.
+        // Sending fails only if the receiver was dropped after a timeout.
         drop(sender.send(read.map(|_length| text)));
     });
     let waited = poll::until("the readiness of the cluster", LIMIT, || line.try_recv().ok());

@@ -37,7 +37,7 @@ const WATCH_LIMIT: Duration = Duration::from_mins(2);
 /// The time limit of the agent's shutdown.
 const AGENT_GRACE: Duration = Duration::from_secs(10);
 
-/// The parts of the environment. They are removed in field order, the run last.
+/// The parts of the environment, which are removed in field order, the run last.
 #[derive(Debug)]
 pub(crate) struct Environment {
     pub(crate) agent: Agent,
@@ -127,7 +127,7 @@ impl Environment {
         &self.plane
     }
 
-    /// The existing objects, for a comparison after the teardown.
+    /// The namespaces, devices, pins and other objects on the machine, for a comparison after the teardown.
     pub(crate) fn inventory(&self) -> Result<Residue> {
         Residue::look_at(&self.run, self.bpffs.path())
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The demo: from `kubectl annotate service` to responses of Pods, on one machine with the real agent and API server.
+//! The demo, which shows on one machine, with the real agent and API server, what happens from `kubectl annotate
+//! service` to responses of Pods.
 
 mod answers;
 mod counters;

@@ -46,7 +46,7 @@ impl fmt::Display for Seen {
     }
 }
 
-/// Running clients. They end after the request in progress when this value is dropped.
+/// Running clients. When this value is dropped, the clients end after the request in progress.
 pub(crate) struct Load {
     shared: Arc<Mutex<(Instant, Seen)>>,
     stops: Vec<mpsc::Sender<()>>,
@@ -128,7 +128,7 @@ pub(crate) fn request(port: u16, client: Ipv4Addr) -> Result<String> {
     stream.read_to_string(&mut text).context("read the answer")?;
     let status = text.lines().next().unwrap_or_default();
     ensure!(status.starts_with("HTTP/1.1 200"), "the load balancer answered `{status}`");
-    // The answer is one object, possibly inside the frame of a chunk.
+    // The answer is one JSON object. With chunked transfer encoding, the size of the chunk surrounds the object.
     let object = text.find('{').zip(text.rfind('}')).and_then(|(from, to)| text.get(from..=to));
     let answer: Answer = serde_json::from_str(object.context("an answer without an object")?).context("parse")?;
     ensure!(answer.client.ip() == client, "{} observed the client {}", answer.pod, answer.client);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Envoy, `HAProxy`, nginx, Caddy and Traefik outside of the cluster, with exactly the configuration of
-//! docs/load-balancers.md except for addresses, during all events of the cluster. A Pod of the Service must answer every
+//! Tests Envoy, `HAProxy`, nginx, Caddy and Traefik outside of the cluster during rollouts, restarts and outages. Their
+//! configuration is that of docs/load-balancers.md, except for addresses. A Pod of the Service must answer every
 //! request.
 
 mod load;

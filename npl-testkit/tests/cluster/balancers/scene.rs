@@ -21,7 +21,7 @@ use crate::world::{AGENT_NAMESPACE, LIMIT, World};
 /// The manifest of the feed.
 const FEED: &str = "deploy/npl-feed.yaml";
 
-/// The port of the first load balancer; each further one has the next port.
+/// The port of the first load balancer; each further load balancer has the next port.
 const FIRST_PORT: u16 = 8000;
 
 /// The time between two lists of the Service's Pods, shorter than the life of every Pod that answers.
@@ -88,9 +88,9 @@ impl Scene {
         self.observe(world, event, run, |_name, _took| 0);
     }
 
-    /// As [`Self::during`], while no replica of the feed runs. Caddy looks up the address of a member for each new
-    /// connection to a Pod. Without a replica, each client of Caddy loses one request per sequence of retries; the
-    /// other load balancers keep the addresses and lose none.
+    /// Runs an event as [`Self::during`] does, while no replica of the feed runs. Caddy looks up the address of a
+    /// member for each new connection to a Pod. Without a replica, each client of Caddy loses one request per sequence
+    /// of retries; the other load balancers keep the addresses and lose none.
     pub(crate) fn during_outage_of_the_feed(&mut self, world: &mut World, event: &str, run: impl FnOnce(&mut World)) {
         let sequences = |took: Duration| took.as_millis() / CADDY_RETRIES.as_millis() + 1;
         let most = |name: &str, took| {

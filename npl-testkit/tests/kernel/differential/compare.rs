@@ -153,8 +153,8 @@ pub(super) fn end_of_packet(frame: &[u8]) -> usize {
     header_end + usize::from(u16::from_be_bytes([high, low]))
 }
 
-/// Clears the fields that a forwarding host writes, other than the TTL: link-layer addresses (a frame that is
-/// redirected to a Pod's device keeps its own), IPv4 options (which may record the hop), and padding.
+/// Clears the fields that a forwarding host writes, other than the TTL: link-layer addresses, IPv4 options (which may
+/// record the hop), and padding. A frame that is redirected to a Pod's device keeps its link-layer addresses.
 pub(super) fn clear_hop_fields(frames: &mut [Frame], endpoint: Endpoint) {
     for Frame { bytes, .. } in frames.iter_mut() {
         if endpoint != Endpoint::Client {

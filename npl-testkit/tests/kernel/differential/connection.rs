@@ -59,7 +59,7 @@ pub(super) struct Connection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opening {
     Handshake,
-    /// With a retransmitted SYN or INIT; for TCP with `ECE` and `CWR`.
+    /// The first packet is a SYN or INIT, which the client retransmits; a SYN also has the flags `ECE` and `CWR`.
     Negotiated,
     /// The first packet is from the middle of the stream, which kernel conntrack accepts as the start of a TCP
     /// connection, but not of an SCTP association.
@@ -73,7 +73,7 @@ pub(super) enum Ending {
     None,
     Closed(Sender),
     Reset(Sender),
-    /// Closed, and opened again from the same client port.
+    /// The connection is closed, and opened again from the same client port.
     Reopened(Sender),
 }
 
@@ -149,9 +149,9 @@ struct SentPacket {
 struct Writer<'t> {
     connection: &'t Connection,
     addresses: Addresses,
-    /// The next sequence number of each sender.
+    /// The next sequence number of the client and of the Pod.
     sequence: [u32; 2],
-    /// The last packet of each sender.
+    /// The last packet of the client and of the Pod.
     last: [Option<SentPacket>; 2],
     steps: Vec<Step>,
 }

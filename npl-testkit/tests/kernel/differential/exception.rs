@@ -13,13 +13,13 @@ use super::tap::Frame;
 use super::translate::{Layout, Side, adjust, adjust_transport, family, readdress, translated, untagged};
 use crate::prog_run::fragments::{L3, V6_HEADER};
 
-/// Why the result of a step differs.
+/// Why the results of a step on both Nodes differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Exception {
     /// Kernel conntrack assigns the packet to no connection and leaves it to the host. NPL translates each request
     /// independently of its connection, and the Pod's stack accepts or rejects the packet.
     NotTracked,
-    /// As [`Self::NotTracked`], for a packet with one random byte: the results may differ or be equal.
+    /// Does the same as [`Self::NotTracked`], for a packet with one random byte: the results may differ or be equal.
     Broken,
     /// The kernel drops an ICMP error with a wrong checksum; NPL forwards it, and the checksum stays wrong.
     WrongIcmpChecksum,
@@ -29,10 +29,11 @@ pub(super) enum Exception {
     QuoteEndsAtChecksum,
     /// The kernel computes a quoted SCTP CRC from the quoted part; NPL updates the original CRC.
     QuotedCrc,
-    /// An authentication header, a source route with segments left, or too many extension headers: NPL passes the
-    /// packet to the host, because no receiver could use a translated packet of the first two kinds.
+    /// The packet has an authentication header, a source route with segments left, or too many extension headers. NPL
+    /// passes the packet to the host. No receiver could use a translated packet with one of the first two headers.
     Untranslatable,
-    /// The kernel forwards only complete datagrams without overlapping fragments; NPL forwards every fragment.
+    /// The fragments do not form a complete datagram, or overlap. The kernel forwards only complete datagrams without
+    /// overlapping fragments; NPL forwards every fragment.
     NotWhole,
     /// The kernel removes the fragment header of an unfragmented datagram; NPL keeps it.
     LoneFragment,
@@ -57,12 +58,12 @@ impl Exception {
         }
     }
 
-    /// Whether the results may also be equal; with all other exceptions they must differ.
+    /// Whether the results may also be equal. With all other exceptions, the results must differ.
     pub(super) const fn is_possible_only(self) -> bool {
         matches!(self, Self::Broken | Self::NotRouted)
     }
 
-    /// Checks that the results differ exactly as the exception describes.
+    /// Checks that the results of both Nodes differ exactly as the exception describes.
     pub(super) fn check(
         self,
         step: &Step,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Differential test: the same packets are sent through NPL and through the kernel's NAT, and clients and Pods must
+//! The differential test. The same packets are sent through NPL and through the kernel's NAT, and clients and Pods must
 //! receive the same bytes. Allowed differences are listed with their reasons in [`exception::Exception`] and
 //! `docs/datapath.md`.
 //!
@@ -31,11 +31,11 @@ use self::traps::{Scene, TRAPS};
 use crate::sys::stay_on_this_processor;
 use crate::world::is_emulated;
 
-/// A fixed seed: every run draws the same packets.
+/// The seed of the random packets, which is fixed, so that every run sends the same packets.
 const SEED: u64 = 0x4e50_4c00;
 /// Number of packets after which both Nodes are recreated, because their flow tables are limited.
 const PACKETS_PER_NODE_PAIR: u64 = 100_000;
-/// First case number that a client address is derived from.
+/// The first case number. The client's addresses of a case are derived from its number.
 const FIRST_CASE: u16 = 0x1000;
 
 /// Number of packets that each mode compares.
@@ -62,7 +62,7 @@ struct Runner {
 
 impl Runner {
     fn new(mode: Mode) -> Self {
-        // On one processor, packets are handled in the order in which they were sent.
+        // All threads run on one processor, which handles packets in the order in which they were sent.
         stay_on_this_processor();
         Self { pair: NodePair::new(mode), summary: Summary::default(), cases: FIRST_CASE }
     }

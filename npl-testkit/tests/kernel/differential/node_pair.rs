@@ -40,7 +40,8 @@ pub(super) const WIDE_MTU: u32 = 1600;
 /// Time limit for a frame to arrive; a wait reaches this limit only if the frame is lost.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// UDP port of markers: when a marker arrives, all packets before it have arrived too.
+/// The UDP port of markers. A marker is the last packet of a step: when the marker arrives, all packets before it have
+/// arrived too.
 const MARKER_PORT: u16 = 7;
 
 /// nftables rules that keep an endpoint's stack from replying.
@@ -102,7 +103,7 @@ pub(super) struct TestNode {
     client: Tap,
     pods: [Tap; PODS],
     markers: u64,
-    /// Dropped after the sockets at its devices.
+    /// The Node's namespaces, which are dropped after the sockets at the Node's devices.
     _world: World,
 }
 
@@ -110,7 +111,7 @@ pub(super) struct TestNode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Stack,
-    /// As [`Self::Stack`], with requests translated by XDP.
+    /// Does the same as [`Self::Stack`], with requests translated by XDP.
     Xdp,
     Redirect,
     Offload,
@@ -179,7 +180,7 @@ fn translations() -> Vec<Translation> {
     all
 }
 
-/// The Node's addresses; the Node itself never uses the second one as a source.
+/// The Node's addresses. The Node itself never uses the second address as a source.
 pub(super) fn node_addresses(family: Family) -> [IpAddr; 2] {
     let [first, second] =
         if family == Family::V4 { ["192.0.2.10", "192.0.2.11"] } else { ["2001:db8:0:1::10", "2001:db8:0:1::11"] };
@@ -202,7 +203,7 @@ pub(super) fn backend(family: Family, service: &Service) -> SocketAddr {
 fn world() -> World {
     let world = World::bare(u8::try_from(PODS).unwrap(), Options::default());
     let (node, client) = (world.node(), world.topology.client());
-    // No ICMP error may be suppressed by a rate limit.
+    // The kernel must not suppress ICMP errors by its rate limit.
     node.sysctl("net/ipv4/icmp_ratelimit", "0").unwrap();
     node.sysctl("net/ipv4/icmp_ratemask", "0").unwrap();
     node.sysctl("net/ipv6/icmp/ratelimit", "0").unwrap();
@@ -229,7 +230,7 @@ fn world() -> World {
     world
 }
 
-/// Neighbor entries are permanent: a frame that waits for resolution would arrive after later ones.
+/// Adds permanent neighbor entries, because a frame that waits for neighbor resolution would arrive after later frames.
 fn add_neighbors(world: &World) {
     let add = |ip: IpAddr, device: &str, address| {
         let line = format!("neigh replace {ip} lladdr {} dev {device} nud permanent", shown(address));
@@ -314,7 +315,7 @@ fn receive_until_marker(tap: &Tap, number: u64, frames: &mut Vec<Frame>) {
     }
 }
 
-/// Skips broadcast and multicast frames, which kernels send on their own.
+/// Adds a frame to the list, except broadcast and multicast frames, which kernels send on their own.
 fn push_unicast(frame: Frame, frames: &mut Vec<Frame>) {
     let is_multicast = frame.bytes[0] & 1 != 0;
     if !is_multicast {

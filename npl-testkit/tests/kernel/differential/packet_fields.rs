@@ -7,8 +7,8 @@ use super::node_pair::Endpoint;
 use crate::prog_run::extensions::{DESTINATION_OPTIONS, HOP_BY_HOP, SIX, extended};
 use crate::prog_run::fragments::pieces;
 
-/// IPv4 options that hosts accept: none, padding, router alert, record route, a timestamp option without room (one
-/// with room would differ in each run), security, and the maximum length.
+/// IPv4 options that hosts accept: none, padding, router alert, record route, timestamp, security, and options of the
+/// maximum length. The timestamp option has no room for a time stamp, because the time would differ in each run.
 pub(super) const OPTIONS: [&[u8]; 7] = [
     &[],
     &[1, 1, 1, 0],
@@ -23,7 +23,7 @@ pub(super) const OPTIONS: [&[u8]; 7] = [
 type Extension = (u8, &'static [u8]);
 
 const ROUTING: u8 = 43;
-/// A routing header without segments left.
+/// A routing header whose field "segments left" is zero.
 const ROUTE_WITHOUT_SEGMENTS: Extension =
     (ROUTING, &[2, 0, 0, 0, 0, 0, 0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
 /// Fourteen bytes of padding options.

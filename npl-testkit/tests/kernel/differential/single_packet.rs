@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Single packets that belong to no connection: unmapped, for another host, or corrupt.
+//! Single packets that belong to no connection: packets to ports without a mapping, packets for another host, and
+//! corrupt packets.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -25,21 +26,22 @@ pub(super) struct SinglePacket {
 
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
-    /// To a port of the Node that has no mapping.
+    /// A packet to a port of the Node that has no mapping.
     Unmapped { port: u16, flags: u8 },
-    /// From the client to the Pod's own address.
+    /// A packet from the client to the Pod's own address.
     Direct { flags: u8 },
-    /// From a mapped port of a Pod, to a client that has sent no packet.
+    /// A packet from a mapped port of a Pod, to a client that has sent no packet.
     Unsolicited { flags: u8 },
-    /// With another transport protocol, to the Node or to a Pod.
+    /// A packet with a transport protocol other than TCP, UDP and SCTP, to the Node or to a Pod.
     Foreign { protocol_number: u8, to_pod: bool, bytes: u8 },
     /// An ICMP echo request to the Node, which replies.
     Echo { bytes: u8 },
-    /// To a mapped port, with one or more VLAN tags.
+    /// A packet to a mapped port, with one or more VLAN tags.
     Tagged { tags: Vec<u16> },
-    /// To a mapped port, in a frame for another host or for broadcast.
+    /// A packet to a mapped port, in a frame whose link-layer destination is another host or broadcast.
     OtherDestination { to_all: bool },
-    /// To a mapped port, with one random header byte; `is_summed` corrects the IP header checksum afterwards.
+    /// A packet to a mapped port, with one random header byte. With `is_summed`, the IP header checksum is corrected
+    /// afterwards.
     Corrupted { position: u8, value: u8, is_summed: bool },
 }
 
@@ -124,8 +126,8 @@ fn corrupt(frame: &mut [u8], position: u8, value: u8, is_summed: bool) {
     let positions = before + frame.len().min(L3 + header + 20) - L3 - header;
     let position = usize::from(position) % positions;
     let position = L3 + if position < before { position } else { position - before + header };
-    // A random type of an extension header would make the parser read payload as a header: use "no next header"
-    // instead.
+    // If the random type is that of an extension header, the parser would read payload as a header. In this case, the
+    // type "no next header" is used instead.
     let is_extension = !is_v4 && position == L3 + 6 && matches!(value, 0 | 43 | 44 | 51 | 60);
     frame[position] = if is_extension { 59 } else { value };
     if is_v4 && is_summed {

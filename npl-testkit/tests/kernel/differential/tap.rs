@@ -12,11 +12,11 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::wire;
 
-/// `ETH_P_ALL`: frames of every protocol.
+/// The protocol number `ETH_P_ALL`, which selects frames of every protocol.
 const EVERYTHING: u16 = 3;
-/// `TP_STATUS_CSUMNOTREADY`: the checksum is not computed yet.
+/// The flag `TP_STATUS_CSUMNOTREADY`: the frame's checksum is not computed yet.
 const CHECKSUM_PENDING: u32 = 1 << 3;
-/// `TP_STATUS_VLAN_VALID`: the frame has a VLAN tag, which the kernel has removed from its bytes.
+/// The flag `TP_STATUS_VLAN_VALID`: the frame has a VLAN tag, which the kernel has removed from the frame's bytes.
 const TAGGED: u32 = 1 << 4;
 /// Receive buffer of one frame: more than the largest MTU of the topology.
 const FRAME_BYTES: usize = 2048;
@@ -114,10 +114,10 @@ fn set(socket: &Socket, level: libc::c_int, option: libc::c_int, value: libc::c_
 ///
 /// The kernel must have filled the message, and its buffers must still be alive.
 unsafe fn auxiliary_data(message: &libc::msghdr) -> libc::tpacket_auxdata {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller guarantees that the kernel has filled the message and that its buffers are alive.
     let header = unsafe { libc::CMSG_FIRSTHDR(message) };
     assert!(!header.is_null(), "a packet socket attaches auxiliary data to each frame");
-    // SAFETY: not null, so it is in the message's buffer.
+    // SAFETY: the pointer is not null, so it points into the message's buffer.
     let kind = unsafe { (*header).cmsg_type };
     assert_eq!(kind, libc::PACKET_AUXDATA);
     // SAFETY: the message has data of this kind, which is read without an assumption about its alignment.

@@ -158,7 +158,7 @@ pub(super) fn adjust(ip: &mut [u8], at: usize, old: &[u8], new: &[u8]) {
     field.copy_from_slice(&(!sum).to_be_bytes());
 }
 
-/// As [`adjust`], for UDP, where a checksum of zero means none.
+/// Updates a checksum as [`adjust`] does, for UDP, where the value zero means "no checksum".
 fn adjust_datagram(ip: &mut [u8], at: usize, old: &[u8], new: &[u8]) {
     if matches!(ip.get(at..at + 2), None | Some(&[0, 0])) {
         return;
@@ -169,7 +169,8 @@ fn adjust_datagram(ip: &mut [u8], at: usize, old: &[u8], new: &[u8]) {
     }
 }
 
-/// A CRC is linear: bytes that are missing in the quote do not change, so zeros replace them.
+/// Updates a CRC for changed content. A CRC is linear, so the bytes that are missing in the quote may be replaced by
+/// zeros, because they do not change.
 fn adjust_crc(ip: &mut [u8], before: &[u8], layout: Layout) {
     let at = layout.transport + 8;
     let Some(field) = before.get(at..at + 4).filter(|field| **field != [0; 4]) else { return };

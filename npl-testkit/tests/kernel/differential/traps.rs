@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets for the traps that `docs/traps.md` lists, by their numbers.
+//! Packets that provoke the traps of docs/traps.md, by the numbers of the traps.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -318,7 +318,7 @@ fn unusual_quotes(scene: &Scene) -> Vec<Step> {
 fn node_errors(scene: &Scene) -> Vec<Step> {
     let last = PacketFields { hops: 1, ..PacketFields::PLAIN };
     let mut steps = vec![step(&scene.request(0, b"the last hop"), Endpoint::Client, &last)];
-    // Not for SCTP: see `Exception::QuotedCrc`.
+    // SCTP is left out, because its quoted CRCs differ: see `Exception::QuotedCrc`.
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let number = 1 + u16::from(protocol == Protocol::Udp);
         steps.extend(scene.connection(
@@ -451,7 +451,7 @@ fn tuple_conflict(scene: &Scene) -> Vec<Step> {
     ));
     let actions = BOTH.map(|sender| send(sender, 8, PacketFields::PLAIN)).to_vec();
     let mut connection = scene.connection(1, Protocol::Tcp, actions, Ending::Closed(Sender::Client));
-    // The packet is sent after the handshake, because the following packets must not differ.
+    // The packet is sent after the handshake, because the packets after it must not differ.
     let syn = client(&Packet::tcp(scene.client_at(1), second, SYN, b""));
     connection.insert(3, with_exception(Exception::TupleConflict, syn));
     steps.extend(connection);

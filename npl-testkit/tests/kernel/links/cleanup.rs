@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cleanup removes all of NPL's kernel state and no other state.
+//! Tests that `npl-agent cleanup` removes all of NPL's kernel state and no other state.
 
 use aya::maps::{HashMap, MapData};
 use npl_agent::datapath::cleanup::{Removed, remove_everything};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The order of filters before Linux 6.6, where the newest of the filters with the same priority runs first: NPL's
-//! filter is moved ahead of those of other software, and attached again after it was deleted.
+//! Tests the order of filters before Linux 6.6, where the newest of the filters with the same priority runs first. The
+//! agent moves NPL's filter ahead of those of other software, and attaches NPL's filter again after it was deleted.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -92,7 +92,8 @@ fn no_request_is_lost_while_npls_filter_is_moved() {
     assert_eq!(load.stop().failures, []);
 }
 
-/// NPL stops moving its filter after some attempts, because two agents that overtake each other would never stop.
+/// NPL stops moving its filter after some attempts: if another agent also moves its filter to the head, both would
+/// continue forever.
 #[test]
 fn filter_that_returns_to_the_head_after_each_move_is_reported() {
     let mut world = with_filters();
@@ -113,8 +114,8 @@ fn filter_that_returns_to_the_head_after_each_move_is_reported() {
     world.assert_answers();
 }
 
-/// A CNI that deletes every filter of the egress hook, as Cilium without kube-proxy replacement does: the agent
-/// attaches NPL's filter again at its next survey of the devices, and open connections continue.
+/// A CNI may delete every filter of the egress hook, as Cilium does without kube-proxy replacement. The agent attaches
+/// NPL's filter again at its next survey of the devices, and open connections continue.
 #[test]
 fn filter_that_was_deleted_at_egress_is_attached_again() {
     let mut world = with_filters();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Third-party TC programs that run before or after NPL's, and that end the chain of programs or continue it.
+//! Tests TC programs of other software that run before or after NPL's, and that end the chain of programs or continue
+//! it.
 
 use std::io::{self, ErrorKind};
 

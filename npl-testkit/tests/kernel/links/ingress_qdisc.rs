@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A third-party `ingress` qdisc, which occupies the handle of `clsact` and has no egress hook.
+//! Tests a device with an `ingress` qdisc of other software, which has the handle of `clsact` and no egress hook.
 
 use std::fs;
 

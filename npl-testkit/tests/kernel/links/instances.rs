@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two NPL instances on one uplink, each with its own pins, port range and mapping. A lock prevents two agents in one
-//! network namespace; these tests show how the kernel programs behave without the lock.
+//! Tests two NPL instances on one uplink, each with its own pins, port range and mapping. A lock prevents two agents in
+//! one network namespace; these tests show how the kernel programs behave without the lock.
 
 use std::net::SocketAddr;
 use std::time::Duration;

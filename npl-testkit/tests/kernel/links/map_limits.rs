@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! More Pods and uplinks than the maps of redirect mode can hold.
+//! Tests Nodes with more Pods and uplinks than the maps of redirect mode have room for.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -34,8 +34,8 @@ fn full_next_hop_map_of_one_family_does_not_affect_the_other() {
     world.assert_answers();
 }
 
-/// Replies through the uplink that does not fit would be forwarded by the stack although requests are redirected, so
-/// redirect is disabled.
+/// If the map has no room for an uplink, the stack would forward replies through this uplink although requests are
+/// redirected. Therefore, redirect is disabled.
 #[test]
 fn full_uplink_map_disables_redirect() {
     let mut world = World::new(1);

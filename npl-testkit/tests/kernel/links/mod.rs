@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Life cycle of pinned maps, programs and links: the next agent adopts, replaces, repairs or removes them, beside
-//! third-party programs.
+//! Tests the life cycle of pinned maps, programs and links. The next agent adopts, replaces, repairs or removes them,
+//! and programs of other software on the same hooks are not affected.
 
 mod cleanup;
 mod filter_order;

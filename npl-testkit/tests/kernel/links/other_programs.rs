@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Other programs on the same hooks process every packet, before or after NPL's programs.
+//! Tests that other programs on the same hooks process every packet, before or after NPL's programs.
 
 use std::net::Ipv4Addr;
 
@@ -13,8 +13,8 @@ use npl_testkit::topology::Options;
 
 use crate::world::{World, set_addresses};
 
-/// Another program on a hook: NPL's own program with maps that contain no mapping. It counts packets to `address`
-/// within `ports` as `no_mapping` and passes them.
+/// Another program on a hook: NPL's own program with maps that contain no mapping. This program counts packets to
+/// `address` within `ports` as `no_mapping` and passes them.
 pub(super) struct OtherProgram {
     pub(super) datapath: Datapath,
     _bpffs: BpfFs,

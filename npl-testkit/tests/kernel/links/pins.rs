@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pinned maps: a compatible map is adopted, an incompatible one is replaced, and bpftool can print their contents.
+//! Tests pinned maps: the next agent adopts a compatible map and replaces an incompatible one, and bpftool can print
+//! the content of the maps.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -102,7 +103,8 @@ fn bpftool_dumps_mappings_with_field_names() {
     });
 }
 
-/// The agent lacks permission (as here) or file descriptors to open the map, which keeps all mappings.
+/// The agent cannot open the map, because it lacks a permission (as in this test) or file descriptors. The map keeps
+/// all its mappings.
 #[test]
 fn pinned_map_that_cannot_be_opened_is_kept() {
     with_lab(|lab| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pinned programs: the next agent adopts programs that are identical to its own, and no others.
+//! Tests pinned programs: the next agent adopts programs that are identical to its own, and no others.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -136,7 +136,7 @@ fn pin_other_than_a_program_is_replaced() {
     let replacements: [fn(&Path); 3] = [
         |pin| HashMap::<MapData, u32, u64>::create(1, 0).unwrap().pin(pin).unwrap(),
         |pin| fs::create_dir(pin).unwrap(),
-        // The state after an agent was killed between two pins.
+        // This case simulates an agent that was killed after some pins.
         |_nothing| {},
     ];
     for replacement in replacements {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets are translated without interruption while agents stop, start and devices change.
+//! Tests that packets are translated without interruption while agents stop and start, and while devices change.
 
 use std::io::ErrorKind;
 use std::process::Command;
@@ -149,7 +149,8 @@ fn device_that_is_no_longer_selected_is_detached() {
     world.assert_answers();
 }
 
-/// Filters are removed with their qdisc until the agent attaches them again; TCX links do not depend on the qdisc.
+/// If a qdisc is deleted, its filters are removed too, until the agent attaches them again. TCX links do not depend on
+/// the qdisc.
 #[test]
 fn programs_are_attached_again_after_their_qdisc_was_deleted() {
     let mut world = World::new(1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Maps whose size follows the Node: a changed `--max-flows`, and the memory that the documents state.
+//! Tests the maps whose size depends on the Node: a change of `--max-flows`, and the memory that the documents state.
 
 use std::fs;
 use std::os::fd::{AsFd as _, AsRawFd as _};

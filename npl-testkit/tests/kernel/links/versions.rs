@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Upgrades from another ABI version, to maps of another size and to maps of another name: the next agent takes the
-//! entries over.
+//! Tests upgrades from another ABI version, to maps of another size, and to maps of another name. The next agent copies
+//! the entries of the former maps.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The XDP program in the uplink's driver: real traffic, and the life cycle of its link.
+//! Tests the XDP program in the uplink's driver, with real traffic, and the life cycle of the program's link.
 //!
-//! The devices are veth pairs, on which the agent attaches XDP only by `--attach xdp`: their packets may have partial
-//! checksums. So the clients' checksum offload is disabled here.
+//! The devices are veth pairs, whose packets may have partial checksums. On such devices, the agent attaches XDP only
+//! with `--attach xdp`, and these tests disable the clients' checksum offload.
 
 use std::fs;
 use std::path::Path;
@@ -29,7 +29,7 @@ use crate::world::{World, is_emulated};
 const REPLACEMENTS: u64 = 3;
 
 impl World {
-    /// As [`Self::with_options`], with XDP on the uplink and a client without checksum offload.
+    /// Does the same as [`Self::with_options`], with XDP on the uplink and a client without checksum offload.
     pub(crate) fn with_xdp(options: Options) -> Self {
         let mut world = Self::with_options(1, options);
         let uplink = world.uplink();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Addresses by which clients on the Node reach Pods, and those by which they do not.
+//! Tests through which addresses clients on the Node reach Pods, and through which they do not.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -38,7 +38,8 @@ fn clients_on_the_node_reach_the_pod_by_loopback() {
     }
 }
 
-/// To a client, the unspecified address is the loopback address of its own network namespace.
+/// A connection to the unspecified address (`0.0.0.0` or `::`) goes to the loopback address of the client's network
+/// namespace.
 #[test]
 fn clients_on_the_node_reach_the_pod_by_the_unspecified_address() {
     let scene = Scene::new(1);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Life cycle of the cgroup programs: they outlive the agent, keep third-party programs and are removed completely.
+//! Tests the life cycle of the cgroup programs: they outlive the agent, do not replace programs of other software, and
+//! are removed completely.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients on the Node and in its Pods. Their processes are in a cgroup of the test.
+//! Tests clients on the Node and in its Pods. The processes of the clients are in a cgroup of the test.
 
 mod addresses;
 mod lifecycle;

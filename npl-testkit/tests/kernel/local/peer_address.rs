@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Socket reverse NAT: the peer address that local clients see; and counters of local clients.
+//! Tests socket reverse NAT, which determines the peer address that local clients see, and the counters of local
+//! clients.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -89,7 +90,7 @@ fn socket_that_sends_to_the_pod_directly_sees_the_pods_address() {
     }
 }
 
-/// The socket must see the Pod's address, because another Pod may have the node port by then.
+/// The socket must see the Pod's address and not the NAT address, because another Pod may have the node port by then.
 #[test]
 fn socket_that_sends_directly_after_the_mapping_was_removed_sees_the_pods_address() {
     let mut scene = Scene::new(1);
@@ -200,7 +201,7 @@ fn totals(world: &mut World) -> MappingStats {
     world.datapath().tables.totals(Family::V4).unwrap()
 }
 
-/// This includes a socket whose connection was refused and which the kernel has therefore disconnected.
+/// The entries of a socket are also freed if its connection was refused, after which the kernel disconnects the socket.
 #[test]
 fn entries_of_a_closed_socket_are_freed() {
     const NO_SERVER: u16 = NODE_PORT + 9;

@@ -51,7 +51,8 @@ fn loopback_of_a_pod_is_not_translated() {
     }
 }
 
-/// Egress policies and meshes must see connections of Pods to the node address, and not to the Pod behind it.
+/// With `--local-clients host`, egress policies and service meshes see that a Pod connects to the node address, and not
+/// to the Pod behind the node port.
 #[test]
 fn pods_are_not_served_if_only_the_host_is() {
     let mut scene = Scene::new(2);
@@ -99,7 +100,8 @@ fn answer_to_a_masqueraded_client_behind_a_node_port_reaches_the_client() {
     }
 }
 
-/// A datagram may be forged: it must not end the translation of a client that has sent through the mapping.
+/// A datagram from the node port may be forged. Such a datagram must not end the translation of a client that has sent
+/// through the mapping.
 #[test]
 fn client_of_a_mapping_is_served_after_a_datagram_from_the_node_port_itself() {
     let scene = Scene::new(2);

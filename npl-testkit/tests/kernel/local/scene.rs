@@ -28,7 +28,7 @@ impl Scene {
         Self::served(World::new(pods))
     }
 
-    /// As [`Self::new`], based on [`World::fresh`].
+    /// Does the same as [`Self::new`], based on [`World::fresh`].
     pub(super) fn fresh(pods: u8) -> Self {
         Self::served(World::fresh(pods))
     }
@@ -41,7 +41,7 @@ impl Scene {
         scene
     }
 
-    /// As [`Self::new`], without programs on the cgroup.
+    /// Does the same as [`Self::new`], without programs on the cgroup.
     pub(super) fn unserved(pods: u8) -> Self {
         Self::of(World::new(pods))
     }
@@ -56,7 +56,7 @@ impl Scene {
         self.serve_scope(datapath, ClientScope::All).unwrap().unwrap()
     }
 
-    /// As [`Self::serve`], for the clients of a scope.
+    /// Does the same as [`Self::serve`], for the clients of a scope.
     pub(super) fn serve_scope(
         &self,
         datapath: &mut Datapath,

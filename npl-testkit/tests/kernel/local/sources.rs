@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Allow-lists for local clients: the source address of a client on the Node is the address to which it sends.
+//! Tests allow-lists with local clients. The address to which a client on the Node connects counts as its source
+//! address.
 
 use super::scene::{Scene, loopback_addresses};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets with a checksum from the device (`CHECKSUM_COMPLETE`): the checksum must match the packet after every
+//! Tests packets with a checksum from the device (`CHECKSUM_COMPLETE`). The checksum must match the packet after every
 //! rewrite.
 
 use std::os::fd::AsFd as _;
@@ -33,7 +33,7 @@ fn keeps_checksum_of_frame(lab: &mut Lab, program: &'static str, frame: &[u8]) {
     ends_with(lab, NEXT, program, frame);
 }
 
-/// As [`keeps_checksum_of_frame`], for a program that ends with this action.
+/// Asserts the same as [`keeps_checksum_of_frame`], for a program that ends with this action.
 #[track_caller]
 fn ends_with(lab: &mut Lab, action: i32, program: &'static str, frame: &[u8]) {
     let fd = lab.program(program).fd().unwrap().as_fd().try_clone_to_owned().unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One client reaches a Pod through a mapping and directly from the same client port: both connections have the same
-//! flow tuple, and replies belong to the newer one.
+//! Tests a client that reaches a Pod through a mapping and directly from the same client port. Both connections have
+//! the same flow tuple. Replies belong to the connection that the Pod has accepted last.
 
 use npl_common::reason::Reason;
 use npl_common::{conntrack::Phase, half_open};
@@ -37,7 +37,8 @@ fn replies_of_an_accepted_direct_connection_are_not_translated() {
     });
 }
 
-/// The entry's age is unknown, so the new connection must not depend on it.
+/// The program does not know how old the handshake's entry is, so the result for the new connection must not depend on
+/// the age.
 #[test]
 fn direct_connection_after_an_aborted_handshake_is_no_conflict_and_not_translated() {
     with_mappings(|lab| {
@@ -68,7 +69,7 @@ fn direct_connection_after_a_client_reset_is_not_translated() {
     });
 }
 
-/// The test removes the earlier connection's entry, as the flow table evicts entries.
+/// The test removes the earlier connection's entry from the flow table, as if the entry had been evicted.
 #[test]
 fn entry_of_the_half_open_cache_alone_does_not_divert_a_direct_connection() {
     with_mappings(|lab| {
@@ -89,7 +90,7 @@ fn entry_of_the_flow_table_alone_does_not_divert_a_direct_connection() {
     });
 }
 
-/// The client's ACK may be lost between the Node and the Pod: the Pod retransmits its SYN-ACK.
+/// If the client's ACK is lost between the Node and the Pod, the Pod retransmits its SYN-ACK.
 #[test]
 fn retransmitted_syn_ack_comes_from_the_node_port() {
     with_mappings(|lab| {

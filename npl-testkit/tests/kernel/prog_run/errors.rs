@@ -28,7 +28,7 @@ fn kinds() -> [(u8, u8); 6] {
     }
 }
 
-/// The error that reports the path MTU.
+/// Type and code of the ICMP error that reports the path MTU.
 pub(crate) fn too_large() -> (u8, u8) {
     kinds()[2]
 }
@@ -129,7 +129,7 @@ fn error_about_a_request_in_the_middle_of_a_lost_connection_comes_from_the_node(
     });
 }
 
-/// A forged SYN of another connection with the same flow tuple.
+/// The half-open cache has an entry of a forged SYN with the same flow tuple and other sequence numbers.
 #[test]
 fn error_about_a_direct_segment_is_unchanged_despite_a_handshake_with_other_numbers() {
     with_mappings(|lab| {
@@ -335,7 +335,8 @@ fn bad_quote_is_counted_for_an_invalid_header() {
         for byte in [0_u8, 0x41, 0x4f, 0x6f, 0xff] {
             let Transport::Icmp(icmp) = &mut garbage.transport else { unreachable!("the packet is an ICMP error") };
             icmp.payload[0] = byte;
-            // The changed byte makes the version or header length invalid, or the header longer than the packet.
+            // The changed byte makes the IP version or the header length invalid, or makes the header longer than the
+            // packet.
             if (family(), byte) != (Family::V6, 0x6f) {
                 passes(lab, PROG_INGRESS, garbage.build(), reason(Reason::BadQuote));
             }

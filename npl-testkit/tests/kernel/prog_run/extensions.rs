@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! IPv6 packets with extension headers between the IPv6 header and the ports.
+//! Tests IPv6 packets with extension headers between the IPv6 header and the transport header.
 
 use npl_agent::core::model::Family;
 use npl_testkit::packet::Packet;
@@ -99,7 +99,7 @@ fn passes(lab: &mut Lab, program: &'static str, frame: Vec<u8>, changes: Vec<cra
 fn packet_whose_ports_cannot_be_found_is_passed_unchanged() {
     in_v6(|lab| {
         let packet = udp(client(), node(), b"hello");
-        // An authentication header protects the addresses.
+        // An authentication header covers the addresses, so a translated packet would be invalid.
         passes(lab, PROG_INGRESS, extended(&packet, &[(AUTHENTICATION, &[0; 14])]), vec![]);
         // The header's length field exceeds the packet.
         let mut too_long = extended(&packet, &[(DESTINATION_OPTIONS, SIX)]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connection tracking, step by step: half-open, established, evicted and replaced entries.
+//! Tests connection tracking packet by packet: half-open, established, evicted and replaced entries.
 
 use std::net::SocketAddr;
 
@@ -91,7 +91,7 @@ fn lost_flow_is_recreated_by_the_clients_next_packet() {
     });
 }
 
-/// TCP Fast Open: the Pod acknowledges the SYN's payload with the SYN, or the SYN alone.
+/// With TCP Fast Open, the Pod's SYN-ACK acknowledges the SYN and its payload, or only the SYN.
 #[test]
 fn syn_ack_is_translated_whether_or_not_it_acknowledges_the_payload_of_the_syn() {
     for acknowledged in [0, 5] {
@@ -189,7 +189,8 @@ fn connection_that_the_pod_resets_at_once_leaves_no_flow() {
             let more = lab.ingress(&tcp(client(), node(), ACK, b""));
             assert_eq!(more.changes, first_request("61000/tcp", bare()), "a refused flow is no conflict");
         }
-        // A connection on which the Pod has sent data may be reset by one side and still carry packets of the other.
+        // If the Pod has sent data on a connection, one side may reset the connection while packets of the other side
+        // are still on the way.
         establish(lab);
         is_reply_translated(lab, ACK);
         is_reply_translated(lab, RST);
@@ -327,7 +328,8 @@ fn half_open_flow_of_a_removed_node_address_is_untracked() {
     });
 }
 
-/// The half-open cache stores the index of a node address; another address may later have the same index.
+/// The half-open cache stores the index of a node address. If the address is removed, another address may get the same
+/// index.
 #[test]
 fn datagram_to_a_node_address_with_a_reused_index_is_answered_from_it() {
     with_mappings(|lab| {

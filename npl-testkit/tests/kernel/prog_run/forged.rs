@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Forged segments with a client's address. Their sender is off-path: it sees none of the client's packets and guesses
-//! no sequence number.
+//! Tests forged segments with a client's address. The attacker is off-path: the attacker sees none of the client's
+//! packets, and does not guess a sequence number.
 
 use std::net::SocketAddr;
 

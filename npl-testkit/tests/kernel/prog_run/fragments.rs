@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fragmented datagrams, in which only the first fragment has ports.
+//! Tests fragmented datagrams, in which only the first fragment has ports.
 
 use std::collections::BTreeSet;
 
@@ -303,7 +303,7 @@ fn datagram_to_the_host_does_not_overwrite_a_mapped_datagrams_record() {
         lab.set_fragment_record(family(), slot_of_mapping, 0);
         lab.run(PROG_INGRESS, &first(&to_host));
         let (slot, host_record) = lab.fragment_records(family())[0];
-        // Simulates that both datagrams have the same slot.
+        // The record of the other datagram is written to this slot, as if both datagrams had the same slot.
         lab.set_fragment_record(family(), slot, of_mapping);
         passes(lab, PROG_INGRESS, &first(&to_host), vec![]);
         assert_eq!(lab.fragment_records(family()), [(slot, of_mapping)]);
@@ -361,7 +361,7 @@ fn truncated_first_fragment_is_passed_with_all_others() {
     });
 }
 
-/// A frame may be longer than its packet, because Ethernet pads short frames.
+/// A frame may be longer than its packet: Ethernet pads short frames. The padding is not a part of the fragment.
 #[test]
 fn truncated_first_fragment_is_passed_although_padding_follows_it() {
     with_mappings(|lab| {
@@ -454,7 +454,7 @@ fn copy_that_one_hook_saved_is_not_sent_by_another() {
     });
 }
 
-/// The quote is spread over several fragments, and the ICMP checksum covers all of them.
+/// The packet that the error quotes is spread over several fragments, and the ICMP checksum covers all fragments.
 #[test]
 fn fragments_of_an_icmp_error_are_passed_unchanged() {
     with_mappings(|lab| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Node's own connections that use a port of the range, as masquerading may do: their packets are passed to the
-//! host.
+//! Tests connections of the Node whose source port is in the node port range, for example because the Node masquerades
+//! a connection. Their packets are passed to the host.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use super::sctp_flows;
 use crate::counters::{establishing_request, first_request, reason, request};
 use crate::lab::{FlowId, Lab, hash};
 
-/// Sends a packet of the Node from a node port, which leaves unchanged.
+/// Sends a packet of the Node from a node port, and asserts that the packet leaves unchanged.
 #[track_caller]
 fn leaves(lab: &mut Lab, packet: &Packet) {
     lab.egress(packet).is(packet, vec![]);
@@ -44,8 +44,8 @@ fn packets_of_a_host_connections_peer_are_passed_to_the_host() {
     });
 }
 
-/// A program behind NPL's, such as Cilium's, masquerades a Pod's connection, keeps its port, and uses the Node's
-/// primary address.
+/// A program that runs after NPL's, such as Cilium's, masquerades a Pod's connection. The program keeps the source
+/// port, and uses the Node's primary address.
 #[test]
 fn connection_that_is_masqueraded_behind_npls_program_is_a_host_connection() {
     with_mappings(|lab| {
@@ -97,7 +97,8 @@ fn icmp_errors_about_packets_of_a_host_connection_are_passed_to_the_host() {
     });
 }
 
-/// A client may open a connection from an endpoint to which the host has connected: a SYN is never a reply to the host.
+/// A client may open a connection from an address and port to which the host has connected before. Its SYN is
+/// translated, because a SYN is never a reply to the host.
 #[test]
 fn client_connection_is_translated_despite_an_earlier_host_connection() {
     with_mappings(|lab| {

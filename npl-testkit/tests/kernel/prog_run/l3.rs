@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The programs of devices without a link-layer header.
+//! Tests the programs for devices without a link-layer header.
 //!
 //! The kernel's test run supports Ethernet frames only: it reads the ethertype at offset 12 and passes all bytes to the
 //! program. An IP header has its source address at that offset, so the packets come from 8.0.0.0/16 and from IPv6
 //! addresses whose third group is 86dd, which read as the ethertypes of IPv4 and IPv6. The packets begin with 0x45 or,
-//! with the traffic class of these tests, with 0x61: as the first byte of a link-layer address, it makes the
-//! destination a multicast address, so that the kernel accepts the frame.
+//! with the traffic class of these tests, with 0x61. If the kernel reads this byte as the first byte of a link-layer
+//! address, the destination is a multicast address, and the kernel accepts the frame.
 
 use std::net::SocketAddr;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lookup cache of mappings saves a map lookup, and never changes the result of the lookup.
+//! Tests the lookup cache of mappings, which saves a map lookup and must never change the result of the lookup.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
@@ -49,7 +49,7 @@ fn cache_entry(replaced_by: Option<Vec<u8>>) -> Vec<u8> {
     fn of<H: aya::Pod>(name: &str, replaced_by: Option<Vec<u8>>) -> Vec<u8> {
         let mut map: Array<MapData, H> = open(name);
         if let Some(bytes) = replaced_by {
-            // SAFETY: any bytes are a valid `aya::Pod`, and there are as many of them as the type has.
+            // SAFETY: any bytes are a valid `aya::Pod`, and their number is the size of the type.
             #[expect(unsafe_code, reason = "a corrupt cache entry is made from bytes")]
             let cache_entry = unsafe { bytes.as_ptr().cast::<H>().read_unaligned() };
             map.set(slot(FRONTEND), cache_entry, 0).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Single packets through the shipped programs by `BPF_PROG_TEST_RUN`: the verdict, every output byte and every
+//! Tests single packets in the shipped programs by `BPF_PROG_TEST_RUN`: the verdict, every output byte and every
 //! counter.
 //!
 //! The kernel treats a frame as addressed to another host unless its destination is the loopback device's address,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packet tracing: the records of the programs, and when they write none.
+//! Tests packet tracing: which records the programs write, and in which cases they write none.
 
 use std::path::Path;
 

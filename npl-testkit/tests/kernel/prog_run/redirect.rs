@@ -17,10 +17,10 @@ use super::scene::{client, family, length, node, pod, pod_ip, random_packets, tc
 use crate::counters::{first_request, request};
 use crate::lab::{Lab, NEXT, open};
 
-/// `TC_ACT_REDIRECT`, which is also `TCX_REDIRECT`.
+/// The verdict `TC_ACT_REDIRECT`, which equals `TCX_REDIRECT`.
 pub(super) const REDIRECT: i32 = 7;
 
-/// A device that does not exist: a test run records a redirect and sends no packet.
+/// The index of a device that does not exist. A test run only returns the verdict of a redirect, and sends no packet.
 const DEVICE: u32 = 1_000_000;
 const MTU: u16 = 1500;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lookup cache of replies saves two map lookups for a short time, and never changes their results.
+//! Tests the lookup cache of replies, which saves two map lookups for a short time and must never change their results.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
@@ -31,8 +31,8 @@ use crate::counters::{reason, reply};
 use crate::lab::{hash, open};
 use crate::world::is_emulated;
 
-/// A cache entry is valid within one interval of the kernel's clock, which is 0.25 s to 2.6 s long, so that an entry
-/// that is written at the end of an interval is not used.
+/// The number of attempts. A cache entry is valid only within one interval of the kernel's clock (0.25 s to 2.6 s), so
+/// an attempt at the end of an interval does not use the entry.
 const TRIALS: usize = 50;
 const REQUIRED: usize = 40;
 /// Time limit that is longer than one interval of the kernel's clock.
@@ -229,7 +229,8 @@ fn reply_is_not_cached_in_another_flows_slot() {
     });
 }
 
-/// In redirect mode a cache entry does not prove that the packet arrived from the Pod's device.
+/// In redirect mode, the program must check the device of each packet: a cache entry does not prove that the packet
+/// arrived from the Pod's device.
 #[test]
 fn packet_from_another_device_is_not_redirected_by_the_reply_cache() {
     with_mappings(|lab| {

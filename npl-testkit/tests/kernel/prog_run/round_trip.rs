@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests and replies between random endpoints with random payloads. Each reply comes from the address to which the
-//! request was sent.
+//! Tests requests and replies between random endpoints with random payloads. Each reply comes from the address to which
+//! the request was sent.
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -28,7 +28,8 @@ struct Exchange {
     client: SocketAddr,
     node: SocketAddr,
     pod: SocketAddr,
-    /// Whether the request opens a connection or belongs to one whose handshake no program has seen.
+    /// Whether the request opens a connection. Otherwise, it belongs to a connection whose handshake no program has
+    /// seen.
     opens: bool,
     question: Vec<u8>,
     answer: Vec<u8>,
@@ -119,7 +120,7 @@ fn reply_comes_from_the_address_that_the_client_sent_to() {
     for family in Family::ALL {
         with_family(family, |lab| {
             let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
-            // A fixed seed: every run draws the same cases.
+            // The seed is fixed, so that every run tests the same cases.
             let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[0x4e; 32]);
             let lab = RefCell::new(lab);
             let play = |exchange: Exchange| {

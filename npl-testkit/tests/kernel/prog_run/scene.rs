@@ -33,7 +33,7 @@ pub(crate) fn with_mappings(test: impl Fn(&mut Lab) + Send + Sync) {
     }
 }
 
-/// As [`with_mappings`], for one family only.
+/// Does the same as [`with_mappings`], for one family only.
 pub(crate) fn with_mappings_of(family: Family, test: impl Fn(&mut Lab) + Send + Sync) {
     with_family(family, |lab| {
         lab.set_addresses(&[node_ip(), second_node_ip()]);
@@ -125,7 +125,7 @@ pub(crate) fn bare() -> usize {
 
 /// A TCP segment that is addressed to this host's link-layer address.
 ///
-/// The numbers are those of one connection, in which neither side has sent data yet.
+/// The sequence and acknowledgement numbers are those of one connection, in which neither side has sent data yet.
 pub(crate) fn tcp(from: SocketAddr, to: SocketAddr, flags: u8, payload: &[u8]) -> Packet {
     let isns =
         if [pod_ip(), other_pod_ip()].contains(&from.ip()) { (POD_ISN, CLIENT_ISN) } else { (CLIENT_ISN, POD_ISN) };
@@ -235,7 +235,7 @@ pub(crate) fn establishes(lab: &mut Lab) {
 
 /// Alternating TCP and UDP packets with random payloads and header fields.
 pub(crate) fn random_packets(from: SocketAddr, to: SocketAddr, count: u32) -> impl Iterator<Item = Packet> {
-    // A linear congruential generator: every run draws the same packets.
+    // The packets come from a linear congruential generator with a fixed seed, so that every run uses the same packets.
     let mut state = 1_u32;
     let mut next = move || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

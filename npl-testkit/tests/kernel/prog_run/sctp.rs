@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SCTP, whose CRC covers the packet without a pseudo-header and is updated without reading the payload.
+//! Tests SCTP, whose CRC covers the packet without a pseudo-header and is updated without reading the payload.
 
 use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};

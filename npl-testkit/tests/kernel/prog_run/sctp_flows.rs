@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connection tracking of SCTP associations, and ICMP errors about them.
+//! Tests connection tracking of SCTP associations, and ICMP errors about SCTP packets.
 
 use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};

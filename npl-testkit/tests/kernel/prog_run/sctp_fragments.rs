@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fragmented SCTP packets: the CRC depends on the length of the whole packet, which only the last fragment shows. If
-//! the first fragment cannot be buffered until then, the length is derived from the chunk that the fragmentation
-//! cuts.
+//! Tests fragmented SCTP packets. The CRC depends on the length of the whole packet, which only the last fragment
+//! shows. If the first fragment cannot be buffered until then, the length is derived from the chunk that continues in
+//! the next fragment.
 
 use std::time::Duration;
 
@@ -21,7 +21,8 @@ use crate::sys::stay_on_this_processor;
 
 /// The identification of a packet's fragments.
 const ID: u32 = 0x4e52;
-/// `TC_ACT_REDIRECT` to no device: the program has buffered the fragment, and the sender treats it as sent.
+/// The verdict `TC_ACT_REDIRECT`, to a device that does not exist: the program has buffered the fragment, and the
+/// kernel counts the fragment as sent.
 const BUFFERED: i32 = 7;
 /// Chunk type of a selective acknowledgment.
 const SACK: u8 = 3;
@@ -58,7 +59,7 @@ fn both(lab: &mut Lab, content: &[u8], build: impl Fn(Packet) -> Packet) -> [(&'
 fn occupy_slots(time: Duration) {
     let mut map: Array<MapData, SavedFrame> = open_map(MAP_SCTP_BUFFER);
     for slot in 0..SCTP_FRAGMENTS {
-        // All other fields are zero.
+        // All fields other than the hash and the time stay unchanged.
         let taken =
             SavedFrame { hash: u64::MAX, time: u64::try_from(time.as_nanos()).unwrap(), ..map.get(&slot, 0).unwrap() };
         map.set(slot, taken, 0).unwrap();

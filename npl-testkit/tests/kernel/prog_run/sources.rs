@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Mappings with an allow-list of source ranges.
+//! Tests mappings with an allow-list of source ranges.
 
 use std::net::{IpAddr, SocketAddr};
 

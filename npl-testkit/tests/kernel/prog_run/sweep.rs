@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sweeper removes timed-out flows from the flow table, and keeps all other flows.
+//! Tests that the sweeper removes timed-out flows from the flow table, and keeps all other flows.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -96,7 +96,7 @@ fn fill(every: u32) {
     }
 }
 
-/// One request is unanswered and one is answered. The sweeper's passes are ten seconds apart.
+/// The Pod answers one of two requests. The sweeper runs every ten seconds.
 #[test]
 fn half_open_entries_time_out_and_established_flows_do_not() {
     with_mappings(|lab| {
@@ -117,7 +117,8 @@ fn half_open_entries_time_out_and_established_flows_do_not() {
     });
 }
 
-/// UDP flows are refreshed continuously, so that a full table would evict idle TCP connections first.
+/// UDP flows get a shorter timeout, because clients refresh them continuously, and a full table would evict idle TCP
+/// connections first.
 #[test]
 fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
     with_family(Family::V4, |lab| {
@@ -142,7 +143,7 @@ fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
     });
 }
 
-/// The kernel keeps free elements aside for each CPU, and evicts entries while other CPUs have free elements.
+/// The kernel reserves free elements for each CPU, and may evict entries although other CPUs still have free elements.
 #[test]
 fn the_stated_number_of_flows_is_available_without_evictions() {
     with_family(Family::V4, |lab| {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Unmapped traffic: a node port to which clients still send must not be assigned to another Pod immediately.
+//! Tests the recording of unmapped traffic. A node port to which clients still send must not be assigned to another Pod
+//! immediately.
 
 use std::net::SocketAddr;
 use std::time::Duration;

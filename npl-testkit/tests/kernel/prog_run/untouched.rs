@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets that match no mapping are passed to the host unchanged and are not counted.
+//! Tests that packets that match no mapping are passed to the host unchanged and are not counted.
 
 use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};

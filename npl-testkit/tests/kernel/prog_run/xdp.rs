@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The XDP program: it translates fast-path requests as TC ingress does, and passes all other frames unchanged to TC.
+//! Tests the XDP program, which translates fast-path requests as TC ingress does, and passes all other frames unchanged
+//! to TC.
 
 use std::sync::Mutex;
 
@@ -20,9 +21,9 @@ use super::scene::{
 use crate::counters::{Change, and, establishing_request, first_request, reason};
 use crate::lab::{DROP, FlowEntry, Lab, NEXT, Outcome, TEST_DEVICE};
 
-/// `XDP_DROP`.
+/// The verdict `XDP_DROP`.
 const XDP_DROP: i32 = 1;
-/// `XDP_PASS`: the kernel stack receives the frame, and the TC program runs next.
+/// The verdict `XDP_PASS`: the kernel stack receives the frame, and the TC program runs next.
 const XDP_PASS: i32 = 2;
 
 /// Asserts that the frame is passed as `expected` and that exactly these counters increased.
@@ -207,7 +208,7 @@ fn random_requests_are_translated_alike_with_and_without_xdp() {
                 _ => {}
             }
             let mut frame = packet.build();
-            // Ethernet pads short frames: the padding is counted and kept.
+            // Ethernet pads short frames. The program counts the padding, and does not remove it.
             frame.resize(frame.len().max(60), 0x5a);
             Step::Arrives(frame)
         });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! BIG TCP: packets that exceed the 16-bit length field of IP, as the kernel passes them between virtual devices.
+//! Tests BIG TCP: packets between virtual devices whose length exceeds the 16-bit length field of IP.
 
 use std::io;
 use std::time::Duration;
@@ -43,8 +43,8 @@ enum Side {
     Leaving,
 }
 
-/// Detects packets at a device that are longer than [`MAX_IP_BYTES`]: received packets before any program runs, sent
-/// ones after all programs.
+/// Detects packets at a device that are longer than [`MAX_IP_BYTES`]. The socket gets received packets before any
+/// program runs, and sent packets after all programs.
 struct LargePacketSocket(Socket);
 
 impl LargePacketSocket {
@@ -152,8 +152,8 @@ fn transfer_in_large_packets(mut world: World) {
     }
 }
 
-/// Such IPv6 packets have a hop-by-hop header before the TCP header, which contains the length; in IPv4 the length
-/// field is zero.
+/// A BIG TCP packet of IPv6 has a hop-by-hop header before the TCP header, and this header contains the packet's
+/// length. In IPv4, the length field is zero.
 #[test]
 fn big_tcp_transfers_are_complete() {
     let world = World::new(1);

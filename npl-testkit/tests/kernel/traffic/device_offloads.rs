@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Large transfers with and without the devices' segmentation, merging and checksum offloads.
+//! Tests large transfers with and without the devices' segmentation, merging and checksum offloads.
 
 use std::net::UdpSocket;
 
@@ -59,8 +59,8 @@ fn transfer_is_complete_with_receive_merging() {
     transfer_both_ways(&world);
 }
 
-/// openwrt/openwrt#19190. NPL translates the first datagram of a fraglist; the kernel translates the others when it
-/// takes the fraglist apart.
+/// NPL translates the first datagram of a fraglist, and the kernel translates the others when it splits the fraglist
+/// into packets (openwrt/openwrt#19190 reports the fault).
 #[test]
 fn every_datagram_of_a_fraglist_is_translated() {
     const DATAGRAMS: u8 = 8;
@@ -98,7 +98,8 @@ fn every_datagram_of_a_fraglist_is_translated() {
     }
 }
 
-/// Drivers that receive into several buffers produce such packets.
+/// A driver that receives a frame into several buffers produces packets whose headers are not in the linear part of the
+/// skb.
 #[test]
 fn request_with_nonlinear_headers_is_answered() {
     let world = World::with_options(1, Options { mtu: 9000, ..Options::default() });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Devices that have the Node's addresses: the agent selects the devices to which the programs are attached. If the
-//! host's kernel lacks a device type, its test reports this and passes; emulated kernels have all types.
+//! Tests devices that have the Node's addresses. The agent selects the devices to which the programs are attached. If
+//! the host's kernel lacks a device type, its test reports this and passes; emulated kernels have all types.
 
 use std::time::Duration;
 

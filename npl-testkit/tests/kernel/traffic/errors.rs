@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ICMP errors on real networks: path MTU discovery and closed ports.
+//! Tests ICMP errors with real connections: path MTU discovery and closed ports.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};

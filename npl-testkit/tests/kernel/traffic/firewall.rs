@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Nodes with a stateful firewall, masquerading and reverse path filters.
+//! Tests Nodes with a stateful firewall, masquerading and reverse path filters.
 
 use npl_testkit::topology::MASQUERADE;
 use npl_testkit::traffic::{Direction, transfer};

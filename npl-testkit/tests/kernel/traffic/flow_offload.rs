@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding offload`: the kernel stack decides on every flow, and most packets bypass it.
+//! Tests `--forwarding offload`, where the kernel stack decides on every flow, and most packets bypass the stack.
 
 use std::time::{Duration, Instant};
 
@@ -140,8 +140,8 @@ fn filters_are_removed_from_devices_after_offload() {
     assert!(!has_filters.iter().any(|has| has()));
 }
 
-/// Strict kernel conntrack must see every packet of a connection: it would classify packets as invalid after it has
-/// missed some of the connection's packets.
+/// Without `nf_conntrack_tcp_be_liberal`, kernel conntrack must see every packet of a connection. If packets bypassed
+/// conntrack, it would classify later packets as invalid.
 #[test]
 fn with_strict_conntrack_the_stack_forwards_every_packet() {
     let mut world = World::new(1);

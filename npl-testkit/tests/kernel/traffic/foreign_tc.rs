@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Third-party qdiscs, filters and programs on devices are not bypassed: if a redirect would bypass them, the kernel
-//! stack forwards the packets.
+//! Tests that packets do not bypass qdiscs, filters and programs of other software on devices. If a redirect would
+//! bypass them, the kernel stack forwards the packets.
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;

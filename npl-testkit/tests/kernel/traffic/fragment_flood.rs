@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A flood of fragments of incomplete datagrams, and its effect on other clients.
+//! Tests a flood of fragments of incomplete datagrams, and the effect of the flood on other clients.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -24,8 +24,9 @@ const FLOODED_PORT: u16 = NODE_PORT + 1;
 /// processor holds.
 const BETWEEN: u64 = 64;
 
-/// Identifications of the legitimate datagrams. They are chosen so that the flood overwrites no tracking record of
-/// them; of random identifications, the flood would overwrite the record of about one in some hundred.
+/// Identifications of the legitimate datagrams. The values are chosen so that the flood does not overwrite the tracking
+/// records of these datagrams. With random identifications, the flood would overwrite the records of about one in
+/// several hundred datagrams.
 const FIRST_ID: u32 = 0x6000;
 const DATAGRAMS: u32 = 16;
 
@@ -76,8 +77,9 @@ impl Sender {
         let link = world.topology.client();
         let socket = traffic::udp_socket(world.client(), server, true).unwrap();
         let client = (client_ip, socket.local_addr().unwrap().port()).into();
-        // Establish the flow before the flood. Each first fragment of the flood opens a half-open flow, and of a client
-        // with a half-open flow, one in some hundred datagrams would lose its entry before the reply.
+        // Establish the flow before the flood. Each first fragment of the flood opens a half-open flow, whose entry may
+        // overwrite that of another half-open flow. A client whose flow is half-open would therefore lose the reply to
+        // one in several hundred datagrams.
         for question in ["hello", "hello again"] {
             assert_eq!(traffic::udp_ask(&socket, question).unwrap().pod, "web-0");
         }

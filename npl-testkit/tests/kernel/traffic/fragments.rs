@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fragmented datagrams.
+//! Tests fragmented datagrams between a client and a Pod.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -71,8 +71,8 @@ fn replies_that_the_node_fragments_are_translated() {
 /// Orders of four fragments.
 pub(super) const ORDERS: [[usize; 4]; 5] = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 3, 0], [2, 0, 3, 1], [1, 0, 2, 3]];
 
-/// Identification of the next datagram. It must be new, because early fragments with a known identification would be
-/// translated immediately.
+/// Identification of the next datagram. Each datagram needs a new identification, because early fragments with a known
+/// identification would be translated immediately.
 static NEXT_ID: AtomicU32 = AtomicU32::new(0x4e50);
 
 /// Sends a datagram of four fragments in every order, and returns the names of the servers that reply.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The nftables guard: on a Node that masquerades Pods, replies must keep their source after kernel conntrack has
-//! lost the connection.
+//! Tests the nftables guard. On a Node that masquerades Pods, replies must keep their source address after kernel
+//! conntrack has lost the connection's entry.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -19,7 +19,7 @@ const PORT: u16 = 9000;
 const NODE_PORT: u16 = 61_050;
 const LIMIT: Duration = Duration::from_secs(30);
 const RESYNC: Duration = Duration::from_millis(200);
-/// Time in which no packet must arrive.
+/// The time for which a test waits to show that no packet arrives.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// A Node that masquerades its Pods, and a mapping of a port on which no server listens yet.
@@ -119,7 +119,7 @@ fn guard_keeps_the_source_of_replies_after_conntrack_has_lost_the_connection() {
     }
 }
 
-/// The control experiment, which shows that the previous test detects masquerading.
+/// Without the guard, the same replies are masqueraded. This test shows that the previous test can detect masquerading.
 #[test]
 fn replies_of_a_lost_connection_are_masqueraded_without_the_guard() {
     let mut world = masquerading();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Kernel conntrack with `--forwarding offload`: the stack sees a packet of each direction periodically, so that live
-//! connections keep their entries and ended ones lose them.
+//! Tests kernel conntrack with `--forwarding offload`. The stack sees a packet of each direction periodically, so that
+//! live connections keep their conntrack entries, and the entries of ended connections time out.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
@@ -31,7 +31,7 @@ const LONG: u32 = 3600;
 /// Duration of a flow; an entry without packets would time out within half of it.
 const LIVE: Duration = Duration::from_secs(8);
 
-/// Timeouts of a connection that closes: every state from its first FIN to its removal.
+/// The sysctls with the timeouts of a closing connection: one for each state from the first FIN to the entry's removal.
 const CLOSING_TIMEOUTS: [&str; 5] = [
     "tcp_timeout_fin_wait",
     "tcp_timeout_close_wait",

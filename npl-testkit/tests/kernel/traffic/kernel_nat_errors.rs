@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ICMP errors are translated exactly as the kernel's NAT (by nftables) translates them.
+//! Tests that NPL translates ICMP errors exactly as the kernel's NAT by nftables does.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};

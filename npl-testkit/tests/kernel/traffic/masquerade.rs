@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connections of Pods that the Node masquerades behind a port that is also a mapped node port. Their replies are
-//! passed to the host.
+//! Tests connections of Pods to which the Node's masquerading gives a source port that is also a mapped node port.
+//! NPL passes the replies of these connections to the host.
 
 use std::io::{self, ErrorKind};
 use std::iter;
@@ -73,9 +73,9 @@ fn replies_to_connections_masqueraded_behind_a_node_port_reach_the_node() {
     }
 }
 
-/// Replaces the source of a Pod's packets after they have left the Node, as a TC program behind NPL's does: to the
-/// outside host, they come from the Node's address and port 61000. Replies that NPL passes to the host are translated
-/// back and reach the Pod.
+/// Replaces the source of a Pod's packets after they have left the Node, as a TC program after NPL's would do. The
+/// outside host receives the packets from the Node's address and port 61000. Replies that NPL passes to the host are
+/// translated back and reach the Pod.
 fn masquerade_behind_npl(world: &World, pod: &Pod, pod_port: u16, protocols: &[&str]) {
     let device = world.topology.client().device.name();
     for (family, (node_ip, pod_ip)) in ["ip", "ip6"].into_iter().zip(world.node_ips().into_iter().zip(pod.ips())) {

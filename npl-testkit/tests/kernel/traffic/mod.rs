@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real connections from a client through the Node to Pods; both ends verify the data.
+//! Tests real connections from a client through the Node to Pods. Client and Pod verify the data.
 
 mod big_tcp;
 mod cni_rules;

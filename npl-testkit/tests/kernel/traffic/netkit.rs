@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pods with netkit pairs instead of veth pairs. The kernel redirects to such a Pod by a different code path.
+//! Tests Pods with netkit pairs instead of veth pairs, because the kernel redirects packets to such a Pod by a
+//! different code path.
 
 use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::datapath::preflight;

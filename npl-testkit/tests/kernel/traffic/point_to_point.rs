@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Uplinks without a link-layer header, on which packets may be shorter than the shortest Ethernet frame.
+//! Tests uplinks without a link-layer header, where packets may be shorter than the shortest Ethernet frame.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;

@@ -52,7 +52,7 @@ pub(super) fn redirected() -> World {
     world
 }
 
-/// As [`redirected`], with the Pods on a bridge, which many CNIs use.
+/// Does the same as [`redirected`], with the Pods on a bridge, which many CNIs use.
 pub(super) fn redirected_over_a_bridge() -> World {
     let mut world = World::new(2);
     let mut lines = vec![
@@ -199,8 +199,8 @@ fn redirected_client_discovers_the_path_mtu() {
     }
 }
 
-/// A Pod's route changes. Its packets are redirected, or no longer redirected, as soon as the agent has listed routes:
-/// no request may use a cached next hop.
+/// When a Pod's route changes, the Pod's packets are redirected, or no longer redirected, as soon as the agent has
+/// listed the routes. No request may use a cached next hop.
 #[test]
 fn redirect_follows_route_changes_of_a_pod() {
     let mut world = redirected();
@@ -252,7 +252,7 @@ fn host_answers_a_packet_whose_ttl_expires() {
     traffic::udp_ask(&socket, "far enough again").unwrap();
 }
 
-/// The forwarding mode may change, and the agent may restart: no packet is lost.
+/// No packet may be lost when the forwarding mode changes or the agent restarts.
 #[test]
 fn no_packet_is_lost_when_the_forwarding_mode_changes() {
     let mut world = redirected();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Single requests: the answering Pod, and the client's address that the Pod sees.
+//! Tests single requests: which Pod answers, and which client address the Pod sees.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr};

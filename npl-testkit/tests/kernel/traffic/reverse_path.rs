@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reverse path filters, with a Pod whose policy routing sends its packets through another uplink than requests arrive
-//! on.
+//! Tests reverse path filters, with a Pod whose policy routing sends its packets through another uplink than the one on
+//! which requests arrive.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -61,8 +61,8 @@ fn assert_requests_are_dropped_in_v4(world: &World) {
     assert_eq!(udp_request(world.client(), v6, b"and you?", UdpOptions::default()).unwrap().answer.pod, "web-0");
 }
 
-/// The kernel would drop direct requests to the Pod too: the filter looks up the route from the Pod's address to the
-/// client.
+/// The filter looks up the route from the Pod's address to the client, so the kernel would also drop direct requests to
+/// the Pod.
 #[test]
 fn strict_reverse_path_filter_drops_requests_to_a_policy_routed_pod_and_a_loose_one_does_not() {
     let mut world = pod_with_a_table_of_its_own();

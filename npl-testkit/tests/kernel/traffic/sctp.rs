@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SCTP through a mapping: with the kernel's sockets where available, and everywhere with packets that the test
-//! builds. Their CRCs are verified by an implementation that shares no code with the programs.
+//! Tests SCTP through a mapping: with the kernel's sockets if the kernel has SCTP, and in any case with packets that
+//! the test builds. The CRCs are verified by an implementation that shares no code with the programs.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -53,7 +53,7 @@ fn exchange_messages(world: &World) {
     }
 }
 
-/// The test runs with CRC offload, with CRCs by the kernel, and with conntrack, which verifies them.
+/// This test runs with CRC offload, with CRCs that the kernel computes, and with kernel conntrack, which verifies CRCs.
 #[test]
 fn associations_reach_the_pod_with_the_clients_address() {
     let world = world();
@@ -83,7 +83,7 @@ fn associations_survive_a_smaller_mtu_than_the_senders_expect() {
     for device in [&world.pod().device, &world.pod().host_device] {
         device.set_mtu(1300).unwrap();
     }
-    // A short retransmission timeout (in milliseconds), because a sender that learns the smaller MTU while it sends
+    // The retransmission timeout (in milliseconds) is short: a sender that learns the smaller MTU while it sends
     // retransmits only when the timer expires.
     for netns in [world.client(), &world.pod().netns] {
         for setting in ["rto_initial", "rto_min"] {
@@ -165,8 +165,8 @@ fn chunk_kind(packet: &Packet) -> u8 {
     sctp.chunks[0]
 }
 
-/// Sends a fragmented request and reply in every order: with one chunk, which the fragmentation cuts, and with many
-/// chunks, between which it may cut.
+/// Sends a fragmented request and reply, with the fragments in every order. A packet has either one chunk, which
+/// continues in the next fragment, or many chunks, so that a fragment may end between two of them.
 #[track_caller]
 fn exchange_fragments(world: &World) {
     // Early fragments are saved per processor.
@@ -392,7 +392,7 @@ fn fragmented_packet_has_a_correct_crc_on_both_sides() {
     exchange_fragments(&world);
 }
 
-/// The same fragmented packets, with `--forwarding redirect`.
+/// Tests the same fragmented packets with `--forwarding redirect`.
 #[test]
 fn fragmented_packet_has_a_correct_crc_with_redirect() {
     exchange_fragments(&mapped(redirected()));

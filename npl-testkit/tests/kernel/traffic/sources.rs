@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Allow-lists with real connections: allowed clients are served, and other clients are not.
+//! Tests allow-lists with real connections: allowed clients are served, and other clients are not.
 
 use std::io::{BufRead as _, BufReader};
 use std::time::Duration;

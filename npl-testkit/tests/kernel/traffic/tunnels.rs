@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests and replies through a tunnel to another Node, on devices that the agent selects: with inner Ethernet
-//! headers, and without a link-layer header, for which there are separate programs.
+//! Tests requests and replies through a tunnel to another Node. The agent selects the tunnel devices. Some of them have
+//! inner Ethernet headers; others have no link-layer header, and run separate programs.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr};
@@ -56,7 +56,7 @@ struct Tunnel {
 /// The oldest supported kernel.
 const ALWAYS: KernelVersion = KernelVersion::new(5, 10, 0);
 
-/// Older kernels show the outer headers to programs as the link-layer header.
+/// The first kernel that does not show a tunnel's outer headers to programs as the link-layer header.
 const WITHOUT_OUTER_HEADERS: KernelVersion = KernelVersion::new(5, 14, 0);
 
 /// The directions that use the tunnel; the other direction uses the uplink.
@@ -74,7 +74,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// `None` if the kernel does not support the tunnel type.
+    /// Creates the scene; `None` if the kernel does not support the tunnel type.
     fn new(tunnel: &'static Tunnel) -> Option<Self> {
         let mut world = World::bare(1, Options::default());
         let make = |own: &TunnelEnd, other: &TunnelEnd| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node with two uplinks, on which replies leave through another uplink than requests arrive on.
+//! Tests a Node with two uplinks, where replies leave through another uplink than the one on which requests arrive.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use crate::world::{NODE_PORT, World, is_emulated};
 /// Time limit for waits for the kernel, far above their usual duration.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The loose reverse path filter accepts a packet whose source is reachable through any device. The strict one drops
-/// requests whose replies leave through another device, with and without NPL.
+/// The value of `rp_filter` for the loose reverse path filter, which accepts a packet whose source is reachable through
+/// any device. With or without NPL, the strict filter drops requests whose replies leave through another device.
 const LOOSE: &str = "2";
 
 fn bytes() -> u64 {

@@ -16,10 +16,10 @@ use crate::{
     core::path_test::{Client, Observation, Path, Probe},
 };
 
-/// A port of every Node that answers a connection attempt: the kubelet's.
+/// The kubelet's port. Since every Node has a kubelet, a reachable Node answers a connection attempt to this port.
 const KUBELET: u16 = 10_250;
 
-/// The place of a client; `None` is this process, and otherwise the name of a Pod.
+/// Where a client runs: in the Pod of this name, or in this process if `None`.
 type Place = Option<String>;
 
 fn place(path: &Path) -> Place {
@@ -27,7 +27,7 @@ fn place(path: &Path) -> Place {
     Some(if path.client == Client::Itself { echo_pod(index) } else { client_pod(index) })
 }
 
-/// The observations of all paths, in their order. All places send at the same time.
+/// The observations of all paths, in their order. All clients send at the same time.
 pub(super) fn observe(kubectl: Kubectl<'_>, scene: &Scene<'_>, paths: &[Path]) -> Vec<Observation> {
     let mut places: BTreeMap<Place, Vec<(usize, Probe)>> = BTreeMap::new();
     for (index, path) in paths.iter().enumerate() {

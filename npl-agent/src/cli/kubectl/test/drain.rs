@@ -25,7 +25,7 @@ use crate::{
 
 /// The longest drain whose end the test waits for.
 const LONGEST: Duration = Duration::from_secs(35);
-/// The limit for the end of the mapping after the drain.
+/// The maximum time between the end of the drain and the removal of the mapping.
 const MARGIN: Duration = Duration::from_secs(8);
 
 /// An open connection of a client in a Pod. Dropping it ends the client.

@@ -80,7 +80,7 @@ impl Report {
     fn as_text(&self) -> String {
         let dash = || "-".to_owned();
         let cells = self.rows.iter().map(|row| {
-            // The Node is part of the name of a path between two places.
+            // The name of a path with an arrow already contains the Node.
             let path = if row.path.contains('→') { row.path.clone() } else { format!("{} ({})", row.path, row.node) };
             let protocol = row.protocol.map_or_else(dash, |it| it.to_string());
             let family = row.family.map_or_else(dash, |it| it.to_string());

@@ -30,7 +30,7 @@ use crate::{
     kube::AnnotationKeys,
 };
 
-/// The label of the Namespaces, by which a later test finds those that were not removed.
+/// The label of the test's Namespaces, by which a later test finds Namespaces that were not removed.
 const LABEL: (&str, &str) = ("app.kubernetes.io/name", "npl-test");
 /// The label of the Pods, by which the Service selects the echo Pods.
 const ROLE: &str = "app.kubernetes.io/component";
@@ -172,7 +172,7 @@ impl<'a> Scene<'a> {
             "automountServiceAccountToken": false,
             "enableServiceLinks": false,
             "terminationGracePeriodSeconds": 1,
-            // If this command is killed, the echo Pods do not stay reachable.
+            // If this command is killed before it removes the Pods, Kubernetes stops them after this time.
             "activeDeadlineSeconds": 600,
             "tolerations": [{"operator": "Exists"}],
             "securityContext": {

@@ -63,7 +63,7 @@ impl Site {
     }
 }
 
-/// The Nodes on which the user wants the test, or the first ones that are ready.
+/// The Nodes that the user has chosen for the test, or the first Nodes that are ready.
 pub(super) fn choose(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<Vec<Site>> {
     ensure!(args.node.len() <= NODES, "the test uses at most {NODES} Nodes");
     let mut agents = agents(kubectl)?;

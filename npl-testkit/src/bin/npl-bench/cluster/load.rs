@@ -53,7 +53,7 @@ pub(crate) fn measure<const N: usize>(
             timed(WARM_UP, || one(server))?;
         }
         for turn in 0..TURNS {
-            // The order rotates, so that no address is always first.
+            // The order of the addresses changes with each turn, so that no address is always first.
             for way in (0..N).map(|way| (way + turn) % N) {
                 let (measured, stream, server) = (&mut all[way], &streams[way], servers[way]);
                 let (start, before) = (Instant::now(), Idle::read()?);
@@ -107,8 +107,8 @@ fn ask(mut stream: &TcpStream) -> Result<()> {
 
 /// The idle time of all processors together since boot.
 ///
-/// The kernel measures idle time exactly, but samples busy time at most 250 times per second, which misses work that
-/// always ends before the next sample.
+/// The kernel measures idle time exactly. The kernel samples busy time only at each timer tick (at most 250 times per
+/// second), and does not count work that ends before the next tick.
 #[derive(Clone, Copy)]
 struct Idle {
     time: Duration,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real cluster: the time until Pods are annotated, and the cost of a request by each address of a Pod.
+//! Measures a real cluster: the time until Pods are annotated, and the time of a request to each address of a Pod.
 //!
-//! One cluster per kube-proxy mode, one after the other. In each cluster, every round sends requests to every address.
+//! The bench starts one cluster per kube-proxy mode, one after the other. In each cluster, every round sends requests
+//! to every address.
 
 mod figures;
 mod load;

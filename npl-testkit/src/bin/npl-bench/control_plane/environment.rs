@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A control plane with many objects, and agents that start without state. All requests are sent from inside the Node's
-//! namespace, so that they need no change of namespaces.
+//! A control plane with many objects, and agents that start without kernel state. The bench sends all requests from
+//! inside the Node's namespace, so that threads need not change their namespace.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ pub(crate) struct Environment<'a> {
     next_ip: AtomicU32,
 }
 
-/// An agent and its kernel state. Removed in field order when dropped.
+/// An agent and its kernel state. Dropping this value removes its fields in their order.
 #[derive(Debug)]
 pub(crate) struct Agents {
     pub(crate) agent: Agent,
@@ -81,8 +81,8 @@ impl<'a> Environment<'a> {
         Ok(Agents { agent: Agent::start(options)?, bpffs })
     }
 
-    /// Runs the API server's garbage collection. It runs every few hundred patches and takes as long as two hundred
-    /// patches, which would distort the next measurement.
+    /// Runs the API server's garbage collection now. By itself, the garbage collection runs every few hundred patches
+    /// and takes as long as two hundred patches, which would distort a measurement.
     pub(crate) fn collect_garbage(&self) -> Result<()> {
         self.cluster.client().text("/debug/pprof/heap?gc=1&debug=1").map(drop)
     }
@@ -110,7 +110,8 @@ impl<'a> Environment<'a> {
         in_parallel(names, |name| self.cluster.delete_pod(NAMESPACE, name))
     }
 
-    /// Creates a Service for the Pods of an app, not enabled, with the target port as a number.
+    /// Creates a Service for the Pods of an app, without the annotation that enables node ports, with the target port
+    /// as a number.
     pub(crate) fn create_service(&self, name: &str) -> Result<()> {
         self.cluster.create_service(&service(NAMESPACE, name, name))
     }
@@ -124,13 +125,13 @@ impl<'a> Environment<'a> {
         last.ok_or_else(|| anyhow!("the list of Pods is empty"))
     }
 
-    /// The last value of each annotation.
+    /// The last value of each Pod's annotation.
     pub(crate) fn values(&self, pods: &[String]) -> Vec<Option<String>> {
         pods.iter().map(|pod| self.annotations.history(pod).pop().and_then(|seen| seen.value)).collect()
     }
 }
 
-/// A Service with one TCP port for the Pods of an app, not enabled.
+/// A Service with one TCP port for the Pods of an app, without the annotation that enables node ports.
 pub(crate) fn service(namespace: &str, name: &str, app: &str) -> ServiceObject {
     ServiceObject::new(namespace, name, app, vec![Port::new("http", 80, Protocol::Tcp).to(POD_PORT)])
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The time to write the mappings of a full Node into the kernel.
+//! Measures the time to write the mappings of a full Node into the kernel's maps.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;

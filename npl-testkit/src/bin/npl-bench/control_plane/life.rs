@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The life of an agent, round by round. Each round begins without kernel state and without annotations.
+//! Measures an agent from its start to its restart, round by round. Each round begins without kernel state and without
+//! annotations.
 
 use std::time::{Duration, Instant};
 

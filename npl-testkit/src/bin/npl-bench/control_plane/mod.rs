@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The control plane: the time until Pods are annotated and its cost, with the built agent and a real API server.
+//! Measures the agent's control plane with a real API server: the time until Pods are annotated, and the CPU time,
+//! memory and requests that this takes.
 //!
 //! Pods are objects without processes, and the bench writes their status as a kubelet would. Figures that depend on the
 //! API server's own speed are compared with the same requests of a plain client in the same round.

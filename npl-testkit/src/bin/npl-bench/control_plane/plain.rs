@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The API server's own speed, without the agent: a client sends the patches that an agent would send, and does no
-//! other work.
+//! Measures the API server's own speed, without the agent: a client sends the patches that an agent would send, and
+//! does no other work.
 
 use std::time::Instant;
 
@@ -49,7 +49,8 @@ impl Plain {
         self.timed(env, count, &[Some(&value)])
     }
 
-    /// As [`Self::all`], for the two patches of a withdrawal: an empty list, then the removal of the annotation.
+    /// The time as in [`Self::all`], for the two patches of a withdrawal: an empty list, then the removal of the
+    /// annotation.
     pub(crate) fn all_withdrawn(&mut self, env: &Environment<'_>, count: usize) -> Result<f64> {
         let value = self.new_value();
         self.timed(env, count, &[Some(&value)])?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The recovery of an agent with a thousand mappings, after a kill and after the removal of its mappings from the
-//! kernel.
+//! Measures how fast an agent with a thousand mappings recovers after a kill, and after the removal of its mappings
+//! from the kernel.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,8 @@ use crate::figures::Samples;
 
 /// The resync interval of the restarted agent, short so that the bench does not wait long.
 const RESYNC: Duration = Duration::from_secs(1);
-/// The time after a restart for which the bench counts writes: within this time, an agent would send unnecessary ones.
+/// The time after a restart for which the bench counts writes. An agent that made unnecessary writes would make them
+/// within this time.
 const WRITES_BY_THEN: Duration = Duration::from_millis(700);
 
 /// Kills the agent and starts it again with a new Pod waiting.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A cluster with many Services, few of which concern the Node.
+//! Measures an agent in a cluster with many Services, few of which select Pods of its Node.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CPU time and memory of a process, as counted by the kernel.
+//! Reads the CPU time and memory of a process, as the kernel counts them.
 
 use std::fs;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 
-/// The CPU time of all threads of a process, including ended ones.
+/// The CPU time of all threads of a process, including threads that have ended.
 pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
     let pid = Pid::from_raw(i32::try_from(pid).context("process id out of range")?);
     let clock = clock_getcpuclockid(pid).with_context(|| format!("find the CPU clock of process {pid}"))?;

@@ -65,7 +65,7 @@ pub(crate) const fn figure(name: &'static str, unit: &'static str, stage: Stage,
 }
 
 impl Figure {
-    /// The same figure with a reference.
+    /// The same figure, compared with the reference of this name.
     pub(crate) const fn beside(self, beside: &'static str) -> Self {
         Self { beside: Some(beside), ..self }
     }

@@ -94,7 +94,7 @@ fn stream_ahead(conversations: &[Conversation], time: Duration) -> Result<f64> {
     })
 }
 
-/// Runs `work` on one processor with real-time priority.
+/// Runs `work` on one processor, on a thread with real-time priority.
 fn on<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
     tcp::stay_on(cpu)?;
     live_frames::go_ahead()?;

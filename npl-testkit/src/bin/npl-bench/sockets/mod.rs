@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TCP with real sockets through a Node: compares a mapping with the Pod's own address, in alternating turns on one
-//! Node.
+//! Measures TCP with real sockets through a Node. A mapping is compared with the Pod's own address, in alternating
+//! turns on one Node.
 
 mod conversation;
 mod figures;
@@ -49,7 +49,7 @@ impl ModeFigures {
     }
 }
 
-/// Client, Node and Pod. Removed in field order when dropped.
+/// Client, Node and Pod. Dropping this value removes its fields in their order.
 struct Bed {
     mode: &'static ModeFigures,
     listener: TcpListener,

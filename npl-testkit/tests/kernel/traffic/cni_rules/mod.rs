@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! NPL on a Node with the rules and routes of each CNI: the same requests and transfers must succeed with each of them.
+//! Tests NPL on a Node with the rules and routes of each CNI. The same requests and transfers must succeed with the
+//! rules of each CNI.
 //!
 //! The rules are written for nftables, even if the CNI uses iptables: the kernel's hooks, verdicts and marks are the
 //! same for both.
@@ -49,7 +50,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// Interval in which the guard checks its table.
 const RESYNC: Duration = Duration::from_millis(200);
 
-/// Time in which no packet must arrive.
+/// The time for which a test waits to show that no packet arrives.
 const SILENCE: Duration = Duration::from_millis(500);
 
 /// A NAT address, with the Pod and the client's source address that are expected.
@@ -175,8 +176,8 @@ fn dropping_rules(world: &World) -> Vec<(String, u64)> {
     rules.lines().filter_map(counted).collect()
 }
 
-/// Asserts that one of these rules drops the packet that `send` sends: only then does a count of zero elsewhere prove
-/// that no packet was dropped.
+/// Asserts that one of these rules drops the packet that `send` sends. The test thereby proves that the counters work,
+/// so that a count of zero in other tests means that no packet was dropped.
 #[track_caller]
 fn assert_dropped_by(world: &World, is_expected: fn(&str) -> bool, send: impl FnOnce()) {
     let dropped = || -> u64 {
@@ -280,8 +281,8 @@ rule add from {second} lookup 100 priority 1536"
     world
 }
 
-/// Starts the guard, and waits until it has found the rules of the mark and of the second Pod and has installed its own
-/// rules.
+/// Starts the nftables guard, and waits until the guard has found the routing rules of the mark and of the second Pod
+/// and has installed its own rules.
 fn guarded(mut world: World) -> World {
     world.guard = Some(world.node().run(|| Guard::start(GuardMode::Auto, RESYNC)).unwrap());
     world.follow(Forwarding::Stack);
@@ -330,7 +331,7 @@ fn direct_request_through_the_pods_own_interface_is_not_marked() {
     assert_eq!(count("second_marked"), 0);
 }
 
-/// A UDP flow that started before the guard's rule existed is corrected by its next request.
+/// If a UDP flow started before the guard's rule existed, the flow's next request sets the missing mark.
 #[test]
 fn misrouted_udp_flow_is_corrected_once_the_guard_starts() {
     let world = node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]);

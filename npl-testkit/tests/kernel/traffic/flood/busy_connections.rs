@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_millis(200);
 /// Time limit that covers several retransmissions.
 const STALL_LIMIT: Duration = Duration::from_secs(10);
 
-/// Connections that all carry data at the same time.
+/// Connections on which client and Pod exchange data at the same time.
 pub(super) struct BusyConnections<'s> {
     connections: Vec<Connection<'s>>,
     pod: &'s str,

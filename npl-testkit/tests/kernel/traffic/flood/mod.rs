@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A SYN flood from random sources to one Pod, which must not affect connections to another Pod.
+//! Tests that a SYN flood from random sources to one Pod does not affect connections to another Pod.
 
 mod busy_connections;
 mod new_clients;

@@ -18,7 +18,7 @@ use crate::world::{POD_PORT, World, is_emulated};
 /// The first address of the random clients; this address and the following ones are public.
 const FIRST_CLIENT: Ipv4Addr = Ipv4Addr::new(16, 0, 0, 0);
 
-/// Number of SYNs between two checks of `is_over`: they take some hundredths of a second.
+/// Number of SYNs between two checks of `is_over`. Sending this number takes some hundredths of a second.
 const CHUNK: u32 = 10_000;
 
 /// Time limit of a flood, far above the usual duration.
@@ -26,7 +26,7 @@ const LIMIT: Duration = Duration::from_mins(3);
 
 /// Sends SYNs, each from another source, to the second Pod's node port.
 pub(super) enum Source<'p> {
-    /// The Node's uplink receives the SYNs; those that arrive at the Pod are counted and dropped.
+    /// The Node's uplink receives the SYNs. SYNs that arrive at the Pod are counted and dropped.
     Uplink(Box<Meter>),
     /// The uplink's program runs on one SYN at a time: on kernels without live XDP frames, and on an emulated
     /// processor, which is too slow for a packet generator.

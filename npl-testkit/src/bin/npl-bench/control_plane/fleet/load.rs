@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The load of the API server during a piece of work, from its own metrics.
+//! Measures the load of the API server while a function runs, from the API server's own metrics.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -11,7 +11,8 @@ use npl_testkit::process::joined;
 
 use super::super::requests::{Requests, sum_of};
 
-/// The interval between two reads of the metrics: short enough for each second, long enough to cost little.
+/// The interval between two reads of the metrics: short enough to find the busiest second, and long enough not to load
+/// the API server.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -32,7 +32,8 @@ const COUNT: u8 = 100;
 const SERVICES: u8 = 5;
 /// The number of concurrent first starts: the kernel verifies the programs for each agent.
 const FIRST_STARTS: usize = 3;
-/// The time after a restart for which the bench counts writes: within this time, an agent would send unnecessary ones.
+/// The time after a restart for which the bench counts writes. An agent that made unnecessary writes would make them
+/// within this time.
 const WRITES_BY_THEN: Duration = Duration::from_secs(2);
 
 /// The Nodes, and a client for the cluster in the API server's namespace.

@@ -13,10 +13,11 @@ use npl_testkit::run::Run;
 
 /// The address of the API server. The Nodes have the first addresses of the same network.
 pub(super) const API_SERVER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 254);
-/// Above the indexes that the kernel assigns in a new namespace: a veth pair with equal indexes is slow to come up.
+/// The first index of the bridge's ports, above the indexes that the kernel assigns in a new namespace: a veth pair
+/// whose ends have equal indexes needs longer until it is up.
 const FIRST_PORT_INDEX: u32 = 1000;
 
-/// A Node and its agent. Removed in field order when dropped.
+/// A Node and its agent. Dropping this value removes its fields in their order.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) name: String,
