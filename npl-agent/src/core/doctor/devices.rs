@@ -19,7 +19,7 @@ pub(super) fn devices(facts: &Facts) -> Finding {
     Finding::warning(
         key,
         unsupported.join("; "),
-        "clients that reach the Node through such a device are not served, but all other clients are: change the \
+        "clients that reach the Node through such a device are not served; all other clients are served. Change the \
          device as described, or name the other devices with --devices",
     )
 }
@@ -56,7 +56,7 @@ pub(super) fn addresses(facts: &Facts) -> Finding {
     Finding::warning(key, format!("node ports do not answer on {} of {}: {first} …", missing.len(), all.len()), advice)
 }
 
-/// Checks for programs of other software that run ahead of NPL's, and may end the chain.
+/// Checks for programs of other software that run ahead of NPL's programs and may prevent them from running.
 pub(super) fn program_order(facts: &Facts) -> Finding {
     let key = "program_order";
     let ahead = match &facts.programs_ahead {
@@ -81,8 +81,8 @@ pub(super) fn program_order(facts: &Facts) -> Finding {
         key,
         format!("programs ahead of NPL's: {}", found.collect::<Vec<_>>().join("; ")),
         format!(
-            "such a program ends the chain unless it returns TC_ACT_UNSPEC, and then clients that reach the Node by this \
-             device are refused or get no answer: {remedy}"
+            "NPL's program runs only if such a program returns TC_ACT_UNSPEC; otherwise clients that reach the Node \
+             through this device are refused or get no answer: {remedy}"
         ),
     )
 }

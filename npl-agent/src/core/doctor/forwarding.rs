@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of IP forwarding. In IPv4, the setting of the incoming device decides. In IPv6, one setting decides for all
-//! devices, and since Linux 6.17 also `force_forwarding` of the incoming device.
+//! Checks of IP forwarding. For IPv4, the setting of the incoming device decides. For IPv6, one setting applies to all
+//! devices; since Linux 6.17, `force_forwarding` of the incoming device can also enable forwarding.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -107,7 +107,7 @@ fn off_everywhere(names: &Names, family: Family, found: &str, need: Need) -> Fin
     Finding::not_ok(names.key, state, found, advice)
 }
 
-/// Relevant devices on which forwarding is off.
+/// Uplinks and devices of mapped Pods on which forwarding is off.
 struct Off<'a> {
     uplinks: Vec<&'a Device>,
     of_pods: Vec<&'a Device>,
@@ -167,7 +167,7 @@ pub(super) fn devices_of_pods(facts: &Facts, family: Family) -> Vec<&Device> {
     routing_devices(devices, leading.collect())
 }
 
-/// For a packet that arrives on a VRF's member, the kernel uses the settings of the VRF.
+/// Replaces the members of VRFs by the VRFs: for a packet that arrives on a member, the kernel uses the VRF's settings.
 fn routing_devices<'a>(devices: &'a [Device], receiving: Vec<&'a Device>) -> Vec<&'a Device> {
     let (members, mut routing): (Vec<_>, Vec<_>) =
         receiving.into_iter().partition(|device| device.master == Some(Master::Vrf));
@@ -178,8 +178,8 @@ fn routing_devices<'a>(devices: &'a [Device], receiving: Vec<&'a Device>) -> Vec
     by_index.into_values().collect()
 }
 
-/// Whether NPL needs forwarding in a family: it does if the family has mappings. Before the first mapping, the Node's
-/// addresses decide.
+/// Whether NPL needs forwarding in a family. A family with mappings needs forwarding. Before the first mapping, the
+/// Node's addresses decide.
 fn need(facts: &Facts, family: Family) -> Need {
     let mapped = facts.datapath.as_ref().map(|datapath| &datapath.mappings).ok().filter(|it| !it.is_empty());
     if mapped.is_some_and(|mapped| mapped.contains_key(&family)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks for every known cause that prevents node ports of this Node from working. Converts facts about the Node to
-//! findings.
+//! Checks for every known cause that prevents node ports of this Node from working. Each check converts facts about the
+//! Node to a finding.
 
 mod devices;
 pub mod forward_chains;
@@ -31,7 +31,7 @@ use super::{
     model::{Family, settings::PortRange},
 };
 
-/// The facts about the Node. The value of an unreadable fact is the error.
+/// The facts about the Node. If a fact cannot be read, its value is the error.
 #[derive(Debug, Clone)]
 pub struct Facts {
     /// The running kernel.
@@ -46,7 +46,7 @@ pub struct Facts {
     pub rights: Option<Rights>,
     /// Whether an agent uses this BPF file system.
     pub is_agent_running: bool,
-    /// Whether an admission policy confines the running agent, as the agent has found at its start.
+    /// Whether an admission policy confines the running agent; the agent determines this when it starts.
     pub is_confined: Result<Option<bool>, String>,
     /// The pinned datapath.
     pub datapath: Result<Datapath, String>,
@@ -68,7 +68,7 @@ pub struct Facts {
     pub routing: Result<Routing, String>,
     /// The connections that the nftables guard marks.
     pub markings: Result<BTreeSet<Marking>, String>,
-    /// The programs of other software that run ahead of NPL's.
+    /// The programs of other software that run ahead of NPL's programs on a device.
     pub programs_ahead: Result<ProgramsAhead, String>,
     /// Whether other software has a program or filter at egress of a device with NPL's programs.
     pub has_others_at_egress: bool,
@@ -79,13 +79,13 @@ pub struct Facts {
 /// The kernel.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// The release.
+    /// The release of the running kernel, such as `6.12.0`.
     pub release: String,
-    /// The oldest supported release.
+    /// The oldest release that NPL supports.
     pub needed: &'static str,
-    /// Whether the kernel is supported.
+    /// Whether NPL supports the running kernel.
     pub is_new_enough: bool,
-    /// Whether TCX is supported.
+    /// Whether the running kernel supports TCX.
     pub has_tcx: bool,
     /// Whether the kernel translates every datagram of a fraglist whose first datagram was translated.
     pub translates_fraglists: bool,
@@ -113,7 +113,7 @@ pub struct Datapath {
     pub attached_devices: BTreeSet<u32>,
     /// The addresses on which node ports answer.
     pub addresses: BTreeSet<IpAddr>,
-    /// The socket hooks that serve local clients.
+    /// The cgroup hooks with programs that serve local clients.
     pub socket_hooks: Vec<&'static str>,
     /// The configured port range.
     pub port_range: Option<PortRange>,
@@ -157,11 +157,11 @@ pub struct Sysctls {
 /// The value of a sysctl.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Setting {
-    /// The text without surrounding white space.
+    /// The value of the sysctl, without surrounding white space.
     Is(String),
-    /// The kernel does not have the sysctl at present.
+    /// The kernel does not have the sysctl, for example because a module is not loaded.
     Missing,
-    /// Why it cannot be read.
+    /// Why the sysctl cannot be read.
     Unreadable(String),
 }
 
@@ -170,7 +170,7 @@ pub enum Setting {
 pub struct Masquerading {
     /// Whether the kernel has nftables, which the guard needs.
     pub has_nftables: bool,
-    /// Whether an nftables or iptables rule masquerades.
+    /// Whether an nftables or iptables rule masquerades these packets.
     pub is_done: bool,
     /// The number of endpoints that the nftables guard exempts; `None` without a guard.
     pub guarded: Option<usize>,
@@ -206,7 +206,7 @@ impl State {
 pub struct Finding {
     /// The key of the check, which is stable across versions.
     pub key: &'static str,
-    /// The state.
+    /// The severity of the finding.
     pub state: State,
     /// The observation, as a sentence.
     pub found: String,

@@ -29,7 +29,7 @@ impl Role {
     }
 }
 
-/// A name on the Node by which software is recognized.
+/// A name of a device, table or chain by which the doctor recognizes software on the Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trace {
     /// A device whose name begins with this prefix.
@@ -72,7 +72,7 @@ pub struct Network {
     pub role: Role,
     /// The name of the software.
     pub name: &'static str,
-    /// The traces, any of which identifies the software.
+    /// The names that identify the software; one of them on the Node is sufficient.
     pub traces: &'static [Trace],
     /// How the software was tested with NPL.
     pub tested: Tested,
@@ -84,10 +84,10 @@ pub struct Network {
 
 /// The effect of CNIs that need no settings.
 const NOTHING_TO_SET: &str = "works without settings";
-/// The effect of policy engines whose chains first accept packets of established connections.
-const KEEPS_OPEN_CONNECTIONS: &str = "applies with `stack` and `offload` to new connections; open connections \
-                                      continue after a change of a policy, as they do without NPL";
-const AS_NETFILTER: &str = "applies with `stack` and `offload`";
+/// The effect of a policy engine whose chains first accept packets of established connections.
+const KEEPS_OPEN_CONNECTIONS: &str = "its policies apply with `stack` and `offload` to new connections; open \
+                                      connections continue after a change of a policy, as they do without NPL";
+const AS_NETFILTER: &str = "its policies apply with `stack` and `offload`";
 
 const fn cni(name: &'static str, traces: &'static [Trace], tested: Tested, with_npl: &'static str) -> Network {
     Network { role: Role::Cni, name, traces, tested, with_npl, is_bypassed_by_redirect: false }
@@ -113,8 +113,9 @@ pub const NETWORKS: [Network; 24] = [
         "Calico",
         &[Trace::Device("cali"), Trace::Device("vxlan.calico")],
         Tested::InTests,
-        "works without settings; felix deletes and restores all IPv6 routes at its start and every 90 s, which loses \
-         IPv6 packets also without NPL; with `routeRefreshInterval: 0` only at its start",
+        "works without settings; Calico's felix deletes and restores all IPv6 routes when it starts and every 90 s, \
+         which loses IPv6 packets with and without NPL; with `routeRefreshInterval: 0`, felix does so only when it \
+         starts",
     ),
     cni("kube-router", &[Trace::Device("kube-bridge")], Tested::ByHand, NOTHING_TO_SET),
     cni(
@@ -128,7 +129,7 @@ pub const NETWORKS: [Network; 24] = [
         "Antrea",
         &[Trace::Device("antrea-gw")],
         Tested::Imitated,
-        "disable its own NodePortLocal, or give NPL another `--annotation-domain`",
+        "disable Antrea's own NodePortLocal, or give NPL another `--annotation-domain`",
     ),
     cni("OVN-Kubernetes", &[Trace::Device("ovn-k8s-mp")], Tested::No, "not tested"),
     cni("Kube-OVN", &[Trace::Device("ovn0")], Tested::No, "not tested"),
@@ -155,7 +156,7 @@ pub const NETWORKS: [Network; 24] = [
         "Cilium",
         &[Trace::Device(CILIUM_HOST)],
         Tested::ByHand,
-        "applies in every forwarding mode; policies of its host firewall do not protect node ports",
+        "its policies apply in every forwarding mode, but those of its host firewall do not protect node ports",
     ),
     elsewhere(
         "Antrea",
@@ -185,7 +186,7 @@ pub const NETWORKS: [Network; 24] = [
 pub struct RuleNames {
     /// The names of nftables tables.
     pub tables: BTreeSet<String>,
-    /// The names of all nftables chains, and of those legacy iptables chains for which [`NETWORKS`] has a trace.
+    /// The names of all nftables chains, and of the legacy iptables chains that identify software in [`NETWORKS`].
     pub chains: BTreeSet<String>,
 }
 
@@ -195,7 +196,7 @@ pub fn chain_prefixes() -> impl Iterator<Item = &'static str> {
     traces.filter_map(|trace| if let Trace::Chain(prefix) = trace { Some(*prefix) } else { None })
 }
 
-/// The software that is recognized by these devices and rules.
+/// The software that is recognized by the names of these devices, tables and chains.
 pub fn recognize(devices: &[Device], rules: &RuleNames) -> impl Iterator<Item = &'static Network> {
     let is_left = |trace: &Trace| match trace {
         Trace::Device(prefix) => devices.iter().any(|device| device.name.starts_with(prefix)),
@@ -232,8 +233,8 @@ pub(super) fn recognized(facts: &Facts, role: Role) -> Finding {
     }
 }
 
-/// The finding that names the policy engines. It is a warning if redirected packets bypass an engine's rules, or if
-/// redirect is refused because of an engine.
+/// The finding that names the policy engines. The finding is a warning if redirected packets bypass an engine's rules,
+/// or if redirect is refused because of an engine.
 pub(super) fn policy_engine(facts: &Facts) -> Finding {
     let (key, name) = Role::PolicyEngine.names();
     let networks = match found(facts, Role::PolicyEngine) {
@@ -269,7 +270,7 @@ pub(super) fn policy_engine(facts: &Facts) -> Finding {
 /// The first port that Cilium, by default, may choose as the source port of a masqueraded connection.
 const CILIUM_FIRST_PORT: u16 = 32_768;
 
-/// Whether Cilium may choose node ports as source ports of masqueraded connections. If Cilium masquerades by BPF, it
+/// Whether Cilium may choose node ports as source ports of masqueraded connections. A Cilium that masquerades by eBPF
 /// has a program at egress of an uplink.
 pub(super) fn is_masqueraded_by_cilium(facts: &Facts) -> bool {
     let reaches = facts.datapath.as_ref().ok().and_then(|it| it.port_range.as_ref());
@@ -338,7 +339,7 @@ mod tests {
         check(&[
             (|it| add_device(it, "flannel.1"), "cni", State::Ok, "flannel: works without settings", ""),
             (|it| it.devices.as_mut().unwrap().truncate(1), "cni", State::Ok, "no known CNI found", ""),
-            (calico, "policy_engine", State::Ok, "Calico: applies with stack and offload to new connections", ""),
+            (calico, "policy_engine", State::Ok, "Calico: its policies apply with stack and offload", ""),
             (|_| (), "policy_engine", State::Ok, "no known policy engine found", ""),
             (calico, "service_proxy", State::Ok, "kube-proxy (iptables)", ""),
         ]);

@@ -6,11 +6,12 @@ use crate::core::model::port_range::{LentPorts, port_range_warnings};
 
 /// The advice if a file of `/proc/sys` cannot be read.
 pub(super) const SEE_PROC: &str = "this setting cannot be read: run the check again as root, where /proc is mounted";
-/// The sysctl that offload needs.
+/// The sysctl that `--forwarding offload` needs: kernel conntrack then accepts out-of-window packets.
 const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
 
-/// Strict reverse path filtering accepts packets of both directions, because their routes are the same as without NPL.
+/// Reports the mode of reverse path filtering, and never a fault: even the strict mode accepts packets of both
+/// directions, because their routes are the same as without NPL.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";
     let all = match &facts.sysctls.rp_filter {
@@ -45,15 +46,16 @@ pub(super) fn conntrack_liberal(sysctls: &Sysctls) -> Finding {
             key,
             format!("{TCP_BE_LIBERAL}=0"),
             format!(
-                "only --forwarding offload needs it, and offloads no flow until it is set: set {TCP_BE_LIBERAL}=1, \
-                 or --conntrack-tcp-be-liberal of kube-proxy"
+                "only --forwarding offload needs this setting, and without it offloads no flow: set \
+                 {TCP_BE_LIBERAL}=1, or start kube-proxy with --conntrack-tcp-be-liberal"
             ),
         ),
         Setting::Is(value) => Finding::ok(key, format!("{TCP_BE_LIBERAL}={value}")),
     }
 }
 
-/// Kernel conntrack does not see every acknowledgement of offloaded connections, and times them out early.
+/// Kernel conntrack does not see every acknowledgement of an offloaded connection, and times such a connection out
+/// early.
 pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
     let key = "conntrack_timeouts";
     let (unacknowledged, established) = match (&sysctls.tcp_unacknowledged, &sysctls.tcp_established) {
@@ -67,8 +69,8 @@ pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
     let seconds = |value: &str| value.parse::<u32>().ok();
     if seconds(unacknowledged).zip(seconds(established)).is_some_and(|(some, all)| some < all) {
         let advice = format!(
-            "only --forwarding offload needs it: kernel conntrack times out offloaded connections that are idle \
-             for longer. Set {TCP_UNACKNOWLEDGED}={established}"
+            "only --forwarding offload needs a higher value: kernel conntrack times out offloaded connections that are \
+             idle for longer than this time. Set {TCP_UNACKNOWLEDGED}={established}"
         );
         return Finding::warning(key, found, advice);
     }
@@ -87,7 +89,7 @@ fn lent_ports(sysctls: &Sysctls) -> Option<LentPorts> {
     }
 }
 
-/// The ephemeral ports of outgoing connections must also exclude the `nodePort`s of Services. NPL does not allocate
+/// Checks that the ephemeral ports of outgoing connections exclude the `nodePort`s of Services. NPL does not allocate
 /// these ports, but an operator who reserves NPL's range may forget to reserve them.
 pub(super) fn service_ports(sysctls: &Sysctls) -> Finding {
     let key = "service_ports";

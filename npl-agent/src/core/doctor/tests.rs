@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each check with facts that are ok and facts that are not.
+//! Tests each check with facts of a healthy Node, and with facts of a Node that has a fault.
 
 use super::*;
 use crate::core::devices::DeviceKind;
@@ -19,7 +19,7 @@ pub(super) fn device(name: &str, ifindex: u32, kind: DeviceKind, addresses: &[&s
     Device { addresses, ..Device::new(ifindex, name, kind) }
 }
 
-/// A Node with both families, an agent, and mappings of IPv4.
+/// The facts of a healthy Node with addresses of both families, a running agent, and IPv4 mappings.
 pub(super) fn well() -> Facts {
     Facts {
         kernel: Kernel {
@@ -345,7 +345,7 @@ fn reverse_path_filters_are_shown_by_the_greater_setting_and_are_ok() {
         (|it| it.sysctls.rp_filter = Setting::Unreadable("why".to_owned()), "rp_filter", State::Unknown, "why", "root"),
     ]);
     let finding = examine(&well()).into_iter().find(|finding| finding.key == "rp_filter").unwrap();
-    assert!(!finding.found.contains("cali1"), "it leads to a Pod: {finding:?}");
+    assert!(!finding.found.contains("cali1"), "cali1 leads to a Pod: {finding:?}");
 }
 
 #[test]
@@ -357,7 +357,7 @@ fn strict_kernel_conntrack_is_reported_for_offload() {
             KEY,
             State::Warning,
             "tcp_be_liberal=0",
-            "only --forwarding offload needs it",
+            "only --forwarding offload needs this setting",
         ),
         (|it| it.sysctls.tcp_be_liberal = is("0"), KEY, State::Warning, "", "nf_conntrack_tcp_be_liberal=1"),
         (|it| it.sysctls.tcp_be_liberal = Setting::Missing, KEY, State::Ok, "kernel conntrack is not loaded", ""),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stores the last value of a state, so that each change is logged once.
+//! Stores the last logged value, so that each change is logged once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The last value; none before the first one.
+/// The last logged value; `None` before the first one.
 #[derive(Debug, Clone)]
 pub struct Last<T> {
     value: Option<T>,
@@ -25,7 +25,7 @@ impl<T: PartialEq> Last<T> {
 }
 
 impl<K: Ord + Clone, V: PartialEq + Clone> Last<BTreeMap<K, V>> {
-    /// Replaces the last entries, and returns those that are new or whose value differs.
+    /// Replaces the last entries, and returns the entries that are new or whose value has changed.
     pub fn update_entries(&mut self, entries: BTreeMap<K, V>) -> BTreeMap<K, V> {
         let former = self.value.take().unwrap_or_default();
         let changed = entries.iter().filter(|(key, value)| former.get(*key) != Some(*value));

@@ -121,7 +121,7 @@ pub struct UnknownProtocol;
 impl FromStr for Protocol {
     type Err = UnknownProtocol;
 
-    /// Any case: the API writes `TCP`, the annotation `tcp`.
+    /// Accepts upper and lower case: the API server writes `TCP`, and the annotation contains `tcp`.
     fn from_str(text: &str) -> Result<Self, UnknownProtocol> {
         match text.to_ascii_lowercase().as_str() {
             "tcp" => Ok(Self::Tcp),
@@ -132,7 +132,7 @@ impl FromStr for Protocol {
     }
 }
 
-/// A port of the Node that NPL allocates. Host order, never 0.
+/// A port of the Node that NPL allocates, in host byte order, never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodePort(pub u16);
@@ -143,7 +143,7 @@ impl fmt::Display for NodePort {
     }
 }
 
-/// A port that a Pod listens on. Host order, never 0.
+/// A port that a Pod listens on, in host byte order, never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PodPort(pub u16);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The operator's choices and the capabilities of the datapath, which are constant while the agent runs.
+//! The operator's settings and the capabilities of the datapath, which are constant while the agent runs.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, str::FromStr};
 
@@ -28,7 +28,8 @@ pub struct Settings {
     pub is_retiring: bool,
 }
 
-/// The shortest quarantine that is longer than load balancers keep removed members: AKO kept them for up to 21 s.
+/// The shortest quarantine without a warning. A load balancer keeps a removed member for some time; AKO (the Avi
+/// Kubernetes Operator) did so for up to 21 s.
 const SHORTEST_QUARANTINE_MILLIS: u64 = 30_000;
 
 impl Settings {
@@ -36,16 +37,16 @@ impl Settings {
     pub fn quarantine_warning(&self) -> Option<String> {
         (self.quarantine_millis < SHORTEST_QUARANTINE_MILLIS).then(|| {
             format!(
-                "--quarantine {}ms is shorter than load balancers keep removed members, so their requests may reach \
-                 another Pod: give at least {}s",
+                "--quarantine {}ms is shorter than the time for which load balancers keep a removed member, so their \
+                 requests may reach another Pod: give at least {}s",
                 self.quarantine_millis,
                 SHORTEST_QUARANTINE_MILLIS / 1000
             )
         })
     }
 
-    /// The published address of each served family. A current address stays as long as it is a candidate, because
-    /// kubelet and cloud controller may list a Node's addresses in another order every minute.
+    /// The published address of each served family. A published address does not change while it is a candidate,
+    /// because kubelet and cloud controller may list a Node's addresses in another order every minute.
     pub fn node_ips(&self, node: Option<&Node>, current: &BTreeMap<Family, IpAddr>) -> BTreeMap<Family, IpAddr> {
         let candidates = self.node_ip.candidates(node);
         let kept = |family: &Family| current.get(family).copied().filter(|ip| candidates.contains(ip));
@@ -97,12 +98,12 @@ impl PortRange {
         usize::from(self.end.0 - self.start.0) + 1
     }
 
-    /// Always false: a range has at least two ports.
+    /// Always returns false: a range has at least two ports.
     pub const fn is_empty(self) -> bool {
         false
     }
 
-    /// The next port. The first port follows the last one and any port outside the range.
+    /// The port after `port`. After the last port, and after a port outside the range, the first port follows.
     pub(in crate::core) fn after(self, port: NodePort) -> NodePort {
         if self.contains(port) && port < self.end { NodePort(port.0 + 1) } else { self.start }
     }
@@ -111,7 +112,8 @@ impl PortRange {
 impl FromStr for PortRange {
     type Err = PortRangeError;
 
-    /// Rejects every text that Antrea rejects, for example a range of one port, and also bounds that are not ports.
+    /// Rejects every text that Antrea rejects, for example a range of one port, and also bounds that are not port
+    /// numbers.
     fn from_str(text: &str) -> Result<Self, PortRangeError> {
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         let (start, end) = text

@@ -34,7 +34,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// The same change in a cluster without Services.
+    /// The same change as a cluster without Services would report it.
     pub(in crate::core) fn without_services(self) -> Self {
         match self {
             Self::Services(_) => Self::Services(Vec::new()),
@@ -55,20 +55,20 @@ impl Change {
 pub(in crate::core) struct Touched {
     /// Pods whose assignment may change.
     pub(in crate::core) pods: BTreeSet<PodKey>,
-    /// Numbers that became or ceased to be node ports of Services.
+    /// Port numbers that became, or are no longer, a `nodePort` or `healthCheckNodePort` of a Service.
     pub(in crate::core) service_ports: BTreeSet<NodePort>,
     /// Pods that were deleted; another Pod may have the same name.
     pub(in crate::core) gone: Vec<(PodKey, PodUid)>,
 }
 
-/// The numbers of a Service that kube-proxy serves on every Node.
+/// The port numbers of a Service that kube-proxy serves on every Node.
 #[derive(Debug)]
 struct NodePortService {
     uid: ServiceUid,
     node_ports: BTreeSet<NodePort>,
 }
 
-/// The time order of a Pod's claim to an address. The greatest claim holds the address.
+/// A Pod's claim to an address, ordered by time. The Pod with the greatest claim holds the address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct AddressClaim {
     /// The Pod's resource version in the first event that shows the address.
@@ -81,13 +81,14 @@ struct AddressClaim {
 pub(in crate::core) enum ClaimEvidence {
     /// The Pod has no mapping of the family.
     Unmapped,
-    /// A mapping of the Pod leads to the address, by a decision of the earlier agent.
+    /// A mapping of the Pod leads to the address: the earlier agent decided that the Pod holds the address.
     Mapped,
     /// The Pod's mapping leads to another address: the claim is newer than the mapping.
     Moved,
 }
 
-/// The last known state of the cluster. It has only Services that NPL acts on, and the node ports of other Services.
+/// The last known objects of the cluster: the Pods of this Node, the Services that NPL acts on, and the node ports of
+/// other Services.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Snapshot {
     pods: BTreeMap<PodKey, Pod>,
@@ -154,9 +155,9 @@ impl Snapshot {
 
     /// The Pod that holds an address.
     ///
-    /// Two Pods have the same address only while the kubelet's status of one of them is outdated. A terminating Pod is
-    /// more likely to have lost the address. Otherwise the newest claim wins: the kubelet reports an address after the
-    /// CNI assigned it.
+    /// Two Pods have the same address only while the kubelet's status of one of them is outdated. If one of the Pods is
+    /// terminating, the other Pod holds the address. Otherwise the Pod with the newest claim holds the address, because
+    /// the kubelet reports an address after the CNI assigned it.
     pub(in crate::core) fn holder(&self, ip: IpAddr) -> Option<&Pod> {
         let claims = self.by_ip.get(&ip)?.iter();
         let pods = claims.filter_map(|(key, claim)| Some((self.pods.get(key)?, *claim)));
@@ -244,7 +245,7 @@ impl Snapshot {
         let mut former_claims = BTreeMap::new();
         if let Some(known) = self.pods.get_mut(&pod.key) {
             if known.resource_version > pod.resource_version {
-                return; // The version is outdated.
+                return; // The event is older than the known Pod.
             }
             if differ_by_writes_only(known, &pod) {
                 // The Pod is updated in place, because replacing a thousand Pods in a burst would fragment the heap.
@@ -393,7 +394,7 @@ fn host_ports(pod: &Pod) -> impl Iterator<Item = NodePort> {
     pod.ports.iter().filter_map(|port| port.host_port)
 }
 
-/// Removes an object from the entry of an index.
+/// Removes an object from the entry of an index, and the entry if no object is left.
 fn forget(index: &mut BTreeMap<NodePort, BTreeSet<ObjectKey>>, entry: NodePort, object: &ObjectKey) {
     if let Some(objects) = index.get_mut(&entry) {
         objects.remove(object);

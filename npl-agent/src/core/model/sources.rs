@@ -36,7 +36,8 @@ impl FromStr for SourceRange {
 }
 
 impl SourceRange {
-    /// The range of a prefix length around an address; `None` if the family has fewer bits.
+    /// The range with this prefix length that contains the address; `None` if the length exceeds the bits of an
+    /// address.
     pub fn new(ip: IpAddr, length: u8) -> Option<Self> {
         let first = match ip {
             IpAddr::V4(ip) => {
@@ -156,8 +157,8 @@ impl FromIterator<SourceRange> for Sources {
     fn from_iter<I: IntoIterator<Item = SourceRange>>(ranges: I) -> Self {
         let all: BTreeSet<SourceRange> = ranges.into_iter().collect();
         let mut kept: BTreeSet<SourceRange> = BTreeSet::new();
-        // A range that contains another one sorts before it, so the last kept range is the only one that may contain
-        // the next.
+        // In sorted order, a range comes before all ranges that it contains. So only the last kept range may contain
+        // the next one.
         for range in all {
             if !kept.last().is_some_and(|last| last.covers(range)) {
                 kept.insert(range);

@@ -8,7 +8,7 @@ use super::Moment;
 /// The shortest time in milliseconds between two lines of one kind.
 const INTERVAL: u64 = 60_000;
 
-/// The last line of each kind.
+/// When the last line of each kind was logged, and how many lines were suppressed since.
 #[derive(Debug, Clone)]
 pub struct Throttles<K> {
     last: BTreeMap<K, (Moment, u64)>,
