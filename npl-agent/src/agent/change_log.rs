@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs each change only once: of readiness, problems, devices, next hops, kernel conntrack settings, reply routes and
-//! local clients.
+//! Logs each change of readiness, problems, devices, next hops, kernel conntrack settings, reply routes and local
+//! clients once.
 
 use std::{
     borrow::Cow,
@@ -67,7 +67,7 @@ impl ChangeLog {
             (Last::default(), Last::default(), Last::default());
         let mut redirect_refused_by = Last::default();
         redirect_refused_by.update(None);
-        // The default settings are not logged as a change.
+        // The agent starts with the default settings, so that they are not logged as a change.
         conntrack.update(ConntrackSettings::default());
         reply_route_problem.update(None);
         left_out_addresses.update(0);
@@ -107,7 +107,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs each step of the retirement once, when this Node begins to wait for it.
+    /// Logs each step of the retirement once, when the agent begins to wait for that step.
     pub(crate) fn log_retirement(&mut self, state: &State) {
         let left = state.left_to_retire();
         for step in self.retirement.update_elements(left.keys().copied().collect()) {
@@ -120,14 +120,15 @@ impl ChangeLog {
         for iface in self.kept_predecessors.update_elements(devices.clone()) {
             warn!(
                 iface,
-                "the programs and maps of an earlier agent stay, because only they serve this device: this agent's programs \
-                 cannot be attached to it, for the reason in the device's log line; the agent tries again at each resync"
+                "the programs and maps of an earlier agent stay, because only they serve this device: this agent's \
+                 programs could not be attached to the device, for the reason in the device's log line; the agent \
+                 tries again at each resync"
             );
         }
     }
 
-    /// Logs that a failed op is retried, once per minute for each kind of op, because one cause may fail the ops of a
-    /// thousand Pods.
+    /// Logs that an op failed and is retried. Logs at most one line per minute for each kind of op, because one cause
+    /// may make the ops of a thousand Pods fail.
     pub(crate) fn log_retry(&mut self, op: &Op, error: &OpError, wait: Duration, now: Moment) {
         let (kind, err, retry_ms) = (OpName::of(op), ErrorChain(error), wait.as_millis());
         let Some(left_out) = self.retries.acquire(kind, now) else {
@@ -142,8 +143,8 @@ impl ChangeLog {
         );
     }
 
-    /// Logs new problems, and passes all problems on to Events and metrics. Most passes change no problem and cost one
-    /// comparison.
+    /// Logs new problems, and passes all problems on to Events and metrics. Most passes change no problem, and then
+    /// only a comparison is made.
     pub(crate) fn log_problems(&mut self, state: &State, metrics: &Metrics, now: Moment) {
         if state.problems().eq(self.problems.borrow().iter().map(Cow::Borrowed)) {
             return;
@@ -210,7 +211,8 @@ impl ChangeLog {
         if self.left_out_addresses.update(count)
             && let Some(first) = left_out_addresses.first()
         {
-            warn!(count, %first, "the Node has more addresses than the maps hold: node ports do not answer on the last ones");
+            warn!(count, %first, "the Node has more addresses than the maps hold: node ports do not answer on the \
+                                  remaining addresses");
         }
         self.log_uplinks(&decisions);
         self.log_redirect_refusal(decisions.redirect_refused_by.as_deref());
@@ -228,13 +230,14 @@ impl ChangeLog {
                 Err(reason) if reason.is_unsupported() => warn!(
                     iface,
                     reason = reason.as_str(),
-                    "the programs do not support the device: clients that reach the Node through it are not served"
+                    "the programs do not support the device: clients that reach the Node through this device are not \
+                     served"
                 ),
                 Err(reason) => debug!(iface, reason = reason.as_str(), "device does not need the programs"),
             }
         }
         for iface in self.missing_devices.update_elements(decisions.missing_devices.clone()) {
-            warn!(iface, "--devices names a device that does not exist; the agent uses it as soon as it appears");
+            warn!(iface, "--devices names a device that does not exist; the programs are attached when it appears");
         }
         for (iface, programs) in self.programs_ahead.update_entries(decisions.programs_ahead.clone()) {
             warn!(
@@ -259,7 +262,7 @@ impl ChangeLog {
             return;
         }
         let Some(engines) = engines else {
-            return info!("this Node has no rules of a policy engine any more: packets are redirected");
+            return info!("netfilter on this Node no longer has rules of a policy engine: packets are redirected");
         };
         warn!(
             engines,
@@ -313,8 +316,8 @@ impl ChangeLog {
             Some(ReplyRouteProblem::NoMark) => warn!(
                 count,
                 pod_ip,
-                "policy routing rules give Pods routing tables of their own, and no earlier rule selects the main table for \
-                 a mark: replies leave through another interface than the one on which the request arrived, and may be \
+                "policy routing rules give Pods routing tables of their own, and no earlier rule selects the main \
+                 table for a mark: replies leave through another interface than that of the request, and may be \
                  dropped; see \"Replies leave through another interface\" in docs/troubleshoot.md"
             ),
             Some(ReplyRouteProblem::NodeAddress) => warn!(
@@ -327,8 +330,8 @@ impl ChangeLog {
             Some(ReplyRouteProblem::MarkNotSet) => warn!(
                 count,
                 pod_ip,
-                "policy routing rules give Pods routing tables of their own, and with --nft-guard off no connection is marked: \
-                 replies leave through another interface than the one on which the request arrived, and may be dropped; set \
+                "policy routing rules give Pods routing tables of their own, and with --nft-guard off no connection is \
+                 marked: replies leave through another interface than that of the request, and may be dropped; set \
                  --nft-guard auto"
             ),
         }
@@ -345,7 +348,7 @@ impl ChangeLog {
             match decision {
                 Ok(XdpReason::Forced) => warn!(
                     iface,
-                    "XDP translates requests, as --attach xdp requests: packets with incomplete checksums are corrupted"
+                    "XDP translates requests because of --attach xdp: packets with incomplete checksums are corrupted"
                 ),
                 Ok(reason) => info!(iface, reason = reason.as_str(), "XDP translates requests"),
                 Err(XdpReason::NotRequested) => {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Executes operations; no other code does. Operations on the kernel complete immediately; writes to the API server
-//! complete when its answer arrives.
+//! The only code that executes operations. Operations on the kernel complete immediately; writes to the API server
+//! complete when the API server's answer arrives.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,8 +39,8 @@ pub enum OpError {
     Patch(#[from] PatchError),
     /// Clients of the port's former owner still send packets to the port.
     #[error(
-        "reserve node port {frontend}: it received packets without being mapped; it counts as unused in {wait:?} at \
-         the earliest"
+        "reserve node port {frontend}: clients still send packets to this unmapped port; the port counts as unused in \
+         {wait:?} at the earliest"
     )]
     RecentTraffic {
         /// The node port.
@@ -50,7 +50,7 @@ pub enum OpError {
     },
 }
 
-/// The result of an operation; `None` until the API server has answered the write.
+/// The result of an operation; `Ok(None)` for a write that the API server has not answered yet.
 pub type Outcome = Result<Option<()>, OpError>;
 
 /// An answer of the API server to an [`Op::WritePod`].
@@ -62,7 +62,8 @@ pub struct Executor {
     /// The kernel programs and their maps.
     pub datapath: Datapath,
     reservations: Reservations,
-    /// The worker of the nftables table, which follows mappings and policy routing; no operation changes the table.
+    /// The worker of the nftables table. The worker updates the table after changes of mappings and of policy routing;
+    /// no operation changes the table.
     pub guard: Guard,
     writes: Writes,
     delays: RetryDelays,
@@ -142,7 +143,7 @@ impl Executor {
         self.datapath.purge_flows()
     }
 
-    /// The next answer of the API server; pending while no write is in flight.
+    /// Waits for the next answer of the API server. The future stays pending while no write is in flight.
     pub async fn next_answer(&mut self) -> Answer {
         let ((pod, uid, value), result) = self.writes.next_answer().await;
         (Op::WritePod { pod, uid, value }, result)
@@ -176,7 +177,8 @@ impl Executor {
         self.delays.reset(op);
     }
 
-    /// The delay before the op is retried, which grows with each failure.
+    /// Counts a failure of the op, and returns the delay before the agent retries the op. The delay grows with each
+    /// failure.
     pub fn back_off(&mut self, op: &Op, error: &OpError) -> Duration {
         let hint = match error {
             OpError::Patch(error) => match error.class() {

@@ -46,7 +46,7 @@ use crate::{
 const NETWORK_SETTLES: Duration = Duration::from_millis(50);
 /// Minimum time between two surveys, because a Node that starts hundreds of Pods creates as many devices.
 const NETWORK_REST: Duration = Duration::from_millis(500);
-/// Time without a change after which freed memory is returned to the system, once per burst.
+/// Time without a change after which the agent returns freed memory to the operating system, once per burst of changes.
 const QUIET: Duration = Duration::from_millis(500);
 /// How often an idle loop reports to the liveness probe.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -81,7 +81,7 @@ pub struct Reconciler {
     deadline: Option<Moment>,
     network_due: Option<Instant>,
     network_seen: Instant,
-    /// The survey in flight.
+    /// The survey that a separate task makes at present.
     survey: Option<SurveyTask>,
     /// Whether programs were ever attached to a device through which clients reach the Node. Until then, no port is
     /// published.
@@ -95,9 +95,9 @@ pub struct Reconciler {
     are_routes_due: bool,
     node_ips: Vec<IpAddr>,
     change_log: ChangeLog,
-    /// The Pods whose annotation lacks a change.
+    /// The Pods with a change that the published annotation does not contain yet.
     delays: PublishDelays<Instant>,
-    /// When to return freed memory, if no change arrives before.
+    /// When to return freed memory to the operating system, if no change arrives before.
     quiet_due: Option<Instant>,
     introspection: Introspection,
 }
@@ -116,7 +116,7 @@ pub struct ProgramTargets {
 pub struct Listeners {
     /// The metrics.
     pub metrics: Metrics,
-    /// The probes.
+    /// The state that the HTTP probes report.
     pub health: Health,
     /// The log, and the Events that report problems.
     pub change_log: ChangeLog,
@@ -125,7 +125,7 @@ pub struct Listeners {
 }
 
 impl Reconciler {
-    /// A loop that has not started.
+    /// Creates a loop; [`Self::run`] starts it.
     pub fn new(
         state: State,
         executor: Executor,
@@ -248,7 +248,8 @@ impl Reconciler {
     fn handle_answer(&mut self, (op, result): Answer) {
         match result {
             Ok(patched) => {
-                // The answer is newer than the watch; the core ignores the watch event that repeats it.
+                // The answer contains the newest version of the Pod; the core ignores the later watch event with the
+                // same version.
                 self.state.apply(Change::Pod(patched.pod));
                 self.are_routes_due = true;
                 self.record_success(&op);
@@ -315,8 +316,9 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Removes the programs and maps of earlier agents that this one replaces, once it translates all mappings on all
-    /// devices that they serve. While a device keeps them, the next attempt follows at the next resync.
+    /// Removes the programs and maps of earlier agents, once this agent translates all mappings on every device that
+    /// those programs serve. If a device is still served only by an earlier agent's programs, the agent tries again at
+    /// the next resync.
     fn retire_predecessors(&mut self) {
         if !mem::take(&mut self.has_predecessors) {
             return;
@@ -406,8 +408,8 @@ impl Reconciler {
         self.survey = Some(self.uplinks.survey(&self.executor.datapath, self.state.pod_addresses()));
     }
 
-    /// Surveys the network before the loop continues. A survey in flight may be outdated, so it is followed by another
-    /// one.
+    /// Surveys the network before the loop continues. A survey that is in progress may be outdated, so another survey
+    /// follows it.
     async fn look_at_network(&mut self) -> Result<(), LoopError> {
         if self.survey.is_some() {
             drop(end_of(&mut self.survey).await);
@@ -451,8 +453,8 @@ impl Reconciler {
             self.look_at_network_by(self.instant(at));
         }
         self.metrics.set_devices(coverage);
-        // A device on which attaching always fails must not keep the other devices from being served. Tunnels to other
-        // Nodes do not count, because they serve no client.
+        // One device with programs is sufficient, so that a device on which attaching always fails does not prevent
+        // publication. Tunnels to other Nodes do not count, because they serve no client.
         self.was_attached |= reaches_clients;
         self.health.set_attached(reaches_clients);
         Ok(true)
@@ -494,7 +496,7 @@ impl Reconciler {
     }
 }
 
-/// Waits for the survey in flight; pending if there is none. Cancellation loses no result.
+/// Waits for the survey that is in progress; the future stays pending if there is none. Cancellation loses no result.
 async fn end_of(survey: &mut Option<SurveyTask>) -> Result<Survey, FollowError> {
     let Some(in_flight) = survey else { return std::future::pending().await };
     let found = netlink::join_survey(in_flight).await;
@@ -502,7 +504,7 @@ async fn end_of(survey: &mut Option<SurveyTask>) -> Result<Survey, FollowError> 
     Ok(found?)
 }
 
-/// Waits until a time; pending if there is none.
+/// Waits until a time; the future stays pending if the time is `None`.
 async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -510,7 +512,7 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "metrics show the wall-clock time; no decision uses it")]
+#[expect(clippy::disallowed_methods, reason = "metrics show the wall-clock time, and no decision depends on that time")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
 }

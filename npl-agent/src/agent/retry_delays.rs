@@ -16,7 +16,7 @@ use crate::core::{
 /// The delay after the first failure; it doubles up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// The shortest delay after a repeated denial, which lasts until a person changes permissions.
+/// The shortest delay after a repeated denial: the API server denies requests until a person changes permissions.
 const DENIED_WAIT: Duration = Duration::from_mins(1);
 
 /// The adapter's limit on the delay of a retry.
@@ -101,9 +101,9 @@ fn delays() -> ExponentialBackoff {
     ExponentialBuilder::new().with_min_delay(FIRST_WAIT).with_max_delay(LONGEST_WAIT).without_max_times().build()
 }
 
-/// The next delay, at least `at_least`, plus a random part: an API server that rejects half of forty simultaneous
-/// patches would reject half of their simultaneous retries. backon's own jitter is not used, because it would not apply
-/// to `at_least`.
+/// The next delay, at least `at_least`, plus a random part. The random part spreads retries: an API server that rejects
+/// half of forty simultaneous patches would also reject half of their simultaneous retries. The jitter of `backon` is
+/// not used, because it would not apply to `at_least`.
 fn wait(delays: &mut ExponentialBackoff, at_least: Duration) -> Duration {
     let shortest = delays.next().unwrap_or(LONGEST_WAIT).max(at_least);
     shortest + shortest.mul_f32(fastrand::f32() / 2.0)

@@ -54,14 +54,14 @@ use crate::{
     process::{error_chain::ErrorChain, limits, lock},
 };
 
-/// The number of queued changes at which the watches wait.
+/// The number of queued changes from which on the watches wait for the main loop.
 const QUEUE: usize = 1024;
 
 /// Serves the Node until SIGTERM or SIGINT. Mappings keep translating afterwards.
 ///
 /// # Errors
 ///
-/// The cause, as one sentence with its chain of causes.
+/// Returns the cause of the end, as one sentence with its chain of causes.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -104,7 +104,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
     let port_range = settings.port_range;
     let state = State::new(settings);
-    // Set before the first op, so that alerts on missing or exhausted ports work on every Node.
+    // The metrics of mappings and ports are set before the first op, so that alerts on missing or exhausted ports work
+    // on every Node.
     ChangeLog::count(&state, &metrics);
     // The API server answers while the kernel verifies the programs, so that a restart takes only as long as the slower
     // of the two.
@@ -243,7 +244,7 @@ fn random_seed() -> anyhow::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// Reads the counters by their pins for each scrape.
+/// Opens the pinned maps and reads the counters at each scrape of the metrics.
 #[derive(Debug)]
 struct PinnedCounters {
     bpffs: PathBuf,

@@ -93,7 +93,7 @@ impl PortMembers {
 }
 
 impl Member {
-    /// The state in one word of the tables.
+    /// The state of the member as one word, for tables.
     pub const fn state(&self) -> &'static str {
         match (self.ready, self.draining) {
             (_, true) => "draining",
@@ -114,7 +114,7 @@ pub enum Answer {
     Failed(String),
 }
 
-/// Whether all replicas that answered serve the same. Versions are digests of the content.
+/// Whether all replicas that answered serve the same members. The versions are digests of the content and are compared.
 pub fn agree<'a, I: IntoIterator<Item = &'a Answer>>(answers: I) -> bool {
     let versions: BTreeSet<Option<&str>> = answers
         .into_iter()

@@ -14,8 +14,8 @@
 //!
 //! The life of a node port: claimed, reserved, mapped, published; then withdrawn, drained, unmapped, quarantined,
 //! released. An annotation never names a mapping that does not exist, with three exceptions: the Pod has finished, has
-//! lost its address, or shares the address with a Pod that has the better claim. The mapping would then lead to another
-//! Pod, so it is removed immediately, and the annotation is updated afterwards.
+//! lost its address, or shares the address with a Pod whose claim to the address takes precedence. The mapping would
+//! then lead to another Pod, so the agent removes the mapping immediately and updates the annotation afterwards.
 //!
 //! A mapping's allowed sources are written to the kernel before the mapping is restricted, and are removed from the
 //! kernel only after the restriction ends or a Service's list no longer contains them.

@@ -32,7 +32,7 @@ pub enum Op {
     Release(Frontend),
 }
 
-/// Whether to reserve a port that received packets recently without a mapping: see [`npl_common::unmapped`].
+/// Whether to reserve a port that recently received packets without having a mapping: see [`npl_common::unmapped`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecentTraffic {
     /// Reserve the port: it is mapped already, or no other port is free.
@@ -46,7 +46,8 @@ pub enum RecentTraffic {
 pub enum PodWrite {
     /// Set the annotation to this value.
     Set(String),
-    /// Set the annotation to `[]`, then remove its key: some consumers ignore a missing key (contract C-12).
+    /// Set the annotation to `[]`, then remove the annotation: some load balancers do not notice a removed annotation
+    /// (contract C-12 in `docs/antrea-compatibility.md`).
     Withdraw,
     /// Set the readiness gate's condition to true.
     OpenGate(GateReason),

@@ -13,7 +13,7 @@ use npl_common::{
 /// Free elements of an LRU map that the kernel reserves for each possible CPU (`LOCAL_FREE_TARGET`). Other CPUs cannot
 /// use these elements, so the kernel may evict entries although some of these elements are free.
 const FREE_PER_CPU: u32 = 128;
-/// Bytes of the machine's memory for each flow of an IP family, from which the default size is computed.
+/// The default size grows with the machine's memory: one flow of each IP family for each so many bytes.
 const MEMORY_PER_FLOW: u64 = 32 << 10;
 /// The smallest and the largest default number of flows.
 const DEFAULT_FLOWS: [u32; 2] = [32_768, 262_144];
@@ -25,7 +25,7 @@ const FLOWS_PER_LOCAL_CLIENT: u32 = 8;
 const LEAST_SOCKET_RNAT: u32 = 16_384;
 /// The memory limit of the agent's container in the Helm chart.
 pub const CONTAINER_LIMIT: u64 = 384 << 20;
-/// Part of the container's memory that the agent and its programs use.
+/// The part of the container's memory that the agent and its programs use without maps.
 pub const AGENT_MEMORY: u64 = 64 << 20;
 
 /// The size in bytes of the kernel's `struct htab_elem` without key and value.
@@ -35,13 +35,13 @@ const BUCKET: u64 = 16;
 const POINTER: u64 = 8;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
-/// Pages of a ring buffer besides its data.
+/// The number of pages that a ring buffer has in addition to its data.
 const RING_BUFFER_PAGES: u64 = 3;
 
-/// Number of flows of each IP family that the flow table has room for: `--max-flows`.
+/// The number of flows for which the flow table of each IP family has room: `--max-flows`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MaxFlows {
-    /// By the memory of the machine.
+    /// The number depends on the memory of the machine.
     #[default]
     Auto,
     /// This number.
@@ -90,9 +90,9 @@ pub struct Machine {
 /// The sizes of the maps that depend on the Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableSizes {
-    /// Flows of each IP family that the flow table has room for.
+    /// The number of flows for which the flow table of each IP family has room.
     pub flows: u32,
-    /// Entries of each IP family that socket reverse NAT has room for.
+    /// The number of entries for which the socket reverse NAT map of each IP family has room.
     pub socket_rnat: u32,
     possible_cpus: u32,
 }
@@ -108,7 +108,8 @@ impl TableSizes {
         let by_memory = memory / MEMORY_PER_FLOW;
         let [least, most] = DEFAULT_FLOWS;
         let is_possible = |flows: &u32| {
-            // Three quarters of the memory suffice, because the kernel reports a few percent less than a machine has.
+            // Three quarters of that memory are sufficient, because the kernel reports a few percent less memory than
+            // the machine has.
             u64::from(*flows) * 3 / 4 <= by_memory
                 && Self::with_flows(*flows, possible_cpus).memory() + AGENT_MEMORY <= CONTAINER_LIMIT
         };

@@ -44,7 +44,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The name in tables and JSON.
+    /// The name of the kind in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Missing => "missing",

@@ -9,21 +9,21 @@ use super::{Device, DeviceKind, DeviceSelection};
 const MAJOR: u16 = 0x4e50;
 /// The minor number of the handle of ABI version 0. Later versions have the following minor numbers.
 const MINOR: u16 = 0x4c00;
-/// The minor number of the temporary filter's handle, behind those of all versions.
+/// The minor number of the temporary filter's handle, greater than the minor numbers of all ABI versions.
 const STAND_IN_MINOR: u16 = MINOR + 0xff;
 /// The handle of the temporary filter that translates while NPL's filter is moved ahead of other filters, as major and
 /// minor number.
 pub const STAND_IN_HANDLE: (u16, u16) = (MAJOR, STAND_IN_MINOR);
 /// The priority of NPL's filters. They run before all filters whose priority the kernel chose.
 pub const FIRST: u16 = 1;
-/// The priority of NPL's filters that run after all other filters.
+/// The priority of those filters of NPL that run after all other filters.
 pub const LAST: u16 = u16::MAX;
 
 /// Qdiscs of the kernel's default configurations, which neither shape nor police traffic.
 const PLAIN_QUEUES: [&str; 9] = ["noqueue", "pfifo_fast", "pfifo", "bfifo", "mq", "fq", "fq_codel", "codel", "sfq"];
 /// Qdiscs that only hold filters.
 const HOOKS: [&str; 2] = [HOOK_OF_BOTH, HOOK_OF_INGRESS];
-/// The qdisc with hooks for both directions.
+/// The qdisc with an ingress hook and an egress hook.
 const HOOK_OF_BOTH: &str = "clsact";
 /// The qdisc with an ingress hook only.
 const HOOK_OF_INGRESS: &str = "ingress";
@@ -79,7 +79,8 @@ impl DeviceAttachments {
         self.on(side).iter().any(AttachmentOwner::is_other)
     }
 
-    /// The names of other software's programs and filters that run ahead of NPL's; empty if NPL has none there.
+    /// The names of other software's programs and filters that run ahead of NPL's; empty if NPL has no program or
+    /// filter in this direction.
     pub fn ahead_of_npl(&self, side: Side) -> Vec<&str> {
         let owners = self.on(side);
         let Some(npl) = owners.iter().position(|owner| *owner == AttachmentOwner::Npl) else { return Vec::new() };
@@ -131,10 +132,11 @@ pub fn is_hook(kind: &str) -> bool {
     HOOKS.contains(&kind)
 }
 
-/// The owner of the filter that a netlink message describes; `None` if the message describes only a priority, at which
-/// NPL may also have filters.
+/// The owner of the filter that a netlink message describes; `None` if the message describes no filter but only a
+/// priority.
 ///
-/// The kernel lists a priority, with a kind and without a handle, before its filters.
+/// For each priority, the kernel first sends a message with a kind and without a handle, and then one message for each
+/// filter. NPL's filters may have the same priority as filters of other software.
 pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16), name: Option<&str>) -> Option<AttachmentOwner> {
     let is_npl = kind == "bpf" && [FIRST, LAST].contains(&priority);
     match handle {

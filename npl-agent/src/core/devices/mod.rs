@@ -24,7 +24,8 @@ pub enum DeviceKind {
     Physical,
     /// `lo`.
     Loopback,
-    /// One end of a veth pair: usually a Pod's, in Nodes that are containers also the uplink.
+    /// One end of a veth pair. The other end is usually in a Pod; if the Node itself is a container, the uplink is also
+    /// a veth.
     Veth,
     /// A bridge; usually a CNI's, sometimes the uplink.
     Bridge,
@@ -38,7 +39,7 @@ pub enum DeviceKind {
     Other,
 }
 
-/// The position of the IP header in the packets of a device.
+/// Where the IP header begins in the packets of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkLayer {
     /// After an Ethernet header.
@@ -47,7 +48,7 @@ pub enum LinkLayer {
     None,
     /// After an Ethernet header and a VLAN tag, which a VLAN device with `reorder_hdr off` leaves in the frame.
     Tagged,
-    /// After the tunnel's outer headers, which a GRE device without a remote address shows.
+    /// After the tunnel's outer headers, which a GRE device without a remote address leaves in its packets.
     Outer,
     /// After a header that the programs do not parse, such as InfiniBand's.
     Other,
@@ -73,15 +74,15 @@ pub struct Device {
     pub kind: DeviceKind,
     /// The link layer of the device's packets.
     pub link_layer: LinkLayer,
-    /// The master, if it has one.
+    /// The kind of the device's master; `None` if the device has no master.
     pub master: Option<Master>,
-    /// Whether it is one end of a veth or netkit pair whose other end is in another network namespace.
+    /// Whether the device is one end of a veth or netkit pair whose other end is in another network namespace.
     pub peer_is_elsewhere: bool,
     /// Whether the main routing table has a default route through the device.
     pub has_default_route: bool,
     /// Whether a route with a gateway leaves through the device.
     pub has_gateway_route: bool,
-    /// Its addresses of global scope, in the order of the kernel's list.
+    /// The device's addresses of global scope, in the order of the kernel's list.
     pub addresses: Vec<IpAddr>,
     /// Driver, MTU and further properties of the link.
     pub link: LinkFacts,
@@ -113,13 +114,13 @@ pub struct LinkFacts {
     pub driver: Option<String>,
     /// The MTU in bytes.
     pub mtu: u32,
-    /// Whether it is a bridge with hardware among its ports.
+    /// Whether the device is a bridge with a hardware device among its ports.
     pub has_physical_port: bool,
-    /// Whether VLAN, macvlan or ipvlan devices are on top of it.
+    /// Whether VLAN, macvlan or ipvlan devices are on top of the device.
     pub has_upper_devices: bool,
-    /// Whether it is a netkit device that drops packets unless a program passes them.
+    /// Whether the device is a netkit device that drops packets unless a program passes them.
     pub is_closed: bool,
-    /// Whether it has an `ingress` qdisc, which has no egress hook, unlike `clsact`.
+    /// Whether the device has an `ingress` qdisc, which has no egress hook, unlike `clsact`.
     pub has_ingress_queue: bool,
 }
 
@@ -197,13 +198,13 @@ pub enum UplinkReason {
     IsEnslaved,
     /// The programs are attached to the VRF's member devices.
     IsVrf,
-    /// Local clients are served by socket programs.
+    /// The device is `lo`: cgroup programs serve local clients, and the TC programs are not needed.
     IsLoopback,
     /// A dummy device has no traffic.
     IsDummy,
     /// A veth or bridge without a Node address or default route leads to Pods.
     LeadsToPods,
-    /// No client can send to the device.
+    /// The device has no address, so no client can send to it.
     HasNoAddress,
     /// [`LinkLayer::Tagged`].
     LeavesTags,
@@ -312,7 +313,8 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     match device.kind {
         DeviceKind::Tunnel => Ok(UplinkReason::IsTunnel),
         DeviceKind::Bridge if device.link.has_physical_port && has_address => Ok(UplinkReason::BridgesPhysicalPort),
-        // If both ends of a pair are on the Node, as Cilium's are, gateway routes through it lead to Pods.
+        // If both ends of a pair are on the Node, as those of Cilium's pair are, gateway routes through the pair lead
+        // to Pods.
         DeviceKind::Veth if device.peer_is_elsewhere && device.has_gateway_route => Ok(UplinkReason::HasGatewayRoute),
         DeviceKind::Veth | DeviceKind::Bridge => Err(UplinkReason::LeadsToPods),
         DeviceKind::Physical | DeviceKind::Other | DeviceKind::Loopback | DeviceKind::Dummy | DeviceKind::Vrf => {

@@ -54,7 +54,7 @@ impl DevicePolicy {
 pub struct ConntrackSettings {
     /// Whether kernel conntrack marks out-of-window TCP packets as invalid.
     pub is_strict: bool,
-    /// Whether kernel conntrack times out idle connections early after it has missed some of their acknowledgements.
+    /// Whether kernel conntrack times out an idle connection early because it did not see every acknowledgement.
     pub forgets_idle: bool,
 }
 
@@ -73,7 +73,7 @@ pub struct NodeNetwork<'a> {
     pub node_ips: &'a [IpAddr],
     /// The Pods that have mappings.
     pub mapped_pods: &'a BTreeSet<IpAddr>,
-    /// The addresses on which node ports answer now.
+    /// The addresses on which node ports answer before this decision.
     pub held_addresses: &'a BTreeSet<IpAddr>,
     /// Devices with an uplink's programs attached, by their index.
     pub attached_uplinks: &'a BTreeSet<u32>,
@@ -113,7 +113,7 @@ pub struct DeviceDecisions {
     pub plan: DevicePlan,
 }
 
-/// Makes the decisions, and keeps their state: grace periods, and drivers that rejected XDP.
+/// Makes all decisions about devices. Stores what later decisions need: grace periods, and drivers that rejected XDP.
 #[derive(Debug)]
 pub struct DevicePlanner {
     policy: DevicePolicy,
@@ -233,8 +233,8 @@ impl DevicePlanner {
         }
     }
 
-    /// Strict kernel conntrack would mark packets after an offloaded period as invalid, so the host's stack forwards
-    /// all packets.
+    /// The next hop of each Pod, or why its packets are not redirected. Empty in stack mode, and also in offload mode
+    /// if kernel conntrack is strict: strict kernel conntrack would mark packets after an offloaded period as invalid.
     fn decide_next_hops(
         &self,
         network: &NodeNetwork<'_>,

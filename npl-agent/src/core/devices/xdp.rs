@@ -8,9 +8,10 @@ use super::{Device, DeviceKind, LinkLayer, Master, redirect::Forwarding};
 /// The largest frame that drivers pass to a program in one buffer: a page without headroom and tailroom.
 const LARGEST_WHOLE: u32 = 3498;
 
-/// Drivers with which a translation in XDP keeps checksums correct. Received frames have complete checksums, and after
-/// the program the driver does not report the card's sum of the untranslated bytes (`CHECKSUM_COMPLETE`). `gve` reports
-/// that sum, and so does `ice` on E830 cards since Linux 6.15; `mlx5_core` does not while a program is attached.
+/// Drivers with which a translation in XDP keeps checksums correct. Frames from these drivers have complete checksums.
+/// After a program has run, these drivers do not report the card's sum of the untranslated bytes (`CHECKSUM_COMPLETE`).
+/// `gve` reports that sum, and so does `ice` on E830 cards since Linux 6.15; `mlx5_core` does not while a program is
+/// attached.
 const SAFE_DRIVERS: [&str; 6] = ["mlx5_core", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net"];
 
 /// The value of the flag `--attach`.
@@ -47,8 +48,8 @@ impl FromStr for Attach {
 pub enum XdpReason {
     /// The flag is `--attach tc`.
     NotRequested,
-    /// The mode is `--forwarding redirect` or `offload`, and the host's stack forwards every request that XDP has
-    /// translated.
+    /// The mode is `--forwarding redirect` or `offload`, for which XDP is unsuitable: the host's stack would forward
+    /// every request that XDP has translated.
     BypassesStack,
     /// The device has no Ethernet headers, which the program needs.
     NotEthernet,
@@ -93,7 +94,7 @@ impl XdpReason {
         Self::KernelRefuses,
     ];
 
-    /// The name of the folder on the BPF file system that stores the reason.
+    /// The name of the folder on the BPF file system by which the agent stores the reason for other processes.
     pub const fn key(self) -> &'static str {
         match self {
             Self::NotRequested => "not_requested",
@@ -136,8 +137,8 @@ impl XdpReason {
         Self::ALL.into_iter().find(|reason| reason.key() == key)
     }
 
-    /// Whether to attach XDP again although the device is unchanged. After any other reason there is no second attempt,
-    /// because a driver may rebuild its queues at each attempt.
+    /// Whether the agent tries again to attach XDP although the device is unchanged. After any other reason the agent
+    /// does not try again, because a driver may rebuild its queues at each attempt.
     pub const fn is_temporary(self) -> bool {
         matches!(self, Self::Occupied)
     }

@@ -20,8 +20,8 @@ pub struct Sweep {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EvictionEstimate {
     last: Option<Sweep>,
-    /// Entries that earlier sweeps found but had not counted as established, because packets arrive while a sweep reads
-    /// table and counters.
+    /// Entries that earlier sweeps found in the table before the counters contained them, because packets arrive while
+    /// a sweep reads counters and table.
     excess: u64,
 }
 
@@ -29,7 +29,7 @@ impl EvictionEstimate {
     /// The number of entries that were evicted since the previous sweep, from a table with room for `capacity` flows.
     ///
     /// Zero if the table was not full. The programs also remove entries, for example those of flows that lost a tuple
-    /// conflict; in a table that is not full, every missing entry is one of these.
+    /// conflict; in a table that is not full, every missing entry was removed by the programs.
     pub fn observe(&mut self, sweep: Sweep, capacity: usize) -> u64 {
         let Some(last) = self.last.replace(sweep) else { return 0 };
         let (found, capacity) = (sweep.found as u64, capacity as u64);

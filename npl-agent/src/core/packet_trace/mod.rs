@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packet tracing: which packets `npl-agent trace` follows, and what a record of the programs says.
+//! Packet tracing: which packets `npl-agent trace` follows, and what the records of the programs contain.
 
 pub mod packet;
 mod selection;

@@ -86,7 +86,7 @@ impl Packet {
     }
 }
 
-/// `tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]`.
+/// Formats a packet as `tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]`.
 impl fmt::Display for Packet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [source, destination] = self.ends().map(|(ip, port)| match (ip, port) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Selects packets by client, Pod, node port and protocol: as a filter for the programs, and exactly.
+//! Selects packets by client, Pod, node port and protocol: first by a filter in the programs, which may select too many
+//! packets, and then exactly.
 
 use std::{iter, net::IpAddr};
 
@@ -39,8 +40,8 @@ pub enum Endpoint {
 pub struct TooManyEndpoints(usize);
 
 impl Selection {
-    /// The filter for the programs, which is not armed. A packet whose ports the programs do not find, such as a fragment,
-    /// matches by its addresses alone.
+    /// The filter for the programs. The filter selects no packet until its end time is set. A packet whose ports the
+    /// programs do not find, such as a fragment, matches by its addresses alone.
     ///
     /// # Errors
     ///
@@ -105,7 +106,7 @@ fn filter(range: Option<SourceRange>, port: Option<u16>) -> EndpointFilter {
     EndpointFilter { addr, addr_mask, port, port_mask, unused: 0 }
 }
 
-/// The address whose bits of the range's prefix are one.
+/// The netmask of a range, as an address.
 fn mask(range: SourceRange) -> IpAddr {
     let all: IpAddr = if range.first().is_ipv6() { [0xff; 16].into() } else { [0xff; 4].into() };
     SourceRange::new(all, range.length()).map_or(all, SourceRange::first)

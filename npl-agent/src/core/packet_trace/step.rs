@@ -22,7 +22,7 @@ pub enum Hook {
 /// The verdict of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// No mapping can match the packet; passed unchanged.
+    /// No mapping can match the packet; the program passed it unchanged.
     Unrelated,
     /// Passed unchanged, for a reason.
     Passed,
@@ -45,7 +45,7 @@ pub struct Step {
     pub hook: Hook,
     /// Whether the program translates replies.
     pub is_reply: bool,
-    /// Whether the slow path decided.
+    /// Whether the verdict is that of the slow path.
     pub is_slow_path: bool,
     /// The verdict.
     pub verdict: Verdict,

@@ -26,7 +26,7 @@ pub(in crate::core) struct Owner {
 pub enum Phase {
     /// A Service requests the port.
     Active,
-    /// No Service requests the port; the mapping translates until consumers have stopped using it.
+    /// No Service requests the port; the mapping translates until load balancers have stopped using it.
     Draining {
         /// When draining ends; `None` while an annotation may still name the port.
         until: Option<Moment>,
@@ -38,17 +38,17 @@ pub enum Phase {
     },
 }
 
-/// A held node port.
+/// An allocated node port, with its owner and phase.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) struct Claim {
-    /// `None` for a mapping of a Pod that was deleted before this agent started.
+    /// The Pod port that holds the node port; `None` for a mapping of a Pod that was deleted before this agent started.
     pub(in crate::core) owner: Option<Owner>,
     pub(in crate::core) phase: Phase,
     /// The desired value of the mapping; `None` while the Pod has no address of its own.
     pub(in crate::core) backend: Option<Backend>,
     /// The sources that may use the mapping.
     pub(in crate::core) sources: Sources,
-    /// Whether a client may know the port.
+    /// Whether the port was ever mapped, so that a client may know it.
     pub(in crate::core) was_mapped: bool,
     /// When this agent allocated the port; `None` if an earlier agent did.
     pub(in crate::core) allocated: Option<Moment>,
@@ -115,7 +115,7 @@ impl Claim {
 pub struct PortUsage {
     /// Requested by a Service.
     pub active: usize,
-    /// Translating until consumers have stopped using them.
+    /// Mapped until load balancers have stopped using them, although no Service requests them.
     pub draining: usize,
     /// Unmapped, but not yet available for allocation.
     pub quarantined: usize,
@@ -123,8 +123,8 @@ pub struct PortUsage {
     pub free: usize,
 }
 
-/// The claims of all node ports. A port number belongs to one Pod, whatever the protocol and family, because consumers
-/// ignore the protocol of an annotation's entry.
+/// The claims of all node ports. A port number belongs to one Pod, whatever the protocol and family, because some load
+/// balancers ignore the protocol of an annotation's entry.
 #[derive(Debug)]
 pub(in crate::core) struct PortTable {
     range: PortRange,
@@ -135,7 +135,7 @@ pub(in crate::core) struct PortTable {
     /// Ports that another process uses, and when to retry them.
     taken: BTreeMap<Frontend, Moment>,
     /// Unmapped port numbers that received packets recently, and until when other numbers are preferred. The protocol
-    /// does not matter, because consumers ignore the protocol of an entry.
+    /// does not matter, because some load balancers ignore the protocol of an entry.
     recent_traffic: BTreeMap<NodePort, Moment>,
 }
 
@@ -212,8 +212,8 @@ impl PortTable {
         self.range.contains(frontend.node_port) && !self.taken.contains_key(&frontend)
     }
 
-    /// Whether another Pod has the better claim to the port number. An earlier release assigned the protocols of one
-    /// number to several Pods.
+    /// Whether the port number belongs to another Pod. An earlier release could assign the protocols of one number to
+    /// several Pods.
     fn is_of_another_pod(&self, frontend: Frontend) -> bool {
         let holder = self.of_number(frontend.node_port).min_by_key(|(rival, _)| (self.rank(*rival), *rival));
         let own = self.claims.get(&frontend);
@@ -224,7 +224,8 @@ impl PortTable {
         self.rank(frontend) == 0
     }
 
-    /// How far the phase of a claim is from active. A Pod port reactivates the claim with the smallest distance.
+    /// The distance of a claim's phase from the phase active. A Pod port reactivates the claim with the smallest
+    /// distance.
     pub(in crate::core) fn rank(&self, frontend: Frontend) -> u8 {
         match self.claims.get(&frontend).map(|claim| claim.phase) {
             Some(Phase::Active) => 0,
@@ -233,7 +234,8 @@ impl PortTable {
         }
     }
 
-    /// Whether a Pod may claim the port: no Pod holds the port, and no other Pod holds the number.
+    /// Whether a Pod may claim the node port: no Pod holds the port itself, and no other Pod holds its number for
+    /// another protocol or family.
     pub(in crate::core) fn is_free_for(&self, frontend: Frontend, uid: &PodUid) -> bool {
         let is_its = |(_, claim): (Frontend, &Claim)| uid_of(claim) == Some(uid);
         self.is_available(frontend)
@@ -271,8 +273,8 @@ impl PortTable {
     /// which `is_usable` holds. The search continues after the last allocated number, so that a freed number is reused
     /// as late as possible.
     ///
-    /// If all free ports have received packets recently, the one whose traffic ceased first is returned: a client that
-    /// sends to every port must not keep Pods from getting a node port.
+    /// If all free ports have received packets recently, the port whose traffic ended first is returned: a client that
+    /// sends to every port must not prevent Pods from getting a node port.
     pub(in crate::core) fn take_next_free(
         &mut self,
         family: Family,
@@ -300,8 +302,8 @@ impl PortTable {
         usable.min_by_key(|(_, until)| *until).map(|(frontend, _)| frontend)
     }
 
-    /// Whether to reject the port if it received packets recently. Packets matter only if the number was never mapped
-    /// for its present owner, by any protocol or family.
+    /// Whether to reject the port if it received packets recently. The port is rejected only if its number was never
+    /// mapped for its present owner, for any protocol or family.
     pub(in crate::core) fn recent_traffic_policy(&self, frontend: Frontend) -> RecentTraffic {
         let number = frontend.node_port;
         let was_mapped = self.of_number(number).any(|(_, claim)| claim.was_mapped);
@@ -315,7 +317,7 @@ impl PortTable {
     }
 
     /// Places the cursor after the highest port in use. A restarted agent does not know which ports were freed last;
-    /// they are likely below the newest one.
+    /// those ports are likely below the highest port in use.
     pub(in crate::core) fn place_cursor(&mut self) {
         let numbers = self.claims.keys().map(|frontend| frontend.node_port);
         let newest = numbers.filter(|node_port| self.range.contains(*node_port)).max();
@@ -326,7 +328,7 @@ impl PortTable {
         self.taken.insert(frontend, until);
     }
 
-    /// Records that the port could be bound.
+    /// Records that the agent could bind the port, so no other process uses it.
     pub(in crate::core) fn unmark_taken(&mut self, frontend: Frontend) {
         self.taken.remove(&frontend);
     }
@@ -335,7 +337,8 @@ impl PortTable {
         self.taken.contains_key(&frontend)
     }
 
-    /// Drops records that have expired, and returns the ports that may be free again.
+    /// Drops expired records of ports that other processes use or that received packets, and returns the ports that may
+    /// be free again.
     pub(in crate::core) fn expire_taken(&mut self, now: Moment) -> Vec<Frontend> {
         self.recent_traffic.retain(|_, until| *until > now);
         self.taken.extract_if(.., |_, until| *until <= now).map(|(frontend, _)| frontend).collect()

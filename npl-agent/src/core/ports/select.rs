@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides which ports of a Pod are wanted, and how each is exposed.
+//! Decides which ports of a Pod are wanted, that is, requested by a Service, and how each is exposed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,11 +32,11 @@ pub struct WantedPort {
 /// How a wanted port is exposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Exposure {
-    /// By a host port that already leads to the Pod port; no mapping is needed.
+    /// By a host port that leads to the Pod port without NPL; no mapping is needed.
     HostPort(NodePort),
     /// By a mapping to the Pod's address.
     Mapping,
-    /// Not exposed at present, because the Pod has no address of its own. Its node port stays reserved.
+    /// Not exposed at present, because the Pod has no address of its own. The node port stays reserved.
     Pending,
 }
 
@@ -118,7 +118,7 @@ impl Selector<'_> {
         wanted
     }
 
-    /// Reports every Service that requests a Pod port with a node port for each of several protocols.
+    /// Reports every Service that requests a Pod port which has a separate node port for each of several protocols.
     fn report_separate_protocols(self, pod: &Pod, wanted: &mut Wanted) {
         if self.settings.protocol_pairing == ProtocolPairing::Merged {
             return;
@@ -141,7 +141,7 @@ impl Selector<'_> {
         }
     }
 
-    /// The address of the Pod, unless another Pod has the better claim to it.
+    /// The address of the Pod, unless another Pod's claim to the address takes precedence.
     pub(in crate::core) fn pod_ip(self, pod: &Pod, family: Family) -> Option<IpAddr> {
         let ip = pod.ip_of(family)?;
         let is_own = pod.host_network || self.snapshot.holder(ip).is_some_and(|holder| holder.uid == pod.uid);
@@ -188,7 +188,7 @@ impl Selector<'_> {
                 causes.insert(Cause::AddressConflict { ip, holder: holder.key.clone() });
             }
         }
-        // A pending exposure would keep an existing mapping; without an exposure, the mapping drains.
+        // These ports get no exposure, so that an existing mapping drains. A pending exposure would keep the mapping.
         wanted.ports.retain(|port, _| !past_the_node.contains(port));
         for cause in causes {
             wanted.blame(pod, cause);
@@ -197,8 +197,8 @@ impl Selector<'_> {
 
     /// The host port that leads to the Pod port without NPL.
     ///
-    /// A `hostPort` that is bound to another address than the published one does not lead to the Pod from there; such a
-    /// port gets a mapping.
+    /// A `hostPort` that is bound to another address than the published one does not serve the published address; such
+    /// a Pod port gets a mapping.
     fn host_port(self, pod: &Pod, port: WantedPort) -> Option<NodePort> {
         if pod.host_network {
             return Some(NodePort(port.pod_port.0));

@@ -54,8 +54,8 @@ event_reasons! {
         "The Node has no address of an IP family of the Service. The Pod gets no node port of that family.",
         "Add an address of the family to the Node, or name it with `NPL_NODE_IP`.";
     AddressConflict on Pod,
-        "Another Pod of the Node has the same address, and that Pod gets the traffic: the one that got the address last, unless it is \
-         being deleted.",
+        "Another Pod of the Node has the same address and gets the traffic: the Pod that got the address last, unless \
+         that Pod is being deleted.",
         "Delete one of the two Pods, and find out why the CNI assigned the address twice.";
     PodOnNodeNetwork on Pod,
         "The route to the Pod leaves through a device that clients use: the Pod is attached to the Node's own network by \
@@ -68,8 +68,8 @@ event_reasons! {
     NodePortConflict on Pod,
         "The node port of the Pod is also a `nodePort` or `healthCheckNodePort` of a Service, and no other node port is free. \
          Clients of that Service reach the Pod.",
-        "Widen `NPL_PORT_RANGE`, or choose a port of the Service outside it. The Pod moves to the first node port that becomes \
-         free.";
+        "Widen `NPL_PORT_RANGE`, or choose a port of the Service outside of that range. The Pod moves to the first \
+         node port that becomes free.";
     NodePortShadowed on Service,
         "A `nodePort` or `healthCheckNodePort` of the Service is the node port of a Pod's mapping, and no other node port is \
          free. On the Pod's Node, clients of the Service reach that Pod.",

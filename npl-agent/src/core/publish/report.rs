@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides which problems are reported by Events, and when: after a short delay, again while they last, and at most
-//! once a minute.
+//! Decides which problems Events report, and when: after a short delay, again while the problem lasts, and at most once
+//! a minute.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,7 +40,7 @@ impl Report {
 
 /// The current problems, and when each was reported.
 ///
-/// Problems that end before they are reported are dropped immediately, and others a minute later, so that the number of
+/// An entry is dropped when its problem ends, or a minute after its last Event if there was one. So the number of
 /// entries stays close to the number of problems.
 #[derive(Debug, Default)]
 pub struct Reports {

@@ -30,7 +30,8 @@ use super::{
 pub struct DevicePlan {
     /// The TC programs of each device, by its index.
     pub programs: BTreeMap<u32, ProgramSet>,
-    /// The next hop of each redirected Pod, by its address. Its device is among [`Self::programs`].
+    /// The next hop of each redirected Pod, by the Pod's address. The device of each next hop is among
+    /// [`Self::programs`].
     pub next_hops: BTreeMap<IpAddr, PodNextHop>,
     /// The ifindexes of devices whose driver runs the XDP program. Each is an uplink among [`Self::programs`].
     pub xdp: BTreeSet<u32>,
@@ -46,8 +47,8 @@ pub type AttachedHooks = BTreeSet<(u32, Direction)>;
 pub enum DeviceStep {
     /// Detach the XDP program from all devices except these.
     RetainXdp(BTreeSet<u32>),
-    /// Remove the next hops that the plan lacks or changes, so that the host's stack forwards the packets of those
-    /// Pods.
+    /// Remove the next hops that the plan does not contain or that it changes, so that the host's stack forwards the
+    /// packets of those Pods.
     RetainNextHops,
     /// Attach a program, or replace an NPL program on the same hook.
     Attach {
@@ -145,7 +146,7 @@ impl DevicePlan {
         }
     }
 
-    /// The devices with a program on every hook that the plan has for them.
+    /// The devices on which every hook of the plan has a program.
     pub fn attached_devices(&self, attached: &AttachedHooks) -> BTreeSet<u32> {
         let has_all = |(ifindex, set): &(&u32, &ProgramSet)| {
             set.directions().iter().all(|direction| attached.contains(&(**ifindex, *direction)))

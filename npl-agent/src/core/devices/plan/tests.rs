@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Properties that hold after every step, with any programs attached before and with any steps failing.
+//! Properties that hold after every step of a plan, whatever programs were attached before and whichever steps fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 

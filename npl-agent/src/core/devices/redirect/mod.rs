@@ -82,8 +82,8 @@ pub enum ProgramSet {
 }
 
 impl ProgramSet {
-    /// The set of an uplink. The host's stack forwards packets if frames would need an Ethernet header, or if a VRF has
-    /// its own routes.
+    /// The set of an uplink. An uplink without Ethernet headers or in a VRF, which has its own routes, does not
+    /// redirect packets: the host's stack forwards them.
     pub fn of_uplink(device: &Device, forwarding: Forwarding) -> Self {
         let is_plain = device.link_layer == LinkLayer::Ethernet && device.master != Some(Master::Vrf);
         match forwarding {
@@ -127,7 +127,7 @@ pub struct PodNextHop {
     pub mtu: u16,
 }
 
-/// How a device leads to Pods.
+/// The kind of a device that leads to Pods, which decides how packets are redirected to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HopKind {
     /// A veth or netkit pair: its other end is in the Pod.
@@ -149,7 +149,7 @@ impl HopKind {
 /// Why the host's stack forwards packets to a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RedirectRefusal {
-    /// Clients also use the device, so replies could not be distinguished from requests.
+    /// Clients also use the device, so the programs could not distinguish replies from requests.
     IsUplink,
     /// The device is one end of a pair whose peer is on the Node.
     EndsOnTheNode,
@@ -240,8 +240,8 @@ fn is_of_cilium(device: &Device) -> bool {
     device.name.starts_with("cilium_") || device.name.starts_with("lxc")
 }
 
-/// Whether a redirect at this uplink bypasses no other software. The host's stack forwards the packets of an uplink
-/// that is not redirected.
+/// Whether redirecting packets at this uplink bypasses no program of other software. This is also true for an uplink
+/// that does not redirect packets.
 fn is_clear(uplink: &Device, attachments: &BTreeMap<u32, DeviceAttachments>) -> bool {
     let has_others = || attachments.get(&uplink.ifindex).is_none_or(DeviceAttachments::has_others_behind_npl);
     !ProgramSet::of_uplink(uplink, Forwarding::Redirect).is_redirect_uplink() || !has_others()
