@@ -13,7 +13,7 @@ use npl_common::{
 /// Free elements of an LRU map that the kernel reserves for each possible CPU (`LOCAL_FREE_TARGET`). Other CPUs cannot
 /// use these elements, so the kernel may evict entries although some of these elements are free.
 const FREE_PER_CPU: u32 = 128;
-/// The default size grows with the machine's memory: one flow of each IP family for each so many bytes.
+/// The bytes of the machine's memory per flow of an IP family, from which the default size of the flow tables follows.
 const MEMORY_PER_FLOW: u64 = 32 << 10;
 /// The smallest and the largest default number of flows.
 const DEFAULT_FLOWS: [u32; 2] = [32_768, 262_144];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A restarted agent adopts existing mappings first, then the ports that annotations name.
+//! Adoption by a restarted agent: first of the mappings in the kernel, then of the node ports that annotations name.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
 
 /// Assigns every existing mapping to its Pod, and reserves for every Pod the free ports that its annotation names.
 ///
-/// Runs once, when all lists are complete. After the start, an annotation on a new Pod comes from its template, and the
+/// Runs once, when all lists are complete. Later, an annotation on a new Pod comes from the Pod's template, and the
 /// ports in it are not reserved.
 pub(in crate::core) fn adopt(state: &mut State) {
     order_address_claims(state);
@@ -47,8 +47,8 @@ fn by_generation(snapshot: &Snapshot) -> BTreeMap<u32, Vec<&Pod>> {
     pods
 }
 
-/// Of two Pods with one address, the Pod that the earlier agent chose keeps the address, unless the other Pod was
-/// assigned the address since.
+/// Orders the claims of Pods with the same address: the Pod that the earlier agent chose keeps the address, unless the
+/// other Pod got the address later.
 fn order_address_claims(state: &mut State) {
     let Some(observed) = &state.observed else { return };
     let pods = by_generation(&state.snapshot);
@@ -91,8 +91,8 @@ fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option
     Some(Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port })
 }
 
-/// If a Pod port was moving to a new node port when the last agent exited, one of its mappings stays and the others
-/// drain. A mapping in the port range is preferred, then a mapping that the annotation names.
+/// If a Pod port was moving to a new node port when the last agent exited, one mapping of the Pod port stays and the
+/// others drain. A mapping in the port range is preferred, then a mapping that the annotation names.
 fn resolve_duplicates(state: &mut State) {
     for pod in state.snapshot.pods() {
         let named = annotation::named_by(pod);

@@ -3,8 +3,7 @@
 //!
 //! [`State::pass`] returns the next operations. The caller executes them and reports each result by
 //! [`State::record_done`] or [`State::record_failed`]. An operation is returned only after its precondition was
-//! observed, so that the agent can stop after any operation without leaving an annotation for a mapping that does not
-//! work.
+//! observed, so that the agent can stop after any operation without leaving an annotation that names a missing mapping.
 
 mod adopt;
 mod assign;
@@ -46,7 +45,7 @@ pub struct State {
     pub(in crate::core) settings: Settings,
     pub(in crate::core) snapshot: Snapshot,
     pub(in crate::core) node_ips: BTreeMap<Family, IpAddr>,
-    /// Pods that get no mapping, because their replies bypass the Node.
+    /// Pods on the Node's own network, which get no mapping because their replies would bypass the Node.
     pub(in crate::core) on_node_network: PodsOnNodeNetwork,
     /// The last observation; `None` before the first one.
     pub(in crate::core) observed: Option<Observed>,
@@ -63,24 +62,24 @@ pub struct State {
     pub(in crate::core) with_problems: BTreeSet<PodKey>,
     /// Frontends that changed and may need an operation or a timer.
     pub(in crate::core) unsettled: BTreeSet<Frontend>,
-    /// Frontends that wait only for a timer. The timer of a frontend that has changed in the meantime stays, and causes
-    /// one needless examination.
+    /// Frontends that wait only for a timer. If a frontend changes before its timer fires, the timer stays, and the
+    /// pass examines the frontend once more without effect.
     pub(in crate::core) timers: BTreeSet<(Moment, Frontend)>,
     /// Pods whose annotation may need a write.
     pub(in crate::core) unpublished: BTreeSet<PodKey>,
     pub(in crate::core) writes: BTreeMap<PodUid, Write>,
-    /// Since when each Pod needs its next write.
+    /// The time since which each Pod needs a write.
     pub(in crate::core) needs_write_since: BTreeMap<PodUid, Moment>,
-    /// Deleted Pods with a patch in flight, whose answer must not recreate their state.
+    /// Deleted Pods with a patch in flight. The answer to the patch must not add such a Pod again.
     departed: BTreeSet<PodUid>,
     pub(in crate::core) retries: BTreeMap<RetryKey, Moment>,
     contests: Contests,
 }
 
-/// The operations to execute in this order, and when to call again if no event arrives before.
+/// The result of one run of the planner: operations, and when to plan again if no event arrives before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Pass {
-    /// The operations; none may be executed before an earlier one.
+    /// The operations, which the caller executes in this order.
     pub ops: Vec<Op>,
     /// The next time at which a timer changes the result.
     pub next_deadline: Option<Moment>,
@@ -141,7 +140,7 @@ impl State {
         }
     }
 
-    /// Replaces the observation. It overrides what operations have recorded.
+    /// Replaces the observed state, including what operations have recorded in it.
     pub fn observe(&mut self, observed: Observed) {
         let changed = self.observed.take().unwrap_or_default().differences(&observed);
         self.observed = Some(observed);
@@ -212,7 +211,7 @@ impl State {
         self.missing_prerequisites().is_empty()
     }
 
-    /// Plans the next operations. Call it until it returns none.
+    /// Plans the next operations. The caller repeats the call until the result contains no operation.
     pub fn pass(&mut self, now: Moment) -> Pass {
         if !self.is_ready() {
             return Pass { ops: adopt::reservations(self, now), next_deadline: None };
@@ -276,7 +275,7 @@ impl State {
         }
     }
 
-    /// Records that an operation failed, or may have failed.
+    /// Records that an operation failed, or that its result is unknown.
     pub fn record_failed(&mut self, op: &Op, failure: Failure, now: Moment) {
         let at = match failure {
             Failure::Retry { at } | Failure::NoRoom { at } => at,
@@ -324,7 +323,7 @@ impl State {
         self.snapshot.pods().map(|pod| pod.uid.clone()).collect()
     }
 
-    /// The Pods that a change or a failure concerns and that no pass has examined since.
+    /// The Pods that a change or a failure affects and that no pass has examined since.
     pub const fn changed_pods(&self) -> &BTreeSet<PodKey> {
         &self.dirty
     }
@@ -352,7 +351,7 @@ impl State {
         self.dirty.append(&mut self.waiting_for_port);
     }
 
-    /// Marks every frontend whose allowed sources did not fit for the next pass.
+    /// Marks every frontend whose allowed sources did not fit into the kernel's map for the next pass.
     fn retry_source_table_full(&mut self) {
         for frontend in std::mem::take(&mut self.source_table_full) {
             if self.lacks_sources(frontend) {
@@ -382,8 +381,9 @@ impl State {
         self.retry_waiting_for_port();
     }
 
-    /// Adopts the Node's addresses. If the Node object has no addresses, the known addresses stay: they still belong to
-    /// this Node, and empty annotations would remove all members from every load balancer's pool.
+    /// Takes the published addresses from the Node object. If the Node object has no addresses, the known addresses
+    /// stay: they still belong to this Node, and empty annotations would remove all members from every load balancer's
+    /// pool.
     fn adopt_node_ips(&mut self) {
         let node_ips = self.settings.node_ips(self.snapshot.node(), &self.node_ips);
         if !node_ips.is_empty() && node_ips != self.node_ips {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Plans the next operations: expire timers, advance claims, then one operation for each frontend, then annotations.
+//! Plans the next operations: expires timers, advances the phases of claims, then plans at most one operation for each
+//! frontend, and then the writes of annotations.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,7 @@ use crate::core::{
     ports::Phase,
 };
 
-/// The frontend that sorts before all others.
+/// The frontend that is first in the sort order.
 const FIRST_FRONTEND: Frontend = Frontend { family: Family::V4, node_port: NodePort(0), protocol: Protocol::Tcp };
 
 /// The next step of a frontend.
@@ -34,7 +35,7 @@ impl State {
     /// Plans one pass. Its cost depends on the number of changed Pods and claims.
     pub(in crate::core) fn plan(&mut self, now: Moment) -> Pass {
         self.expire(now);
-        // A freed port may be assigned to a waiting Pod.
+        // The steps are repeated because a port that becomes free may be assigned to a waiting Pod.
         loop {
             self.assign_dirty(now);
             self.advance(now);
@@ -146,8 +147,8 @@ impl State {
         ops
     }
 
-    /// Sets a timer for a frontend. A frontend without a deadline is examined again when it or its Pod's annotation
-    /// changes.
+    /// Sets a timer for a frontend. A frontend without a deadline is examined again when the frontend or the annotation
+    /// of its Pod changes.
     fn wait_for_timer(&mut self, frontend: Frontend, now: Moment) {
         match self.ports.get(frontend).map(|claim| claim.phase) {
             Some(Phase::Draining { until: Some(at) } | Phase::Quarantined { until: Some(at) }) if at > now => {
@@ -168,7 +169,7 @@ impl State {
             Some(Phase::Quarantined { until: Some(until) }) => until <= now,
             Some(Phase::Active | Phase::Draining { .. } | Phase::Quarantined { until: None }) => false,
         };
-        // A mapping to the wrong Pod that cannot be corrected, because another process has its port, is removed.
+        // A mapping to the wrong Pod is removed if it cannot be corrected because another process uses the node port.
         let mapping_is_current = self.mapping_is_current(frontend);
         let is_taken = self.ports.is_taken(frontend);
         let is_wrong = backend.is_none() || self.is_lost(frontend);
@@ -178,8 +179,8 @@ impl State {
         let Gap { missing, excess } = self.gap(frontend);
         let is_restricted = mapping.is_some_and(|mapping| mapping.is_restricted);
         if !is_restricted && !excess.is_empty() {
-            // The mapping is unrestricted and ignores these sources, but they would apply to the next restricted
-            // mapping of the frontend.
+            // The current mapping is unrestricted and ignores these sources, but the sources would apply to the next
+            // restricted mapping of the frontend.
             return Step::Needs(Op::ForgetSources(frontend, excess));
         }
         match (is_over, is_reserved) {
@@ -204,7 +205,7 @@ impl State {
         }
     }
 
-    /// Whether the kernel's mapping has the claim's target.
+    /// Whether the kernel's mapping leads to the Pod port that the claim requires.
     pub(in crate::core) fn mapping_is_current(&self, frontend: Frontend) -> bool {
         let mapping = self.observed.as_ref().and_then(|observed| observed.mappings.get(&frontend));
         let backend = self.ports.get(frontend).and_then(|claim| claim.backend);
@@ -235,7 +236,8 @@ impl State {
         !self.gap(frontend).missing.is_empty()
     }
 
-    /// The Pods whose mappings change in this pass: their annotations wait, so that each annotation is written once.
+    /// The Pods for which this pass reserves a port, allows sources or writes a mapping. Their annotations are written
+    /// in a later pass, so that each annotation is written once.
     fn owners_of(&self, ops: &[Op]) -> BTreeSet<PodUid> {
         let frontend = |op: &Op| match op {
             Op::Reserve(frontend, _) | Op::AllowSources(frontend, _) | Op::UpsertMapping(frontend, _) => {

@@ -38,7 +38,8 @@ impl PodWrite {
 
 /// The next step for a Pod's annotation and gate.
 enum Publication {
-    /// No write: annotation and gate are correct, or the Pod is deleted, terminating, or has a write in flight.
+    /// No write is needed now: annotation and gate are correct, or the Pod is deleted, terminating, or has a write in
+    /// flight.
     Settled,
     /// No write yet: a precondition is missing.
     Waiting,
@@ -47,8 +48,8 @@ enum Publication {
 }
 
 impl State {
-    /// The writes that are due. Pods in `blocked` have kernel operations in this pass, and are written after those,
-    /// once.
+    /// The writes that are due. Pods in `blocked` have kernel operations in this pass; each of these Pods is written
+    /// once, after these operations.
     pub(in crate::core) fn plan_annotations(&mut self, blocked: &BTreeSet<PodUid>, now: Moment) -> Vec<Op> {
         let mut ops = Vec::new();
         for pod in std::mem::take(&mut self.unpublished) {
@@ -70,7 +71,7 @@ impl State {
         ops
     }
 
-    /// Records since when a Pod needs a write, or that it needs none and no write is outstanding.
+    /// Records since when a Pod needs a write. Removes the time if the Pod needs no write and no write is outstanding.
     fn time_write(&mut self, key: &PodKey, needs_write: bool, now: Moment) {
         let Some(uid) = self.snapshot.pod(key).map(|pod| &pod.uid) else { return };
         if needs_write {
@@ -80,7 +81,8 @@ impl State {
         }
     }
 
-    /// Whether a watch event is already known and no write depends on it: the watch repeats the answer of each write.
+    /// Whether a watch event contains no news and no write depends on it. The watch repeats what the answer to each
+    /// write has shown.
     pub(in crate::core) fn is_echo(&self, pod: &Pod) -> bool {
         self.snapshot.pod(&pod.key) == Some(pod) && !self.writes.contains_key(&pod.uid)
     }
@@ -98,8 +100,8 @@ impl State {
         }
     }
 
-    /// Whether the Pod's annotation will be written without a further change: a write or an operation before it is
-    /// outstanding. A Pod that waits for a free node port does not count.
+    /// Whether the agent will write the Pod's annotation without a further change of the cluster: the write, or an
+    /// operation that precedes it, is outstanding. A Pod that waits for a free node port does not count.
     pub fn awaits_publication(&self, key: &PodKey) -> bool {
         let Some(pod) = self.snapshot.pod(key) else { return false };
         let is_examined = !self.dirty.contains(key) && !self.unpublished.contains(key);
@@ -112,7 +114,8 @@ impl State {
         !is_examined || is_written || lacks_mapping
     }
 
-    /// Whether a consumer may see the frontend in the Pod's annotation: the annotation has it, or a write may add it.
+    /// Whether load balancers may see the frontend in the Pod's annotation: the annotation names the frontend, or a
+    /// write may add it.
     pub(in crate::core) fn may_be_named(&self, owner: &Owner, frontend: Frontend) -> bool {
         let Owner { pod, uid, .. } = owner;
         let is_there = self.snapshot.pod(pod).is_some_and(|pod| pod.uid == *uid);
@@ -162,8 +165,8 @@ impl State {
         }
     }
 
-    /// The gate opens after the annotation with all node ports is written, so that no consumer finds a ready Pod
-    /// without it. The gate of a Pod that is being deleted stays closed.
+    /// The gate opens after the annotation with all node ports is written, so that no load balancer finds a ready Pod
+    /// without the annotation. The gate of a Pod that is being deleted stays closed.
     fn gate(&self, pod: &Pod, entries: &[Entry]) -> Publication {
         let Gate::Closed { are_containers_ready } = pod.gate else { return Publication::Settled };
         let wanted = self.views.get(&pod.key).map(|view| &view.wanted);
@@ -215,7 +218,7 @@ impl State {
         working.first().map(|frontend| frontend.node_port)
     }
 
-    /// Whether the frontend's mapping exists and has the claim's target.
+    /// Whether the frontend's mapping exists and leads to the Pod port that the claim requires.
     fn works(&self, frontend: Frontend) -> bool {
         self.ports.get(frontend).is_some_and(Claim::is_in_use) && self.mapping_is_current(frontend)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Views of the held node ports, for tables, logs and metrics.
+//! Views of the allocated node ports, for tables, logs and metrics.
 
 use super::State;
 use crate::core::{
@@ -7,7 +7,7 @@ use crate::core::{
     ports::{Phase, PortUsage},
 };
 
-/// A held node port.
+/// An allocated node port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MappingView<'a> {
     /// The frontend.
@@ -18,12 +18,12 @@ pub struct MappingView<'a> {
     pub pod: Option<&'a PodKey>,
     /// The Pod's port; `None` if it is not known.
     pub pod_port: Option<PodPort>,
-    /// The phase of its claim.
+    /// The phase of the node port's claim.
     pub phase: Phase,
 }
 
 impl State {
-    /// All held node ports.
+    /// All allocated node ports.
     pub fn mappings(&self) -> impl Iterator<Item = MappingView<'_>> {
         self.ports.iter().map(|(frontend, claim)| MappingView {
             frontend: *frontend,

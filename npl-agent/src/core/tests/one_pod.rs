@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A node port number belongs to one Pod. AKO and F5 CIS ignore the protocol of an entry, so a TCP pool also has the
-//! number of a Pod's UDP entry, and both send to a withdrawn entry for some time.
+//! Tests that a node port number belongs to one Pod. AKO and F5 CIS ignore the protocol of an entry, so a TCP pool also
+//! contains the number of a Pod's UDP entry. Both also send to a withdrawn entry for some time.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 
@@ -16,7 +16,7 @@ use super::{
 use crate::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol, settings::ProtocolPairing};
 
 /// Events of a cluster in which only the agent writes annotations and mappings. No Pod has a `hostPort`, because users
-/// choose its number.
+/// choose the number of a `hostPort`.
 fn event() -> impl Strategy<Value = Event> {
     let cluster_event = cluster_event().prop_map(|mut event| {
         if let Event::Pod(pod) = &mut event {

@@ -295,7 +295,7 @@ proptest! {
         // A node port that is held for a Pod without an address is in no annotation, so the next agent may allocate it
         // to another Pod.
         prop_assume!(!is_exhausted || !is_held_for_later);
-        // Only mappings show the next agent which of two Pods with one address was served.
+        // Without a mapping, the next agent cannot know which of two Pods with one address was served.
         let is_without_trace = |problem: &Problem| {
             let Cause::AddressConflict { ip, .. } = problem.cause else { return false };
             before.values().all(|backend| backend.pod_ip != ip)

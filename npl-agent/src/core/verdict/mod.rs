@@ -14,18 +14,18 @@ use super::{
 
 /// A watch that has failed for a shorter time may only be interrupted, so the failure is a notice.
 const INTERRUPTION_MILLIS: u64 = 30_000;
-/// A watch without any event for this time is a sign, because a watch is renewed every four minutes and the API server
-/// sends bookmarks in between.
+/// A watch that receives no data for this time counts as a fault, because a watch is renewed every four minutes and the
+/// API server sends bookmarks in between.
 const LONGEST_SILENCE_MILLIS: u64 = 360_000;
-/// A write to a Pod that takes longer than this time is a sign. A write takes milliseconds, or seconds while a rollout
-/// exhausts the rate limit of writes.
+/// A write to a Pod that takes longer than this time counts as a fault. A write usually takes milliseconds, or seconds
+/// while a rollout exhausts the rate limit of writes.
 const OVERDUE_MILLIS: u64 = 5_000;
 /// The fill in percent from which a map counts as nearly full.
 const NEARLY_FULL_PERCENT: usize = 90;
 
 /// The verdict of `status`.
 ///
-/// In ascending order of precedence: the greatest verdict of several Nodes is that of all of them.
+/// The variants are in ascending order of precedence: the verdict on several Nodes is the greatest of their verdicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -82,7 +82,7 @@ pub enum Weight {
     Notice,
 }
 
-/// One observation about the Node.
+/// One observation about the Node, and its effect on the verdict.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Sign {
@@ -127,7 +127,7 @@ pub struct Facts<'a> {
     pub recent_reasons: &'a [(Reason, u64)],
 }
 
-/// All signs, the worst first.
+/// All signs, sorted by their effect on the verdict, the worst first.
 pub fn signs(facts: &Facts<'_>) -> Vec<Sign> {
     let mut signs = of_presence(facts);
     if let Ok(agent) = facts.agent {
@@ -162,7 +162,7 @@ fn of_presence(facts: &Facts<'_>) -> Vec<Sign> {
             pages::NOT_READY,
         )],
         (Err(reason), true, _) => {
-            vec![unknown(format!("an agent runs, and its state cannot be read: {reason}"), pages::LOCAL_SOCKET)]
+            vec![unknown(format!("an agent runs, but its state cannot be read: {reason}"), pages::LOCAL_SOCKET)]
         }
     }
 }

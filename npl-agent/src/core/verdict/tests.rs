@@ -32,7 +32,7 @@ fn healthy() -> AgentView {
     }
 }
 
-/// The fact that no program of other software runs ahead of NPL's.
+/// The fact that no program of other software runs ahead of NPL's programs.
 static NONE_AHEAD: ProgramsAhead = ProgramsAhead::new();
 
 fn facts(agent: &AgentView) -> Facts<'_> {

@@ -26,15 +26,15 @@ pub struct AgentView {
     pub is_ready: bool,
     /// Whether the Node is being retired.
     pub is_retiring: bool,
-    /// What is left to withdraw before the Node is retired; empty unless it is being retired.
+    /// The steps that are left before the Node is retired; empty if the Node is not being retired.
     pub retirement_waits_for: Vec<String>,
-    /// The missing prerequisites of the first pass.
+    /// The prerequisites of the first pass that the agent still waits for.
     pub waits_for: Vec<String>,
     /// The published addresses of the Node.
     pub node_addresses: Vec<IpAddr>,
     /// The value of `--port-range`.
     pub port_range: String,
-    /// The watches of the API server.
+    /// The state of each watch of the API server.
     pub watches: Vec<WatchView>,
     /// Whether an admission policy confines the agent's writes; `None` as long as the API server has not shown this.
     pub is_confined: Option<bool>,
@@ -42,7 +42,8 @@ pub struct AgentView {
     pub devices: Vec<DeviceView>,
     /// Whether clients can reach the Node through a device with attached programs.
     pub reaches_clients: bool,
-    /// The devices that only programs of an earlier agent serve, because this agent's could not be attached there.
+    /// The devices that only programs of an earlier agent serve, because this agent's programs could not be attached to
+    /// them.
     pub former_programs_on: Vec<String>,
     /// All allocated node ports, and all published host ports.
     pub node_ports: Vec<NodePortView>,
@@ -54,7 +55,7 @@ pub struct AgentView {
     pub pending_patches: usize,
     /// The number of Pods whose annotation or readiness gate still needs a write.
     pub unpublished_pods: usize,
-    /// Since how many milliseconds each of these Pods needs the write.
+    /// For each of these Pods, the time in milliseconds since the write became necessary.
     pub unpublished_millis: Vec<u64>,
 }
 

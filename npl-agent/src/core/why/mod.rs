@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Explains why a Pod or a Service is served or not, by the chain of conditions from the Service to the last packet.
-//! The conditions are evaluated on the state from which operations are planned. The first broken link is the cause of
-//! all later broken links.
+//! The conditions are evaluated on the same state from which the agent plans operations. The first link that does not
+//! hold is the cause of all later links that do not hold.
 
 mod pod;
 mod service;
@@ -204,7 +204,8 @@ pub struct Chain {
     pub subject: String,
     /// The node port; `None` if none is allocated.
     pub frontend: Option<Frontend>,
-    /// The links, in the order of the conditions. A link is left out if it depends on an earlier broken link.
+    /// The links, in the order of the conditions. A link is omitted if it depends on an earlier link that does not
+    /// hold.
     pub links: Vec<LinkReport>,
 }
 
@@ -221,13 +222,13 @@ impl Chain {
 pub struct Explanation {
     /// The chains: one for each requested port of each Pod.
     pub chains: Vec<Chain>,
-    /// One sentence for each Node whose agent gave no answer, so that chains are missing.
+    /// One sentence for each Node whose agent gave no answer. The chains of these Nodes are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }
 
 impl Explanation {
-    /// The answer about a Service on which NPL does not act, for this reason.
+    /// The answer about a Service on which NPL does not act; `reason` is the cause.
     pub fn of_inactive_service(key: &ObjectKey, reason: impl Into<String>) -> Self {
         let links = vec![LinkReport::broken(Link::Enabled, reason, pages::NO_ANNOTATION)];
         let chain = Chain { subject: format!("service {key}"), frontend: None, links };
@@ -252,7 +253,7 @@ impl Explanation {
     }
 }
 
-/// Answers a question from the state of the agent. The devices come from `view`.
+/// Answers a question from the state of the agent. Only the devices are taken from `view`.
 pub fn explain(state: &State, view: &AgentView, question: &Question) -> Explanation {
     let chains = match question {
         Question::Pod(key, port) => pod::chains(state, view, key, *port, None),

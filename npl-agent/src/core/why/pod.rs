@@ -13,7 +13,7 @@ use crate::core::{
     view::AgentView,
 };
 
-/// The chains of a Pod. A given port or Service restricts them to that port or Service.
+/// The chains of a Pod. If a port or Service is given, the result contains only the chains of that port or Service.
 pub(super) fn chains(
     state: &State,
     view: &AgentView,
@@ -38,7 +38,9 @@ pub(super) fn chains(
     chains.extend(services().flat_map(|service| scene.unresolved(&common, service, only_port)));
     if chains.is_empty() {
         let port = only_port.map_or_else(|| "any port".to_owned(), |port| format!("port {port}"));
-        let text = format!("no Service that selects the Pod requests {port} of it in a family that both have");
+        let text = format!(
+            "no Service that selects the Pod requests {port} in an IP family that Service and Pod have in common"
+        );
         let links = [common, vec![LinkReport::broken(Link::PortResolved, text, pages::NO_ANNOTATION)]].concat();
         chains.push(Chain { subject: format!("pod {key}"), frontend: None, links });
     }
@@ -119,7 +121,7 @@ fn address(state: &State, pod: &Pod) -> LinkReport {
     LinkReport::ok(Link::Address, ips.join(", "))
 }
 
-/// A Pod that has an address and that a Service selects.
+/// The facts about a Pod that has an address and that a Service selects.
 struct Scene<'a> {
     state: &'a State,
     view: &'a AgentView,
@@ -136,7 +138,7 @@ impl Scene<'_> {
         let exposure = self.state.views.get(&self.pod.key).and_then(|view| view.wanted.ports.get(&port));
         let frontend = match exposure {
             Some(Exposure::HostPort(node_port)) => {
-                let text = format!("host port {node_port}: the kernel or the CNI serves it without a mapping");
+                let text = format!("host port {node_port}: the kernel or the CNI serves this port without a mapping");
                 links.push(LinkReport::ok(Link::NodePort, text));
                 links.push(LinkReport::info(Link::KernelEntry, "not needed for a host port"));
                 Some(Frontend { family, node_port: *node_port, protocol })
@@ -190,7 +192,9 @@ impl Scene<'_> {
             let target = observed.map(|backend| format!("{} port {}", backend.pod_ip, backend.pod_port));
             let text = format!("the kernel's mapping of {frontend} leads to {}", target.unwrap_or_default());
             if self.state.lacks_sources(frontend) {
-                let text = format!("{text}, and lacks some allowed sources: their clients are dropped");
+                let text = format!(
+                    "{text}, but some allowed sources are missing in the kernel: packets of their clients are dropped"
+                );
                 return LinkReport::broken(Link::KernelEntry, text, pages::SIZES);
             }
             return LinkReport::ok(Link::KernelEntry, text);
@@ -212,7 +216,7 @@ impl Scene<'_> {
         let names =
             |frontend: Frontend| self.state.views.get(&self.pod.key).is_some_and(|view| view.named.contains(&frontend));
         if self.pod.is_terminating && !names(frontend) {
-            let text = "the Pod is being deleted, and its annotation is not changed any more";
+            let text = "the Pod is being deleted, and the agent no longer changes its annotation";
             return LinkReport::broken(Link::Annotation, text, pages::NO_ANNOTATION);
         }
         if !names(frontend) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Changes of mappings, ports and annotations by other software.
+//! Tests the reaction to changes of mappings, ports and annotations by other software.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which Pod ports Services select, and which of them are published.
+//! Tests which Pod ports Services request, and which of these ports are published.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 
