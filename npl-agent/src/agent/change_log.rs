@@ -211,8 +211,11 @@ impl ChangeLog {
         if self.left_out_addresses.update(count)
             && let Some(first) = left_out_addresses.first()
         {
-            warn!(count, %first, "the Node has more addresses than the maps hold: node ports do not answer on the \
-                                  remaining addresses");
+            warn!(
+                count,
+                %first,
+                "the Node has more addresses than the maps hold: node ports do not answer on the remaining addresses"
+            );
         }
         self.log_uplinks(&decisions);
         self.log_redirect_refusal(decisions.redirect_refused_by.as_deref());

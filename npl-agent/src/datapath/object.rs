@@ -21,7 +21,7 @@ use crate::core::sizes::TableSizes;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/npl.bpf.o"));
 
-/// The object file that `cargo xtask build-ebpf` built.
+/// The object file of the kernel programs, which `cargo xtask build-ebpf` built.
 ///
 /// # Errors
 ///
@@ -30,14 +30,14 @@ pub fn embedded_object() -> Result<&'static [u8], DatapathError> {
     if OBJECT.is_empty() { Err(DatapathError::NoObject) } else { Ok(OBJECT) }
 }
 
-/// The first 64 bits of an object's SHA-256 digest, which name the directory of its pinned programs. Collisions are no
-/// threat, because only agents of this Node write to the directory.
+/// The first 64 bits of an object's SHA-256 digest, which name the directory of its pinned programs. An attacker cannot
+/// use collisions, because only agents of this Node write to the directory.
 pub(super) fn digest(object: &[u8]) -> String {
     let first = hash(&SHA256, object).as_ref().first_chunk().copied().unwrap_or_default();
     format!("{:016x}", u64::from_be_bytes(first))
 }
 
-/// The effect of replacing a map of the same layout by one of another size.
+/// The text about the effect of replacing a map by a map of the same layout with another size.
 fn fate(name: &str) -> &'static str {
     if predecessor::is_copied(name) {
         "a new map replaces it, and its elements are copied"
@@ -47,9 +47,9 @@ fn fate(name: &str) -> &'static str {
 }
 
 /// Moves or removes pinned maps whose type or layout differs from the object's, because aya would use them without a
-/// check. A map with another number of elements or other flags is moved, and elements of mappings, sources, conntrack
-/// and socket reverse NAT are copied later ([`predecessor::is_copied`]). A map that cannot be opened, for lack of file
-/// descriptors or permissions, is an error, because it may hold all mappings.
+/// check. A map with another number of elements or other flags is moved. The elements of maps of mappings, allowed
+/// sources, conntrack and socket reverse NAT are copied later ([`predecessor::is_copied`]). If a map cannot be opened,
+/// for lack of file descriptors or permissions, the result is an error, because the map may contain all mappings.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &TableSizes) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {
@@ -80,8 +80,8 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
             None => {
                 warn!(
                     map = *name,
-                    "the pinned map has another type or layout than this agent uses: it is replaced by an empty map, so \
-                     open connections may have to reconnect"
+                    "the pinned map has another type or layout than this agent uses: an empty map replaces the pinned \
+                     map, so open connections may have to reconnect"
                 );
                 unpin(&path)?;
             }
@@ -90,7 +90,7 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
     Ok(())
 }
 
-/// A program type of the object.
+/// A type of programs in the object file.
 pub(super) trait ProgramKind: Sized {
     /// The kernel's program type.
     const TYPE: bpf_prog_type;

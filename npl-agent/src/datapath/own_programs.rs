@@ -19,12 +19,12 @@ use crate::core::devices::attachments::{AttachmentOwner, DeviceAttachments};
 pub struct OwnPrograms(BTreeSet<u32>);
 
 impl OwnPrograms {
-    /// The programs pinned on a bpffs.
+    /// The ids of the programs that are pinned on a BPF file system.
     pub fn of(bpffs: &Path) -> Self {
         Self::read(&Pins::new(bpffs))
     }
 
-    /// Reads the ids of the pinned programs. A program that cannot be read counts as other software's.
+    /// Reads the ids of the pinned programs. A program that cannot be read counts as a program of other software.
     pub(super) fn read(pins: &Pins) -> Self {
         let others = pins.other_versions().unwrap_or_default();
         let id = |pin: PathBuf| sys::program_facts(sys::open_pin(&pin).ok()?.as_fd()).ok().map(|facts| facts.id);
@@ -54,7 +54,7 @@ impl OwnPrograms {
     }
 }
 
-/// A program's name, which needs `CAP_SYS_ADMIN`, or else its id.
+/// The name of a program, or its id if the process lacks `CAP_SYS_ADMIN`, which reading the name requires.
 fn name(id: u32) -> String {
     let facts = sys::open_program(id).and_then(|program| sys::program_facts(program.as_fd()));
     let name = facts.ok().and_then(|facts| String::from_utf8(facts.name).ok()).filter(|name| !name.is_empty());

@@ -14,7 +14,7 @@ pub struct LocalClients {
 }
 
 impl LocalClients {
-    /// Creates the selection; attaches no program yet.
+    /// Stores the selection of local clients. Programs are attached by [`Self::serve`].
     pub const fn new(selection: CgroupSelection, scope: ClientScope) -> Self {
         Self { selection, scope }
     }

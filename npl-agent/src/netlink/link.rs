@@ -33,7 +33,7 @@ pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     })
 }
 
-/// The ifindex of the lower device whose frames this VLAN, macvlan or ipvlan device receives.
+/// The ifindex of the lower device whose frames this VLAN, macvlan or ipvlan device receives; `None` for other devices.
 pub(super) fn carrier(link: &LinkMessage) -> Option<u32> {
     let takes_frames = matches!(
         info_kind(link)?,
@@ -111,8 +111,8 @@ fn keeps_vlan_tags(link: &LinkMessage) -> bool {
     infos(link).any(|info| matches!(info, LinkInfo::Data(InfoData::Vlan(vlan)) if !vlan.iter().any(reorders)))
 }
 
-/// Whether a GRE device has a remote address or, with `external`, gets it from a route. A device without either adds
-/// the outer header before its TC hook (`ipgre_header_ops` and `ip6gre_header_ops` of the kernel).
+/// Whether a GRE device has a remote address or, with `external`, gets the remote address from a route. Any other GRE
+/// device adds the outer header before its TC hook (`ipgre_header_ops` and `ip6gre_header_ops` of the kernel).
 fn has_tunnel_destination(link: &LinkMessage) -> bool {
     let v4 = |it: &InfoGre| {
         matches!(it, InfoGre::CollectMetadata)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Policy routing rules, and the default routes of all routing tables.
+//! Reads policy routing rules, and the default routes of all routing tables.
 
 use std::collections::BTreeSet;
 
@@ -44,8 +44,8 @@ pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32
     Ok((Routing { default_routes, ..routing }, with_gateway))
 }
 
-/// The default routes of all tables, and the devices of all routes with a gateway; a multipath route counts once for
-/// each of its devices.
+/// The default routes of all tables, and the devices of all routes with a gateway; for a multipath route, the device of
+/// each next hop is included.
 async fn read_routes(lists: &Lists) -> Result<(BTreeSet<DefaultRoute>, BTreeSet<u32>), NetlinkError> {
     let (mut found, mut with_gateway) = (BTreeSet::new(), BTreeSet::new());
     for family in FAMILIES {
@@ -62,7 +62,7 @@ async fn read_routes(lists: &Lists) -> Result<(BTreeSet<DefaultRoute>, BTreeSet<
     Ok((found, with_gateway))
 }
 
-/// The devices of the route's next hops that are gateways.
+/// The devices of those next hops of the route that have a gateway.
 fn devices_with_gateway(route: &RouteMessage) -> Vec<u32> {
     let of_hop = |it: &RouteAttribute| {
         let RouteAttribute::MultiPath(hops) = it else { return Vec::new() };
@@ -113,7 +113,7 @@ fn incoming_rule(message: &RuleMessage) -> Option<IncomingRule> {
     Some(IncomingRule { family: family_of(header.family)?, device, table })
 }
 
-/// The table of a rule that selects a table, unless the rule's conditions are inverted.
+/// The table that a rule selects; `None` if the rule selects no table, or if its conditions are inverted.
 fn table(message: &RuleMessage) -> Option<u32> {
     if message.header.action != RuleAction::ToTable || message.header.flags.contains(RuleFlags::Invert) {
         return None;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the qdiscs and filters of devices and their owners, and removes clsact qdiscs of NPL without filters.
+//! Reads the qdiscs and filters of devices, and determines the owner of each filter. Removes clsact qdiscs of NPL that
+//! have no filters.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +26,7 @@ use crate::core::{
 };
 
 /// The parameters of an inspection of qdiscs, filters and programs.
-#[expect(missing_debug_implementations, reason = "a closure has no debug representation")]
+#[expect(missing_debug_implementations, reason = "closures do not implement Debug")]
 pub struct TcInspection {
     /// The devices that may be uplinks.
     pub uplinks: DeviceSelection,
@@ -34,7 +35,7 @@ pub struct TcInspection {
     /// Returns the owners of the BPF links on a device (by ifindex), which run before its filters; `None` if the kernel
     /// does not report them.
     pub programs_on: Box<dyn Fn(u32) -> Option<DeviceAttachments> + Send + Sync>,
-    /// Reads the names of netfilter's tables and chains, if decisions depend on them.
+    /// Reads the names of netfilter's tables and chains; `None` if no decision depends on these names.
     pub rule_names: Option<fn() -> io::Result<RuleNames>>,
 }
 

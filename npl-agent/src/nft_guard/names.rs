@@ -22,7 +22,8 @@ pub(super) fn read() -> io::Result<RuleNames> {
         }))?;
     }
     for family in legacy::Family::ALL {
-        // A request for any other table would make the kernel load the table's module.
+        // Only tables that exist are read: a request for another table would make the kernel load the module of that
+        // table.
         for table in legacy::tables(family)? {
             let rules = legacy::read(family, &table)?;
             names.chains.extend(chain_prefixes().filter(|prefix| legacy::names(&rules, prefix)).map(str::to_owned));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Turns observations into results.
+//! Judges the observations of clients: converts each observation to a row of the result.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -66,7 +66,7 @@ pub fn judge(facts: Facts<'_>, path: &Path, observation: &Observation) -> Row {
     }
 }
 
-/// Whether the client's address that the echo Pod sees is acceptable, as a sentence.
+/// Checks the client's address that the echo Pod sees. Returns a sentence: `Ok` if the address is acceptable.
 fn client_address(
     client: Client,
     client_server: Option<&Server>,

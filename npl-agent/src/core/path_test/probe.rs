@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::model::Protocol;
 
-/// One request. Its text is `tcp,192.0.2.1:61000,64`.
+/// One request. The text form is, for example, `tcp,192.0.2.1:61000,64`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Probe {
     /// The transport protocol.
