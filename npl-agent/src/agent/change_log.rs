@@ -67,7 +67,7 @@ impl ChangeLog {
             (Last::default(), Last::default(), Last::default());
         let mut redirect_refused_by = Last::default();
         redirect_refused_by.update(None);
-        // The agent starts with the default settings, so that they are not logged as a change.
+        // The default values are stored as already logged, so that only deviations from them are logged.
         conntrack.update(ConntrackSettings::default());
         reply_route_problem.update(None);
         left_out_addresses.update(0);
@@ -127,8 +127,8 @@ impl ChangeLog {
         }
     }
 
-    /// Logs that an op failed and is retried. Logs at most one line per minute for each kind of op, because one cause
-    /// may make the ops of a thousand Pods fail.
+    /// Logs that an op failed and is retried, at most once per minute for each kind of op: one cause may make the ops
+    /// of a thousand Pods fail.
     pub(crate) fn log_retry(&mut self, op: &Op, error: &OpError, wait: Duration, now: Moment) {
         let (kind, err, retry_ms) = (OpName::of(op), ErrorChain(error), wait.as_millis());
         let Some(left_out) = self.retries.acquire(kind, now) else {

@@ -37,7 +37,7 @@ pub enum OpError {
     /// A patch failed.
     #[error(transparent)]
     Patch(#[from] PatchError),
-    /// Clients of the port's former owner still send packets to the port.
+    /// Clients of the Pod that had the port before still send packets to the port.
     #[error(
         "reserve node port {frontend}: clients still send packets to this unmapped port; the port counts as unused in \
          {wait:?} at the earliest"
@@ -92,7 +92,7 @@ impl Executor {
         Ok(Observed { mappings, sources, reservations: self.reservations.observe() })
     }
 
-    /// Executes operations in their order. Consecutive mappings are written in one call.
+    /// Executes operations in the given order. Consecutive ops that write mappings are combined in one call.
     pub fn execute(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let runs = ops.chunk_by(|a, b| mapping(a).is_some() && mapping(b).is_some());
         runs.flat_map(|run| if let [op] = run { vec![self.execute_one(op)] } else { self.write_together(run) })

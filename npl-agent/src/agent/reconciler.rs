@@ -42,9 +42,10 @@ use crate::{
     sockets::ReserveError,
 };
 
-/// Delay between the first change of a device or address and the survey, because such changes come in bursts.
+/// Delay between the first change of a device or address and the survey. Devices and addresses change in bursts, for
+/// which one survey is sufficient.
 const NETWORK_SETTLES: Duration = Duration::from_millis(50);
-/// Minimum time between two surveys, because a Node that starts hundreds of Pods creates as many devices.
+/// Minimum time between two surveys: a Node that starts hundreds of Pods creates hundreds of devices.
 const NETWORK_REST: Duration = Duration::from_millis(500);
 /// Time without a change after which the agent returns freed memory to the operating system, once per burst of changes.
 const QUIET: Duration = Duration::from_millis(500);
@@ -194,11 +195,11 @@ impl Reconciler {
                 _ = resync.tick() => self.look_again()?,
                 _ = heartbeat.tick() => {}
             }
-            // The Node's addresses decide which devices are uplinks. They are read first, so that no port is published
-            // before a device serves it.
+            // The Node's addresses decide which devices are uplinks. The addresses are read first, so that no port is
+            // published before a device with programs serves it.
             self.follow_node_addresses().await?;
             self.follow_pod_routes().await?;
-            // A retiring agent publishes nothing, so it needs no device.
+            // A retiring agent publishes nothing, so it needs no device with programs.
             if self.was_attached || self.state.is_retiring() {
                 self.settle()?;
                 if self.uplinks.are_out_of_date(&self.executor.datapath) {
@@ -258,7 +259,7 @@ impl Reconciler {
         }
     }
 
-    /// Executes operations until none are left, or all remaining ones wait for an answer or a timer.
+    /// Executes operations until no operation is left, or until all remaining operations wait for an answer or a timer.
     fn settle(&mut self) -> Result<(), LoopError> {
         let began = Instant::now();
         let mut done = 0_usize;
@@ -285,7 +286,7 @@ impl Reconciler {
                 }
             }
             if mem::take(&mut is_unsure) {
-                // An op of several source ranges may have written some of them before it failed.
+                // A failed op with several source ranges may have written some of the ranges.
                 self.state.observe(self.executor.observe()?);
             }
         }
@@ -408,8 +409,8 @@ impl Reconciler {
         self.survey = Some(self.uplinks.survey(&self.executor.datapath, self.state.pod_addresses()));
     }
 
-    /// Surveys the network before the loop continues. A survey that is in progress may be outdated, so another survey
-    /// follows it.
+    /// Surveys the network before the loop continues. A survey that is already in progress may miss recent changes, so
+    /// another survey follows.
     async fn look_at_network(&mut self) -> Result<(), LoopError> {
         if self.survey.is_some() {
             drop(end_of(&mut self.survey).await);

@@ -13,7 +13,7 @@ use crate::core::{
     op::Op,
 };
 
-/// The delay after the first failure; it doubles up to [`LONGEST_WAIT`].
+/// The delay after the first failure. The delay doubles with each further failure, up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// The shortest delay after a repeated denial: the API server denies requests until a person changes permissions.

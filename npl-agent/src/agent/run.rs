@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Starts all parts of the agent, and waits until one of them ends.
+//! Starts all parts of the agent, and waits until one part ends.
 
 use std::{
     convert::Infallible,
@@ -61,7 +61,7 @@ const QUEUE: usize = 1024;
 ///
 /// # Errors
 ///
-/// Returns the cause of the end, as one sentence with its chain of causes.
+/// Returns the error that ended the agent, with its chain of causes.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -236,8 +236,8 @@ fn lent_ports() -> Option<LentPorts> {
     LentPorts::parse(&range, &reserved)
 }
 
-/// A seed for the hashes of the kernel programs. It must be unpredictable, because clients that know the seed could
-/// choose flows that share a slot.
+/// A seed for the hashes of the kernel programs. The seed must be unpredictable: clients that know the seed could
+/// choose flows that share a slot of a cache.
 fn random_seed() -> anyhow::Result<u64> {
     let mut bytes = [0; size_of::<u64>()];
     SystemRandom::new().fill(&mut bytes).ok().context("read random bytes from the kernel for the hash seed")?;

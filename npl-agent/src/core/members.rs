@@ -24,7 +24,7 @@ pub struct PortMembers {
     pub service: String,
     /// The number of the Service port.
     pub port: u16,
-    /// The name of the Service port; `None` if it has none.
+    /// The name of the Service port; `None` if the port has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The protocol in lower case.
@@ -61,7 +61,7 @@ pub struct Member {
     pub pod: String,
     /// The name of the Node.
     pub node: String,
-    /// The zone of the Node; empty if it has none.
+    /// The zone of the Node; empty if the Node has no zone.
     pub zone: String,
     /// Whether load balancers send new requests to the member.
     pub ready: bool,
@@ -72,7 +72,7 @@ pub struct Member {
 }
 
 impl ServiceMembers {
-    /// Keeps only the ports with this name, or else those with this number.
+    /// Keeps only the ports with this name. If no port has this name, keeps the ports with this number.
     #[must_use]
     pub fn of_port(mut self, port: &str) -> Self {
         let has_name = |it: &PortMembers| it.name.as_deref() == Some(port);
@@ -108,7 +108,7 @@ impl Member {
 pub enum Answer {
     /// The Service's members.
     Members(ServiceMembers),
-    /// The replica serves no such Service.
+    /// The replica does not serve the requested Service.
     Unknown,
     /// The replica could not be asked; the sentence names the cause.
     Failed(String),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pure decisions: the desired state, and the order of the operations that establish it.
+//! Pure decisions: the desired state, and the order of the operations that establish the desired state.
 //!
 //! The core does no I/O, reads no clock, uses no random numbers and writes no log. The same input gives the same
 //! output, in whatever order changes arrive.
@@ -18,7 +18,7 @@
 //! then lead to another Pod, so the agent removes the mapping immediately and updates the annotation afterwards.
 //!
 //! A mapping's allowed sources are written to the kernel before the mapping is restricted, and are removed from the
-//! kernel only after the restriction ends or a Service's list no longer contains them.
+//! kernel only after the restriction has ended, or when no list of a Service contains them any more.
 
 pub mod check;
 pub mod devices;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The operations, which are the only way to change mappings, allowed sources, reservations and Pods. Only the executor
-//! executes them.
+//! The operations. Mappings, allowed sources, reservations and Pods are changed only by operations, and only the
+//! executor executes operations.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,10 @@ use super::model::{Backend, Frontend, Moment, PodKey, PodUid, sources::SourceRan
 /// One operation. Every operation is idempotent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Bind a socket to the node port, so that no other process can use it.
+    /// Bind a socket to the node port, so that no other process can use the port.
     Reserve(Frontend, RecentTraffic),
-    /// Allow these sources to use the mapping, if it is restricted. Sources that are already allowed stay.
+    /// Add these sources to the allowed sources of the mapping. The allowed sources take effect only if the mapping is
+    /// restricted.
     AllowSources(Frontend, BTreeSet<SourceRange>),
     /// Write the mapping; replaces the frontend's earlier mapping atomically.
     UpsertMapping(Frontend, Backend),
@@ -35,7 +36,7 @@ pub enum Op {
 /// Whether to reserve a port that recently received packets without having a mapping: see [`npl_common::unmapped`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecentTraffic {
-    /// Reserve the port: it is mapped already, or no other port is free.
+    /// Reserve the port, because the port is mapped already or no other port is free.
     Tolerated,
     /// Reserve another port.
     Refused,
@@ -58,9 +59,9 @@ pub enum PodWrite {
 pub enum GateReason {
     /// All node ports of the Pod are published.
     Published,
-    /// No Service requests node ports for the Pod, or none of them can be served.
+    /// No Service requests node ports for the Pod, or no requested node port can be served.
     NoNodePorts,
-    /// Some of the requested node ports are published; an Event names the cause for the others.
+    /// Some of the requested node ports are published. An Event states why the other node ports are not.
     PartlyPublished,
 }
 
@@ -95,8 +96,8 @@ impl GateReason {
 pub enum Failure {
     /// For [`Op::Reserve`]: another process uses the port. The Pod gets another port.
     PortTaken,
-    /// For [`RecentTraffic::Refused`]: clients of the port's former owner still send packets to the port. The Pod gets
-    /// another port, if one is free.
+    /// For [`RecentTraffic::Refused`]: clients of the Pod that had the port before still send packets to the port. The
+    /// Pod gets another port, if another port is free.
     RecentTraffic {
         /// The time at which the port counts as unused if no more packets arrive.
         until: Moment,
@@ -128,8 +129,9 @@ pub(super) enum RetryKey {
 }
 
 impl Op {
-    /// The position of the operation in a pass. If the agent stops in the middle of a pass with this order, no
-    /// annotation names a mapping that the datapath lacks, and no mapping lacks its reservation or its allowed sources.
+    /// The position of the operation in a pass. With this order, the agent can stop at any point of a pass: every
+    /// mapping that an annotation names exists in the datapath, and every mapping has its reservation and its allowed
+    /// sources.
     pub const fn rank(&self) -> u8 {
         match self {
             Self::Reserve(..) => 0,

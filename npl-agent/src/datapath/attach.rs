@@ -120,7 +120,7 @@ impl Hooks {
         self.programs.load_xdp().map(|(_, program)| program)
     }
 
-    /// The TC hooks that this agent or an earlier one has attached programs to.
+    /// The TC hooks to which this agent or an earlier agent has attached programs.
     ///
     /// # Errors
     ///
@@ -166,7 +166,7 @@ impl Hooks {
         if self.tcx {
             return Ok(());
         }
-        // An agent that was killed between these calls may have left its temporary filter.
+        // An agent that was killed between these calls may have left a temporary filter.
         match self.add_filter(device, direction, program, STAND_IN) {
             Err(error) if !is_present(&error) => return Err(error),
             Ok(()) | Err(_) => {}
@@ -279,8 +279,8 @@ impl Hooks {
         std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
     }
 
-    /// Removes the filters of earlier ABI versions without pins. Such a filter remains if an agent is killed before it
-    /// removes the filter, or if an earlier agent used the handle of another version.
+    /// Removes filters of earlier ABI versions for which no pin exists. Such a filter remains if an agent was killed
+    /// before it removed the filter, or if an earlier agent used the handle of another version.
     fn remove_unpinned_filters(&self, interface: &str, side: Direction) -> Result<(), DatapathError> {
         let others = self.pins.other_versions()?;
         for abi in (1..ABI_VERSION).filter(|abi| others.iter().all(|other| other.abi() != *abi)) {

@@ -62,8 +62,8 @@ fn is_cgroup2(path: &Path) -> bool {
 
 /// The mount points of the cgroup v2 hierarchy. Mounts that show a larger part of the hierarchy come first.
 ///
-/// In a container, the kernel reports the root of a mount relative to the container's own cgroup: `/` is the
-/// container's cgroup, and the Node's root is `/../..`, with one `/..` for each level.
+/// In a container, the kernel reports the root of a mount relative to the container's own cgroup. `/` is the
+/// container's cgroup. The Node's root is, for example, `/../..`, with one `/..` for each level.
 fn roots(table: &str) -> Vec<PathBuf> {
     let mut found: Vec<(&str, &str)> = table.lines().filter_map(cgroup2_mount).collect();
     let rank = |root: &str| (usize::MAX - root.matches("/..").count(), root.len());
@@ -71,7 +71,7 @@ fn roots(table: &str) -> Vec<PathBuf> {
     found.into_iter().map(|(_, point)| PathBuf::from(point)).collect()
 }
 
-/// Root and mount point of a line of the mount table, if it is a cgroup v2 mount.
+/// The root and the mount point in a line of the mount table; `None` if the line is not a cgroup v2 mount.
 fn cgroup2_mount(line: &str) -> Option<(&str, &str)> {
     let (left, right) = line.split_once(" - ")?;
     let mut fields = left.split(' ').skip(3);

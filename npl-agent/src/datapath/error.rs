@@ -237,8 +237,8 @@ impl DatapathError {
         if self.is_verifier_refusal() && matches!(has_perfmon, Ok(false)) { Self::NeedsPerfmon } else { self }
     }
 
-    /// Adds SELinux to the error of a denied operation, if SELinux enforces a type on this process. Called only for a
-    /// process that holds its capabilities.
+    /// Adds SELinux to the error of a denied operation, if SELinux enforces a type on this process. Callers use this
+    /// function only for a process that has the required capabilities.
     pub(crate) fn or_denied_by_selinux(self, enforced_type: impl FnOnce() -> Option<String>) -> Self {
         match self.is_denial().then(enforced_type).flatten() {
             Some(kind) => Self::DeniedBySelinux { kind, source: Box::new(self) },

@@ -80,7 +80,7 @@ pub(super) trait FamilyMaps: Send {
     fn flow_count(&self) -> Result<usize, DatapathError>;
     /// Every established conntrack entry; entries of an unknown protocol are ignored.
     fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError>;
-    /// Removes the conntrack entries of these Pod endpoints. Returns their number.
+    /// Removes the conntrack entries of these Pod endpoints. Returns the number of removed entries.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<usize, DatapathError>;
     /// The number of socket reverse NAT entries, and the maximum number.
     fn socket_rnat_fill(&self) -> Result<(usize, usize), DatapathError>;
@@ -97,8 +97,8 @@ pub(super) trait FamilyMaps: Send {
     /// Clears the half-open entries whose index of the node address is not in `used`.
     fn clear_half_open_except(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError>;
 
-    /// Time of the last packet to a node port without a mapping, in the unit of [`npl_common::fragment::time`]; zero
-    /// if there was none.
+    /// Time of the last packet to a node port without a mapping, in the unit of [`npl_common::fragment::time`]; zero if
+    /// no packet was received.
     fn last_unmapped(&self, port: NodePort) -> Result<u64, DatapathError>;
     fn set_last_unmapped(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError>;
 
@@ -165,7 +165,7 @@ impl<L: Layout> Maps<L> {
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::FLOW))
     }
 
-    /// Maps the half-open slots into memory and passes them to `work`. The kernel programs write the slots
+    /// Maps the half-open slots into memory and passes the slots to `work`. The kernel programs write the slots
     /// concurrently.
     fn with_slots<T>(&self, work: impl FnOnce(&[AtomicU64]) -> T) -> Result<T, DatapathError> {
         let done = sys::with_words(self.half_open.map().fd().as_fd(), half_open::WORDS as usize, work);
@@ -420,7 +420,7 @@ fn update_all<K: aya::Pod, V: aya::Pod>(map: &HashMap<MapData, K, V>, elements: 
     Ok(sys::update_all(map.map().fd().as_fd(), elements)?)
 }
 
-/// Converts a frontend key; `None` if this agent does not know its protocol.
+/// Converts a frontend key; `None` if this agent does not know the protocol in the key.
 fn frontend<L: Layout>(key: mapping::Frontend) -> Option<Frontend> {
     let protocol = Protocol::from_number(key.protocol)?;
     Some(Frontend { family: L::FAMILY, node_port: NodePort(key.node_port), protocol })

@@ -59,9 +59,9 @@ impl Datapath {
         Self::open_sized(bpffs, MaxFlows::Auto)
     }
 
-    /// Checks the Node's requirements, adopts pinned maps and programs, and loads missing ones. Attaches no program:
-    /// programs of an earlier agent stay attached until [`Hooks::attach`] replaces them. If a pinned map has another
-    /// size, its entries are copied to a new map.
+    /// Checks the Node's requirements, adopts pinned maps and programs, and creates or loads what is missing. Attaches
+    /// no program: programs of an earlier agent stay attached until [`Hooks::attach`] replaces them. If a pinned map
+    /// has another size, its entries are copied to a new map.
     ///
     /// # Errors
     ///
@@ -103,8 +103,8 @@ impl Datapath {
         if self.has_predecessors { predecessor::devices(&self.hooks.pins) } else { Ok(BTreeSet::new()) }
     }
 
-    /// Detaches the programs of agents of other ABI versions and removes their pins. Returns those versions. Later
-    /// calls do nothing.
+    /// Detaches the programs of agents of other ABI versions and removes their pins. Returns the removed versions.
+    /// After a success, further calls have no effect.
     ///
     /// Only for an agent that has written all mappings and attached its programs to all devices.
     ///
@@ -120,8 +120,8 @@ impl Datapath {
         Ok(retired)
     }
 
-    /// Removes the next hops that are absent from the plan or differ from it. From then on, the kernel stack forwards
-    /// packets to the Pods of removed next hops.
+    /// Removes the next hops that the plan does not contain or changes. From then on, the kernel stack forwards packets
+    /// to the Pods of removed next hops.
     ///
     /// # Errors
     ///
@@ -203,7 +203,8 @@ impl Datapath {
         self.hooks.move_to_head(device, direction, program)
     }
 
-    /// Detaches the XDP program from all devices except these ifindexes. Returns an error for each device that fails.
+    /// Detaches the XDP program from all devices except the devices with these ifindexes. Returns an error for each
+    /// device that fails.
     pub fn retain_xdp(&mut self, devices: &BTreeSet<u32>) -> Vec<DatapathError> {
         let mut errors = self.hooks.retain_xdp(devices);
         errors.extend(self.hooks.xdp_devices().and_then(|devices| self.write_xdp_devices(&devices)).err());
@@ -211,8 +212,8 @@ impl Datapath {
     }
 
     /// Writes the ifindexes of devices with the XDP program. The TC programs of these devices receive requests that XDP
-    /// has translated, and must not record them as direct connections; the XDP program records direct connections
-    /// itself.
+    /// has translated, and must not record these requests as direct connections. The XDP program records direct
+    /// connections itself.
     ///
     /// # Errors
     ///
@@ -279,8 +280,9 @@ impl Datapath {
         self.writer.remove(&mut self.tables, frontend)
     }
 
-    /// Time until a node port without a mapping counts as unused, if no more packets arrive by any protocol or family
-    /// that the kernel programs record; `None` if the port already counts as unused. The granularity is one second.
+    /// Time until a node port without a mapping counts as unused, if no more packets arrive for any protocol and family
+    /// whose packets the kernel programs record; `None` if the port already counts as unused. The granularity is one
+    /// second.
     ///
     /// # Errors
     ///
@@ -298,7 +300,7 @@ impl Datapath {
         self.tables.sources()
     }
 
-    /// Adds allowed sources of a frontend to the existing ones.
+    /// Adds allowed sources to a frontend. Existing allowed sources stay.
     ///
     /// # Errors
     ///
@@ -342,7 +344,7 @@ impl Datapath {
             port_min = port_min.min(frontend.node_port.0);
             port_max = port_max.max(frontend.node_port.0);
         }
-        // An agent of a version without lookup cache may have changed mappings without invalidating the cached ones.
+        // An agent of a version without lookup cache may have changed mappings without invalidating cached mappings.
         self.tables.clear_lookup_cache()?;
         // The seed is part of the hash of half-open entries, so it must survive a restart.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };

@@ -85,8 +85,8 @@ impl Datapath {
     }
 }
 
-/// Updates a link to the program, unless the link already has this program. Returns false if the link is on another
-/// cgroup or cannot be updated.
+/// Updates a link to the program, unless the link already has this program. Returns false if the link belongs to
+/// another cgroup or cannot be updated.
 fn replace(link: &OwnedFd, program: &LoadedSocketProgram, cgroup: u64) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_cgroup(cgroup) {

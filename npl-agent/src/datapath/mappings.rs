@@ -20,8 +20,8 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// Writes mappings. The writer caches the mappings of the last read, so that one change does not read all mappings
-/// again.
+/// Writes mappings. The writer caches the mappings of the last read, so that it need not read all mappings again for
+/// each change.
 #[derive(Debug, Default)]
 pub struct MappingWriter {
     known: BTreeMap<Frontend, Entry>,
@@ -100,8 +100,8 @@ impl MappingWriter {
         refused.collect()
     }
 
-    /// Writes the new mappings of an IP family in two system calls, and returns them. Returns no mapping if there is at
-    /// most one new mapping, or if a call fails; the caller then writes each mapping separately.
+    /// Writes the new mappings of an IP family in two system calls, and returns the written mappings. Returns no
+    /// mapping if there is at most one new mapping, or if a call fails; the caller then writes each mapping separately.
     fn add_together(
         &mut self,
         tables: &mut Tables,
@@ -225,9 +225,9 @@ impl MappingWriter {
     }
 
     /// Removes the socket reverse NAT entries of endpoints without a mapping, which remain if an agent is killed
-    /// between removing a mapping and purging. Otherwise local clients of a later Pod with the same address would see
-    /// the old node port as the address of that Pod. Conntrack entries need no such check, since they have a
-    /// generation.
+    /// between the removal of a mapping and the removal of these entries. Otherwise local clients of a later Pod with
+    /// the same address would see the old node port as the address of that Pod. Conntrack entries need no such check,
+    /// since they have a generation.
     fn remove_stale_socket_rnat(&self, tables: &mut Tables) -> Result<(), DatapathError> {
         for family in Family::ALL {
             let stale = self.without_mapping(tables.family(family).socket_rnat_pods()?);
@@ -280,7 +280,7 @@ impl MappingWriter {
         self.free_stats_from = self.free_stats_from.min(index);
     }
 
-    /// Allocates unused counters and resets them. If all counters are in use, the mapping shares an element with other
+    /// Allocates unused counters and resets them. If all counters are in use, the mapping shares counters with other
     /// mappings of its family.
     fn allocate_stats(&mut self, tables: &mut Tables, family: Family) -> Result<u32, DatapathError> {
         // Finds the first index that is missing in the ordered set of used indexes.
@@ -290,7 +290,7 @@ impl MappingWriter {
             return Ok(shared_stats(family));
         };
         self.free_stats_from = index;
-        // The counters are reset, because a killed agent may have left counts in this element.
+        // The counters are reset, because a killed agent may have left counts in them.
         tables.retire_stats(index, family)?;
         Ok(index)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The embedded object file with the kernel programs, and the program types in it.
+//! The embedded object file with the kernel programs, and the types of these programs.
 
 use std::path::Path;
 
@@ -137,7 +137,7 @@ impl ProgramKind for CgroupSockAddr {
 
     fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError> {
         let which = SOCKET_PROGRAMS.iter().find(|program| program.name == name);
-        // aya-obj derives the attach type from the section name, as it does for a program that it loads.
+        // aya-obj derives the attach type from a section name; for a program that aya loads, aya-obj does so too.
         let section = which.and_then(|program| format!("cgroup/{}", program.hook).parse().ok());
         let Some(ProgramSection::CgroupSockAddr { attach_type }) = section else {
             return Err(ProgramError::UnexpectedProgramType);

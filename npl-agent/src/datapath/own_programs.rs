@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Distinguishes NPL's programs on devices from those of other software, by the ids of NPL's pinned programs.
+//! Distinguishes NPL's programs on devices from programs of other software, by the ids of NPL's pinned programs.
 
 use std::{
     collections::BTreeSet,

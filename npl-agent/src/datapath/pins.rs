@@ -98,8 +98,8 @@ impl Pins {
         self.version.join(name)
     }
 
-    /// The folder of maps that this version has replaced by maps with another number of elements, and whose entries are
-    /// still to be copied.
+    /// The folder of maps that this version has replaced by maps with another number of elements. The entries of these
+    /// maps have not been copied yet.
     pub(super) fn replaced_maps(&self) -> PathBuf {
         self.version.join(REPLACED_DIR)
     }
@@ -119,7 +119,7 @@ impl Pins {
         self.version.join(LINK_DIR).join(format!("{ifindex}_{XDP_SUFFIX}"))
     }
 
-    /// The pin of the link of a cgroup hook such as `connect4`. The cgroup is given by its inode number.
+    /// The path of the pinned link of a cgroup hook such as `connect4`. `cgroup` is the inode number of the cgroup.
     pub fn socket_link(&self, cgroup: u64, hook: &str) -> PathBuf {
         self.version.join(LINK_DIR).join(format!("{cgroup}_{hook}"))
     }
@@ -217,7 +217,7 @@ impl Pins {
             .try_for_each(|mark| fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source)))
     }
 
-    /// The inode number and hook of every cgroup link, in the order in which they are attached.
+    /// The inode number and hook of every cgroup link, in the order in which the agent attaches the links.
     ///
     /// # Errors
     ///

@@ -5,9 +5,9 @@
 //! The agent first copies mappings and conntrack entries into its own maps, then attaches its programs. On kernels with
 //! TCX, this agent's programs run ahead of the earlier programs. The earlier programs keep translating packets of flows
 //! that are only in their own maps. On older kernels, this agent's filters are the newest filters and run first. An XDP
-//! program of an earlier agent stays attached until then. When this agent has written all mappings and attached its
-//! programs to all devices, the agent copies the remaining conntrack entries, detaches the earlier programs and removes
-//! the earlier pins ([`Datapath::retire_predecessors`]).
+//! program of an earlier agent stays attached until the earlier programs are detached. When this agent has written all
+//! mappings and attached its programs to all devices, the agent copies the remaining conntrack entries, detaches the
+//! earlier programs and removes the earlier pins ([`Datapath::retire_predecessors`]).
 //!
 //! [`Datapath::retire_predecessors`]: super::load::Datapath::retire_predecessors
 
@@ -90,7 +90,7 @@ impl Predecessor {
     /// Converts the state of a conntrack entry to the layout of this agent's programs.
     const fn state(&self, state: FlowState) -> FlowState {
         match self.abi {
-            // ABI 1 has an interface index in these bytes.
+            // In ABI 1, the bytes of this field contain an interface index.
             1 => FlowState { pod_acknowledgement: 0, ..state },
             _ => state,
         }
@@ -128,8 +128,8 @@ impl Tables {
 }
 
 impl<L: Layout> Maps<L> {
-    /// Copies a predecessor's entries that this agent's maps do not have. Returns the numbers of copied mappings and
-    /// conntrack entries.
+    /// Copies those entries of a predecessor that this agent's maps do not contain. Returns the numbers of copied
+    /// mappings and conntrack entries.
     pub(super) fn copy_entries(&mut self, from: &Predecessor, entries: Entries) -> Result<[usize; 2], DatapathError> {
         let mut mappings = 0;
         if entries == Entries::All && self.mapping.keys().next().is_none() {
@@ -169,8 +169,8 @@ fn copy<K: aya::Pod, V: aya::Pod>(
 }
 
 /// Clears the map of host connections. While programs of another version ran ahead of this version's programs at
-/// egress, they translated replies. This version's programs then recorded the translated replies as packets of the Node
-/// itself.
+/// egress, they translated the replies. This version's programs then recorded the translated replies as packets of the
+/// Node itself.
 fn forget_host_connections(pins: &Pins) -> Result<(), DatapathError> {
     let empty: Vec<(u32, u64)> = (0..host_connection::SLOTS).map(|slot| (slot, 0)).collect();
     for name in [MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6] {
@@ -211,8 +211,8 @@ pub(super) fn rename_pins(pins: &Pins) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// The ifindex of every device with programs that use a predecessor's maps. A program of this ABI version uses maps
-/// that were moved for copying until this agent's program replaces it.
+/// The ifindex of every device with programs that use a predecessor's maps. Programs of this ABI version from an
+/// earlier agent use maps that were moved for copying, until this agent replaces the programs.
 pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
     let mut devices = BTreeSet::new();
     let mut add = |pins: &Pins| -> Result<(), DatapathError> {

@@ -123,8 +123,8 @@ fn capabilities() -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// Checks that a BPF file system is mounted at the path, or at NPL's own directory below it: a container needs only
-/// that directory of the Node's file system.
+/// Checks that a BPF file system is mounted at the path, or at NPL's own directory below the path: a container needs
+/// only that directory of the Node's file system.
 ///
 /// # Errors
 ///

@@ -2,8 +2,8 @@
 //! Loads and pins the programs. An agent reuses the pinned programs of an earlier agent of the same build, because
 //! verification of the programs is the longest part of a start.
 //!
-//! A pinned program is reused if it has the right type, the right name (if it was loaded with one), and uses only maps
-//! that are pinned now. Other programs are loaded again, and their pins are replaced.
+//! A pinned program is reused if it has the right type, the right name (if the program was loaded with a name), and
+//! uses only maps that are pinned now. Otherwise the agent loads the program again and replaces the pin.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,8 +33,8 @@ use super::{
 };
 use crate::{core::sizes::TableSizes, process::memory};
 
-/// The programs that every Node needs. Other programs, such as those for devices without a link-layer header, are
-/// loaded when a device needs them.
+/// The programs that every Node needs. Other programs, such as the programs for devices without a link-layer header,
+/// are loaded when a device needs them.
 const ALWAYS: [&str; 2] = [PROG_EGRESS, PROG_INGRESS];
 /// The part of a build's name that denotes [`Variant::Unmitigated`].
 const UNMITIGATED: &str = "unmitigated";
@@ -146,7 +146,7 @@ impl Programs {
         self.variant == Variant::Unmitigated
     }
 
-    /// Loads a TC program, after the slow-path program that it tail-calls.
+    /// Loads a TC program. First loads the slow-path program that the TC program tail-calls.
     pub(super) fn load_classifier(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         if !self.classifiers.contains_key(name) {
             if let Some(index) = slow_path_of(name) {
@@ -172,7 +172,7 @@ impl Programs {
         self.sockets.get_mut(name).ok_or(DatapathError::Missing(name))
     }
 
-    /// Loads the XDP program for this kernel version. Also returns its name.
+    /// Loads the XDP program for this kernel version. Returns the name and the program.
     pub(super) fn load_xdp(&mut self) -> Result<(&'static str, &mut Xdp), DatapathError> {
         let name = if preflight::has_xdp_frags() { PROG_XDP_FRAGS } else { PROG_XDP };
         let program = match self.xdp.take() {
@@ -182,7 +182,7 @@ impl Programs {
         Ok((name, self.xdp.insert(program)))
     }
 
-    /// Frees the memory of the loader, and unpins the programs of other builds unless one of them may still be
+    /// Frees the memory of the loader. Unpins the programs of other builds, unless such a program may still be
     /// attached.
     pub(super) fn release_unused(&mut self, are_others_used: bool) -> Result<(), DatapathError> {
         if self.object.take().is_some() {
@@ -199,8 +199,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Reuses the pinned programs that every Node needs. Returns false if one of them is missing or does not match, or
-    /// if a map that they use has another size than the agent wants.
+    /// Reuses the pinned programs that every Node needs. Returns false if a program is missing or does not match, or if
+    /// a map that the programs use has another size than the agent requires.
     fn adopt_hooks(&mut self) -> Result<bool, DatapathError> {
         let Some(maps) = self.read_maps()? else { return Ok(false) };
         let has_wanted_size = |(name, map): (&&str, &MapInfo)| {
@@ -273,7 +273,7 @@ impl Programs {
         fits.then_some(program)
     }
 
-    /// Loads a program and pins it.
+    /// Loads and pins a program.
     fn load<K: ProgramKind>(&mut self, name: &'static str) -> Result<K, DatapathError>
     where
         for<'a> &'a mut K: TryFrom<&'a mut Program>,

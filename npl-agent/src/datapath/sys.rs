@@ -88,7 +88,7 @@ pub(super) fn open_program(id: u32) -> io::Result<OwnedFd> {
     bpf(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr).map(owned)
 }
 
-/// Pins an object. aya pins only links that it has created.
+/// Pins a BPF object. The library aya can pin only links that aya has created.
 pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = no_attributes();
@@ -172,8 +172,8 @@ pub(super) fn create_xdp_link(program: BorrowedFd<'_>, ifindex: u32) -> io::Resu
     create_link(program, ifindex, bpf_attach_type::BPF_XDP, XDP_FLAGS_DRV_MODE)
 }
 
-/// Attaches a program before or after all others on a device's hook. aya identifies the device by its name, but another
-/// device may have received that name.
+/// Attaches a program before or after all other programs on a device's hook. aya identifies the device by its name, but
+/// another device may have received that name.
 pub(super) fn create_tcx_link(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -247,7 +247,7 @@ pub(crate) fn now() -> Duration {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
-/// The cookie of this network namespace; `None` before Linux 5.14. nix does not have the socket option.
+/// The cookie of this network namespace; `None` before Linux 5.14. The library nix does not offer this socket option.
 pub(super) fn netns_cookie() -> Option<u64> {
     let socket = UnixDatagram::unbound().ok()?;
     let mut cookie = 0_u64;
@@ -260,8 +260,7 @@ pub(super) fn netns_cookie() -> Option<u64> {
     (result == 0).then_some(cookie)
 }
 
-/// Fills `info`, which is a `bpf_prog_info` or `bpf_link_info`. The kernel leaves fields that it does not know
-/// unchanged.
+/// Fills `info`, which is a `bpf_prog_info` or `bpf_link_info`. Fields that the kernel does not know stay unchanged.
 fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     let mut attr = no_attributes();
     attr.info.bpf_fd = number(object);

@@ -37,7 +37,7 @@ use crate::core::{
     },
 };
 
-/// The maps of the datapath, except those of the redirect mode and XDP.
+/// The maps of the datapath, except the maps of the redirect mode and of XDP.
 pub struct Tables {
     config: Array<MapData, Config>,
     v4: Maps<V4>,
@@ -164,7 +164,7 @@ impl Tables {
         self.config.set(0, config, 0).map_err(DatapathError::map("write", names::MAP_CONFIG))
     }
 
-    /// Replaces the configuration if `change` changes it.
+    /// Applies `change` to the configuration, and writes the result if it differs.
     ///
     /// # Errors
     ///
@@ -214,7 +214,7 @@ impl Tables {
         self.entries()?.into_iter().map(record).collect()
     }
 
-    /// The allowed sources of every frontend with at least one.
+    /// The allowed sources of every frontend that has allowed sources.
     pub(super) fn sources(&self) -> Result<BTreeMap<Frontend, BTreeSet<SourceRange>>, DatapathError> {
         let mut sources: BTreeMap<Frontend, BTreeSet<SourceRange>> = BTreeMap::new();
         for family in Family::ALL {
@@ -340,8 +340,8 @@ impl Tables {
     /// Sets the node addresses. `wanted` begins with the most important address. Returns the addresses that do not fit
     /// into the maps.
     ///
-    /// An address keeps its index while it is present. Half-open entries of a freed index are cleared before its reuse,
-    /// so that a reply never gets another node address as source.
+    /// An address keeps its index while the address is present. Before a freed index is reused, half-open entries with
+    /// this index are cleared, so that a reply never gets a wrong node address as source.
     ///
     /// # Errors
     ///

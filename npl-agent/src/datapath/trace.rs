@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs of the kernel programs, in the trace build only: the agent prints these lines in its own log.
+//! Logs of the kernel programs, in the trace build only: the agent writes the programs' log lines to its own log.
 
 use std::{fs, os::fd::AsFd as _, thread};
 
@@ -26,7 +26,7 @@ const LOGS: &str = "AYA_LOGS";
 /// The maps that only the trace build has: the ring buffer of logs, and the records of packets to log.
 const MAPS: [&str; 2] = [LOGS, "npl_log_note"];
 
-/// The log target, by which `NPL_LOG` selects these lines.
+/// The log target of the programs' log lines, by which `NPL_LOG` selects the lines.
 const TARGET: &str = "npl_ebpf";
 
 /// Pins [`MAPS`] beside the programs of their build, as the maps of constants are. The next agent then recognizes these

@@ -128,8 +128,8 @@ impl DatapathError {
     }
 }
 
-/// Updates a link to the program, unless the link already has this program. Returns false if the link is on another
-/// device or not an XDP link.
+/// Updates a link to the program, unless the link already has this program. Returns false if the link belongs to
+/// another device or is not an XDP link.
 fn replace(link: &OwnedFd, program: &Xdp, ifindex: u32) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_driver(ifindex) {

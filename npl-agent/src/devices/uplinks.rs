@@ -73,7 +73,7 @@ pub enum FollowError {
 }
 
 impl FollowError {
-    /// Whether the survey failed because the network changed during each attempt to list it.
+    /// Whether the survey failed because devices, addresses or routes changed during each attempt to list them.
     pub const fn is_change(&self) -> bool {
         matches!(self, Self::Netlink(NetlinkError::Changing { .. }))
     }
@@ -102,7 +102,7 @@ impl Uplinks {
         &self.markings
     }
 
-    /// Whether next hops are out of date: the Pods with mappings differ from those of the last survey.
+    /// Whether next hops are out of date, because the Pods with mappings differ from the Pods of the last survey.
     pub fn are_out_of_date(&self, datapath: &Datapath) -> bool {
         self.planner.policy().forwarding != Forwarding::Stack && datapath.pod_addresses() != self.pods
     }
@@ -160,8 +160,8 @@ impl Uplinks {
     ///
     /// # Errors
     ///
-    /// If an address cannot be written to the BPF maps, or the pins of attached programs cannot be listed. A device on
-    /// which attaching fails is reported, and the others are served.
+    /// If an address cannot be written to the BPF maps, or the pins of attached programs cannot be listed. If attaching
+    /// fails on a device, the device is reported, and all other devices are served.
     pub fn apply(
         &mut self,
         datapath: &mut Datapath,
@@ -248,9 +248,9 @@ impl Uplinks {
     }
 }
 
-/// Whether decisions depend on the qdiscs, filters and programs of other software. They do if packets may be
-/// redirected, because a redirect would bypass this software. They also do if NPL's programs are filters, because
-/// filters of other software may run ahead of NPL's.
+/// Whether decisions depend on the qdiscs, filters and programs of other software. This is the case if packets may be
+/// redirected, because a redirect would bypass other software. It is also the case if NPL's programs are filters,
+/// because filters of other software may run ahead of NPL's filters.
 pub fn needs_attachments(datapath: &Datapath, forwarding: Forwarding) -> bool {
     forwarding != Forwarding::Stack || datapath.hooks.are_filters()
 }

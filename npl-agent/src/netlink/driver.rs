@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the driver name of a device by ethtool, because rtnetlink does not report it.
+//! Reads the driver name of a device by ethtool, because rtnetlink does not report driver names.
 
 #![expect(unsafe_code, reason = "SIOCETHTOOL takes a pointer, and no library in use offers this request")]
 

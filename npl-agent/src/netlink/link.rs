@@ -9,7 +9,7 @@ use rtnetlink::packet_route::link::{
 use super::driver;
 use crate::core::devices::{Device, DeviceKind, LinkFacts, LinkLayer, Master};
 
-/// Converts a link message; `None` if it has no interface name. The caller adds addresses and routes.
+/// Converts a link message; `None` if the message contains no interface name. The caller adds addresses and routes.
 pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     let name = link
         .attributes

@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 
 use super::{NetlinkError, request};
 
-/// Number of times that an interrupted dump is repeated before it fails.
+/// The maximum number of attempts for a dump that changes interrupt.
 const TRIES: usize = 8;
 
 /// A netlink socket for dumps. Other requests need another socket, because this socket also returns the final message

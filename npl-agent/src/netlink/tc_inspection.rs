@@ -32,8 +32,8 @@ pub struct TcInspection {
     pub uplinks: DeviceSelection,
     /// Whether the devices that lead to Pods are inspected too.
     pub with_pods: bool,
-    /// Returns the owners of the BPF links on a device (by ifindex), which run before its filters; `None` if the kernel
-    /// does not report them.
+    /// Returns the owners of the BPF links on a device (by ifindex). Programs of BPF links run before the device's
+    /// filters. `None` if the kernel does not report BPF links.
     pub programs_on: Box<dyn Fn(u32) -> Option<DeviceAttachments> + Send + Sync>,
     /// Reads the names of netfilter's tables and chains; `None` if no decision depends on these names.
     pub rule_names: Option<fn() -> io::Result<RuleNames>>,
@@ -139,8 +139,8 @@ pub(super) fn is_queue(queue: &TcMessage) -> bool {
     !is_hook(kind(queue))
 }
 
-/// Removes the clsact qdisc of a device (by ifindex) if no filter is attached to it. Returns the device's name if the
-/// qdisc was removed.
+/// Removes the clsact qdisc of a device (by ifindex) if the qdisc has no filter. Returns the device's name if the qdisc
+/// was removed.
 ///
 /// # Errors
 ///

@@ -18,7 +18,7 @@ const MAX_CHAINS: usize = 500;
 /// The prefixes by which the kernel names anonymous sets and maps, which belong to one rule.
 const ANONYMOUS: [&str; 2] = ["__set", "__map"];
 
-/// Reads the filter chains of the forward hook, and the chains that they jump to.
+/// Reads the filter chains of the forward hook, and all chains to which these chains jump.
 ///
 /// # Errors
 ///
@@ -327,7 +327,7 @@ fn xtables_match(data: &[u8]) -> Option<Condition> {
     Some(known.unwrap_or_else(Condition::unclear))
 }
 
-/// The condition of `xt_conntrack_mtinfo3`, if it compares only the state or the status.
+/// The condition that a `xt_conntrack_mtinfo3` represents, if the match compares only the state or the status.
 fn conntrack_match(info: &[u8]) -> Option<Condition> {
     /// The offset of `match_flags`, which is followed by three other two-byte fields.
     const FLAGS: usize = 146;

@@ -86,7 +86,7 @@ fn read_by(table: &str, mut ask: impl FnMut(libc::c_int, &mut [u8]) -> io::Resul
     Err(io::Error::new(io::ErrorKind::WouldBlock, text))
 }
 
-/// Whether the rules contain a chain whose name begins with this text, or a jump to such a chain. The kernel stores the
+/// Whether the rules contain a chain whose name begins with this prefix, or a jump to such a chain. The kernel stores a
 /// name at the beginning of a field, so the byte before the name is smaller than a space character.
 pub(super) fn names(rules: &[u8], prefix: &str) -> bool {
     let prefix = prefix.as_bytes();

@@ -68,7 +68,7 @@ pub struct Guard {
 enum Update {
     /// All mappings, which replace the mappings of earlier updates.
     All(BTreeMap<Frontend, PodEndpoint>),
-    /// One mapping that was written; or, if there is no endpoint, one that was removed.
+    /// One mapping that was written. If there is no endpoint, the mapping was removed.
     One(Frontend, Option<PodEndpoint>),
     /// All connection marks to set.
     Markings(BTreeSet<Marking>),
@@ -124,7 +124,7 @@ impl Guard {
     }
 
     fn send(&self, update: Update) {
-        // If the thread could not be started, no table is maintained; the agent has logged this at start.
+        // If the thread could not be started, no table is maintained; the agent has logged the failure at start.
         drop(self.updates.as_ref().map(|thread| thread.send(update)));
     }
 }

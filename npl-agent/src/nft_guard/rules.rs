@@ -83,7 +83,7 @@ pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     rule
 }
 
-/// The marking of a rule; `None` if the rule differs from the one that [`marks`] builds.
+/// The marking of a rule; `None` if the rule differs from a rule that [`marks`] builds.
 pub(super) fn read_marking(rule: &[u8]) -> Option<Marking> {
     let made = |(_, expression)| {
         let name = find(expression, of::NAME)?.strip_suffix(&[0])?;

@@ -29,7 +29,7 @@ pub(super) mod message {
     pub(in super::super) const DEL_ELEMENT: u16 = 14;
 }
 
-/// Attributes of tables, chains, rules, sets and set elements. Attribute 1 is the table in all of them.
+/// Attributes of tables, chains, rules, sets and set elements. Attribute 1 is the table in each of these objects.
 pub(super) mod attribute {
     pub(in super::super) const TABLE: u16 = 1;
     pub(in super::super) const CHAIN_NAME: u16 = 3;

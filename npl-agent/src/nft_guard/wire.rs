@@ -191,7 +191,7 @@ fn serialized(message: Message, flags: u16, sequence: u32) -> Vec<u8> {
     buffer
 }
 
-/// The attributes in a value, up to the first malformed one.
+/// The attributes in a value, up to the first malformed attribute.
 pub(super) fn attributes(value: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(value).map_while(Result::ok).map(|attribute| {
         let (kind, length) = (attribute.kind(), attribute.value_length());

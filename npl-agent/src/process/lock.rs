@@ -3,7 +3,7 @@
 //! `cleanup`.
 //!
 //! The lock is a `flock` on the directory of the pins, which only root can open. An abstract Unix socket would not be a
-//! safe lock, because every Pod on the host network could bind it.
+//! safe lock, because every Pod on the host network could bind such a socket.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},

@@ -17,7 +17,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::core::model::{Family, Frontend, Protocol};
 
-/// The kernel's list of socket protocols, one in each line.
+/// The file with the kernel's list of socket protocols, one protocol in each line.
 const PROTOCOLS: &str = "/proc/net/protocols";
 
 /// Why a port could not be reserved.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compares the annotations of all Pods of the cluster with the Services that request them and with the addresses of
-//! the Nodes, for `kubectl npl check`.
+//! Compares the annotations of all Pods of the cluster with the Services that request node ports and with the addresses
+//! of the Nodes, for `kubectl npl check`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use super::{
 /// The Kubernetes objects that the comparison needs.
 #[derive(Debug, Default)]
 pub struct Cluster {
-    /// Every Pod, with the name of its Node; `None` before it is scheduled.
+    /// Every Pod, with the name of its Node; `None` if the Pod is not scheduled yet.
     pub pods: Vec<(Pod, Option<String>)>,
     /// Every Service.
     pub services: Vec<Service>,
@@ -163,7 +163,7 @@ fn check_pod(cluster: &Cluster, subject: Subject<'_>, entries: &[PublishedEntry]
 }
 
 /// The Pod ports that the annotation should name, for each family of which both Pod and Node have an address. SCTP
-/// ports are left out, because agents serve SCTP only if `--protocols` names it.
+/// ports are not included, because agents serve SCTP only if `--protocols` names SCTP.
 fn wanted(services: &[&Service], pod: &Pod, addresses: &BTreeSet<IpAddr>) -> BTreeSet<WantedPort> {
     let has_family =
         |family: &Family| pod.ip_of(*family).is_some() && addresses.iter().any(|ip| Family::of(*ip) == *family);

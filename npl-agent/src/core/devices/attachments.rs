@@ -14,9 +14,9 @@ const STAND_IN_MINOR: u16 = MINOR + 0xff;
 /// The handle of the temporary filter that translates while NPL's filter is moved ahead of other filters, as major and
 /// minor number.
 pub const STAND_IN_HANDLE: (u16, u16) = (MAJOR, STAND_IN_MINOR);
-/// The priority of NPL's filters. They run before all filters whose priority the kernel chose.
+/// The priority of NPL's filters that translate. These filters run before all filters whose priority the kernel chose.
 pub const FIRST: u16 = 1;
-/// The priority of those filters of NPL that run after all other filters.
+/// The priority of NPL's filters that observe packets after all other filters have run.
 pub const LAST: u16 = u16::MAX;
 
 /// Qdiscs of the kernel's default configurations, which neither shape nor police traffic.
@@ -31,7 +31,7 @@ const HOOK_OF_INGRESS: &str = "ingress";
 /// The owner of a program or filter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AttachmentOwner {
-    /// This agent or an earlier one.
+    /// NPL: this agent or an earlier agent.
     Npl,
     /// Other software, with the name of the program or filter.
     Other(String),
@@ -60,7 +60,7 @@ pub enum Side {
 /// The qdiscs, programs and filters of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceAttachments {
-    /// The kinds of its qdiscs, as `tc` names them.
+    /// The kinds of the device's qdiscs, as `tc` names them.
     pub queues: BTreeSet<String>,
     /// The owners of ingress programs and filters, in the order in which they run.
     pub ingress: Vec<AttachmentOwner>,
@@ -120,8 +120,8 @@ impl DeviceAttachments {
     }
 }
 
-/// The handle of the filters of an ABI version, as major and minor number. A hook can hold the filters of two versions,
-/// so an agent attaches its filter before it detaches that of an earlier version.
+/// The handle of the filters of an ABI version, as major and minor number. Because each version has its own handle, a
+/// new agent can attach its filter before it detaches the filter of an earlier version.
 pub const fn filter_handle(abi: u32) -> (u16, u16) {
     // Version 255 has the handle of version 0 again.
     (MAJOR, MINOR + (abi % 0xff) as u16)

@@ -20,7 +20,7 @@ pub const CILIUM_HOST: &str = "cilium_host";
 /// The kind of a network device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// A hardware device, or one that a hypervisor emulates.
+    /// A hardware device, or a device that a hypervisor emulates.
     Physical,
     /// `lo`.
     Loopback,
@@ -157,8 +157,8 @@ impl Direction {
 pub struct Coverage {
     /// Devices with attached programs.
     pub attached: usize,
-    /// Chosen devices on which attaching failed, or whose link layer the programs do not support. Each pass retries
-    /// them.
+    /// Chosen devices on which attaching failed, or whose link layer the programs do not support. The agent tries again
+    /// at each survey.
     pub failed: usize,
 }
 
@@ -174,7 +174,7 @@ pub enum DeviceSelection {
 /// Why the programs are or are not attached to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UplinkReason {
-    /// `--devices` names it.
+    /// `--devices` names the device.
     Named,
     /// `--devices` names only other devices.
     NotNamed,
@@ -186,7 +186,7 @@ pub enum UplinkReason {
     HasGatewayRoute,
     /// A bridge with an address and a physical port: clients may be reachable through that port.
     BridgesPhysicalPort,
-    /// A tunnel: replies to Pods of other Nodes leave through it.
+    /// A tunnel, through which replies to Pods of other Nodes leave.
     IsTunnel,
     /// The device has an address and is of a kind that uplinks have.
     IsUplink,
@@ -253,7 +253,7 @@ impl UplinkReason {
         matches!(self, Self::LeadsToPods | Self::HasNoAddress)
     }
 
-    /// Whether clients may use the device although the programs do not support it.
+    /// Whether clients may use a device that the programs do not support.
     pub const fn is_unsupported(self) -> bool {
         matches!(self, Self::LeavesTags | Self::ShowsOuterHeaders | Self::HasOtherLinkLayer)
     }
@@ -262,9 +262,9 @@ impl UplinkReason {
 /// Decides whether the programs are attached to a device, and returns the reason.
 ///
 /// Requests arrive on devices with the Node's addresses; replies leave through any device that does not lead to Pods.
-/// So an uplink has the programs of both directions. Until the Node's addresses are known, a device keeps its programs,
-/// because an agent that starts without an API server must not detach them. Programs are never attached to a device
-/// whose headers they do not parse.
+/// So an uplink gets the programs for both directions. Until the Node's addresses are known, a device keeps the
+/// programs of an earlier agent: an agent that starts without an API server must not interrupt traffic. Programs are
+/// never attached to a device whose headers the programs do not parse.
 pub fn choose(
     device: &Device,
     selection: &DeviceSelection,
@@ -313,8 +313,8 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     match device.kind {
         DeviceKind::Tunnel => Ok(UplinkReason::IsTunnel),
         DeviceKind::Bridge if device.link.has_physical_port && has_address => Ok(UplinkReason::BridgesPhysicalPort),
-        // If both ends of a pair are on the Node, as those of Cilium's pair are, gateway routes through the pair lead
-        // to Pods.
+        // If both ends of a veth pair are on the Node, as with Cilium's pair, gateway routes through the pair lead to
+        // Pods.
         DeviceKind::Veth if device.peer_is_elsewhere && device.has_gateway_route => Ok(UplinkReason::HasGatewayRoute),
         DeviceKind::Veth | DeviceKind::Bridge => Err(UplinkReason::LeadsToPods),
         DeviceKind::Physical | DeviceKind::Other | DeviceKind::Loopback | DeviceKind::Dummy | DeviceKind::Vrf => {
@@ -330,7 +330,8 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
 }
 
 /// The addresses on which node ports answer, by priority: published addresses that a device has, then all other
-/// addresses of devices that are not dummies. (kube-proxy in IPVS mode assigns all cluster IPs to a dummy.)
+/// addresses of devices that are not dummy devices. (kube-proxy in IPVS mode assigns all cluster IPs to a dummy
+/// device.)
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
     let real = devices.iter().filter(|device| device.kind != DeviceKind::Dummy);
     let all: Vec<IpAddr> = real.flat_map(|device| device.addresses.iter().copied()).collect();

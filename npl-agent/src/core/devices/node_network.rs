@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Finds Pods on the Node's own network (macvlan, ipvlan, an underlay bridge). Such Pods answer clients directly, so
-//! their replies bypass the Node and its reverse NAT, and the client receives them from an unknown address.
+//! their replies bypass the Node and its reverse NAT. The client then receives replies from an address that it does not
+//! know.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -59,7 +60,8 @@ impl PodRoutes {
 }
 
 /// Whether clients may be on the network of this device, so that a Pod on the same network reaches them without the
-/// Node. Devices of other kinds with an address, such as those of Open vSwitch, may connect a CNI's Pods to the Node.
+/// Node. A device of another kind with an address, such as a port of Open vSwitch, may connect a CNI's Pods to the
+/// Node.
 fn is_of_node_network(device: &Device, node_ips: &[IpAddr]) -> bool {
     match choose_by_rules(device, node_ips) {
         Ok(UplinkReason::HasNodeAddress | UplinkReason::HasDefaultRoute) => device.kind != DeviceKind::Tunnel,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides the role of each device of the Node: which devices are uplinks, which uplinks translate requests by XDP,
-//! which Pods are reached by redirect, and on which addresses node ports answer.
+//! Decides the role of each device of the Node: which devices are uplinks, and which uplinks translate requests by XDP.
+//! Also decides which Pods are reached by redirect, and on which addresses node ports answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -69,7 +69,7 @@ pub struct NodeNetwork<'a> {
     pub routes: &'a BTreeMap<IpAddr, Route>,
     /// Programs, filters and qdiscs on the relevant devices.
     pub attachments: &'a BTreeMap<u32, DeviceAttachments>,
-    /// The published addresses of the Node; empty until they are known.
+    /// The published addresses of the Node; empty until the agent knows them.
     pub node_ips: &'a [IpAddr],
     /// The Pods that have mappings.
     pub mapped_pods: &'a BTreeSet<IpAddr>,
@@ -83,7 +83,8 @@ pub struct NodeNetwork<'a> {
     pub has_xdp_frags: bool,
     /// Whether programs are attached as filters, as before Linux 6.6.
     pub are_filters: bool,
-    /// The names of netfilter's tables and chains, or why they cannot be read; `None` if no decision depends on them.
+    /// The names of netfilter's tables and chains, or why the names cannot be read; `None` if no decision depends on
+    /// the names.
     pub rule_names: Option<Result<&'a RuleNames, &'a String>>,
 }
 
@@ -107,7 +108,7 @@ pub struct DeviceDecisions {
     pub missing_devices: BTreeSet<String>,
     /// Programs of other software that stay ahead of NPL's.
     pub programs_ahead: ProgramsAhead,
-    /// The policy engines because of which redirect is refused, or why they cannot be determined.
+    /// The policy engines because of which redirect is refused, or why the policy engines cannot be determined.
     pub redirect_refused_by: Option<String>,
     /// The resulting programs and next hops.
     pub plan: DevicePlan,
@@ -184,7 +185,7 @@ impl DevicePlanner {
         }
     }
 
-    /// Records that a driver ran the XDP program, or why it did not.
+    /// Records that a driver accepted the XDP program, or why the XDP program could not be attached.
     pub fn record_xdp(&mut self, device: &Device, outcome: Result<(), XdpReason>) {
         match outcome {
             Ok(()) => drop(self.refused.remove(&device.ifindex)),
@@ -192,7 +193,7 @@ impl DevicePlanner {
         }
     }
 
-    /// The Node's addresses, including those within their grace period.
+    /// The Node's addresses, including addresses that disappeared but are within their grace period.
     fn decide_local_addresses(&mut self, network: &NodeNetwork<'_>, now: Moment) -> Vec<IpAddr> {
         let mut wanted = local_addresses(network.devices, network.node_ips);
         let present = wanted.iter().copied().collect();
@@ -274,8 +275,8 @@ impl DevicePlanner {
     }
 }
 
-/// The policy engines that redirected packets would bypass. If netfilter's rules cannot be read, redirect is
-/// refused too, because the rules may be those of a policy engine.
+/// The policy engines that redirected packets would bypass. If netfilter's rules cannot be read, redirect is refused
+/// too, because the rules may belong to a policy engine.
 fn redirect_refused_by(rule_names: Option<Result<&RuleNames, &String>>) -> Option<String> {
     match rule_names? {
         Ok(names) => {

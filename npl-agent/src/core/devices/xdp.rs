@@ -5,13 +5,14 @@ use std::str::FromStr;
 
 use super::{Device, DeviceKind, LinkLayer, Master, redirect::Forwarding};
 
-/// The largest frame that drivers pass to a program in one buffer: a page without headroom and tailroom.
+/// The size in bytes of the largest frame that drivers pass to a program in one buffer: a page without headroom and
+/// tailroom.
 const LARGEST_WHOLE: u32 = 3498;
 
 /// Drivers with which a translation in XDP keeps checksums correct. Frames from these drivers have complete checksums.
 /// After a program has run, these drivers do not report the card's sum of the untranslated bytes (`CHECKSUM_COMPLETE`).
-/// `gve` reports that sum, and so does `ice` on E830 cards since Linux 6.15; `mlx5_core` does not while a program is
-/// attached.
+/// `gve` reports that sum, and so does `ice` on E830 cards since Linux 6.15; `mlx5_core` does not report the sum while
+/// a program is attached.
 const SAFE_DRIVERS: [&str; 6] = ["mlx5_core", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net"];
 
 /// The value of the flag `--attach`.

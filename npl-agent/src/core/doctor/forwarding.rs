@@ -147,8 +147,8 @@ fn list(devices: &[&Device]) -> String {
     names.join(", ")
 }
 
-/// The devices on which requests of a family arrive: devices with attached programs or, if there are none, devices to
-/// which programs would be attached.
+/// The devices on which requests of a family arrive: the devices with attached programs. If no device has programs, the
+/// devices to which the agent would attach programs.
 pub(super) fn receiving_uplinks(facts: &Facts, family: Family) -> Vec<&Device> {
     let devices = facts.devices.as_deref().unwrap_or_default();
     let attached: Vec<&Device> = devices.iter().filter(|device| facts.is_attached(device)).collect();

@@ -42,7 +42,7 @@ pub struct Facts {
     pub bpffs: String,
     /// Whether the BPF file system is mounted.
     pub is_bpffs_mounted: bool,
-    /// The capabilities of this process; `None` if they cannot be read.
+    /// The capabilities of this process; `None` if the process cannot read them.
     pub rights: Option<Rights>,
     /// Whether an agent uses this BPF file system.
     pub is_agent_running: bool,
@@ -60,7 +60,7 @@ pub struct Facts {
     pub devices_with_fraglists: Result<BTreeSet<String>, String>,
     /// The sysctls of this network namespace.
     pub sysctls: Sysctls,
-    /// Whether the Node masquerades replies, and whether the nftables guard exempts them.
+    /// Whether the Node masquerades replies, and whether the nftables guard exempts replies from masquerading.
     pub masquerading: Result<Masquerading, String>,
     /// The forward chains of nftables; empty if the kernel has no nftables.
     pub forward_chains: Result<ForwardChains, String>,
@@ -91,7 +91,7 @@ pub struct Kernel {
     pub translates_fraglists: bool,
 }
 
-/// Effective capabilities, including those that `CAP_SYS_ADMIN` implies.
+/// The effective capabilities of a process, including capabilities that `CAP_SYS_ADMIN` implies.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rights {
     /// `CAP_BPF`.
@@ -236,7 +236,7 @@ impl Finding {
     }
 }
 
-/// The findings of all checks, in the order in which an operator can act on them.
+/// The findings of all checks. The order is the order in which an operator should solve problems.
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![kernel::version(&facts.kernel), kernel::btf(facts.has_btf), kernel::bpffs(facts)];
     findings.extend(kernel::rights(facts));
@@ -273,7 +273,7 @@ impl Facts {
         self.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed)
     }
 
-    /// Uplinks: devices that the agent chose, or would choose if it ran.
+    /// The uplinks: devices that the agent has chosen, or would choose if an agent ran.
     fn uplinks(&self) -> impl Iterator<Item = &Device> {
         let devices = self.devices.as_deref().unwrap_or_default().iter();
         devices.filter(|device| choose(device, &DeviceSelection::Auto, &[], self.is_attached(device)).is_ok())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks for the receive offload `rx-gro-list`: some kernels translate only the first of the datagrams that it
-//! combines.
+//! Checks for the receive offload `rx-gro-list`: some kernels translate only the first of the datagrams that this
+//! offload combines.
 
 use std::collections::BTreeSet;
 

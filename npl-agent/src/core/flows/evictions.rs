@@ -28,8 +28,8 @@ pub struct EvictionEstimate {
 impl EvictionEstimate {
     /// The number of entries that were evicted since the previous sweep, from a table with room for `capacity` flows.
     ///
-    /// Zero if the table was not full. The programs also remove entries, for example those of flows that lost a tuple
-    /// conflict; in a table that is not full, every missing entry was removed by the programs.
+    /// Zero if the table was not full. The programs also remove entries, for example entries of flows that lost a tuple
+    /// conflict. In a table that is not full, the programs removed every missing entry.
     pub fn observe(&mut self, sweep: Sweep, capacity: usize) -> u64 {
         let Some(last) = self.last.replace(sweep) else { return 0 };
         let (found, capacity) = (sweep.found as u64, capacity as u64);

@@ -36,7 +36,7 @@ impl<K: Ord + Clone, V: PartialEq + Clone> Last<BTreeMap<K, V>> {
 }
 
 impl<T: Ord + Clone> Last<BTreeSet<T>> {
-    /// Replaces the last elements, and returns the new ones.
+    /// Replaces the last elements, and returns the elements that are new.
     pub fn update_elements(&mut self, elements: BTreeSet<T>) -> BTreeSet<T> {
         let new = self.value.as_ref().map_or_else(|| elements.clone(), |former| &elements - former);
         self.value = Some(elements);

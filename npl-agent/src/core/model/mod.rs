@@ -181,14 +181,14 @@ pub type PodKey = ObjectKey;
 /// The key of a Service.
 pub type ServiceKey = ObjectKey;
 
-/// A Pod's uid, which distinguishes the Pod from an earlier one of the same name.
+/// A Pod's uid, which distinguishes the Pod from an earlier Pod of the same name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodUid(pub Arc<str>);
 
 impl PodUid {
     /// The Pod's generation in the datapath's maps: FNV-1a of the uid, never 0. A restarted agent finds the owner of a
-    /// mapping by the generation, and the kernel programs ignore connection tracking entries of an earlier Pod with the
-    /// same address.
+    /// mapping by the generation, and the kernel programs ignore conntrack entries of an earlier Pod with the same
+    /// address.
     pub fn generation(&self) -> u32 {
         let hash =
             self.0.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
@@ -202,7 +202,7 @@ impl fmt::Display for PodUid {
     }
 }
 
-/// A Service's uid, which distinguishes the Service from an earlier one of the same name.
+/// A Service's uid, which distinguishes the Service from an earlier Service of the same name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceUid(pub Arc<str>);
 
@@ -212,7 +212,8 @@ impl fmt::Display for ServiceUid {
     }
 }
 
-/// The state of NPL's readiness gate: whether the Pod's spec names it among `readinessGates`, and its condition.
+/// The state of NPL's readiness gate: whether the Pod's `readinessGates` contain the gate, and the Pod's condition of
+/// that name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
     /// The Pod's spec does not name the gate.
@@ -231,9 +232,9 @@ pub enum Gate {
 pub struct Pod {
     /// Namespace and name.
     pub key: PodKey,
-    /// Distinguishes the Pod from an earlier one of the same name.
+    /// `metadata.uid`, which distinguishes the Pod from an earlier Pod of the same name.
     pub uid: PodUid,
-    /// `metadata.resourceVersion` as a number: a change with a lower one is outdated.
+    /// `metadata.resourceVersion` as a number: a change with a lower number is outdated.
     pub resource_version: u64,
     /// `metadata.labels`.
     pub labels: BTreeMap<String, String>,
@@ -249,7 +250,7 @@ pub struct Pod {
     pub ports: Vec<ContainerPort>,
     /// The value of the mapping annotation in the API server, which NPL or another writer may have written.
     pub annotation: Option<String>,
-    /// The field manager of the annotation, if the API server records another one than the agent.
+    /// The field manager of the annotation, if the API server records another field manager than the agent's.
     pub annotation_manager: Option<Arc<str>>,
     /// NPL's readiness gate.
     pub gate: Gate,
@@ -271,9 +272,9 @@ pub struct ContainerPort {
     pub port: PodPort,
     /// `protocol`.
     pub protocol: Protocol,
-    /// `hostPort`, when set and not 0. A native sidecar has none: the kubelet does not map it.
+    /// `hostPort`, if set and not 0. Always `None` for a native sidecar, whose `hostPort` the kubelet does not map.
     pub host_port: Option<NodePort>,
-    /// `hostIP`, when set and not the wildcard address.
+    /// `hostIP`, if set and not the wildcard address.
     pub host_ip: Option<IpAddr>,
 }
 
@@ -295,13 +296,13 @@ pub enum ServiceType {
 pub struct Service {
     /// Namespace and name.
     pub key: ServiceKey,
-    /// Distinguishes the Service from an earlier one of the same name.
+    /// `metadata.uid`, which distinguishes the Service from an earlier Service of the same name.
     pub uid: ServiceUid,
     /// Whether the enabling annotation is exactly `true`.
     pub is_enabled: bool,
     /// `spec.type`.
     pub service_type: ServiceType,
-    /// `spec.selector`; an empty one selects no Pod.
+    /// `spec.selector`; an empty selector selects no Pod.
     pub selector: BTreeMap<String, String>,
     /// `spec.ports`.
     pub ports: Vec<ServicePort>,
@@ -364,7 +365,8 @@ pub struct Node {
     pub external_ips: Vec<IpAddr>,
 }
 
-/// The key of a mapping: family, node port and protocol. Clients reach it on every local address of the family.
+/// The key of a mapping: family, node port and protocol. Clients reach the mapping on every local address of the
+/// family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Frontend {

@@ -14,13 +14,13 @@ pub struct Settings {
     pub node_ip: NodeIpSource,
     /// The fields of an annotation entry.
     pub annotation_format: AnnotationFormat,
-    /// Whether the protocols of one Pod port share a node port number and an entry.
+    /// Whether the protocols of one Pod port share a node port number and an annotation entry.
     pub protocol_pairing: ProtocolPairing,
     /// The families that the datapath serves.
     pub families: Vec<Family>,
     /// The protocols that the datapath serves.
     pub protocols: Vec<Protocol>,
-    /// How long a mapping keeps translating after its Pod's annotation no longer names it.
+    /// How long a mapping keeps translating after the Pod's annotation no longer names the mapping.
     pub drain_millis: u64,
     /// How long a node port cannot be allocated after its mapping is removed.
     pub quarantine_millis: u64,
@@ -33,7 +33,7 @@ pub struct Settings {
 const SHORTEST_QUARANTINE_MILLIS: u64 = 30_000;
 
 impl Settings {
-    /// A warning if withdrawn node ports may reach another Pod while load balancers still send to them.
+    /// A warning if a withdrawn node port may lead to another Pod while load balancers still send to this node port.
     pub fn quarantine_warning(&self) -> Option<String> {
         (self.quarantine_millis < SHORTEST_QUARANTINE_MILLIS).then(|| {
             format!(
@@ -66,7 +66,7 @@ pub struct PortRange {
 /// Why a text is not a port range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PortRangeError {
-    /// The text is not two numbers with a dash between them.
+    /// The text does not consist of two numbers with a dash in between.
     #[error("port range {0:?} is not START-END: give two port numbers, for example 61000-62000")]
     Malformed(String),
     /// A bound is not a port.
@@ -138,9 +138,9 @@ impl fmt::Display for PortRange {
 /// Which of the Node's addresses are published, decided for each IP family separately.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeIpSource {
-    /// The first `InternalIP` of the family, or the first `ExternalIP` if there is none.
+    /// The first `InternalIP` of the family. If the Node has no such address, the first `ExternalIP`.
     Internal,
-    /// The first `ExternalIP` of the family, or the first `InternalIP` if there is none.
+    /// The first `ExternalIP` of the family. If the Node has no such address, the first `InternalIP`.
     External,
     /// The first element that has an address of the family.
     Listed(Vec<NodeIp>),
@@ -149,9 +149,9 @@ pub enum NodeIpSource {
 /// An element of a list of Node addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeIp {
-    /// This address, whether the Node object lists it or not.
+    /// This address, whether or not the Node object lists the address.
     Address(IpAddr),
-    /// The first address of the Node object in this range, an `InternalIP` before an `ExternalIP`.
+    /// The first address of the Node object in this range. An `InternalIP` takes precedence over an `ExternalIP`.
     Range(SourceRange),
 }
 
@@ -159,7 +159,7 @@ pub enum NodeIp {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "node IP {0:?} is neither internal nor external nor a list of addresses or ranges: give for example 192.0.2.10 or \
-         10.0.0.0/8"
+     10.0.0.0/8"
 )]
 pub struct NodeIpSourceError(String);
 

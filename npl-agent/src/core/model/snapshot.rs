@@ -14,7 +14,7 @@ use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Service, ServiceKey,
 pub enum Change {
     /// The API server's store was restored from a backup: resource versions have decreased, and a list of Pods follows.
     StoreRestored,
-    /// A list of all Pods of this Node; other known Pods are deleted.
+    /// A list of all Pods of this Node. Known Pods that are not in the list were deleted.
     Pods(Vec<Pod>),
     /// A Pod was created or changed.
     Pod(Pod),
@@ -34,7 +34,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// The same change as a cluster without Services would report it.
+    /// The change that the watch would report if the cluster had no Services.
     pub(in crate::core) fn without_services(self) -> Self {
         match self {
             Self::Services(_) => Self::Services(Vec::new()),
@@ -98,7 +98,7 @@ pub(in crate::core) struct Snapshot {
     services_listed: bool,
     by_ip: BTreeMap<IpAddr, BTreeMap<PodKey, AddressClaim>>,
     by_host_port: BTreeMap<NodePort, BTreeSet<PodKey>>,
-    /// Services with a `nodePort` or `healthCheckNodePort`, whether NPL acts on them or not.
+    /// All Services with a `nodePort` or `healthCheckNodePort`, including Services on which NPL does not act.
     node_port_services: BTreeMap<ServiceKey, NodePortService>,
     by_service_port: BTreeMap<NodePort, BTreeSet<ServiceKey>>,
 }
@@ -194,7 +194,7 @@ impl Snapshot {
         Some((key, &self.node_port_services.get(key)?.uid))
     }
 
-    /// Whether a Pod declares the number as a `hostPort`, or a Service has it as a `nodePort` or `healthCheckNodePort`.
+    /// Whether the number is the `hostPort` of a Pod, or the `nodePort` or `healthCheckNodePort` of a Service.
     pub(in crate::core) fn is_used_by_others(&self, port: NodePort) -> bool {
         self.is_host_port(port) || self.by_service_port.contains_key(&port)
     }
@@ -217,7 +217,7 @@ impl Snapshot {
     }
 
     /// Resets the known resource version of every Pod to 0 after etcd was restored from a backup. The restored versions
-    /// are lower than the known ones, and must not count as outdated.
+    /// are lower than the known versions, but must not count as outdated.
     fn forget_versions(&mut self) {
         for pod in self.pods.values_mut() {
             pod.resource_version = 0;
@@ -281,7 +281,7 @@ impl Snapshot {
         self.pods.insert(pod.key.clone(), pod);
     }
 
-    /// Removes the Pod of this name, if `uid` is its uid or `None`.
+    /// Removes the Pod of this name if it has this uid. If `uid` is `None`, removes the Pod in any case.
     fn remove_pod(&mut self, key: &PodKey, uid: Option<&PodUid>, touched: &mut Touched) {
         if self.pods.get(key).is_some_and(|known| uid.is_none_or(|uid| known.uid == *uid)) {
             self.unindex(key, touched);
@@ -358,7 +358,8 @@ impl Snapshot {
     }
 }
 
-/// Whether only fields that agents write have changed. Such a change affects no index and no other Pod.
+/// Whether two versions of a Pod differ only in fields that agents write. A change of these fields affects no index and
+/// no other Pod.
 fn differ_by_writes_only(known: &Pod, pod: &Pod) -> bool {
     let Pod {
         key,
@@ -384,7 +385,7 @@ fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) 
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)
 }
 
-/// The addresses that only one Pod may have.
+/// The addresses of a Pod that no other Pod may have; none for a finished Pod and for a Pod on the host network.
 fn contended_ips(pod: &Pod) -> impl Iterator<Item = IpAddr> {
     let is_contender = !pod.is_finished && !pod.host_network;
     pod.ips.iter().copied().filter(move |_| is_contender)

@@ -72,7 +72,7 @@ impl SourceRange {
         Self::new(ip, self.length) == Some(self)
     }
 
-    /// Whether this range contains the other one.
+    /// Whether this range contains the other range.
     fn covers(self, other: Self) -> bool {
         self.length <= other.length && Self::new(other.first, self.length) == Some(self)
     }
@@ -111,7 +111,7 @@ impl fmt::Display for SourceRange {
 pub enum Sources {
     /// Every source is allowed.
     Anyone,
-    /// Sources in one of these ranges. No range contains another one. Without ranges, no source is allowed.
+    /// Sources in one of these ranges. No range contains another range. If there is no range, no source is allowed.
     Only(BTreeSet<SourceRange>),
 }
 
@@ -168,7 +168,7 @@ impl FromIterator<SourceRange> for Sources {
     }
 }
 
-/// A Service's list of allowed sources, and the errors in it.
+/// A Service's list of allowed sources, and the errors in the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowList {
     /// The sources that the list allows.
@@ -194,7 +194,8 @@ impl AllowList {
     /// The list of a Service without the annotation.
     pub const ABSENT: Self = Self { sources: Sources::Anyone, unreadable: None, beyond: 0 };
 
-    /// Parses a comma-separated list of ranges. Errors never widen the list: only ranges that it names are allowed.
+    /// Parses a comma-separated list of ranges. Errors never allow additional sources: only ranges that the list names
+    /// are allowed.
     pub fn read(text: &str) -> Self {
         let mut ranges = BTreeSet::new();
         let mut list = Self::ABSENT;

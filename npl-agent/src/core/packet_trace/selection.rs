@@ -9,25 +9,26 @@ use npl_common::packet_trace::{EndpointFilter, IPV6, MAX_ENDPOINTS, PORT_MASK, T
 use super::packet::Packet;
 use crate::core::model::{Protocol, sources::SourceRange};
 
-/// A client, and the Node's or Pods' endpoints that it may use. An absent condition holds for every packet.
+/// The conditions on packets to trace: a client, the node ports or Pods that the client uses, and a protocol. An absent
+/// condition is true for every packet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
     /// The addresses of clients.
     pub client: Option<SourceRange>,
     /// The port of the client.
     pub client_port: Option<u16>,
-    /// Node ports and Pods; a packet has to match one of them.
+    /// Node ports and Pods. A packet must have one of these node ports or Pods as an endpoint.
     pub endpoints: Vec<Endpoint>,
-    /// The transport protocol; for an ICMP error, that of the packet that it quotes.
+    /// The transport protocol. For an ICMP error, the protocol of the quoted packet is compared.
     pub protocol: Option<Protocol>,
 }
 
 /// A node port, or a Pod's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
-    /// This port of any address.
+    /// This port at any address.
     NodePort(u16),
-    /// Any port of this address.
+    /// Any port at this address.
     Address(IpAddr),
 }
 
@@ -68,8 +69,8 @@ impl Selection {
         })
     }
 
-    /// Whether a packet, before or after a program, has the client at one end and one of the endpoints at an end. An ICMP
-    /// error is selected by the packet that it quotes.
+    /// Whether a packet, as it was before or after a program, has the client as source or destination, and also one of
+    /// the endpoints. For an ICMP error, the quoted packet is compared.
     pub fn admits(&self, before: &Packet, after: Option<&Packet>) -> bool {
         let packets = || iter::once(before).chain(after).map(|packet| packet.quoted.as_deref().unwrap_or(packet));
         let has_end = |is_wanted: &dyn Fn(&Packet, IpAddr, Option<u16>) -> bool| {
@@ -92,7 +93,8 @@ impl Selection {
     }
 }
 
-/// Whether a port is the wanted one, or is not in the packet although its protocol has ports.
+/// Whether a port of the packet is the wanted port. Also true if the packet lacks its ports although its protocol has
+/// ports.
 fn may_be(packet: &Packet, port: Option<u16>, wanted: u16) -> bool {
     port.map_or(packet.may_have_ports(), |port| port == wanted)
 }
@@ -160,7 +162,7 @@ mod tests {
         PacketEnd { addr: words(ip), port: u32::from(port.unwrap_or_default()) | family, port_mask }
     }
 
-    /// The programs' decision, as `npl-ebpf/src/path/trace/record.rs` makes it.
+    /// The decision of the programs, implemented as in `npl-ebpf/src/path/trace/record.rs`.
     fn is_recorded(filter: &TraceFilter, before: &Packet, after: &Packet) -> bool {
         let ends: Vec<PacketEnd> = before.ends().into_iter().chain(after.ends()).map(end).collect();
         let has =

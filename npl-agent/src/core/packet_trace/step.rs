@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One run of a program on a packet, as its record describes it.
+//! One run of a program on a packet, as the program recorded it.
 
 use npl_common::{
     packet_trace::{self, PacketCopy, TraceRecord},
@@ -100,7 +100,7 @@ impl Verdict {
 }
 
 impl Step {
-    /// Reads a record; `None` if it has a hook, verdict or reason of another version of the programs.
+    /// Reads a record; `None` if the record contains a hook, verdict or reason that this version does not know.
     pub fn of(record: &TraceRecord) -> Option<Self> {
         let verdict = Verdict::of(record.verdict)?;
         let hook = match record.hook {
@@ -153,7 +153,7 @@ impl Step {
         }
     }
 
-    /// The packet before and after the program; `None` if it has no IP header.
+    /// The packet before and after the program; `None` if the record contains no complete IP header.
     pub fn packets(&self) -> Option<(Packet, Option<Packet>)> {
         Some((Packet::parse(&self.before)?, Packet::parse(&self.after)))
     }

@@ -53,8 +53,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// The protocols and families of the node ports that the Pod's annotation must name, of which `service_families`
-    /// are those of the Service.
+    /// The protocols and families of the node ports that the Pod's annotation must name. `service_families` contains
+    /// the families of the Service.
     pub fn wanted(&self, service_families: &BTreeSet<Family>) -> BTreeSet<(Protocol, Family)> {
         let has = |ips: &BTreeSet<IpAddr>, family| ips.iter().any(|ip| Family::of(*ip) == family);
         let families = service_families.iter().copied();

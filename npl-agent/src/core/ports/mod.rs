@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The port table: the owner and phase of each node port, and the next free one.
+//! The port table: the owner and phase of each node port, and the search for the next free node port.
 
 pub mod select;
 
@@ -28,12 +28,12 @@ pub enum Phase {
     Active,
     /// No Service requests the port; the mapping translates until load balancers have stopped using it.
     Draining {
-        /// When draining ends; `None` while an annotation may still name the port.
+        /// When the drain ends; `None` while an annotation may still name the port.
         until: Option<Moment>,
     },
-    /// The port has no mapping and cannot be allocated, since clients may still send to it.
+    /// The port has no mapping and cannot be allocated, because clients may still send packets to the port.
     Quarantined {
-        /// When the port is free; `None` while its mapping exists or an annotation may still name it.
+        /// When the port becomes free; `None` while the port's mapping exists or an annotation may still name the port.
         until: Option<Moment>,
     },
 }
@@ -50,7 +50,7 @@ pub(in crate::core) struct Claim {
     pub(in crate::core) sources: Sources,
     /// Whether the port was ever mapped, so that a client may know it.
     pub(in crate::core) was_mapped: bool,
-    /// When this agent allocated the port; `None` if an earlier agent did.
+    /// When this agent allocated the port; `None` if an earlier agent allocated the port.
     pub(in crate::core) allocated: Option<Moment>,
 }
 
@@ -115,11 +115,11 @@ impl Claim {
 pub struct PortUsage {
     /// Requested by a Service.
     pub active: usize,
-    /// Mapped until load balancers have stopped using them, although no Service requests them.
+    /// No longer requested by a Service, but mapped until load balancers have stopped using them.
     pub draining: usize,
     /// Unmapped, but not yet available for allocation.
     pub quarantined: usize,
-    /// Free to be allocated: no Pod holds the number, by any protocol or family.
+    /// Free: the number is not allocated to a Pod for any protocol or family.
     pub free: usize,
 }
 
@@ -132,7 +132,7 @@ pub(in crate::core) struct PortTable {
     by_pod: BTreeMap<PodUid, BTreeSet<(WantedPort, Frontend)>>,
     /// Where the search for the next free port begins; the first port of the range if `None`.
     cursor: Option<NodePort>,
-    /// Ports that another process uses, and when to retry them.
+    /// Ports that another process uses, each with the time at which the agent tries again to reserve the port.
     taken: BTreeMap<Frontend, Moment>,
     /// Unmapped port numbers that received packets recently, and until when other numbers are preferred. The protocol
     /// does not matter, because some load balancers ignore the protocol of an entry.
@@ -168,7 +168,7 @@ impl PortTable {
         self.by_pod.get(uid).into_iter().flatten().copied().collect()
     }
 
-    /// The claims for one port of a Pod; several while the port moves from one node port to another.
+    /// The claims for one port of a Pod. While the Pod port moves to another node port, there are several claims.
     pub(in crate::core) fn of_port(&self, uid: &PodUid, port: WantedPort) -> Vec<Frontend> {
         let claims = self.by_pod.get(uid).into_iter().flatten();
         claims.filter(|(claimed, _)| *claimed == port).map(|(_, frontend)| *frontend).collect()
@@ -202,8 +202,8 @@ impl PortTable {
         frontends.filter_map(|frontend| Some((frontend, self.claims.get(&frontend)?)))
     }
 
-    /// Whether a claim may keep its node port: the port is in the range, no other process uses it, and its number does
-    /// not belong to another Pod.
+    /// Whether a claim may keep its node port: the port is in the range, no other process uses the port, and the port's
+    /// number does not belong to another Pod.
     pub(in crate::core) fn is_well_placed(&self, frontend: Frontend) -> bool {
         self.is_available(frontend) && !self.is_of_another_pod(frontend)
     }
@@ -243,14 +243,14 @@ impl PortTable {
             && self.of_number(frontend.node_port).all(is_its)
     }
 
-    /// Whether a Pod's port holds the node port, and may keep it.
+    /// Whether the node port is allocated to this port of the Pod, and may stay allocated to it.
     pub(in crate::core) fn is_well_held(&self, frontend: Frontend, uid: &PodUid, port: WantedPort) -> bool {
         let owner = self.claims.get(&frontend).and_then(|claim| claim.owner.as_ref());
         let is_its = owner.is_some_and(|owner| owner.uid == *uid && owner.port == port);
         is_its && self.is_well_placed(frontend)
     }
 
-    /// Whether no Pod holds the number, and no other process uses the number by one of these protocols.
+    /// Whether the number is not allocated to a Pod, and no other process uses the number for one of these protocols.
     fn is_free(&self, family: Family, node_port: NodePort, protocols: &[Protocol]) -> bool {
         let is_available = |protocol: &Protocol| self.is_available(Frontend { family, node_port, protocol: *protocol });
         protocols.iter().all(is_available) && self.of_number(node_port).next().is_none()
@@ -269,9 +269,9 @@ impl PortTable {
         same_number.into_iter().find(|frontend| self.is_free_for(*frontend, uid))
     }
 
-    /// Returns a frontend with the first of `protocols` and with the next number that is free for all of them and for
-    /// which `is_usable` holds. The search continues after the last allocated number, so that a freed number is reused
-    /// as late as possible.
+    /// Returns a frontend with the first of `protocols` and with the next number that is free for all of these
+    /// protocols and for which `is_usable` returns true. The search continues after the last allocated number, so that
+    /// a freed number is reused as late as possible.
     ///
     /// If all free ports have received packets recently, the port whose traffic ended first is returned: a client that
     /// sends to every port must not prevent Pods from getting a node port.
@@ -348,7 +348,8 @@ impl PortTable {
         self.taken.values().min().copied()
     }
 
-    /// The use of the range for a family and protocol. A number that is held for any protocol or family is not free.
+    /// The use of the range for a family and protocol. A number that is allocated for any protocol or family is not
+    /// free.
     pub(in crate::core) fn usage(&self, family: Family, protocol: Protocol) -> PortUsage {
         let mut usage = PortUsage::default();
         let is_here = |frontend: &Frontend| frontend.family == family && frontend.protocol == protocol;

@@ -18,7 +18,7 @@ use crate::core::{
     publish::problem::{AffectedObject, Cause, Problem},
 };
 
-/// A Pod port that at least one Service requests. Node ports are allocated in this type's order.
+/// A Pod port that at least one Service requests. Node ports are allocated in the sort order of this type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WantedPort {
     /// The Pod's port.
@@ -51,8 +51,8 @@ impl Exposure {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::core) struct Wanted {
     pub(in crate::core) ports: BTreeMap<WantedPort, Exposure>,
-    /// The allowed sources of each requested port: the union over the Services that request it. Ports that cannot be
-    /// exposed at present, or whose mapping drains, are included.
+    /// The allowed sources of each requested port: the union over all Services that request the port. Ports that cannot
+    /// be exposed at present, or whose mapping drains, are included.
     pub(in crate::core) sources: BTreeMap<WantedPort, Sources>,
     pub(in crate::core) problems: BTreeSet<Problem>,
 }
@@ -87,7 +87,7 @@ fn service_problems(service: &Service, settings: &Settings) -> BTreeSet<Problem>
 }
 
 impl Selector<'_> {
-    /// The wanted ports of a Pod: the union over the Services that select it.
+    /// The wanted ports of a Pod: the union over all Services that select the Pod.
     pub(in crate::core) fn wanted(self, pod: &Pod) -> Wanted {
         let mut wanted = Wanted::default();
         if pod.is_finished {
@@ -148,8 +148,8 @@ impl Selector<'_> {
         (is_own && !pod.is_finished).then_some(ip)
     }
 
-    /// The families of the Service in which this Pod is exposed. A Pod without addresses may still get an address of
-    /// each family.
+    /// The families of the Service in which this Pod is exposed. A Pod without addresses counts as a Pod with an
+    /// address of each family, because the Pod may still get these addresses.
     fn families(self, service: &Service, pod: &Pod, wanted: &mut Wanted) -> Vec<Family> {
         let is_possible = |family: &Family| pod.ips.is_empty() || pod.ip_of(*family).is_some();
         let served = service.families.iter().filter(|family| self.settings.families.contains(family));
@@ -171,7 +171,8 @@ impl Selector<'_> {
         for (port, exposure) in &mut wanted.ports {
             let Some(ip) = pod.ip_of(port.family) else { continue };
             let host_port = self.host_port(pod, *port).filter(|node_port| {
-                // Two containers may use one host port on different addresses; only one of them is published.
+                // Two containers may use the same host port on different addresses. Only one of these host ports is
+                // published.
                 host_ports.insert((*node_port, port.protocol, port.family))
             });
             if let Some(node_port) = host_port {
@@ -230,7 +231,7 @@ impl Wanted {
     }
 }
 
-/// Whether a Service that selects the Pod requests this port of it.
+/// Whether a Service that selects the Pod requests this Pod port.
 pub(in crate::core) fn requests(service: &Service, pod: &Pod, port: WantedPort) -> bool {
     let leads_there =
         |spec: &ServicePort| spec.protocol == port.protocol && resolve(pod, spec).contains(&port.pod_port);

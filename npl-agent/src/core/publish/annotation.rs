@@ -17,7 +17,7 @@ const MAX_BYTES: usize = 256 * 1024;
 /// One published port of a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// The Node's address; its family is the entry's.
+    /// The Node's address, whose family is also the family of the entry.
     pub node_ip: IpAddr,
     /// The node port.
     pub node_port: NodePort,
@@ -33,7 +33,7 @@ impl Entry {
     }
 }
 
-/// One entry of an annotation by any writer: an earlier agent, Antrea, a user or a Pod template.
+/// One entry of an annotation from any writer: an earlier agent, Antrea, a user or a Pod template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SeenEntry {
     /// The IP family.
@@ -91,7 +91,7 @@ impl From<&Settings> for Style {
     }
 }
 
-/// The annotation's value for these entries; equal sets give equal bytes.
+/// The annotation's value for these entries. Equal sets of entries result in equal bytes.
 pub fn encode(entries: &[Entry], style: impl Into<Style>) -> String {
     let mut sorted = entries.to_vec();
     // IPv6 first: AKO up to 1.13.1 gives every member of a Pod the address of the last entry.
@@ -241,8 +241,8 @@ impl Lenient {
 }
 
 impl LenientEntry {
-    /// The element's entries, one for each protocol. An element without protocols means TCP, and one without a family
-    /// means IPv4, as in old formats.
+    /// The element's entries, one for each protocol. An element without protocols means TCP, and an element without a
+    /// family means IPv4, as in old formats.
     fn entries(&self) -> Vec<SeenEntry> {
         let family = match self.ip_family.as_deref() {
             Some("IPv4") => Family::V4,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measures publication delays. A delay begins with a change of a Pod, a Service or the Node that alters a Pod's
-//! annotation, and ends when the API server confirms the annotation.
+//! Measures publication delays. A delay begins with a change of a Pod, a Service or the Node that requires another
+//! annotation of a Pod. The delay ends when the API server confirms the annotation.
 
 use std::collections::{BTreeMap, BTreeSet};
 

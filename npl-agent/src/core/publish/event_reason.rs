@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The reasons of Kubernetes Events, and what an operator reads about each in `docs/reference/events.md`.
+//! The reasons of Kubernetes Events, and the text about each reason for operators in `docs/reference/events.md`.
 
 macro_rules! event_reasons {
     ($( $name:ident on $object:ident, $cause:literal, $action:literal; )+) => {

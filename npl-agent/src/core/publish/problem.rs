@@ -53,8 +53,8 @@ pub enum Cause {
         /// The protocol.
         protocol: Protocol,
     },
-    /// A Pod port has a node port for each of its protocols. Consumers that ignore the protocol use each of these node
-    /// ports for every protocol.
+    /// A Pod port has a node port for each of its protocols. Load balancers that ignore the protocol use each of these
+    /// node ports for every protocol.
     ProtocolsNotMerged {
         /// The Pod's port.
         pod_port: PodPort,

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::problem::{AffectedObject, Problem};
 use crate::core::model::Moment;
 
-/// How long a problem must last before it is reported; a Service that is changed in two steps causes shorter problems.
+/// How long a problem must last before an Event reports the problem. A Service that is changed in two steps causes
+/// shorter problems.
 pub(crate) const SETTLE_MILLIS: u64 = 1_000;
 /// The minimal time between two Events about the same object and reason.
 pub(crate) const QUIET_MILLIS: u64 = 60_000;
@@ -117,7 +118,7 @@ pub struct Warnings {
 }
 
 impl Warnings {
-    /// Replaces the current problems, and returns those to log.
+    /// Replaces the current problems, and returns the problems to log.
     pub fn observe(&mut self, problems: &[Problem], now: Moment) -> Vec<Problem> {
         self.given.retain(|_, at| at.plus(QUIET_MILLIS) > now);
         let subject = |problem: &Problem| (problem.subject.clone(), problem.reason());

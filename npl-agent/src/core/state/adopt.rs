@@ -29,8 +29,8 @@ pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
 
 /// Assigns every existing mapping to its Pod, and reserves for every Pod the free ports that its annotation names.
 ///
-/// Runs once, when all lists are complete. Later, an annotation on a new Pod comes from the Pod's template, and the
-/// ports in it are not reserved.
+/// Adoption runs once, when all lists are complete. Later, an annotation on a new Pod comes from the Pod's template,
+/// and the node ports in such an annotation are not reserved.
 pub(in crate::core) fn adopt(state: &mut State) {
     order_address_claims(state);
     adopt_mappings(state);
@@ -71,8 +71,8 @@ fn adopt_mappings(state: &mut State) {
         let candidates = pods.get(&backend.generation).map_or(&[][..], Vec::as_slice);
         let claim = owner_of(candidates, *frontend, *backend).map_or_else(Claim::orphan, |owner| Claim {
             backend: Some(*backend),
-            // The allowed sources stay until a Service changes them. No Service changes the sources of a draining
-            // mapping.
+            // The claim keeps the allowed sources of the existing mapping until a Service changes the sources. No
+            // Service changes the sources of a draining mapping.
             sources: observed.sources_of(*frontend, *backend),
             was_mapped: true,
             ..Claim::new(owner)

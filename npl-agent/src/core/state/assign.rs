@@ -71,15 +71,15 @@ impl State {
     }
 }
 
-/// The assignment of one Pod.
+/// The assignment of node ports to one Pod.
 struct Assignment<'a> {
     pod: &'a Pod,
     wanted: Wanted,
     pod_ips: BTreeMap<Family, IpAddr>,
     snapshot: &'a Snapshot,
     ports: &'a mut PortTable,
-    /// Families and protocols without a free port in this pass, so that a thousand waiting Pods do not each search the
-    /// range.
+    /// Families and protocols for which a search in this pass has found no free port. The search is not repeated for
+    /// each of perhaps a thousand waiting Pods.
     exhausted: &'a mut BTreeSet<(Family, Protocol)>,
     now: Moment,
     pairing: ProtocolPairing,
@@ -222,8 +222,8 @@ impl Assignment<'_> {
         (!self.snapshot.is_used_by_others(sibling.node_port)).then_some(sibling)
     }
 
-    /// A mapping takes precedence over a Service's node port of the same number. The Pod keeps the port only while no
-    /// other port is free.
+    /// Reports a problem if the number of the node port is also a Service's `nodePort` or `healthCheckNodePort`: the
+    /// mapping takes precedence. The Pod keeps such a port only while no other port is free.
     fn check_service_port(&mut self, node_port: NodePort) {
         let Some((service, uid)) = self.snapshot.service_with_port(node_port) else { return };
         let subject = AffectedObject::Service(service.clone(), uid.clone());
@@ -232,8 +232,8 @@ impl Assignment<'_> {
         self.blame(Cause::NodePortConflict { node_port, service: service.clone() });
     }
 
-    /// A mapping takes precedence over a `hostPort` of the same number, so that traffic to the host port does not reach
-    /// this Pod.
+    /// Reports a problem if a mapping uses the number of the Pod's `hostPort`: the mapping takes precedence, so traffic
+    /// to the host port does not reach this Pod.
     fn check_host_port(&mut self, port: WantedPort, node_port: NodePort) {
         let WantedPort { protocol, family, .. } = port;
         let own = Frontend { family, node_port, protocol };

@@ -20,7 +20,7 @@ const FIRST_MILLIS: u64 = 5_000;
 /// The delay after a write whose answer shows another value.
 const UNSTORED_MILLIS: u64 = 5_000;
 const LONGEST_MILLIS: u64 = 60_000;
-/// A contest ends after this time without another writer.
+/// A contest ends when no other writer has changed the annotation for this time.
 const OVER_MILLIS: u64 = 600_000;
 
 /// The Pods whose annotation another writer has changed within the last ten minutes.
@@ -61,7 +61,8 @@ impl Contests {
         }
     }
 
-    /// How long to wait before the agent writes its value again, if another writer has replaced it since the last call.
+    /// How long the agent waits before it writes its value again; `None` if no other writer has replaced the value
+    /// since the last call.
     fn take_delay(&mut self, uid: &PodUid, now: Moment) -> Option<u64> {
         let contest = self.0.get_mut(uid).filter(|contest| contest.noticed.is_none())?;
         contest.noticed = Some(now);

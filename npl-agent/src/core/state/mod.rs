@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The state of the control loop: desired and observed state, timers, and writes in flight.
 //!
-//! [`State::pass`] returns the next operations. The caller executes them and reports each result by
+//! [`State::pass`] returns the next operations. The caller executes the operations and reports each result by
 //! [`State::record_done`] or [`State::record_failed`]. An operation is returned only after its precondition was
 //! observed, so that the agent can stop after any operation without leaving an annotation that names a missing mapping.
 
@@ -47,7 +47,7 @@ pub struct State {
     pub(in crate::core) node_ips: BTreeMap<Family, IpAddr>,
     /// Pods on the Node's own network, which get no mapping because their replies would bypass the Node.
     pub(in crate::core) on_node_network: PodsOnNodeNetwork,
-    /// The last observation; `None` before the first one.
+    /// The observed state of the kernel and the sockets; `None` before the first observation.
     pub(in crate::core) observed: Option<Observed>,
     pub(in crate::core) is_adopted: bool,
     pub(in crate::core) ports: PortTable,
@@ -70,7 +70,8 @@ pub struct State {
     pub(in crate::core) writes: BTreeMap<PodUid, Write>,
     /// The time since which each Pod needs a write.
     pub(in crate::core) needs_write_since: BTreeMap<PodUid, Moment>,
-    /// Deleted Pods with a patch in flight. The answer to the patch must not add such a Pod again.
+    /// Deleted Pods with a patch in flight. The answer to the patch shows the Pod as it was, and must not add the Pod
+    /// again.
     departed: BTreeSet<PodUid>,
     pub(in crate::core) retries: BTreeMap<RetryKey, Moment>,
     contests: Contests,
@@ -206,7 +207,8 @@ impl State {
             .collect()
     }
 
-    /// Whether all prerequisites are met. Until they are met, a pass only reserves the ports of existing mappings.
+    /// Whether all prerequisites are met. While a prerequisite is missing, a pass only reserves the ports of existing
+    /// mappings.
     pub fn is_ready(&self) -> bool {
         self.missing_prerequisites().is_empty()
     }
@@ -393,7 +395,7 @@ impl State {
     }
 
     /// Begins to move a Pod port away from a node port that another process uses or that has recent traffic. An
-    /// existing mapping stays until the new one is published; a claim without a mapping is dropped.
+    /// existing mapping stays until the new mapping is published; a claim without a mapping is dropped.
     fn yield_port(&mut self, frontend: Frontend) {
         self.touch(frontend);
         let pod = self.ports.get(frontend).and_then(|claim| Some(claim.owner.as_ref()?.pod.clone()));

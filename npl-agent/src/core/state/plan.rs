@@ -24,7 +24,7 @@ enum Step {
     Needs(Op),
 }
 
-/// The difference between the allowed sources in the kernel and the desired ones.
+/// The difference between the allowed sources in the kernel and the desired allowed sources.
 #[derive(Default)]
 struct Gap {
     missing: BTreeSet<SourceRange>,
@@ -32,7 +32,8 @@ struct Gap {
 }
 
 impl State {
-    /// Plans one pass. Its cost depends on the number of changed Pods and claims.
+    /// Plans one pass. The duration depends on the number of changed Pods and claims, and not on the number of all
+    /// Pods.
     pub(in crate::core) fn plan(&mut self, now: Moment) -> Pass {
         self.expire(now);
         // The steps are repeated because a port that becomes free may be assigned to a waiting Pod.
@@ -101,7 +102,7 @@ impl State {
         let is_named = claim.owner.as_ref().is_some_and(|owner| self.may_be_named(owner, frontend));
         match phase {
             Phase::Active => Some(phase),
-            // The port was never published, so no client can know it.
+            // The port was never published, so no client can know the port.
             Phase::Draining { .. } | Phase::Quarantined { until: None } if !claim.was_mapped && !is_mapped => {
                 Some(Phase::Quarantined { until: Some(now) })
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides the content of a Pod's annotation and readiness gate, and when to write them.
+//! Decides the content of a Pod's annotation and readiness gate, and when the agent writes them.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ pub(in crate::core) enum Write {
 }
 
 impl PodWrite {
-    /// Whether the Pod already has the content of this write.
+    /// Whether the Pod already has the annotation or the open gate that this write would set.
     pub(in crate::core) fn is_stored_in(&self, pod: &Pod) -> bool {
         match self {
             Self::Set(value) => pod.annotation.as_ref() == Some(value),
@@ -81,8 +81,8 @@ impl State {
         }
     }
 
-    /// Whether a watch event contains no news and no write depends on it. The watch repeats what the answer to each
-    /// write has shown.
+    /// Whether a watch event contains only what the agent knows already, and no write waits for the event. Such events
+    /// occur because the watch also reports each write of the agent.
     pub(in crate::core) fn is_echo(&self, pod: &Pod) -> bool {
         self.snapshot.pod(&pod.key) == Some(pod) && !self.writes.contains_key(&pod.uid)
     }
@@ -149,7 +149,7 @@ impl State {
             return Publication::Needs(pod.uid.clone(), PodWrite::Withdraw);
         }
         // AKO never removes a Pod whose annotation is removed while the Pod is being deleted. So a correct annotation
-        // stays until the deletion, and an incorrect one becomes `[]`.
+        // stays until the deletion, and an incorrect annotation becomes `[]`.
         let kept = pod.annotation.clone().filter(|_| self.names_only_its_own(pod));
         if !is_unconfirmed && (kept.is_some() || pod.annotation.is_none()) {
             return Publication::Settled;
@@ -209,8 +209,8 @@ impl State {
         wanted.into_iter().flatten().filter_map(entry).collect()
     }
 
-    /// The node port whose mapping leads to the Pod's port. While the Pod port moves to a new node port, this is the
-    /// old node port until the new mapping works.
+    /// The node port whose mapping leads to the Pod's port. While the Pod port moves to a new node port, the result is
+    /// the old node port until the new mapping works.
     fn working_node_port(&self, uid: &PodUid, port: WantedPort) -> Option<NodePort> {
         let mut working = self.ports.of_port(uid, port);
         working.retain(|frontend| self.works(*frontend));

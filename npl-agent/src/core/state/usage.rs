@@ -14,9 +14,9 @@ pub struct MappingView<'a> {
     pub frontend: Frontend,
     /// The backend of the mapping; `None` while there is no mapping.
     pub backend: Option<Backend>,
-    /// The Pod; `None` if it is not known.
+    /// The Pod; `None` if the agent does not know the Pod.
     pub pod: Option<&'a PodKey>,
-    /// The Pod's port; `None` if it is not known.
+    /// The Pod's port; `None` if the agent does not know the port.
     pub pod_port: Option<PodPort>,
     /// The phase of the node port's claim.
     pub phase: Phase,

@@ -107,7 +107,7 @@ impl Chaos {
         }
     }
 
-    /// Other software changes the kernel's map: it removes a mapping, or points the mapping to an unused address.
+    /// Other software changes the kernel's map: it removes a mapping, or changes the mapping to an unused Pod address.
     pub(super) fn meddle(&mut self, frontend: Frontend, is_forged: bool) {
         if is_forged {
             let pod_ip = forged_ip(frontend.family);
@@ -148,7 +148,7 @@ impl Chaos {
         }
     }
 
-    /// Kills the agent and starts another one. Another process may bind a port in between.
+    /// Kills the agent and starts another agent. Another process may bind a port in between.
     pub(super) fn restart(&mut self, stolen: Option<Frontend>) {
         while let Some(op) = self.in_flight.pop_front() {
             // Patches in flight may still reach the API server.

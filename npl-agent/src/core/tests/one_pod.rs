@@ -54,7 +54,8 @@ proptest! {
         chaos.settle();
     }
 
-    /// No number that a published or recently withdrawn entry of one Pod names leads to another Pod, by any protocol.
+    /// A number that a published or recently withdrawn entry of one Pod names does not lead to another Pod, for any
+    /// protocol.
     #[test]
     fn a_number_that_one_pod_has_or_had_recently_never_leads_to_another(events in vec(event(), 0..60)) {
         let mut chaos = start();

@@ -17,7 +17,7 @@ use crate::core::{
     op::{GateReason, Op, PodWrite},
 };
 
-/// Runs a scenario, inserts the resulting ops, and compares the text with the expected one.
+/// Runs a scenario, inserts the resulting ops into the text, and compares the text with the expected text.
 ///
 /// Lines before `start` prepare the initial state. After a line that ends in `&`, the next line is applied before any
 /// pass.

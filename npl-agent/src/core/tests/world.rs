@@ -54,7 +54,8 @@ pub(super) struct World {
     pub(super) resource_version: u64,
     pub(super) patches: usize,
     pub(super) is_api_down: bool,
-    /// The time at which a Pod's annotation last named a node port, for node ports that it no longer names.
+    /// For each node port that a Pod's annotation no longer names, the time at which the annotation last named the node
+    /// port.
     withdrawn: BTreeMap<(NodePort, PodUid), Moment>,
     /// Whether no other software writes annotations and mappings, and the agent never restarts.
     pub(super) is_undisturbed: bool,

@@ -115,7 +115,7 @@ pub struct Facts<'a> {
     pub is_installed: bool,
     /// Whether an agent holds the lock of the Node.
     pub is_agent_running: bool,
-    /// The state that the agent reports, or why it did not answer.
+    /// The state that the agent reports, or why the agent did not answer.
     pub agent: Result<&'a AgentView, &'a str>,
     /// The number of uplinks with attached programs, as the kernel lists them.
     pub attached_uplinks: usize,

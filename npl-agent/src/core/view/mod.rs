@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The state of the agent in the format in which the commands read it from the local socket.
 //!
-//! Later versions may add fields but never rename them, because a command may read the state of an agent of another
+//! Later versions may add fields but never rename fields, because a command may read the state of an agent of another
 //! version.
 
 mod build;
@@ -36,7 +36,8 @@ pub struct AgentView {
     pub port_range: String,
     /// The state of each watch of the API server.
     pub watches: Vec<WatchView>,
-    /// Whether an admission policy confines the agent's writes; `None` as long as the API server has not shown this.
+    /// Whether an admission policy confines the agent's writes; `None` until an answer of the API server has shown
+    /// this.
     pub is_confined: Option<bool>,
     /// The devices by which clients may reach the Node, with and without attached programs.
     pub devices: Vec<DeviceView>,
@@ -163,11 +164,11 @@ pub struct NodePortView {
     pub pod: Option<String>,
     /// The Pod's port; `None` if the Pod is not known.
     pub pod_port: Option<PodPort>,
-    /// The Pod's address to which the mapping should lead; `None` while there is none.
+    /// The Pod's address to which the mapping should lead; `None` while the Pod has no such address.
     pub pod_ip: Option<IpAddr>,
     /// The names of the Services that request the port, in the Pod's namespace.
     pub services: Vec<String>,
-    /// Time since the agent allocated the port; `None` if an earlier agent did.
+    /// Time since the agent allocated the port; `None` if an earlier agent allocated the port.
     pub age_millis: Option<u64>,
     /// Time until the drain or the quarantine ends; `None` in other states.
     pub ends_in_millis: Option<u64>,

@@ -23,9 +23,9 @@ use super::{
 /// The Pod or Service about which an operator asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Question {
-    /// A Pod, or one port of it.
+    /// A Pod, or one port of the Pod.
     Pod(ObjectKey, Option<PodPort>),
-    /// A Service, with all of its Pods on this Node.
+    /// A Service, with all Pods of this Node that the Service selects.
     Service(ObjectKey),
 }
 

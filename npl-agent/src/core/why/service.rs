@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Builds the chains of a Service, which are those of its Pods on this Node.
+//! Builds the chains of a Service: the chains of all Pods on this Node that the Service selects.
 
 use super::{Chain, Link, LinkReport, pod};
 use crate::core::{model::ServiceKey, pages, state::State, view::AgentView};

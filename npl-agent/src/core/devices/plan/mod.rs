@@ -4,8 +4,8 @@
 //! Two rules decide the order:
 //!
 //! 1. A device never translates requests without translating replies. So the egress program is attached before the
-//!    ingress program and detached after it. The driver's XDP program, which translates requests before TC, is
-//!    detached first and attached last.
+//!    ingress program, and detached after the ingress program. The driver's XDP program, which translates requests
+//!    before TC, is detached first and attached last.
 //! 2. Programs are detached after all other programs are attached, so that a Pod or a client that moves to another
 //!    device is served without interruption.
 
@@ -47,8 +47,8 @@ pub type AttachedHooks = BTreeSet<(u32, Direction)>;
 pub enum DeviceStep {
     /// Detach the XDP program from all devices except these.
     RetainXdp(BTreeSet<u32>),
-    /// Remove the next hops that the plan does not contain or that it changes, so that the host's stack forwards the
-    /// packets of those Pods.
+    /// Remove the next hops that the plan does not contain or changes. The host's stack then forwards the packets of
+    /// those Pods.
     RetainNextHops,
     /// Attach a program, or replace an NPL program on the same hook.
     Attach {
@@ -70,7 +70,7 @@ pub enum DeviceStep {
     },
     /// Detach the program of a hook.
     Detach {
-        /// The device, by its index; it may already be removed.
+        /// The device, by its index. The device may have been removed.
         ifindex: u32,
         /// The hook.
         direction: Direction,
@@ -172,7 +172,7 @@ impl DevicePlan {
 }
 
 impl ProgramSet {
-    /// The hooks of the set, in the order in which they are attached: hooks of replies first.
+    /// The hooks of the set, in the order in which programs are attached: hooks for replies first.
     pub const fn directions(self) -> &'static [Direction] {
         match self {
             Self::Uplink | Self::RedirectUplink | Self::OffloadUplink => &[Direction::Egress, Direction::Ingress],

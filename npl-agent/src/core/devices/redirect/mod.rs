@@ -72,7 +72,7 @@ pub enum ProgramSet {
     Uplink,
     /// An uplink that redirects requests to Pods.
     RedirectUplink,
-    /// An uplink that redirects requests of offloaded flows: those with a recent stack observation.
+    /// An uplink that redirects requests of offloaded flows, which are flows with a recent stack observation.
     OffloadUplink,
     /// A Pod's device: translates replies at ingress and redirects them to the client.
     Pods,
@@ -82,8 +82,8 @@ pub enum ProgramSet {
 }
 
 impl ProgramSet {
-    /// The set of an uplink. An uplink without Ethernet headers or in a VRF, which has its own routes, does not
-    /// redirect packets: the host's stack forwards them.
+    /// The set of an uplink. An uplink without Ethernet headers, or in a VRF with its own routes, does not redirect
+    /// packets: the host's stack forwards these packets.
     pub fn of_uplink(device: &Device, forwarding: Forwarding) -> Self {
         let is_plain = device.link_layer == LinkLayer::Ethernet && device.master != Some(Master::Vrf);
         match forwarding {
@@ -112,7 +112,7 @@ pub struct Route {
     pub ifindex: u32,
     /// Whether the route has a gateway.
     pub has_gateway: bool,
-    /// The MTU of the route in bytes, if it has one.
+    /// The MTU of the route in bytes; `None` if the route has no MTU.
     pub mtu: Option<u32>,
 }
 
@@ -127,7 +127,7 @@ pub struct PodNextHop {
     pub mtu: u16,
 }
 
-/// The kind of a device that leads to Pods, which decides how packets are redirected to it.
+/// The kind of a device that leads to Pods. The kind decides how packets are redirected to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HopKind {
     /// A veth or netkit pair: its other end is in the Pod.
@@ -161,15 +161,16 @@ pub enum RedirectRefusal {
     NoEthernet,
     /// The route to the Pod has a gateway.
     HasGateway,
-    /// A qdisc of the device shapes or polices traffic, and a redirect would bypass it.
+    /// A qdisc of the device shapes or polices traffic, and a redirect would bypass the qdisc.
     HasLimit,
-    /// The device has programs or filters of other software, and a redirect would bypass them.
+    /// The device has programs or filters of other software, which a redirect would bypass.
     HasFilters,
     /// Cilium forwards packets of its Pods by its own programs and devices.
     ForwardedByCilium,
     /// A policy engine filters packets in netfilter, which a redirect would bypass.
     NetworkPolicy,
-    /// An uplink has ingress programs or filters of other software after NPL's, and a redirect would bypass them.
+    /// An uplink has ingress programs or filters of other software that run after NPL's, and that a redirect would
+    /// bypass.
     UplinkHasFilters,
     /// Policy routing rules choose the uplink by a packet's mark, which the route look-up of a redirect ignores.
     RoutedByMark,
@@ -210,8 +211,8 @@ pub fn next_hops(
     routed_by_mark: &BTreeSet<Family>,
 ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
     let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
-    // All uplinks are checked, because a reply may leave through another uplink than that of the request, and either
-    // both directions are redirected or neither.
+    // All uplinks are checked, because a reply may leave through another uplink than its request. Either both
+    // directions of a flow are redirected or neither.
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
     let has_cilium = devices.iter().any(|device| device.name == CILIUM_HOST);
     let decide = |(addr, route): (&IpAddr, &Route)| {
@@ -286,7 +287,8 @@ fn hop_kind(device: &Device, uplinks: &BTreeSet<u32>) -> Result<HopKind, Redirec
 }
 
 /// Checks that a redirect bypasses no other software. Replies are redirected at ingress of the Pod's device. Redirected
-/// requests run the egress hook of a bridge, but bypass that of a device pair, because the peer receives them directly.
+/// requests run the egress hook of a bridge. They bypass the egress hook of a veth or netkit pair, because the peer
+/// device receives them directly.
 fn check_bypass(
     kind: HopKind,
     device: &Device,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests each reason for which packets to a Pod are not redirected, with networks to which the reason applies and
-//! similar ones to which it does not.
+//! Tests each reason for which packets to a Pod are not redirected: with networks to which the reason applies, and with
+//! similar networks to which it does not.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules as `ip rule` shows them, and the resulting routes of replies.
+//! Tests the routes of replies that result from policy routing rules. Comments show the rules in the format of `ip
+//! rule`.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
