@@ -152,7 +152,7 @@ fn both_families_of_a_port_share_a_number_and_other_ports_do_not() {
                 PortRangeExhausted: pod default/dns-1: no IPv6 node port is free for pod port 53/tcp: widen the agent's --port-range
                 PortRangeExhausted: pod default/dns-1: no IPv4 node port is free for pod port 53/udp: widen the agent's --port-range
                 PortRangeExhausted: pod default/dns-1: no IPv6 node port is free for pod port 53/udp: widen the agent's --port-range
-                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to every one of them: set the agent's --protocol-pairing=merged
+                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to each of these node ports: set the agent's --protocol-pairing=merged
         "#]],
     );
 }
@@ -260,7 +260,7 @@ fn merging_moves_one_protocol_to_the_number_of_the_other() {
             show
                 61000/tcp IPv4 of default/dns-0: Active
                 61001/udp IPv4 of default/dns-0: Active
-                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to every one of them: set the agent's --protocol-pairing=merged
+                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to each of these node ports: set the agent's --protocol-pairing=merged
             pairing merged
             start
                 reserve 61000/tcp IPv4
@@ -282,7 +282,7 @@ fn merging_moves_one_protocol_to_the_number_of_the_other() {
             show
                 61000/tcp IPv4 of default/dns-0: Active
                 61000/udp IPv4 of default/dns-0: Active
-                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to every one of them: set the agent's --protocol-pairing=merged
+                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to each of these node ports: set the agent's --protocol-pairing=merged
         "#]],
     );
 }
