@@ -132,14 +132,14 @@ impl ChangeLog {
     pub(crate) fn log_retry(&mut self, op: &Op, error: &OpError, wait: Duration, now: Moment) {
         let (kind, err, retry_ms) = (OpName::of(op), ErrorChain(error), wait.as_millis());
         let Some(left_out) = self.retries.acquire(kind, now) else {
-            return debug!(op = kind.as_str(), %err, retry_ms, "operation failed; the agent retries it");
+            return debug!(op = kind.as_str(), %err, retry_ms, "operation failed; the agent retries the operation");
         };
         warn!(
             op = kind.as_str(),
             %err,
             retry_ms,
             left_out,
-            "operation failed; the agent retries it. Failures of this kind are logged once per minute"
+            "operation failed; the agent retries the operation. Failures of this kind are logged once per minute"
         );
     }
 
@@ -188,8 +188,8 @@ impl ChangeLog {
             }
             Err(err) => warn!(
                 %err,
-                "clients on the Node and in its Pods cannot connect to node ports; all other clients can. The agent tries again \
-                 with each resync"
+                "clients on the Node and in its Pods cannot connect to node ports; all other clients can. The agent \
+                 tries again at each resync"
             ),
         }
     }
@@ -246,9 +246,9 @@ impl ChangeLog {
             warn!(
                 iface,
                 ?programs,
-                "programs of other software run ahead of NPL's on this device: if one of them returns a final verdict, \
-                 clients that reach the Node through the device are not served; see \"A program runs ahead of NPL's\" in \
-                 docs/troubleshoot.md"
+                "programs of other software run ahead of NPL's on this device: if such a program returns a final \
+                 verdict, clients that reach the Node through this device are not served; see \"A program runs ahead of \
+                 NPL's\" in docs/troubleshoot.md"
             );
         }
         let has_none = !decisions.uplinks.values().flatten().any(|reason| reason.reaches_clients());
@@ -300,8 +300,8 @@ impl ChangeLog {
         }
         if conntrack.forgets_idle {
             warn!(
-                "kernel conntrack times out idle offloaded connections after some minutes, since it does not see every \
-                 acknowledgement: set net.netfilter.nf_conntrack_tcp_timeout_unacknowledged as high as \
+                "kernel conntrack times out idle offloaded connections after some minutes, because it does not see \
+                 every acknowledgement: set net.netfilter.nf_conntrack_tcp_timeout_unacknowledged as high as \
                  nf_conntrack_tcp_timeout_established on this Node"
             );
         }

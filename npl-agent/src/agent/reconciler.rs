@@ -381,7 +381,7 @@ impl Reconciler {
         match outcome {
             OpOutcome::Retry => self.change_log.log_retry(op, error, wait, self.now()),
             OpOutcome::PortTaken | OpOutcome::RecentTraffic | OpOutcome::Gone | OpOutcome::Done => {
-                debug!(err = %ErrorChain(error), "operation abandoned; the agent plans another one");
+                debug!(err = %ErrorChain(error), "operation abandoned; the agent plans another operation");
             }
         }
         self.metrics.count_op(op, outcome);
@@ -433,7 +433,10 @@ impl Reconciler {
         self.network_due = self.network_due.map(|due| due.max(self.network_seen + NETWORK_REST));
         let survey = match found {
             Err(error) if error.is_change() => {
-                debug!(err = %ErrorChain(&error), "the network changed while it was listed; the agent lists it again");
+                debug!(
+                    err = %ErrorChain(&error),
+                    "devices, addresses or routes changed while the agent listed them; the agent lists them again"
+                );
                 self.look_at_network_soon();
                 return Ok(false);
             }

@@ -74,8 +74,8 @@ fn sweep(mut tables: Tables, metrics: &Metrics, ended: &Receiver<()>) {
             Ok(entries) => debug!(entries, "expired connection tracking entries removed"),
             Err(error) if is_change => warn!(
                 err = %ErrorChain(error),
-                "expired connection tracking entries cannot be removed: they stay until the table is full and the kernel evicts \
-                 the least recently used ones"
+                "expired connection tracking entries cannot be removed: the entries stay until the table is full and \
+                 the kernel evicts the least recently used entries"
             ),
             Err(error) => {
                 debug!(err = %ErrorChain(error), "expired connection tracking entries still cannot be removed");

@@ -15,7 +15,7 @@ use crate::core::{devices::HAS_INGRESS_QUEUE, model::Frontend};
 #[derive(Debug, thiserror::Error)]
 pub enum DatapathError {
     /// The agent was built without the object file of the kernel programs.
-    #[error("this npl-agent was built without its kernel programs: build it with `cargo xtask build`")]
+    #[error("this npl-agent was built without its kernel programs: build npl-agent with `cargo xtask build`")]
     NoObject,
     /// The kernel is older than the oldest supported release.
     #[error("kernel {found} is too old: npl-agent needs Linux {needed} or newer")]
@@ -53,8 +53,8 @@ pub enum DatapathError {
     /// The programs of the trace build are too large for the verifier of a process without `CAP_PERFMON`.
     #[cfg(feature = "trace")]
     #[error(
-        "a trace build loads its programs with CAP_PERFMON only: run `npl-agent load` of the same build in an init container \
-         that has the capability, as in deploy/npl.yaml"
+        "a trace build loads its programs with CAP_PERFMON only: run `npl-agent load` of the same build in an init \
+         container with this capability, as in deploy/npl.yaml"
     )]
     TraceNeedsPerfmon,
     /// The number of CPUs cannot be read.

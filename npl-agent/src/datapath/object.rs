@@ -40,9 +40,9 @@ pub(super) fn digest(object: &[u8]) -> String {
 /// The text about the effect of replacing a map by a map of the same layout with another size.
 fn fate(name: &str) -> &'static str {
     if predecessor::is_copied(name) {
-        "a new map replaces it, and its elements are copied"
+        "a new map replaces the pinned map, whose elements are copied"
     } else {
-        "an empty map replaces it, because its elements are not copied: the programs or the agent write them again"
+        "an empty map replaces the pinned map; the programs or the agent write the elements again"
     }
 }
 

@@ -47,7 +47,11 @@ impl OwnPrograms {
             Ok(ids) => Some(ids.iter().map(owner).collect()),
             Err(error) if has_no_such_hook(&error) => Some(Vec::new()),
             Err(error) => {
-                debug!(ifindex, %error, "cannot list the programs on a device; its Pods are not redirected");
+                debug!(
+                    ifindex,
+                    %error,
+                    "cannot list the programs on a device; packets to Pods behind this device are not redirected"
+                );
                 None
             }
         }

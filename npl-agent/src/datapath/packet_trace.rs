@@ -104,7 +104,7 @@ impl PacketTrace {
         loop {
             let item = self.ring.next()?;
             if item.len() == size_of::<TraceRecord>() {
-                #[expect(unsafe_code, reason = "the record's bytes are read as its type")]
+                #[expect(unsafe_code, reason = "the bytes of a record are read as a TraceRecord")]
                 // SAFETY: the item has the bytes of the type, for which all bytes are valid; no alignment is assumed.
                 let record: TraceRecord = unsafe { ptr::read_unaligned(item.as_ptr().cast()) };
                 if Duration::from_nanos(record.time) >= self.armed_at {

@@ -107,7 +107,7 @@ impl Programs {
                 by_helper.load_hooks().map_err(DatapathError::or_missing_perfmon)?;
                 info!(
                     "the kernel rejects direct packet access without CAP_PERFMON, so the programs read packets by a \
-                     slower helper; `npl-agent load`, in an init container that has the capability, loads the faster \
+                     slower helper; `npl-agent load`, in an init container with this capability, loads the faster \
                      programs"
                 );
                 Ok(by_helper)
@@ -237,7 +237,7 @@ impl Programs {
         if self.variant != Variant::Unmitigated {
             info!(
                 "the programs were loaded without CAP_PERFMON and have speculation barriers, which cost about 0.3 µs \
-                 per packet; `npl-agent load`, in an init container that has the capability, loads them without \
+                 per packet; `npl-agent load`, in an init container with this capability, loads the programs without \
                  barriers"
             );
         }

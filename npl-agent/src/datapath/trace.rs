@@ -67,7 +67,9 @@ fn print(pins: &Pins, build: &str) -> Result<(), DatapathError> {
     })?;
     let thread = thread::Builder::new().name("trace".to_owned()).spawn(move || forward(logger));
     thread.map_err(|error| DatapathError::OpenMap { name: LOGS, source: MapError::IoError(error) })?;
-    warn!("this is a trace build: it logs each verdict on a packet of a mapping, which makes every packet slower");
+    warn!(
+        "this is a trace build: the programs log each verdict on a packet of a mapping, which slows down every packet"
+    );
     Ok(())
 }
 

@@ -85,7 +85,7 @@ fn master(link: &LinkMessage) -> Option<Master> {
     Some(if is_of_vrf { Master::Vrf } else { Master::TakesFrames })
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "the programs support only the link layers that are named")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "the programs support only the link layers in this match")]
 fn link_layer(link: &LinkMessage) -> LinkLayer {
     match link.header.link_layer_type {
         LinkLayerType::Ether if keeps_vlan_tags(link) => LinkLayer::Tagged,
@@ -127,7 +127,7 @@ fn has_tunnel_destination(link: &LinkMessage) -> bool {
     })
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "the kernel adds kinds; an unknown one is treated as an uplink")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "newer kernels have further kinds, which are treated as uplinks")]
 fn kind_of(kind: &InfoKind) -> DeviceKind {
     match kind {
         InfoKind::Veth | InfoKind::Netkit => DeviceKind::Veth,

@@ -313,7 +313,7 @@ pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin,
     let end = async {
         warn!(
             "the netlink socket for changes of devices, addresses and routes has closed: the agent notices changes \
-             only at each --resync; restart the agent"
+             only at each resync (--resync); restart the agent"
         );
     };
     Ok(Box::pin(changes.chain(stream::once(end))))

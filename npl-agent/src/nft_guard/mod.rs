@@ -93,7 +93,7 @@ impl Guard {
         if let Err(error) = &thread {
             warn!(
                 err = %error,
-                "cannot start the thread for the nftables table {TABLE}: replies may be masqueraded once kernel \
+                "cannot start the thread for the nftables table {TABLE}: replies may be masqueraded after kernel \
                  conntrack has timed out their connection; raise the limit of threads and restart the agent"
             );
         }

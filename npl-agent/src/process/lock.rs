@@ -37,7 +37,7 @@ pub enum LockError {
     )]
     AlreadyRunning,
     /// The directory could not be created, opened or locked.
-    #[error("lock this Node against a second npl-agent: lock the folder {}; run the agent as root", folder.display())]
+    #[error("prevent a second npl-agent on this Node: lock the folder {}; run the agent as root", folder.display())]
     Folder {
         /// The path of the directory.
         folder: PathBuf,

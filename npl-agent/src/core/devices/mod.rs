@@ -222,7 +222,7 @@ impl UplinkReason {
             Self::NotNamed => "not named by --devices",
             Self::HasNodeAddress => "has a Node address",
             Self::HasDefaultRoute => "has a default route",
-            Self::HasGatewayRoute => "a route with a gateway leaves through it",
+            Self::HasGatewayRoute => "a route with a gateway leaves through the device",
             Self::BridgesPhysicalPort => "bridge with an address and a physical port",
             Self::IsTunnel => "tunnel to other Nodes",
             Self::IsUplink => "uplink with an address",
@@ -238,7 +238,7 @@ impl UplinkReason {
             Self::ShowsOuterHeaders => {
                 "a GRE tunnel without a remote address exposes its outer headers: set `remote` or `external`"
             }
-            Self::HasOtherLinkLayer => "its link layer is neither Ethernet nor none",
+            Self::HasOtherLinkLayer => "its packets begin with neither an Ethernet nor an IP header",
         }
     }
 

@@ -122,7 +122,7 @@ impl XdpReason {
             Self::NotEthernet => "no Ethernet headers",
             Self::IsVirtual => "virtual: checksums may be incomplete",
             Self::IsEnslaved => "enslaved to another device",
-            Self::HasUpperDevices => "VLAN or similar devices are on top of it",
+            Self::HasUpperDevices => "VLAN or similar devices are on top of the device",
             Self::UnknownDriver => "its driver is not known to be safe",
             Self::LargeFrames => "frames too large for XDP on this kernel",
             Self::SafeDriver => "its driver is known to be safe",

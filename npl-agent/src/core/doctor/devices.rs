@@ -40,7 +40,7 @@ pub(super) fn addresses(facts: &Facts) -> Finding {
         (Err(reason), _) | (_, Err(reason)) => return Finding::unknown(key, reason, ASK_AS_ROOT),
     };
     if !datapath.is_installed {
-        return Finding::ok(key, "node ports answer on no address yet: see the check datapath");
+        return Finding::ok(key, "node ports do not answer on any address yet: see the check datapath");
     }
     let all = local_addresses(devices, &[]);
     let missing: Vec<_> = all.iter().filter(|addr| !datapath.addresses.contains(addr)).collect();
@@ -48,12 +48,13 @@ pub(super) fn addresses(facts: &Facts) -> Finding {
         return Finding::ok(key, format!("node ports answer on all {} addresses of the Node", all.len()));
     };
     let advice = if facts.is_agent_running {
-        "clients that connect to these addresses are not served: the agent adds a new address within a second, and \
-         serves 256 addresses of each family, published ones first"
+        "clients that connect to these addresses are not served: the agent adds a new address within a second. The \
+         agent serves at most 256 addresses of each family, and published addresses take precedence"
     } else {
-        "clients that connect to these addresses are not served: start the agent, which adds them"
+        "clients that connect to these addresses are not served: start the agent, which adds these addresses"
     };
-    Finding::warning(key, format!("node ports do not answer on {} of {}: {first} …", missing.len(), all.len()), advice)
+    let found = format!("node ports do not answer on {} of {} addresses: {first} …", missing.len(), all.len());
+    Finding::warning(key, found, advice)
 }
 
 /// Checks for programs of other software that run ahead of NPL's programs and may prevent them from running.
@@ -103,7 +104,7 @@ mod tests {
                 |it| first_device(it).addresses.push([192, 0, 2, 77].into()),
                 key,
                 State::Warning,
-                "1 of 3: 192.0.2.77",
+                "1 of 3 addresses: 192.0.2.77",
                 "256",
             ),
             (
@@ -133,7 +134,13 @@ mod tests {
                 "eth0: leaves VLAN tags in frames: set it to `reorder_hdr on`",
                 "--devices",
             ),
-            (|it| first_device(it).link_layer = LinkLayer::Other, KEY, State::Warning, "neither Ethernet nor none", ""),
+            (
+                |it| first_device(it).link_layer = LinkLayer::Other,
+                KEY,
+                State::Warning,
+                "neither an Ethernet nor an IP header",
+                "",
+            ),
             (
                 |it| {
                     it.kernel.has_tcx = false;

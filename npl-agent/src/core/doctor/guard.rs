@@ -10,8 +10,8 @@ use crate::core::devices::{
 };
 
 pub(super) fn masquerading(facts: &Facts) -> Finding {
-    const MEANING: &str = "after kernel conntrack has timed out a connection, its replies are masqueraded, and the \
-                           client rejects them";
+    const MEANING: &str = "after kernel conntrack has timed out a connection, replies of this connection are \
+                           masqueraded, and the client rejects these packets";
     let key = "nft_guard";
     let it = match &facts.masquerading {
         Ok(masquerading) => masquerading,
@@ -28,7 +28,7 @@ pub(super) fn masquerading(facts: &Facts) -> Finding {
         None if facts.is_installed() => Finding::warning(
             key,
             "packets that leave the Node are masqueraded, and there is no nftables guard",
-            format!("{MEANING}: see --nft-guard, and the agent's log"),
+            format!("{MEANING}: check the flag --nft-guard and the agent's log"),
         ),
         None => Finding::ok(key, "nftables is available to the agent's guard"),
     }
@@ -80,7 +80,7 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
         Some((ReplyRouteProblem::MarkNotSet, _)) => Finding::warning(
             key,
             format!("{found}; their connections are not marked"),
-            format!("{MEANING}: see --nft-guard, and the agent's log"),
+            format!("{MEANING}: check the flag --nft-guard and the agent's log"),
         ),
     }
 }

@@ -122,8 +122,8 @@ pub const NETWORKS: [Network; 24] = [
         "Cilium",
         &[Trace::Device(CILIUM_HOST)],
         Tested::ByHand,
-        "forwards packets of Pods itself: `redirect` and `offload` redirect nothing and gain nothing; with \
-         `bpf.masquerade` set `--port-range` below 30000, for example 28000-29000",
+        "Cilium's programs forward packets of Pods in every forwarding mode: `redirect` and `offload` have no effect; \
+         with `bpf.masquerade` set `--port-range` below 30000, for example 28000-29000",
     ),
     cni(
         "Antrea",
@@ -177,7 +177,7 @@ pub const NETWORKS: [Network; 24] = [
         "Cilium (if it replaces kube-proxy)",
         &[Trace::Device(CILIUM_HOST)],
         Tested::ByHand,
-        "its NodePort and hostPort work together with node ports of NPL",
+        "Services of type NodePort and host ports work together with node ports of NPL",
     ),
 ];
 

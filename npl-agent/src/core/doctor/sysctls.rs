@@ -103,8 +103,8 @@ pub(super) fn service_ports(sysctls: &Sysctls) -> Finding {
     Finding::warning(
         key,
         found,
-        "connections of the Node may take ports of Services of type NodePort, and those Services then lose clients: \
-         add 30000-32767 to net.ipv4.ip_local_reserved_ports, or the cluster's --service-node-port-range",
+        "connections of the Node may take ports of Services of type NodePort, and clients cannot reach these Services \
+         then: add 30000-32767 to net.ipv4.ip_local_reserved_ports, or the cluster's --service-node-port-range",
     )
 }
 

@@ -13,9 +13,9 @@ const SERVICE_NODE_PORTS: (u16, u16) = (30000, 32767);
 pub enum RangeWarning {
     /// The kernel uses these ports as ephemeral ports of outgoing connections.
     #[error(
-        "port range {range} overlaps the ephemeral ports {first}-{last} of outgoing connections: NPL cannot \
-         allocate a port while a connection uses it. Change --port-range or net.ipv4.ip_local_port_range, or add \
-         the range to net.ipv4.ip_local_reserved_ports"
+        "port range {range} overlaps the ephemeral ports {first}-{last} of outgoing connections: NPL cannot allocate a \
+         port while a connection uses this port. Change --port-range or net.ipv4.ip_local_port_range, or add the range \
+         to net.ipv4.ip_local_reserved_ports"
     )]
     Ephemeral {
         /// The range of `--port-range`.

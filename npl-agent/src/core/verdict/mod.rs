@@ -246,7 +246,7 @@ fn of_ports(agent: &AgentView) -> Option<Sign> {
     let remedy = "widen NPL_PORT_RANGE, or shorten NPL_QUARANTINE";
     if free == 0 {
         return Some(risk(
-            format!("no node port is free for {protocol}, and further Pods get none: {remedy}"),
+            format!("no node port is free for {protocol}, so further Pods get no node port: {remedy}"),
             pages::SIZES,
         ));
     }
@@ -257,12 +257,13 @@ fn of_ports(agent: &AgentView) -> Option<Sign> {
 fn of_kernel(facts: &Facts<'_>) -> Vec<Sign> {
     let mut signs = Vec::new();
     if facts.is_installed && facts.agent.is_err() && facts.attached_uplinks == 0 {
-        signs.push(risk("the programs are attached to no device: no node port works", pages::DOCTOR));
+        signs.push(risk("the programs are not attached to any device: no node port works", pages::DOCTOR));
     }
     for (device, programs) in facts.programs_ahead {
         let programs = programs.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
         let text = format!(
-            "on device {device}, {programs} of other software runs ahead of NPL's program, and may keep it from running"
+            "on device {device}, {programs} of other software runs ahead of NPL's program, and may prevent it from \
+             running"
         );
         signs.push(risk(text, pages::PROGRAM_AHEAD));
     }

@@ -60,7 +60,7 @@ fn common_links(state: &State, key: &PodKey) -> Vec<LinkReport> {
         return vec![LinkReport::broken(Link::Agent, text, pages::NO_ANNOTATION)];
     }
     let Some(pod) = state.snapshot.pod(key) else {
-        let text = "the agent of this Node knows no such Pod: it runs on another Node, or does not exist";
+        let text = "the agent of this Node does not know this Pod: the Pod runs on another Node, or does not exist";
         return vec![LinkReport::broken(Link::Pod, text, pages::NO_ANNOTATION)];
     };
     if pod.is_finished {
@@ -72,7 +72,8 @@ fn common_links(state: &State, key: &PodKey) -> Vec<LinkReport> {
     if enabled.is_empty() {
         let text = format!(
             "no Service in namespace {} is enabled: the annotation DOMAIN/enabled must be exactly \"true\", the type \
-             ClusterIP or LoadBalancer, the selector not empty, and the labels those of --service-selector if it is set",
+             ClusterIP or LoadBalancer, the selector not empty, and the labels must match --service-selector if this \
+             flag is set",
             key.namespace
         );
         return vec![LinkReport::broken(Link::Enabled, text, pages::NO_ANNOTATION)];
@@ -173,7 +174,7 @@ impl Scene<'_> {
             return None;
         };
         if ports.is_taken(frontend) && !self.is_reserved(frontend) {
-            let text = format!("another process of the Node uses port {frontend}: find it with `ss -tulnp`");
+            let text = format!("another process of the Node uses port {frontend}: find the process with `ss -tulnp`");
             links.push(LinkReport::broken(Link::NodePort, text, pages::SIGNALS));
         } else {
             links.push(LinkReport::ok(Link::NodePort, format!("{frontend} is allocated")));
@@ -205,7 +206,10 @@ impl Scene<'_> {
                 format!("the kernel's mapping of {frontend} leads to {target}, and not to the Pod's address and port")
             }
             None => {
-                format!("the kernel has no mapping of {frontend}: the agent retries, and its log contains the error")
+                format!(
+                    "the kernel has no mapping of {frontend}: the agent tries again, and the agent's log contains the \
+                     error"
+                )
             }
         };
         LinkReport::broken(Link::KernelEntry, text, pages::SIZES)
@@ -225,7 +229,8 @@ impl Scene<'_> {
             return LinkReport::broken(Link::Annotation, text, pages::NO_ANNOTATION);
         }
         if !self.state.has_right_annotation(self.pod, &entries) {
-            let text = "the annotation names the node port, but other parts of it are wrong, which the agent is about to correct";
+            let text = "the annotation names the node port, but other parts of the annotation are wrong; the agent is \
+                        about to correct them";
             return LinkReport::broken(Link::Annotation, text, pages::DIFFERENCE);
         }
         LinkReport::ok(Link::Annotation, "the Pod's annotation names the node port")

@@ -185,12 +185,14 @@ impl RedirectRefusal {
             Self::IsUplink => "its device is also an uplink",
             Self::EndsOnTheNode => "the veth peer of its device is on the Node",
             Self::UnknownKind => "its device is neither a veth pair into the Pod nor a bridge",
-            Self::IsEnslaved => "its device is enslaved to another one",
+            Self::IsEnslaved => "its device is enslaved to another device",
             Self::NoEthernet => "its device has no Ethernet headers",
             Self::HasGateway => "the route to the Pod has a gateway",
             Self::HasLimit => "a qdisc of its device shapes or polices traffic",
             Self::HasFilters => "its device has programs or filters of other software",
-            Self::ForwardedByCilium => "Cilium forwards packets of its Pods itself: a redirect would gain nothing",
+            Self::ForwardedByCilium => {
+                "Cilium forwards packets of its Pods by its own programs: a redirect would have no advantage"
+            }
             Self::NetworkPolicy => "a redirect would bypass the Node's NetworkPolicy",
             Self::UplinkHasFilters => "an uplink has programs or filters of other software behind NPL's",
             Self::RoutedByMark => {
