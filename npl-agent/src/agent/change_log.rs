@@ -247,8 +247,8 @@ impl ChangeLog {
                 iface,
                 ?programs,
                 "programs of other software run ahead of NPL's on this device: if such a program returns a final \
-                 verdict, clients that reach the Node through this device are not served; see \"A program runs ahead of \
-                 NPL's\" in docs/troubleshoot.md"
+                 verdict, clients that reach the Node through this device are not served; see \"A program runs ahead \
+                 of NPL's\" in docs/troubleshoot.md"
             );
         }
         let has_none = !decisions.uplinks.values().flatten().any(|reason| reason.reaches_clients());

@@ -312,7 +312,7 @@ impl Worker {
         if !keeps_sources && markings.is_empty() {
             if table::if_known(table::remove(&connection))?.unwrap_or_default() {
                 info!(
-                    "removed nftables table {TABLE}: this Node has no source NAT rules, and reply routing needs no marks"
+                    "removed nftables table {TABLE}: the Node has no source NAT rules, and reply routing needs no marks"
                 );
             }
             self.log(&Content::default());
