@@ -127,8 +127,8 @@ impl ChangeLog {
         }
     }
 
-    /// Logs that an op failed and is retried, at most once per minute for each kind of op: one cause may make the ops
-    /// of a thousand Pods fail.
+    /// Logs that an op failed and is retried. Lines are limited to one per minute for each kind of op, because one
+    /// cause may make the ops of a thousand Pods fail.
     pub(crate) fn log_retry(&mut self, op: &Op, error: &OpError, wait: Duration, now: Moment) {
         let (kind, err, retry_ms) = (OpName::of(op), ErrorChain(error), wait.as_millis());
         let Some(left_out) = self.retries.acquire(kind, now) else {

@@ -13,11 +13,12 @@
 //! ```
 //!
 //! The life of a node port: claimed, reserved, mapped, published; then withdrawn, drained, unmapped, quarantined,
-//! released. An annotation never names a mapping that does not exist, with three exceptions: the Pod has finished, has
-//! lost its address, or shares the address with a Pod whose claim to the address takes precedence. The mapping would
-//! then lead to another Pod, so the agent removes the mapping immediately and updates the annotation afterwards.
+//! released. Every mapping that an annotation names exists, with three exceptions. The exceptions are a Pod that has
+//! finished, a Pod that has lost its address, and a Pod that shares its address with a Pod whose claim takes
+//! precedence. The mapping of such a Pod would lead to another Pod, so the agent removes the mapping immediately and
+//! updates the annotation afterwards.
 //!
-//! A mapping's allowed sources are written to the kernel before the mapping is restricted, and are removed from the
+//! A mapping's allowed sources are written to the kernel before the mapping is restricted. They are removed from the
 //! kernel only after the restriction has ended, or when no list of a Service contains them any more.
 
 pub mod check;

@@ -129,9 +129,9 @@ pub(super) enum RetryKey {
 }
 
 impl Op {
-    /// The position of the operation in a pass. With this order, the agent can stop at any point of a pass: every
-    /// mapping that an annotation names exists in the datapath, and every mapping has its reservation and its allowed
-    /// sources.
+    /// The position of the operation in a pass. With this order, the agent can stop at any point of a pass. At each
+    /// point, every mapping that an annotation names exists in the datapath, and every mapping has its reservation and
+    /// its allowed sources.
     pub const fn rank(&self) -> u8 {
         match self {
             Self::Reserve(..) => 0,

@@ -280,9 +280,9 @@ impl Datapath {
         self.writer.remove(&mut self.tables, frontend)
     }
 
-    /// Time until a node port without a mapping counts as unused, if no more packets arrive for any protocol and family
-    /// whose packets the kernel programs record; `None` if the port already counts as unused. The granularity is one
-    /// second.
+    /// Time until a node port without a mapping counts as unused, if no more packets arrive. `None` if the port already
+    /// counts as unused. Packets of all protocols and families that the kernel programs record are considered. The
+    /// granularity is one second.
     ///
     /// # Errors
     ///

@@ -251,8 +251,8 @@ pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, Datap
 }
 
 /// Whether a program of another version runs ahead of this agent's program on a hook, for example after a rollback. The
-/// hook's link must then be created again, because at egress this agent's program would treat replies that the other
-/// version has translated as packets of the Node itself, and record host connections.
+/// hook's link must then be created again. Otherwise, at egress, this agent's program would treat replies that the
+/// other version has translated as packets of the Node itself, and record host connections.
 pub(super) fn is_ahead_of(
     pins: &Pins,
     own: &OwnedFd,

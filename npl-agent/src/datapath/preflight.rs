@@ -123,7 +123,7 @@ fn capabilities() -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// Checks that a BPF file system is mounted at the path, or at NPL's own directory below the path: a container needs
+/// Checks that a BPF file system is mounted at the path, or at NPL's own directory below the path. A container needs
 /// only that directory of the Node's file system.
 ///
 /// # Errors

@@ -103,7 +103,7 @@ pub struct Survey {
 /// A running survey of the network.
 pub type SurveyTask = JoinHandle<Result<Survey, NetlinkError>>;
 
-/// Starts to read devices and the routes to Pods on a separate thread: while Pods are created and deleted, a request
+/// Starts to read devices and the routes to Pods on a separate thread. While Pods are created and deleted, a request
 /// can wait for the kernel's `rtnl` lock for seconds. Qdiscs, filters and programs are read only with an `inspection`.
 pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> SurveyTask {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
@@ -287,9 +287,9 @@ fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
     }
 }
 
-/// Yields an item for each possible change of devices, addresses, default and host routes, or rules; with
-/// `with_attachments` also for changes of qdiscs and of filters that belong to other software. A receive overrun yields
-/// an item too, because messages about changes may have been lost.
+/// Yields an item for each possible change of devices, addresses, default and host routes, or rules. With
+/// `with_attachments`, also yields an item for changes of qdiscs and of filters that belong to other software. A
+/// receive overrun yields an item too, because messages about changes may have been lost.
 ///
 /// # Errors
 ///

@@ -20,9 +20,9 @@ const SUPPRESSES_NOTHING: u32 = u32::MAX;
 /// The mask of a rule that matches the whole mark.
 const WHOLE: u32 = u32::MAX;
 
-/// Reads policy routing: the default routes, and the rules that select a single source address, a mark or an incoming
-/// device, in the order in which the kernel applies rules. The result also contains the tables of all rules that match
-/// a mark. Also returns the egress devices of all routes with a gateway.
+/// Reads policy routing. The result contains the default routes, and the rules that select a single source address, a
+/// mark or an incoming device, in the order in which the kernel applies rules. It also contains the tables of all rules
+/// that match a mark. Also returns the egress devices of all routes with a gateway.
 pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32>), NetlinkError> {
     let mut routing = Routing::default();
     for family in FAMILIES {

@@ -5,8 +5,8 @@
 //! glibc keeps one heap for each thread, and keeps freed memory in the middle of a heap. Without this module, a list
 //! from the API server or the kernel's BTF would stay resident until the agent exits.
 
-/// The size in bytes from which glibc maps an allocation, such as the body of a list, separately. glibc unmaps such an
-/// allocation when it is freed.
+/// The smallest size in bytes of an allocation that glibc maps separately, such as the body of a list. glibc unmaps
+/// such an allocation when it is freed.
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM: libc::c_int = 128 * 1024;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reserves node ports: the agent binds a socket to each node port, so that no other process can use the port.
 //!
-//! A TCP socket is bound without `listen` and without `SO_REUSEADDR`: no other process can bind the port, and a client
-//! of a port without a mapping gets an RST from the kernel.
+//! A TCP socket is bound without `listen` and without `SO_REUSEADDR`: no other process can bind the port. A client of a
+//! port without a mapping gets an RST from the kernel.
 //!
 //! While the kernel has not loaded SCTP, no process can bind an SCTP port, so the agent reserves SCTP ports without a
 //! socket. Opening an SCTP socket would load the kernel module and enlarge the Node's attack surface.

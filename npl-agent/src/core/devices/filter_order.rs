@@ -33,8 +33,9 @@ pub struct FilterOrder {
 }
 
 impl FilterOrder {
-    /// Returns the filters to move, and the programs that stay ahead of NPL's programs. A program stays ahead if it is
-    /// attached by a TCX link, because NPL does not reorder TCX links, or if the limit of moves is reached on its hook.
+    /// Returns the filters to move, and the programs that stay ahead of NPL's programs. Programs that are attached by
+    /// TCX links stay ahead, because NPL does not reorder TCX links. Filters stay ahead if the limit of moves is
+    /// reached on their hook.
     pub fn decide(
         &mut self,
         uplinks: &[&Device],

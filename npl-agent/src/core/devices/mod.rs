@@ -263,7 +263,7 @@ impl UplinkReason {
 ///
 /// Requests arrive on devices with the Node's addresses; replies leave through any device that does not lead to Pods.
 /// So an uplink gets the programs for both directions. Until the Node's addresses are known, a device keeps the
-/// programs of an earlier agent: an agent that starts without an API server must not interrupt traffic. Programs are
+/// programs of an earlier agent. So an agent that starts without an API server does not interrupt traffic. Programs are
 /// never attached to a device whose headers the programs do not parse.
 pub fn choose(
     device: &Device,
@@ -329,9 +329,9 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     }
 }
 
-/// The addresses on which node ports answer, by priority: published addresses that a device has, then all other
-/// addresses of devices that are not dummy devices. (kube-proxy in IPVS mode assigns all cluster IPs to a dummy
-/// device.)
+/// The addresses on which node ports answer, by priority. Published addresses that a device has come first, then all
+/// other addresses of devices that are not dummy devices. Dummy devices are excluded because kube-proxy in IPVS mode
+/// assigns all cluster IPs to a dummy device.
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
     let real = devices.iter().filter(|device| device.kind != DeviceKind::Dummy);
     let all: Vec<IpAddr> = real.flat_map(|device| device.addresses.iter().copied()).collect();

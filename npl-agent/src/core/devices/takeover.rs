@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The names of the devices that only the earlier agent's programs serve: uplinks that have programs of the earlier
-/// agent, and to which this agent's programs could not be attached. `unattached` contains the names of all uplinks to
-/// which this agent's programs could not be attached, by ifindex. `former` contains the ifindex of every device with
+/// The names of the devices that only the earlier agent's programs serve. These are uplinks with programs of the
+/// earlier agent to which this agent's programs could not be attached. `unattached` contains the names of all uplinks
+/// to which this agent's programs could not be attached, by ifindex. `former` contains the ifindex of every device with
 /// programs of the earlier agent.
 ///
 /// The result does not contain devices without programs of the earlier agent, because detaching the earlier programs

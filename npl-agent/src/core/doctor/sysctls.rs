@@ -10,7 +10,7 @@ pub(super) const SEE_PROC: &str = "this setting cannot be read: run the check ag
 const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
 
-/// Reports the mode of reverse path filtering, and never a fault: even the strict mode accepts packets of both
+/// Reports the mode of reverse path filtering. No mode is a fault: even the strict mode accepts packets of both
 /// directions, because their routes are the same as without NPL.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";

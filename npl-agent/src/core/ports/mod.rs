@@ -269,12 +269,12 @@ impl PortTable {
         same_number.into_iter().find(|frontend| self.is_free_for(*frontend, uid))
     }
 
-    /// Returns a frontend with the first of `protocols` and with the next number that is free for all of these
-    /// protocols and for which `is_usable` returns true. The search continues after the last allocated number, so that
-    /// a freed number is reused as late as possible.
+    /// Returns a frontend with the next free number and with the first of `protocols`. The number is free for all of
+    /// these protocols, and `is_usable` returns true for it. The search continues after the last allocated number, so
+    /// that a freed number is reused as late as possible.
     ///
-    /// If all free ports have received packets recently, the port whose traffic ended first is returned: a client that
-    /// sends to every port must not prevent Pods from getting a node port.
+    /// If all free ports have received packets recently, the port whose traffic ended first is returned. Otherwise a
+    /// client that sends to every port could prevent Pods from getting node ports.
     pub(in crate::core) fn take_next_free(
         &mut self,
         family: Family,

@@ -3,7 +3,7 @@
 //!
 //! [`State::pass`] returns the next operations. The caller executes the operations and reports each result by
 //! [`State::record_done`] or [`State::record_failed`]. An operation is returned only after its precondition was
-//! observed, so that the agent can stop after any operation without leaving an annotation that names a missing mapping.
+//! observed. So the agent can stop after any operation without leaving an annotation that names a missing mapping.
 
 mod adopt;
 mod assign;
@@ -384,8 +384,8 @@ impl State {
     }
 
     /// Takes the published addresses from the Node object. If the Node object has no addresses, the known addresses
-    /// stay: they still belong to this Node, and empty annotations would remove all members from every load balancer's
-    /// pool.
+    /// stay, because they still belong to this Node. Empty annotations would remove all members from every load
+    /// balancer's pool.
     fn adopt_node_ips(&mut self) {
         let node_ips = self.settings.node_ips(self.snapshot.node(), &self.node_ips);
         if !node_ips.is_empty() && node_ips != self.node_ips {
