@@ -10,7 +10,7 @@ use crate::core::{
     model::Family,
 };
 
-/// Whether Pods have addresses of an IP family.
+/// Whether NPL needs forwarding in an IP family, that is, whether Pods have addresses of the family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
     No,
@@ -18,7 +18,7 @@ enum Need {
     Yes,
 }
 
-/// The sysctl names of an IP family.
+/// The names of the forwarding sysctls of an IP family.
 struct Names {
     key: &'static str,
     global: &'static str,
@@ -114,8 +114,8 @@ struct Off<'a> {
 }
 
 impl Off<'_> {
-    /// Node ports fail if forwarding is off on the device of most clients or of a mapped Pod. On another uplink,
-    /// forwarding may be off deliberately.
+    /// Node ports fail if forwarding is off on all uplinks, on an uplink with a default route, or on the device of a
+    /// mapped Pod. On another uplink, an operator may have turned forwarding off deliberately.
     fn finding(&self, names: &Names, family: Family, uplinks: &[&Device], need: Need) -> Finding {
         let is_main = |device: &&Device| device.has_default_route || uplinks.len() == 1;
         let is_fatal =
@@ -327,7 +327,7 @@ mod tests {
             (|it| it.sysctls.ip_forward = is("0"), V4, State::Ok, "net.ipv4.ip_forward=0, and on for eth0", ""),
             // Neither requests nor replies arrive on this device.
             (|it| set_v4(&mut it.sysctls, "docker0", "0"), V4, State::Ok, "net.ipv4.ip_forward=1", ""),
-            // Before the agent has attached its programs, the future uplinks count.
+            // Before the agent has attached its programs, the check considers the devices that will be uplinks.
             (
                 |it| {
                     pinned(it).attached_devices.clear();

@@ -54,7 +54,7 @@ pub struct Facts {
     pub cgroup: Option<String>,
     /// The Node's devices.
     pub devices: Result<Vec<Device>, String>,
-    /// The device by which each mapped Pod is reached, by its index; Pods without a route are absent.
+    /// The ifindex of the device by which each mapped Pod is reached. Pods without a route are absent.
     pub pod_devices: BTreeMap<IpAddr, u32>,
     /// The names of all devices on which GRO joins datagrams to a fraglist.
     pub devices_with_fraglists: Result<BTreeSet<String>, String>,
@@ -117,7 +117,7 @@ pub struct Datapath {
     pub socket_hooks: Vec<&'static str>,
     /// The configured port range.
     pub port_range: Option<PortRange>,
-    /// The number of mappings of each family that has any.
+    /// The number of mappings of each IP family. Families without mappings are absent.
     pub mappings: BTreeMap<Family, usize>,
     /// The Pod addresses of the mappings.
     pub pods: BTreeSet<IpAddr>,

@@ -16,7 +16,7 @@ impl<T> Default for Last<T> {
 }
 
 impl<T: PartialEq> Last<T> {
-    /// Replaces the last value, and returns whether the new value is the first or differs.
+    /// Replaces the last value. Returns whether the new value is the first value or differs from the last value.
     pub fn update(&mut self, value: T) -> bool {
         let has_changed = self.value.as_ref() != Some(&value);
         self.value = Some(value);

@@ -78,7 +78,7 @@ impl Protocol {
     /// All protocols, in the order in which logs and command output list them.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
-    /// Lower case, as in the annotation, logs and tables.
+    /// The name in lower case, as in the annotation, logs and tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -96,7 +96,7 @@ impl Protocol {
         }
     }
 
-    /// The protocol of an IANA number.
+    /// The protocol with this IANA number.
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
             npl_common::mapping::protocol::TCP => Some(Self::Tcp),
@@ -298,7 +298,7 @@ pub struct Service {
     pub key: ServiceKey,
     /// `metadata.uid`, which distinguishes the Service from an earlier Service of the same name.
     pub uid: ServiceUid,
-    /// Whether the enabling annotation is exactly `true`.
+    /// Whether the annotation that enables NPL for the Service is exactly `true`.
     pub is_enabled: bool,
     /// `spec.type`.
     pub service_type: ServiceType,
@@ -315,7 +315,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Whether the Pod has every label that the selector names; does not compare namespaces.
+    /// Whether the Pod has every label that the selector names. Namespaces are not compared.
     pub fn selects(&self, pod: &Pod) -> bool {
         let has = |(key, value): (&String, &String)| pod.labels.get(key) == Some(value);
         !self.selector.is_empty() && self.selector.iter().all(has)
@@ -398,7 +398,7 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Whether both backends are the same port of the same Pod.
+    /// Whether both backends lead to the same port of the same Pod.
     pub fn has_same_target(&self, other: &Self) -> bool {
         Self { is_restricted: other.is_restricted, ..*self } == *other
     }

@@ -47,8 +47,8 @@ pub struct LentPorts {
 }
 
 impl LentPorts {
-    /// Parses `net.ipv4.ip_local_port_range` and `net.ipv4.ip_local_reserved_ports`; `None` if the first is not two
-    /// ports.
+    /// Parses `net.ipv4.ip_local_port_range` and `net.ipv4.ip_local_reserved_ports`; `None` if `range` does not consist
+    /// of two ports.
     pub fn parse(range: &str, reserved: &str) -> Option<Self> {
         let mut numbers = range.split_ascii_whitespace().map(str::parse);
         let (first, last) = (numbers.next()?.ok()?, numbers.next()?.ok()?);

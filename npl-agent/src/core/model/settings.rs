@@ -172,7 +172,8 @@ impl NodeIpSource {
             Self::External => [external, internal].concat(),
             Self::Listed(list) => {
                 let needs_node = list.iter().any(|choice| matches!(choice, NodeIp::Range(_)));
-                // An address after a range must not be published before the Node is known.
+                // While the Node object is unknown, no address of a list with ranges is published, because an earlier
+                // range takes precedence over the address.
                 if needs_node && node.is_none() {
                     return Vec::new();
                 }

@@ -169,9 +169,9 @@ impl Snapshot {
         self.by_ip.keys().copied()
     }
 
-    /// Orders the claims of the first list by the mappings that an earlier agent left. The Pods' resource versions do
-    /// not give this order, because a version in a list may be newer than the Pod's claim. Claims of later events are
-    /// newer than all claims of the list.
+    /// Orders the address claims of the Pods in the first list by the mappings that an earlier agent left. The Pods'
+    /// resource versions do not give this order, because a version in a list may be newer than the Pod's claim. Claims
+    /// of later events are newer than all claims of the list.
     pub(in crate::core) fn order_claims(&mut self, evidence: &BTreeMap<(IpAddr, PodKey), ClaimEvidence>) {
         for ((ip, key), evidence) in evidence {
             let Some(claims) = self.by_ip.get_mut(ip) else { continue };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sources that may use a mapping: the allow-list of a Service, and how its text is parsed.
+//! The sources that may use a mapping: the allow-list of a Service, and the parser for the list's text.
 
 use std::{
     collections::BTreeSet,
@@ -116,7 +116,7 @@ pub enum Sources {
 }
 
 impl Sources {
-    /// The sources of a mapping in the kernel, from its flag and its ranges.
+    /// The sources of a mapping in the kernel, from the mapping's flag `is_restricted` and the ranges in the map.
     pub fn of(backend: Backend, ranges: impl IntoIterator<Item = SourceRange>) -> Self {
         if backend.is_restricted { ranges.into_iter().collect() } else { Self::Anyone }
     }

@@ -248,7 +248,7 @@ impl Assignment<'_> {
         }
         for frontend in rivals {
             if let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.backend.is_none()) {
-                // The owner has no address at present, and gets another node port later.
+                // The Pod of this claim has no address at present, and gets another node port later.
                 claim.drain();
                 self.touched.push(frontend);
             }

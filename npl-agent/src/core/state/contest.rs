@@ -17,7 +17,7 @@ const AT_ONCE: u32 = 3;
 /// The delay before the agent replaces the next value of another writer. The delay doubles with every further value, up
 /// to [`LONGEST_MILLIS`].
 const FIRST_MILLIS: u64 = 5_000;
-/// The delay after a write whose answer shows another value.
+/// The delay of the next write if the API server's answer to a write shows another value than the agent's.
 const UNSTORED_MILLIS: u64 = 5_000;
 const LONGEST_MILLIS: u64 = 60_000;
 /// A contest ends when no other writer has changed the annotation for this time.
@@ -34,7 +34,8 @@ struct Contest {
     overwrites: u32,
     /// The field manager of the last value, if the API server names one.
     manager: Option<String>,
-    /// When the agent last found another value; `None` until the next pass.
+    /// The time of the pass that has handled the last value of another writer; `None` until a pass has handled this
+    /// value.
     noticed: Option<Moment>,
 }
 

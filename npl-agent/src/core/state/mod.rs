@@ -54,7 +54,7 @@ pub struct State {
     pub(in crate::core) views: BTreeMap<PodKey, PodView>,
     /// Pods whose assignment of node ports must be recomputed.
     pub(in crate::core) dirty: BTreeSet<PodKey>,
-    /// Pods without a node port because none is free.
+    /// Pods without a node port because no node port is free.
     pub(in crate::core) waiting_for_port: BTreeSet<PodKey>,
     /// Frontends whose allowed sources do not fit into the kernel's map.
     pub(in crate::core) source_table_full: BTreeSet<Frontend>,

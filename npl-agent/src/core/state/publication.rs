@@ -17,9 +17,9 @@ use crate::core::{
 /// The state of a write to a Pod whose result the watch has not shown yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) enum Write {
-    /// Sent to the executor; not answered yet.
+    /// The write was sent to the executor, and the API server has not answered yet.
     InFlight,
-    /// Failed, but the API server may have executed the write, because its answer may have been lost.
+    /// The write failed, but the API server may have executed the write, because only the answer may have been lost.
     Unconfirmed(PodWrite),
     /// The API server has no such Pod: no write until the watch reports the Pod again.
     Gone,

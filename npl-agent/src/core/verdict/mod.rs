@@ -12,7 +12,8 @@ use super::{
     view::{AgentView, WatchView},
 };
 
-/// A watch that has failed for a shorter time may only be interrupted, so the failure is a notice.
+/// If a watch has failed for a shorter time than this, the failure is only a notice, because the connection may just be
+/// interrupted.
 const INTERRUPTION_MILLIS: u64 = 30_000;
 /// A watch that receives no data for this time counts as a fault, because a watch is renewed every four minutes and the
 /// API server sends bookmarks in between.
@@ -20,7 +21,7 @@ const LONGEST_SILENCE_MILLIS: u64 = 360_000;
 /// A write to a Pod that takes longer than this time counts as a fault. A write usually takes milliseconds, or seconds
 /// while a rollout exhausts the rate limit of writes.
 const OVERDUE_MILLIS: u64 = 5_000;
-/// The fill in percent from which a map counts as nearly full.
+/// A map counts as nearly full from this percentage of its elements on.
 const NEARLY_FULL_PERCENT: usize = 90;
 
 /// The verdict of `status`.
