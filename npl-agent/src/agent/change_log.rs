@@ -35,7 +35,7 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// The last logged value of each subject.
+/// The last logged value of everything whose changes are logged.
 #[derive(Debug)]
 pub struct ChangeLog {
     /// Receives the problems that Events report.

@@ -154,7 +154,8 @@ impl Executor {
         self.writes.pending()
     }
 
-    /// Logs a completed operation with the Pod of its node port, and resets the back-off of its subject.
+    /// Logs a completed operation with the Pod of its node port. Resets the back-off of the port or Pod that the
+    /// operation changed.
     pub fn record_success(&mut self, op: &Op, state: &State) {
         let pod_of = |frontend: &Frontend| state.pod_of(*frontend).map(tracing::field::display);
         match op {

@@ -30,7 +30,7 @@ pub enum RetryHint {
     Denied,
 }
 
-/// The consecutive failures of each subject.
+/// The consecutive failures of the operations on each port and each Pod.
 #[derive(Debug, Default)]
 pub struct RetryDelays(BTreeMap<Subject, Failures>);
 
@@ -64,12 +64,12 @@ impl RetryDelays {
         wait(&mut failures.delays, at_least)
     }
 
-    /// Resets the failures of an op's subject.
+    /// Resets the failures of the port or Pod that an op changes.
     pub fn reset(&mut self, op: &Op) {
         self.0.remove(&Subject::of(op));
     }
 
-    /// Whether no subject has failures.
+    /// Whether no port and no Pod has failures.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides to which devices the programs are attached, and which addresses are the Node's. Every decision has a reason.
+//! Decides to which devices the programs are attached, and on which addresses of the Node node ports answer. Every
+//! decision about a device has a reason.
 
 pub mod attachments;
 pub mod filter_order;
@@ -263,8 +264,8 @@ impl UplinkReason {
 ///
 /// Requests arrive on devices with the Node's addresses; replies leave through any device that does not lead to Pods.
 /// So an uplink gets the programs for both directions. Until the Node's addresses are known, a device keeps the
-/// programs of an earlier agent. So an agent that starts without an API server does not interrupt traffic. Programs are
-/// never attached to a device whose headers the programs do not parse.
+/// programs of an earlier agent. An agent that starts without an API server therefore does not interrupt traffic.
+/// Programs are never attached to a device whose headers the programs do not parse.
 pub fn choose(
     device: &Device,
     selection: &DeviceSelection,

@@ -110,7 +110,7 @@ impl Claim {
     }
 }
 
-/// How many node ports of a family are in each phase. A port that several protocols use counts once.
+/// The number of node ports of one IP family and protocol in each phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortUsage {
     /// Requested by a Service.

@@ -61,7 +61,7 @@ struct Wire {
     #[serde(rename = "nodeIP")]
     node_ip: String,
     node_port: u16,
-    /// Absent from an entry with several protocols, as in Antrea before v1.7.
+    /// The field is absent from an entry with several protocols, as in Antrea before v1.7.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     protocol: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -12,7 +12,8 @@ use crate::core::model::Moment;
 pub(crate) const SETTLE_MILLIS: u64 = 1_000;
 /// The minimal time between two Events about the same object and reason.
 pub(crate) const QUIET_MILLIS: u64 = 60_000;
-/// Half the lifetime of a Kubernetes Event, so that a lasting problem always has an Event.
+/// The time after which the Event of a lasting problem is sent again: half the lifetime of a Kubernetes Event, so that
+/// the problem always has an Event.
 pub(crate) const REFRESH_MILLIS: u64 = 30 * 60_000;
 
 /// One Event: all problems of an object with the same reason.

@@ -25,7 +25,7 @@ use super::{
     redirect::{PodNextHop, ProgramSet},
 };
 
-/// The programs of each device, and the Pods that packets are redirected to.
+/// The programs of each device, and the Pods to which packets are redirected.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DevicePlan {
     /// The TC programs of each device, by its index.
