@@ -110,7 +110,7 @@ pub enum Answer {
     Members(ServiceMembers),
     /// The replica does not serve the requested Service.
     Unknown,
-    /// The replica could not be asked; the sentence names the cause.
+    /// The replica could not be queried; the text names the cause.
     Failed(String),
 }
 

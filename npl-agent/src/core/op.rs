@@ -38,7 +38,7 @@ pub enum Op {
 pub enum RecentTraffic {
     /// Reserve the port, because the port is mapped already or no other port is free.
     Tolerated,
-    /// Reserve another port.
+    /// Do not reserve the port; the Pod gets another port.
     Refused,
 }
 

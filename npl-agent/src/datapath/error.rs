@@ -182,7 +182,7 @@ pub enum DatapathError {
          folder with --cgroup, or give --cgroup none"
     )]
     NoCgroup2,
-    /// `--local-clients host` on a kernel without network namespace cookies.
+    /// The flag is `--local-clients host`, but the kernel has no network namespace cookies.
     #[error(
         "--local-clients host requires Linux 5.14 or newer: an older kernel does not report the cookie of a network namespace; \
          give --local-clients all, and --cgroup the cgroup of the Node's own services, for example \

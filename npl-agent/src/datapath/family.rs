@@ -94,7 +94,7 @@ pub(super) trait FamilyMaps: Send {
     /// Clears the half-open entries that have expired according to `expiry`. Returns the number of cleared entries.
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError>;
 
-    /// Clears the half-open entries whose index of the node address is not in `used`.
+    /// Clears the half-open entries whose node address has an index that is not in `used`.
     fn clear_half_open_except(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError>;
 
     /// Time of the last packet to a node port without a mapping, in the unit of [`npl_common::fragment::time`]; zero if

@@ -106,7 +106,7 @@ impl Datapath {
     /// Detaches the programs of agents of other ABI versions and removes their pins. Returns the removed versions.
     /// After a success, further calls have no effect.
     ///
-    /// Only for an agent that has written all mappings and attached its programs to all devices.
+    /// The agent calls this function only after it has written all mappings and attached its programs to all devices.
     ///
     /// # Errors
     ///

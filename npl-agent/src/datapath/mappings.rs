@@ -225,9 +225,9 @@ impl MappingWriter {
     }
 
     /// Removes the socket reverse NAT entries of endpoints without a mapping. Such entries remain if an agent is killed
-    /// between the removal of a mapping and the removal of the entries. Otherwise local clients of a later Pod with the
-    /// same address would see the old node port as the address of that Pod. Conntrack entries need no such check, since
-    /// they have a generation.
+    /// between the removal of a mapping and the removal of the entries. Without this removal, local clients of a later
+    /// Pod with the same address would see the old node port as the address of that Pod. Conntrack entries need no such
+    /// check, since they have a generation.
     fn remove_stale_socket_rnat(&self, tables: &mut Tables) -> Result<(), DatapathError> {
         for family in Family::ALL {
             let stale = self.without_mapping(tables.family(family).socket_rnat_pods()?);

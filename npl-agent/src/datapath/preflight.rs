@@ -29,7 +29,8 @@ const TRANSLATES_FRAGLISTS_SINCE_6_12: u16 = 28;
 /// The first kernel with XDP programs for multi-buffer frames.
 const XDP_FRAGS_SINCE: (u8, u8) = (5, 18);
 
-/// The kernel's conntrack settings, in the network namespace of the reader; absent if the module is not loaded.
+/// The files with the settings of kernel conntrack in the network namespace of this process. The files do not exist if
+/// the module is not loaded.
 const TCP_BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 const TCP_TIMEOUT_UNACKNOWLEDGED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_unacknowledged";
 const TCP_TIMEOUT_ESTABLISHED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";

@@ -56,14 +56,14 @@ impl LinkFacts {
 
     /// Whether this is a TCX link on this hook of a device.
     pub(super) const fn is_of_hook(&self, ifindex: u32, hook: bpf_attach_type) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the union has only integers, for which all bit patterns are valid.
         let target = unsafe { self.info.__bindgen_anon_1.tcx };
         self.is(bpf_link_type::BPF_LINK_TYPE_TCX) && target.ifindex == ifindex && target.attach_type == hook as u32
     }
 
     /// Whether this is a link on a cgroup, given by its inode number.
     pub(super) const fn is_of_cgroup(&self, cgroup: u64) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the union has only integers, for which all bit patterns are valid.
         let target = unsafe { self.info.__bindgen_anon_1.cgroup };
         self.is(bpf_link_type::BPF_LINK_TYPE_CGROUP) && target.cgroup_id == cgroup
     }

@@ -22,15 +22,15 @@ pub enum Hook {
 /// The verdict of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// No mapping can match the packet; the program passed it unchanged.
+    /// The program passed the packet unchanged, because no mapping can match it.
     Unrelated,
-    /// Passed unchanged, for a reason.
+    /// The program passed the packet unchanged, for a reason.
     Passed,
-    /// Rewritten, and passed to the host's stack.
+    /// The program rewrote the packet and passed it to the host's stack.
     Translated,
-    /// Rewritten, and redirected to another device.
+    /// The program rewrote the packet and redirected it to another device.
     Redirected,
-    /// Dropped, for a reason.
+    /// The program dropped the packet, for a reason.
     Dropped,
 }
 
