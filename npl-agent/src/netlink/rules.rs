@@ -126,7 +126,8 @@ const fn is_of_mark(attribute: &RuleAttribute) -> bool {
     matches!(attribute, RuleAttribute::FwMark(_) | RuleAttribute::FwMask(_))
 }
 
-/// The table that a rule selects for packets with a mark. An inverted rule applies to packets without the mark.
+/// The table that a rule selects for packets with a mark; `None` for an inverted rule, which applies to packets without
+/// the mark.
 fn table_of_mark(rule: &RuleMessage) -> Option<(Family, u32)> {
     let table = table(rule)?;
     mark_of(rule)?;

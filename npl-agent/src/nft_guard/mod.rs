@@ -75,8 +75,9 @@ enum Update {
 }
 
 impl Guard {
-    /// Starts the thread. After every change of the wanted content, and in intervals of `resync`, the thread compares
-    /// the table with the wanted content and corrects the table.
+    /// Starts the thread. After a change of mappings, the thread updates the elements of the table's sets. After a
+    /// change of connection marks, and in intervals of `resync`, the thread compares the whole table with the wanted
+    /// content and corrects the table.
     pub fn start(mode: GuardMode, resync: Duration) -> Self {
         let (updates, receiver) = mpsc::channel();
         let worker = Worker {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Returns freed memory to the operating system. The agent runs on every Node, so unused memory would be wasted on
-//! every Node.
+//! Returns freed memory to the operating system. The agent runs on every Node, so memory that it does not use would be
+//! missing on every Node.
 //!
 //! glibc keeps one heap for each thread, and keeps freed memory in the middle of a heap. Without this module, a list
 //! from the API server or the kernel's BTF would stay resident until the agent exits.
