@@ -27,6 +27,7 @@ pub mod doctor;
 pub mod flows;
 pub mod members;
 pub mod model;
+pub mod networks;
 pub mod op;
 pub mod packet_trace;
 pub mod pages;

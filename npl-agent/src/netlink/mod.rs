@@ -43,7 +43,7 @@ use crate::core::{
         redirect::Route,
         reply_routing::{MAIN_TABLE, Routing},
     },
-    doctor::networks::RuleNames,
+    networks::RuleNames,
 };
 
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];

@@ -22,7 +22,7 @@ use crate::core::{
         Device, DeviceSelection,
         attachments::{AttachmentOwner, DeviceAttachments, Side, is_hook, matters, owner_of_filter},
     },
-    doctor::networks::RuleNames,
+    networks::RuleNames,
 };
 
 /// The parameters of an inspection of qdiscs, filters and programs.

@@ -35,8 +35,9 @@ use self::{
 };
 use crate::core::{
     devices::reply_routing::Marking,
-    doctor::{Masquerading, forward_chains::ForwardChains, networks::RuleNames},
+    doctor::{Masquerading, forward_chains::ForwardChains},
     model::{Backend, Frontend, last::Last},
+    networks::RuleNames,
     op::Op,
 };
 

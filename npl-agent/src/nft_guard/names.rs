@@ -9,7 +9,7 @@ use super::{
     uapi::{attribute, message},
     wire::{Connection, Message, find},
 };
-use crate::core::doctor::networks::{RuleNames, chain_prefixes};
+use crate::core::networks::{RuleNames, chain_prefixes};
 
 pub(super) fn read() -> io::Result<RuleNames> {
     let mut names = RuleNames::default();

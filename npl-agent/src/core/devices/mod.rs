@@ -15,9 +15,6 @@ pub mod xdp;
 
 use std::net::IpAddr;
 
-/// The device that Cilium creates on every Node.
-pub const CILIUM_HOST: &str = "cilium_host";
-
 /// The kind of a network device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {

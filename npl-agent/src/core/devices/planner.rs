@@ -20,8 +20,8 @@ use super::{
     xdp::{self, Attach, XdpReason},
 };
 use crate::core::{
-    doctor::networks::{RuleNames, bypassed_engines},
     model::Moment,
+    networks::{RuleNames, bypassed_engines},
 };
 
 /// Whether XDP translates the requests on an uplink, and why.

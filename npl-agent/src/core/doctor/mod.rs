@@ -8,8 +8,8 @@ mod forwarding;
 mod guard;
 mod incoming_rules;
 mod kernel;
-pub mod networks;
 mod receive_offload;
+mod software;
 mod sysctls;
 
 use std::{
@@ -17,10 +17,7 @@ use std::{
     net::IpAddr,
 };
 
-use self::{
-    forward_chains::ForwardChains,
-    networks::{Role, RuleNames},
-};
+use self::forward_chains::ForwardChains;
 use super::{
     devices::{
         Device, DeviceSelection, choose,
@@ -29,6 +26,7 @@ use super::{
         reply_routing::{Marking, Routing},
     },
     model::{Family, settings::PortRange},
+    networks::{Role, RuleNames},
 };
 
 /// The facts about the Node. If a fact cannot be read, its value is the error.
@@ -250,9 +248,9 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         receive_offload::fraglists(facts),
     ]);
     findings.extend([
-        networks::recognized(facts, Role::Cni),
-        networks::policy_engine(facts),
-        networks::recognized(facts, Role::ServiceProxy),
+        software::recognized(facts, Role::Cni),
+        software::policy_engine(facts),
+        software::recognized(facts, Role::ServiceProxy),
     ]);
     findings.push(kernel::local_clients(facts));
     findings.extend(Family::ALL.map(|family| forwarding::forwarding(facts, family)));

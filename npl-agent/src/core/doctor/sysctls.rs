@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks of sysctls.
 
-use super::{Facts, Finding, Setting, Sysctls, networks};
+use super::{Facts, Finding, Setting, Sysctls, software};
 use crate::core::model::port_range::{LentPorts, port_range_warnings};
 
 /// The advice if a file of `/proc/sys` cannot be read.
@@ -125,7 +125,7 @@ pub(super) fn port_range(facts: &Facts) -> Finding {
     if !warnings.is_empty() {
         return Finding::warning(key, found, warnings.join("; and "));
     }
-    if networks::is_masqueraded_by_cilium(facts) {
+    if software::is_masqueraded_by_cilium(facts) {
         return Finding::warning(
             key,
             format!("{found}; Cilium chooses source ports of masqueraded connections from 32768-65535"),

@@ -9,10 +9,10 @@ use std::{
 };
 
 use super::{
-    CILIUM_HOST, Device, DeviceKind, LinkLayer, Master,
+    Device, DeviceKind, LinkLayer, Master,
     attachments::{DeviceAttachments, Side},
 };
-use crate::core::model::Family;
+use crate::core::{model::Family, networks::CILIUM_HOST};
 
 /// `--forwarding`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
