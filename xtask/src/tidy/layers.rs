@@ -61,6 +61,11 @@ impl<'a> File<'a> {
     }
 }
 
+/// The paths of the files of a crate without its tests and without other programs of the package.
+pub(super) fn code_files<'a>(tree: &'a Tree, source: &'static str) -> impl Iterator<Item = &'a str> {
+    files(tree, source).into_iter().map(|file| file.path)
+}
+
 /// The files of a crate without its tests and without other programs of the package.
 fn files<'a>(tree: &'a Tree, source: &'static str) -> Vec<File<'a>> {
     let all: Vec<_> = tree
