@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs each change only once: of readiness, problems, devices, next hops, kernel conntrack settings, reply routes and
-//! local clients.
+//! Logs each change of readiness, problems, devices, next hops, kernel conntrack settings, reply routes and local
+//! clients once.
 
 use std::{
     borrow::Cow,
@@ -27,7 +27,7 @@ use crate::{
         op::Op,
         ports::PortUsage,
         publish::{problem::Problem, report::Warnings},
-        state::{Prerequisite, RetirementStep, State},
+        state::{PlannerState, Prerequisite, RetirementStep},
     },
     datapath::{DatapathError, ServedClients},
     devices::uplinks::DeviceReport,
@@ -35,7 +35,7 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// The last logged value of each subject.
+/// The last logged value of everything whose changes are logged.
 #[derive(Debug)]
 pub struct ChangeLog {
     /// Receives the problems that Events report.
@@ -67,7 +67,7 @@ impl ChangeLog {
             (Last::default(), Last::default(), Last::default());
         let mut redirect_refused_by = Last::default();
         redirect_refused_by.update(None);
-        // The default settings are not logged as a change.
+        // The default values are stored as already logged, so that only deviations from them are logged.
         conntrack.update(ConntrackSettings::default());
         reply_route_problem.update(None);
         left_out_addresses.update(0);
@@ -95,7 +95,7 @@ impl ChangeLog {
     }
 
     /// Logs which prerequisites of the first reconciliation are missing.
-    pub(crate) fn log_readiness(&mut self, state: &State) {
+    pub(crate) fn log_readiness(&mut self, state: &PlannerState) {
         let missing = state.missing_prerequisites();
         if self.prerequisites.update(missing.clone()) {
             for prerequisite in &missing {
@@ -107,8 +107,8 @@ impl ChangeLog {
         }
     }
 
-    /// Logs each step of the retirement once, when this Node begins to wait for it.
-    pub(crate) fn log_retirement(&mut self, state: &State) {
+    /// Logs each step of the retirement once, when the agent begins to wait for that step.
+    pub(crate) fn log_retirement(&mut self, state: &PlannerState) {
         let left = state.left_to_retire();
         for step in self.retirement.update_elements(left.keys().copied().collect()) {
             info!("retiring this Node: waiting for {}", left.get(&step).map_or("", String::as_str));
@@ -120,31 +120,32 @@ impl ChangeLog {
         for iface in self.kept_predecessors.update_elements(devices.clone()) {
             warn!(
                 iface,
-                "the programs and maps of an earlier agent stay, because only they serve this device: this agent's programs \
-                 cannot be attached to it, for the reason in the device's log line; the agent tries again at each resync"
+                "the programs and maps of an earlier agent stay, because only they serve this device: this agent's \
+                 programs could not be attached to the device, for the reason in the device's log line; the agent \
+                 tries again at each resync"
             );
         }
     }
 
-    /// Logs that a failed op is retried, once per minute for each kind of op, because one cause may fail the ops of a
-    /// thousand Pods.
+    /// Logs that an op failed and is retried. Lines are limited to one per minute for each kind of op, because one
+    /// cause may make the ops of a thousand Pods fail.
     pub(crate) fn log_retry(&mut self, op: &Op, error: &OpError, wait: Duration, now: Moment) {
         let (kind, err, retry_ms) = (OpName::of(op), ErrorChain(error), wait.as_millis());
         let Some(left_out) = self.retries.acquire(kind, now) else {
-            return debug!(op = kind.as_str(), %err, retry_ms, "operation failed; the agent retries it");
+            return debug!(op = kind.as_str(), %err, retry_ms, "operation failed; the agent retries the operation");
         };
         warn!(
             op = kind.as_str(),
             %err,
             retry_ms,
             left_out,
-            "operation failed; the agent retries it. Failures of this kind are logged once per minute"
+            "operation failed; the agent retries the operation. Failures of this kind are logged once per minute"
         );
     }
 
-    /// Logs new problems, and passes all problems on to Events and metrics. Most passes change no problem and cost one
-    /// comparison.
-    pub(crate) fn log_problems(&mut self, state: &State, metrics: &Metrics, now: Moment) {
+    /// Logs new problems, and passes all problems on to Events and metrics. Most passes change no problem, and then
+    /// only a comparison is made.
+    pub(crate) fn log_problems(&mut self, state: &PlannerState, metrics: &Metrics, now: Moment) {
         if state.problems().eq(self.problems.borrow().iter().map(Cow::Borrowed)) {
             return;
         }
@@ -161,7 +162,7 @@ impl ChangeLog {
     }
 
     /// Sets the metrics of mappings and node ports.
-    pub(crate) fn count(state: &State, metrics: &Metrics) {
+    pub(crate) fn count(state: &PlannerState, metrics: &Metrics) {
         for family in Family::ALL {
             metrics.set_mappings(family, state.mapping_count(family) as u64);
             for (protocol, PortUsage { active, draining, quarantined, free }) in state.port_usages(family) {
@@ -187,8 +188,8 @@ impl ChangeLog {
             }
             Err(err) => warn!(
                 %err,
-                "clients on the Node and in its Pods cannot connect to node ports; all other clients can. The agent tries again \
-                 with each resync"
+                "clients on the Node and in its Pods cannot connect to node ports; all other clients can. The agent \
+                 tries again at each resync"
             ),
         }
     }
@@ -210,7 +211,11 @@ impl ChangeLog {
         if self.left_out_addresses.update(count)
             && let Some(first) = left_out_addresses.first()
         {
-            warn!(count, %first, "the Node has more addresses than the maps hold: node ports do not answer on the last ones");
+            warn!(
+                count,
+                %first,
+                "the Node has more addresses than the maps hold: node ports do not answer on the remaining addresses"
+            );
         }
         self.log_uplinks(&decisions);
         self.log_redirect_refusal(decisions.redirect_refused_by.as_deref());
@@ -228,21 +233,22 @@ impl ChangeLog {
                 Err(reason) if reason.is_unsupported() => warn!(
                     iface,
                     reason = reason.as_str(),
-                    "the programs do not support the device: clients that reach the Node through it are not served"
+                    "the programs do not support the device: clients that reach the Node through this device are not \
+                     served"
                 ),
                 Err(reason) => debug!(iface, reason = reason.as_str(), "device does not need the programs"),
             }
         }
         for iface in self.missing_devices.update_elements(decisions.missing_devices.clone()) {
-            warn!(iface, "--devices names a device that does not exist; the agent uses it as soon as it appears");
+            warn!(iface, "--devices names a device that does not exist; the programs are attached when it appears");
         }
         for (iface, programs) in self.programs_ahead.update_entries(decisions.programs_ahead.clone()) {
             warn!(
                 iface,
                 ?programs,
-                "programs of other software run ahead of NPL's on this device: if one of them returns a final verdict, \
-                 clients that reach the Node through the device are not served; see \"A program runs ahead of NPL's\" in \
-                 docs/troubleshoot.md"
+                "programs of other software run ahead of NPL's on this device: if such a program returns a final \
+                 verdict, clients that reach the Node through this device are not served; see \"A program runs ahead \
+                 of NPL's\" in docs/troubleshoot.md"
             );
         }
         let has_none = !decisions.uplinks.values().flatten().any(|reason| reason.reaches_clients());
@@ -259,7 +265,7 @@ impl ChangeLog {
             return;
         }
         let Some(engines) = engines else {
-            return info!("this Node has no rules of a policy engine any more: packets are redirected");
+            return info!("netfilter on this Node no longer has rules of a policy engine: packets are redirected");
         };
         warn!(
             engines,
@@ -294,8 +300,8 @@ impl ChangeLog {
         }
         if conntrack.forgets_idle {
             warn!(
-                "kernel conntrack times out idle offloaded connections after some minutes, since it does not see every \
-                 acknowledgement: set net.netfilter.nf_conntrack_tcp_timeout_unacknowledged as high as \
+                "kernel conntrack times out idle offloaded connections after some minutes, because it does not see \
+                 every acknowledgement: set net.netfilter.nf_conntrack_tcp_timeout_unacknowledged as high as \
                  nf_conntrack_tcp_timeout_established on this Node"
             );
         }
@@ -313,8 +319,8 @@ impl ChangeLog {
             Some(ReplyRouteProblem::NoMark) => warn!(
                 count,
                 pod_ip,
-                "policy routing rules give Pods routing tables of their own, and no earlier rule selects the main table for \
-                 a mark: replies leave through another interface than the one on which the request arrived, and may be \
+                "policy routing rules give Pods routing tables of their own, and no earlier rule selects the main \
+                 table for a mark: replies leave through another interface than that of the request, and may be \
                  dropped; see \"Replies leave through another interface\" in docs/troubleshoot.md"
             ),
             Some(ReplyRouteProblem::NodeAddress) => warn!(
@@ -327,8 +333,8 @@ impl ChangeLog {
             Some(ReplyRouteProblem::MarkNotSet) => warn!(
                 count,
                 pod_ip,
-                "policy routing rules give Pods routing tables of their own, and with --nft-guard off no connection is marked: \
-                 replies leave through another interface than the one on which the request arrived, and may be dropped; set \
+                "policy routing rules give Pods routing tables of their own, and with --nft-guard off no connection is \
+                 marked: replies leave through another interface than that of the request, and may be dropped; set \
                  --nft-guard auto"
             ),
         }
@@ -345,7 +351,7 @@ impl ChangeLog {
             match decision {
                 Ok(XdpReason::Forced) => warn!(
                     iface,
-                    "XDP translates requests, as --attach xdp requests: packets with incomplete checksums are corrupted"
+                    "XDP translates requests because of --attach xdp: packets with incomplete checksums are corrupted"
                 ),
                 Ok(reason) => info!(iface, reason = reason.as_str(), "XDP translates requests"),
                 Err(XdpReason::NotRequested) => {}

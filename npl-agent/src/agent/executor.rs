@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Executes operations; no other code does. Operations on the kernel complete immediately; writes to the API server
-//! complete when its answer arrives.
+//! The only code that executes operations. Operations on the kernel complete immediately; writes to the API server
+//! complete when the API server's answer arrives.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use crate::{
     core::{
         model::{Backend, Frontend, PodUid, observed::Observed},
         op::{Op, RecentTraffic},
-        state::State,
+        state::PlannerState,
     },
     datapath::{Datapath, DatapathError},
     kube::{
@@ -37,10 +37,10 @@ pub enum OpError {
     /// A patch failed.
     #[error(transparent)]
     Patch(#[from] PatchError),
-    /// Clients of the port's former owner still send packets to the port.
+    /// Clients of the Pod that had the port before still send packets to the port.
     #[error(
-        "reserve node port {frontend}: it received packets without being mapped; it counts as unused in {wait:?} at \
-         the earliest"
+        "reserve node port {frontend}: clients still send packets to this unmapped port; the port counts as unused in \
+         {wait:?} at the earliest"
     )]
     RecentTraffic {
         /// The node port.
@@ -50,11 +50,11 @@ pub enum OpError {
     },
 }
 
-/// The result of an operation; `None` until the API server has answered the write.
-pub type Outcome = Result<Option<()>, OpError>;
+/// The result of an operation; `Ok(None)` for a write that the API server has not answered yet.
+pub type OpOutcome = Result<Option<()>, OpError>;
 
 /// An answer of the API server to an [`Op::WritePod`].
-pub type Answer = (Op, Result<Patched, PatchError>);
+pub type PatchAnswer = (Op, Result<Patched, PatchError>);
 
 /// The adapters that execute operations.
 #[derive(Debug)]
@@ -62,7 +62,8 @@ pub struct Executor {
     /// The kernel programs and their maps.
     pub datapath: Datapath,
     reservations: Reservations,
-    /// The worker of the nftables table, which follows mappings and policy routing; no operation changes the table.
+    /// The worker of the nftables table. The worker updates the table after changes of mappings and of policy routing;
+    /// no operation changes the table.
     pub guard: Guard,
     writes: Writes,
     delays: RetryDelays,
@@ -91,21 +92,21 @@ impl Executor {
         Ok(Observed { mappings, sources, reservations: self.reservations.observe() })
     }
 
-    /// Executes operations in their order. Consecutive mappings are written in one call.
-    pub fn execute(&mut self, ops: &[Op]) -> Vec<Outcome> {
+    /// Executes operations in the given order. Consecutive ops that write mappings are combined in one call.
+    pub fn execute(&mut self, ops: &[Op]) -> Vec<OpOutcome> {
         let runs = ops.chunk_by(|a, b| mapping(a).is_some() && mapping(b).is_some());
         runs.flat_map(|run| if let [op] = run { vec![self.execute_one(op)] } else { self.write_together(run) })
             .collect()
     }
 
-    fn write_together(&mut self, ops: &[Op]) -> Vec<Outcome> {
+    fn write_together(&mut self, ops: &[Op]) -> Vec<OpOutcome> {
         let mappings: BTreeMap<Frontend, Backend> = ops.iter().filter_map(mapping).collect();
         let mut refused = self.datapath.upsert_mappings(&mappings);
         let outcome = |(frontend, _)| refused.remove(&frontend).map_or(Ok(Some(())), |error| Err(error.into()));
         ops.iter().filter_map(mapping).map(outcome).collect()
     }
 
-    fn execute_one(&mut self, op: &Op) -> Outcome {
+    fn execute_one(&mut self, op: &Op) -> OpOutcome {
         match op {
             Op::Reserve(frontend, recent_traffic) => self.reserve(*frontend, *recent_traffic)?,
             Op::AllowSources(frontend, ranges) => self.datapath.allow_sources(*frontend, ranges)?,
@@ -142,8 +143,8 @@ impl Executor {
         self.datapath.purge_flows()
     }
 
-    /// The next answer of the API server; pending while no write is in flight.
-    pub async fn next_answer(&mut self) -> Answer {
+    /// Waits for the next answer of the API server. The future stays pending while no write is in flight.
+    pub async fn next_answer(&mut self) -> PatchAnswer {
         let ((pod, uid, value), result) = self.writes.next_answer().await;
         (Op::WritePod { pod, uid, value }, result)
     }
@@ -153,8 +154,9 @@ impl Executor {
         self.writes.pending()
     }
 
-    /// Logs a completed operation with the Pod of its node port, and resets the back-off of its subject.
-    pub fn record_success(&mut self, op: &Op, state: &State) {
+    /// Logs a completed operation with the Pod of its node port. Resets the back-off of the port or Pod that the
+    /// operation changed.
+    pub fn record_success(&mut self, op: &Op, state: &PlannerState) {
         let pod_of = |frontend: &Frontend| state.pod_of(*frontend).map(tracing::field::display);
         match op {
             Op::UpsertMapping(frontend, Backend { pod_ip, pod_port, .. }) => {
@@ -176,7 +178,8 @@ impl Executor {
         self.delays.reset(op);
     }
 
-    /// The delay before the op is retried, which grows with each failure.
+    /// Counts a failure of the op, and returns the delay before the agent retries the op. The delay grows with each
+    /// failure.
     pub fn back_off(&mut self, op: &Op, error: &OpError) -> Duration {
         let hint = match error {
             OpError::Patch(error) => match error.class() {

@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use crate::{
     core::{
         model::Moment,
-        state::State,
+        state::PlannerState,
         view::{AgentView, DeviceView},
         why::explain,
     },
@@ -19,9 +19,9 @@ use crate::{
 /// The requests of commands, and the parts of their answers that the state of the core does not contain.
 #[derive(Debug)]
 pub struct Introspection {
-    /// The requests.
+    /// The requests that commands send to the local socket.
     requests: mpsc::Receiver<Request>,
-    /// The watches.
+    /// The last contact and the failures of each watch of the API server.
     contacts: WatchContacts,
     /// Whether an admission policy confines the agent.
     confinement: ConfinementResult,
@@ -35,7 +35,7 @@ pub struct Introspection {
 }
 
 impl Introspection {
-    /// Creates the state in which the Node's devices have not been surveyed yet.
+    /// Creates an introspection without devices; the first survey adds the Node's devices.
     pub const fn new(
         requests: mpsc::Receiver<Request>,
         contacts: WatchContacts,
@@ -53,7 +53,7 @@ impl Introspection {
         }
     }
 
-    /// The next request; pending if the socket could not be opened.
+    /// Waits for the next request. The future stays pending if the local socket could not be opened.
     pub(super) async fn next_request(&mut self) -> Request {
         match self.requests.recv().await {
             Some(request) => request,
@@ -62,7 +62,7 @@ impl Introspection {
     }
 
     /// Sends the answer to a request. If the command has ended in the meantime, the answer is discarded.
-    pub(super) fn answer(&self, request: Request, state: &State, health: &Health, now: Moment, pending: usize) {
+    pub(super) fn answer(&self, request: Request, state: &PlannerState, health: &Health, now: Moment, pending: usize) {
         match request {
             Request::State(reply) => drop(reply.send(self.view(state, health, now, pending))),
             Request::Why(question, reply) => {
@@ -72,7 +72,7 @@ impl Introspection {
         }
     }
 
-    fn view(&self, state: &State, health: &Health, now: Moment, pending_patches: usize) -> AgentView {
+    fn view(&self, state: &PlannerState, health: &Health, now: Moment, pending_patches: usize) -> AgentView {
         let unpublished_millis = state.unpublished_millis(now);
         AgentView {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -99,7 +99,7 @@ impl Introspection {
     }
 }
 
-/// The devices to which the programs are or should be attached, with the reason.
+/// The devices to which the programs are attached or should be attached, each with the reason.
 pub(super) fn device_views(report: &DeviceReport) -> Vec<DeviceView> {
     let uplinks = report.decisions.uplinks.iter().filter_map(|(name, decision)| {
         let (is_attached, reason) = match decision {

@@ -19,7 +19,7 @@ use tracing::{debug, info, warn};
 use crate::{
     agent::{
         change_log::ChangeLog,
-        executor::{Answer, Executor, OpError},
+        executor::{Executor, OpError, PatchAnswer},
         introspection::{Introspection, device_views},
     },
     core::{
@@ -27,7 +27,7 @@ use crate::{
         model::{Family, Moment, snapshot::Change},
         op::{Failure, Op, PodWrite},
         publish::delays::PublishDelays,
-        state::State,
+        state::PlannerState,
     },
     datapath::DatapathError,
     devices::{
@@ -42,11 +42,12 @@ use crate::{
     sockets::ReserveError,
 };
 
-/// Delay between the first change of a device or address and the survey, because such changes come in bursts.
+/// Delay between the first change of a device or address and the survey. Devices and addresses change in bursts, for
+/// which one survey is sufficient.
 const NETWORK_SETTLES: Duration = Duration::from_millis(50);
-/// Minimum time between two surveys, because a Node that starts hundreds of Pods creates as many devices.
+/// Minimum time between two surveys: a Node that starts hundreds of Pods creates hundreds of devices.
 const NETWORK_REST: Duration = Duration::from_millis(500);
-/// Time without a change after which freed memory is returned to the system, once per burst.
+/// Time without a change after which the agent returns freed memory to the operating system, once per burst of changes.
 const QUIET: Duration = Duration::from_millis(500);
 /// How often an idle loop reports to the liveness probe.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -70,7 +71,7 @@ pub enum LoopError {
 /// The main loop and its state.
 #[derive(Debug)]
 pub struct Reconciler {
-    state: State,
+    state: PlannerState,
     executor: Executor,
     uplinks: Uplinks,
     local_clients: LocalClients,
@@ -81,7 +82,7 @@ pub struct Reconciler {
     deadline: Option<Moment>,
     network_due: Option<Instant>,
     network_seen: Instant,
-    /// The survey in flight.
+    /// The survey that a separate task makes at present.
     survey: Option<SurveyTask>,
     /// Whether programs were ever attached to a device through which clients reach the Node. Until then, no port is
     /// published.
@@ -95,9 +96,9 @@ pub struct Reconciler {
     are_routes_due: bool,
     node_ips: Vec<IpAddr>,
     change_log: ChangeLog,
-    /// The Pods whose annotation lacks a change.
+    /// The Pods with a change that the published annotation does not contain yet.
     delays: PublishDelays<Instant>,
-    /// When to return freed memory, if no change arrives before.
+    /// When to return freed memory to the operating system, if no change arrives before.
     quiet_due: Option<Instant>,
     introspection: Introspection,
 }
@@ -116,7 +117,7 @@ pub struct ProgramTargets {
 pub struct Listeners {
     /// The metrics.
     pub metrics: Metrics,
-    /// The probes.
+    /// The state that the HTTP probes report.
     pub health: Health,
     /// The log, and the Events that report problems.
     pub change_log: ChangeLog,
@@ -125,9 +126,9 @@ pub struct Listeners {
 }
 
 impl Reconciler {
-    /// A loop that has not started.
+    /// Creates a loop; [`Self::run`] starts it.
     pub fn new(
-        state: State,
+        state: PlannerState,
         executor: Executor,
         targets: ProgramTargets,
         listeners: Listeners,
@@ -194,11 +195,11 @@ impl Reconciler {
                 _ = resync.tick() => self.look_again()?,
                 _ = heartbeat.tick() => {}
             }
-            // The Node's addresses decide which devices are uplinks. They are read first, so that no port is published
-            // before a device serves it.
+            // The Node's addresses decide which devices are uplinks. The addresses are read first, so that no port is
+            // published before a device with programs serves it.
             self.follow_node_addresses().await?;
             self.follow_pod_routes().await?;
-            // A retiring agent publishes nothing, so it needs no device.
+            // A retiring agent publishes nothing, so it needs no device with programs.
             if self.was_attached || self.state.is_retiring() {
                 self.settle()?;
                 if self.uplinks.are_out_of_date(&self.executor.datapath) {
@@ -245,10 +246,11 @@ impl Reconciler {
     }
 
     /// Handles the API server's answer to a patch.
-    fn handle_answer(&mut self, (op, result): Answer) {
+    fn handle_answer(&mut self, (op, result): PatchAnswer) {
         match result {
             Ok(patched) => {
-                // The answer is newer than the watch; the core ignores the watch event that repeats it.
+                // The answer contains the newest version of the Pod; the core ignores the later watch event with the
+                // same version.
                 self.state.apply(Change::Pod(patched.pod));
                 self.are_routes_due = true;
                 self.record_success(&op);
@@ -257,7 +259,7 @@ impl Reconciler {
         }
     }
 
-    /// Executes operations until none are left, or all remaining ones wait for an answer or a timer.
+    /// Executes operations until no operation is left, or until all remaining operations wait for an answer or a timer.
     fn settle(&mut self) -> Result<(), LoopError> {
         let began = Instant::now();
         let mut done = 0_usize;
@@ -284,7 +286,7 @@ impl Reconciler {
                 }
             }
             if mem::take(&mut is_unsure) {
-                // An op of several source ranges may have written some of them before it failed.
+                // A failed op with several source ranges may have written some of the ranges.
                 self.state.observe(self.executor.observe()?);
             }
         }
@@ -315,8 +317,9 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Removes the programs and maps of earlier agents that this one replaces, once it translates all mappings on all
-    /// devices that they serve. While a device keeps them, the next attempt follows at the next resync.
+    /// Removes the programs and maps of earlier agents, once this agent translates all mappings on every device that
+    /// those programs serve. If a device is still served only by an earlier agent's programs, the agent tries again at
+    /// the next resync.
     fn retire_predecessors(&mut self) {
         if !mem::take(&mut self.has_predecessors) {
             return;
@@ -378,7 +381,7 @@ impl Reconciler {
         match outcome {
             OpOutcome::Retry => self.change_log.log_retry(op, error, wait, self.now()),
             OpOutcome::PortTaken | OpOutcome::RecentTraffic | OpOutcome::Gone | OpOutcome::Done => {
-                debug!(err = %ErrorChain(error), "operation abandoned; the agent plans another one");
+                debug!(err = %ErrorChain(error), "operation abandoned; the agent plans another operation");
             }
         }
         self.metrics.count_op(op, outcome);
@@ -406,8 +409,8 @@ impl Reconciler {
         self.survey = Some(self.uplinks.survey(&self.executor.datapath, self.state.pod_addresses()));
     }
 
-    /// Surveys the network before the loop continues. A survey in flight may be outdated, so it is followed by another
-    /// one.
+    /// Surveys the network before the loop continues. A survey that is already in progress may miss recent changes, so
+    /// another survey follows.
     async fn look_at_network(&mut self) -> Result<(), LoopError> {
         if self.survey.is_some() {
             drop(end_of(&mut self.survey).await);
@@ -430,7 +433,10 @@ impl Reconciler {
         self.network_due = self.network_due.map(|due| due.max(self.network_seen + NETWORK_REST));
         let survey = match found {
             Err(error) if error.is_change() => {
-                debug!(err = %ErrorChain(&error), "the network changed while it was listed; the agent lists it again");
+                debug!(
+                    err = %ErrorChain(&error),
+                    "devices, addresses or routes changed while the agent listed them; the agent lists them again"
+                );
                 self.look_at_network_soon();
                 return Ok(false);
             }
@@ -451,8 +457,8 @@ impl Reconciler {
             self.look_at_network_by(self.instant(at));
         }
         self.metrics.set_devices(coverage);
-        // A device on which attaching always fails must not keep the other devices from being served. Tunnels to other
-        // Nodes do not count, because they serve no client.
+        // One device with programs is sufficient, so that a device on which attaching always fails does not prevent
+        // publication. Tunnels to other Nodes do not count, because they serve no client.
         self.was_attached |= reaches_clients;
         self.health.set_attached(reaches_clients);
         Ok(true)
@@ -494,7 +500,7 @@ impl Reconciler {
     }
 }
 
-/// Waits for the survey in flight; pending if there is none. Cancellation loses no result.
+/// Waits for the survey that is in progress; the future stays pending if there is none. Cancellation loses no result.
 async fn end_of(survey: &mut Option<SurveyTask>) -> Result<Survey, FollowError> {
     let Some(in_flight) = survey else { return std::future::pending().await };
     let found = netlink::join_survey(in_flight).await;
@@ -502,7 +508,7 @@ async fn end_of(survey: &mut Option<SurveyTask>) -> Result<Survey, FollowError> 
     Ok(found?)
 }
 
-/// Waits until a time; pending if there is none.
+/// Waits until a time; the future stays pending if the time is `None`.
 async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -510,7 +516,7 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "metrics show the wall-clock time; no decision uses it")]
+#[expect(clippy::disallowed_methods, reason = "metrics show the wall-clock time, and no decision depends on that time")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
 }

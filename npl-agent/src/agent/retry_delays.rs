@@ -13,10 +13,10 @@ use crate::core::{
     op::Op,
 };
 
-/// The delay after the first failure; it doubles up to [`LONGEST_WAIT`].
+/// The delay after the first failure. The delay doubles with each further failure, up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// The shortest delay after a repeated denial, which lasts until a person changes permissions.
+/// The shortest delay after a repeated denial: the API server denies requests until a person changes permissions.
 const DENIED_WAIT: Duration = Duration::from_mins(1);
 
 /// The adapter's limit on the delay of a retry.
@@ -30,13 +30,13 @@ pub enum RetryHint {
     Denied,
 }
 
-/// The consecutive failures of each subject.
+/// The consecutive failures of the operations on each port and each Pod.
 #[derive(Debug, Default)]
-pub struct RetryDelays(BTreeMap<Subject, Failures>);
+pub struct RetryDelays(BTreeMap<RetryTarget, Failures>);
 
 /// A port or Pod that has its own delays.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Subject {
+enum RetryTarget {
     Port(Frontend),
     Pod(PodUid),
 }
@@ -50,7 +50,7 @@ struct Failures {
 impl RetryDelays {
     /// The delay after a failure of an op, which grows with each consecutive failure.
     pub fn after_failure(&mut self, op: &Op, hint: RetryHint) -> Duration {
-        let failures = self.0.entry(Subject::of(op)).or_insert_with(|| Failures { delays: delays(), denials: 0 });
+        let failures = self.0.entry(RetryTarget::of(op)).or_insert_with(|| Failures { delays: delays(), denials: 0 });
         let at_least = match hint {
             RetryHint::None => Duration::ZERO,
             RetryHint::NotBefore(wait) => wait,
@@ -64,12 +64,12 @@ impl RetryDelays {
         wait(&mut failures.delays, at_least)
     }
 
-    /// Resets the failures of an op's subject.
+    /// Resets the failures of the port or Pod that an op changes.
     pub fn reset(&mut self, op: &Op) {
-        self.0.remove(&Subject::of(op));
+        self.0.remove(&RetryTarget::of(op));
     }
 
-    /// Whether no subject has failures.
+    /// Whether no port and no Pod has failures.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -77,13 +77,13 @@ impl RetryDelays {
     /// Drops the failures of all other Pods.
     pub fn retain_pods(&mut self, pods: &BTreeSet<PodUid>) {
         self.0.retain(|subject, _| match subject {
-            Subject::Port(_) => true,
-            Subject::Pod(uid) => pods.contains(uid),
+            RetryTarget::Port(_) => true,
+            RetryTarget::Pod(uid) => pods.contains(uid),
         });
     }
 }
 
-impl Subject {
+impl RetryTarget {
     fn of(op: &Op) -> Self {
         match op {
             Op::Reserve(frontend, _)
@@ -101,9 +101,9 @@ fn delays() -> ExponentialBackoff {
     ExponentialBuilder::new().with_min_delay(FIRST_WAIT).with_max_delay(LONGEST_WAIT).without_max_times().build()
 }
 
-/// The next delay, at least `at_least`, plus a random part: an API server that rejects half of forty simultaneous
-/// patches would reject half of their simultaneous retries. backon's own jitter is not used, because it would not apply
-/// to `at_least`.
+/// The next delay, at least `at_least`, plus a random part. The random part spreads retries: an API server that rejects
+/// half of forty simultaneous patches would also reject half of their simultaneous retries. The jitter of `backon` is
+/// not used, because it would not apply to `at_least`.
 fn wait(delays: &mut ExponentialBackoff, at_least: Duration) -> Duration {
     let shortest = delays.next().unwrap_or(LONGEST_WAIT).max(at_least);
     shortest + shortest.mul_f32(fastrand::f32() / 2.0)

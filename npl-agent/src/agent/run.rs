@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Starts all parts of the agent, and waits until one of them ends.
+//! Starts all parts of the agent, and waits until one part ends.
 
 use std::{
     convert::Infallible,
@@ -32,10 +32,10 @@ use crate::{
         devices::redirect::Forwarding,
         model::{
             Family,
-            port_range::{LentPorts, port_range_warnings},
+            port_range::{EphemeralPorts, port_range_warnings},
             settings::{PortRange, Settings},
         },
-        state::State,
+        state::PlannerState,
     },
     datapath::{Datapath, Pins, Tables, cleanup, preflight},
     devices::{
@@ -54,14 +54,14 @@ use crate::{
     process::{error_chain::ErrorChain, limits, lock},
 };
 
-/// The number of queued changes at which the watches wait.
+/// The number of queued changes from which on the watches wait for the main loop.
 const QUEUE: usize = 1024;
 
 /// Serves the Node until SIGTERM or SIGINT. Mappings keep translating afterwards.
 ///
 /// # Errors
 ///
-/// The cause, as one sentence with its chain of causes.
+/// Returns the error that ended the agent, with its chain of causes.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -103,8 +103,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let health = Health::new();
     let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
     let port_range = settings.port_range;
-    let state = State::new(settings);
-    // Set before the first op, so that alerts on missing or exhausted ports work on every Node.
+    let state = PlannerState::new(settings);
+    // The metrics of mappings and ports are set before the first op, so that alerts on missing or exhausted ports work
+    // on every Node.
     ChangeLog::count(&state, &metrics);
     // The API server answers while the kernel verifies the programs, so that a restart takes only as long as the slower
     // of the two.
@@ -167,7 +168,7 @@ fn log_start(node: &str, port_range: PortRange, hooks: &'static str, forwarding:
 
 /// Logs a warning for each setting that conflicts with the Node or with load balancers.
 fn warn_of(settings: &Settings) {
-    for warning in port_range_warnings(settings.port_range, lent_ports().as_ref()) {
+    for warning in port_range_warnings(settings.port_range, ephemeral_ports().as_ref()) {
         warn!("{warning}");
     }
     if let Some(warning) = settings.quarantine_warning() {
@@ -229,21 +230,21 @@ async fn stand_by(health: &Health) -> ! {
 }
 
 /// The ephemeral port range of this network namespace.
-fn lent_ports() -> Option<LentPorts> {
+fn ephemeral_ports() -> Option<EphemeralPorts> {
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
     let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
-    LentPorts::parse(&range, &reserved)
+    EphemeralPorts::parse(&range, &reserved)
 }
 
-/// A seed for the hashes of the kernel programs. It must be unpredictable, because clients that know the seed could
-/// choose flows that share a slot.
+/// A seed for the hashes of the kernel programs. The seed must be unpredictable: clients that know the seed could
+/// choose flows that share a slot of a cache.
 fn random_seed() -> anyhow::Result<u64> {
     let mut bytes = [0; size_of::<u64>()];
     SystemRandom::new().fill(&mut bytes).ok().context("read random bytes from the kernel for the hash seed")?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// Reads the counters by their pins for each scrape.
+/// Opens the pinned maps and reads the counters at each scrape of the metrics.
 #[derive(Debug)]
 struct PinnedCounters {
     bpffs: PathBuf,

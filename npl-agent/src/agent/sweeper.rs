@@ -28,7 +28,7 @@ use crate::{
 /// The time between two scans.
 const EVERY: Duration = Duration::from_nanos(SWEEP_INTERVAL_NS);
 
-/// The thread, which ends when this handle is dropped.
+/// A handle of the sweeper's thread; the thread ends when the handle is dropped.
 #[derive(Debug)]
 pub struct Sweeper {
     end: Option<Sender<()>>,
@@ -43,7 +43,7 @@ impl Sweeper {
     /// If the maps cannot be opened.
     pub fn start(bpffs: &Path, metrics: Metrics) -> Result<Self, DatapathError> {
         let tables = Tables::open(&Pins::new(bpffs))?;
-        // Both families have the same size.
+        // The flow tables of both families have the same size.
         metrics.set_flow_limit(tables.flow_capacities().into_iter().min().unwrap_or_default());
         let (end, ended) = mpsc::channel();
         let thread = thread::Builder::new().name("sweeper".to_owned()).spawn(move || sweep(tables, &metrics, &ended));
@@ -74,8 +74,8 @@ fn sweep(mut tables: Tables, metrics: &Metrics, ended: &Receiver<()>) {
             Ok(entries) => debug!(entries, "expired connection tracking entries removed"),
             Err(error) if is_change => warn!(
                 err = %ErrorChain(error),
-                "expired connection tracking entries cannot be removed: they stay until the table is full and the kernel evicts \
-                 the least recently used ones"
+                "expired connection tracking entries cannot be removed: the entries stay until the table is full and \
+                 the kernel evicts the least recently used entries"
             ),
             Err(error) => {
                 debug!(err = %ErrorChain(error), "expired connection tracking entries still cannot be removed");
@@ -93,8 +93,9 @@ struct Memory {
 
 /// Removes expired entries and returns their number. Sets the gauges of tables, and counts removals.
 fn sweep_once(tables: &mut Tables, metrics: &Metrics, memory: &mut Memory) -> Result<usize, DatapathError> {
-    // The counters are read before the entries. An entry that is added in between is found but not counted as new,
-    // which the estimate corrects later; in the other order, the entry would appear as evicted.
+    // The counters are read before the entries. So if an entry is added in between, the sweep finds the entry, but the
+    // counters do not contain it; the estimate corrects this later. In the other order, such an entry would appear to
+    // be evicted.
     let established = [tables.totals(Family::V4)?.established_flows, tables.totals(Family::V6)?.established_flows];
     let mut swept = Vec::new();
     let mut removed = tables.remove_expired_flows(kernel_clock(), |family, flows| swept.push((family, flows)))?;

@@ -24,7 +24,7 @@ pub struct PortMembers {
     pub service: String,
     /// The number of the Service port.
     pub port: u16,
-    /// The name of the Service port; `None` if it has none.
+    /// The name of the Service port; `None` if the port has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The protocol in lower case.
@@ -61,7 +61,7 @@ pub struct Member {
     pub pod: String,
     /// The name of the Node.
     pub node: String,
-    /// The zone of the Node; empty if it has none.
+    /// The zone of the Node; empty if the Node has no zone.
     pub zone: String,
     /// Whether load balancers send new requests to the member.
     pub ready: bool,
@@ -72,7 +72,7 @@ pub struct Member {
 }
 
 impl ServiceMembers {
-    /// Keeps only the ports with this name, or else those with this number.
+    /// Keeps only the ports with this name. If no port has this name, keeps the ports with this number.
     #[must_use]
     pub fn of_port(mut self, port: &str) -> Self {
         let has_name = |it: &PortMembers| it.name.as_deref() == Some(port);
@@ -93,7 +93,7 @@ impl PortMembers {
 }
 
 impl Member {
-    /// The state in one word of the tables.
+    /// The state of the member as one word, for tables.
     pub const fn state(&self) -> &'static str {
         match (self.ready, self.draining) {
             (_, true) => "draining",
@@ -105,23 +105,23 @@ impl Member {
 
 /// The answer of a replica of the feed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum ReplicaAnswer {
     /// The Service's members.
     Members(ServiceMembers),
-    /// The replica serves no such Service.
+    /// The replica does not serve the requested Service.
     Unknown,
-    /// The replica could not be asked; the sentence names the cause.
+    /// The replica could not be queried; the text names the cause.
     Failed(String),
 }
 
-/// Whether all replicas that answered serve the same. Versions are digests of the content.
-pub fn agree<'a, I: IntoIterator<Item = &'a Answer>>(answers: I) -> bool {
+/// Whether all replicas that answered serve the same members. The versions are digests of the content and are compared.
+pub fn agree<'a, I: IntoIterator<Item = &'a ReplicaAnswer>>(answers: I) -> bool {
     let versions: BTreeSet<Option<&str>> = answers
         .into_iter()
         .filter_map(|answer| match answer {
-            Answer::Members(members) => Some(Some(members.version.as_str())),
-            Answer::Unknown => Some(None),
-            Answer::Failed(_) => None,
+            ReplicaAnswer::Members(members) => Some(Some(members.version.as_str())),
+            ReplicaAnswer::Unknown => Some(None),
+            ReplicaAnswer::Failed(_) => None,
         })
         .collect();
     versions.len() <= 1
@@ -144,8 +144,8 @@ mod tests {
         }
     }
 
-    fn members(version: &str) -> Answer {
-        Answer::Members(ServiceMembers { version: version.to_owned(), ports: Vec::new() })
+    fn members(version: &str) -> ReplicaAnswer {
+        ReplicaAnswer::Members(ServiceMembers { version: version.to_owned(), ports: Vec::new() })
     }
 
     #[test]
@@ -160,10 +160,10 @@ mod tests {
 
     #[test]
     fn replicas_agree_if_all_that_answer_have_one_version() {
-        let failed = Answer::Failed("no route".to_owned());
+        let failed = ReplicaAnswer::Failed("no route".to_owned());
         assert!(agree(&[members("a"), failed.clone(), members("a")]));
         assert!(!agree(&[members("a"), members("b")]));
-        assert!(!agree(&[members("a"), Answer::Unknown]));
+        assert!(!agree(&[members("a"), ReplicaAnswer::Unknown]));
         assert!(agree(&[failed]));
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pure decisions: the desired state, and the order of the operations that establish it.
+//! Pure decisions: the desired state, and the order of the operations that establish the desired state.
 //!
 //! The core does no I/O, reads no clock, uses no random numbers and writes no log. The same input gives the same
 //! output, in whatever order changes arrive.
@@ -13,12 +13,13 @@
 //! ```
 //!
 //! The life of a node port: claimed, reserved, mapped, published; then withdrawn, drained, unmapped, quarantined,
-//! released. An annotation never names a mapping that does not exist, with three exceptions: the Pod has finished, has
-//! lost its address, or shares the address with a Pod that has the better claim. The mapping would then lead to another
-//! Pod, so it is removed immediately, and the annotation is updated afterwards.
+//! released. Every mapping that an annotation names exists, with three exceptions. The exceptions are a Pod that has
+//! finished, a Pod that has lost its address, and a Pod that shares its address with a Pod whose claim takes
+//! precedence. The mapping of such a Pod would lead to another Pod, so the agent removes the mapping in the pass in
+//! which it withdraws the annotation, without waiting for the API server's answer.
 //!
-//! A mapping's allowed sources are written to the kernel before the mapping is restricted, and are removed from the
-//! kernel only after the restriction ends or a Service's list no longer contains them.
+//! A mapping's allowed sources are written to the kernel before the mapping is restricted. They are removed from the
+//! kernel only after the restriction has ended, or when no list of a Service contains them any more.
 
 pub mod check;
 pub mod devices;
@@ -26,6 +27,7 @@ pub mod doctor;
 pub mod flows;
 pub mod members;
 pub mod model;
+pub mod networks;
 pub mod op;
 pub mod packet_trace;
 pub mod pages;

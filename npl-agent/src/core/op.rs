@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The operations, which are the only way to change mappings, allowed sources, reservations and Pods. Only the executor
-//! executes them.
+//! The operations. Mappings, allowed sources, reservations and Pods are changed only by operations, and only the
+//! executor executes operations.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,10 @@ use super::model::{Backend, Frontend, Moment, PodKey, PodUid, sources::SourceRan
 /// One operation. Every operation is idempotent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Bind a socket to the node port, so that no other process can use it.
+    /// Bind a socket to the node port, so that no other process can use the port.
     Reserve(Frontend, RecentTraffic),
-    /// Allow these sources to use the mapping, if it is restricted. Sources that are already allowed stay.
+    /// Add these sources to the allowed sources of the mapping. The allowed sources take effect only if the mapping is
+    /// restricted.
     AllowSources(Frontend, BTreeSet<SourceRange>),
     /// Write the mapping; replaces the frontend's earlier mapping atomically.
     UpsertMapping(Frontend, Backend),
@@ -32,12 +33,12 @@ pub enum Op {
     Release(Frontend),
 }
 
-/// Whether to reserve a port that received packets recently without a mapping: see [`npl_common::unmapped`].
+/// Whether to reserve a port that recently received packets without having a mapping: see [`npl_common::unmapped`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecentTraffic {
-    /// Reserve the port: it is mapped already, or no other port is free.
+    /// Reserve the port, because the port is mapped already or no other port is free.
     Tolerated,
-    /// Reserve another port.
+    /// Do not reserve the port; the Pod gets another port.
     Refused,
 }
 
@@ -46,7 +47,8 @@ pub enum RecentTraffic {
 pub enum PodWrite {
     /// Set the annotation to this value.
     Set(String),
-    /// Set the annotation to `[]`, then remove its key: some consumers ignore a missing key (contract C-12).
+    /// Set the annotation to `[]`, then remove the annotation: some load balancers do not notice a removed annotation
+    /// (contract C-12 in `docs/antrea-compatibility.md`).
     Withdraw,
     /// Set the readiness gate's condition to true.
     OpenGate(GateReason),
@@ -57,9 +59,9 @@ pub enum PodWrite {
 pub enum GateReason {
     /// All node ports of the Pod are published.
     Published,
-    /// No Service requests node ports for the Pod, or none of them can be served.
+    /// No Service requests node ports for the Pod, or no requested node port can be served.
     NoNodePorts,
-    /// Some of the requested node ports are published; an Event names the cause for the others.
+    /// Some of the requested node ports are published. An Event states why the other node ports are not.
     PartlyPublished,
 }
 
@@ -78,8 +80,8 @@ impl GateReason {
         match self {
             Self::Published => "all node ports of the Pod are published in its annotation",
             Self::NoNodePorts => {
-                "the Pod's containers are ready, and it has no node ports: no enabled Service selects the Pod, or an Event \
-                 says why its ports are not served"
+                "the Pod's containers are ready, and it has no node ports: no enabled Service selects the Pod, or an \
+                 Event states why its ports are not served"
             }
             Self::PartlyPublished => {
                 "the Pod's containers are ready, and some of its node ports are published: an Event states why the others \
@@ -94,8 +96,8 @@ impl GateReason {
 pub enum Failure {
     /// For [`Op::Reserve`]: another process uses the port. The Pod gets another port.
     PortTaken,
-    /// For [`RecentTraffic::Refused`]: clients of the port's former owner still send packets to the port. The Pod gets
-    /// another port, if one is free.
+    /// For [`RecentTraffic::Refused`]: clients of the Pod that had the port before still send packets to the port. The
+    /// Pod gets another port, if another port is free.
     RecentTraffic {
         /// The time at which the port counts as unused if no more packets arrive.
         until: Moment,
@@ -127,8 +129,9 @@ pub(super) enum RetryKey {
 }
 
 impl Op {
-    /// The position of the operation in a pass. If the agent stops in the middle of a pass with this order, no
-    /// annotation names a mapping that the datapath lacks, and no mapping lacks its reservation or its allowed sources.
+    /// The position of the operation in a pass. With this order, the agent can stop at any point of a pass. At each
+    /// point, every mapping that an annotation names exists in the datapath, and every mapping has its reservation and
+    /// its allowed sources.
     pub const fn rank(&self) -> u8 {
         match self {
             Self::Reserve(..) => 0,

@@ -27,7 +27,7 @@ pages! {
     DOCTOR = "docs/troubleshoot.md#doctor-checks";
     /// The section about programs of other software that run ahead of NPL's.
     PROGRAM_AHEAD = "docs/troubleshoot.md#a-program-runs-ahead-of-npls";
-    /// The section about metrics, and the API server's failures that they show.
+    /// The section about metrics that signal trouble, such as failures of the API server.
     SIGNALS = "docs/troubleshoot.md#metrics-that-signal-trouble";
     /// The section about the sizes of maps and of the port range.
     SIZES = "docs/operate.md#sizes";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sizes of the maps that depend on the Node's memory and CPUs: the flow tables and the socket reverse NAT maps. All
-//! other maps have a constant size, because the programs select a slot by a hash with a constant mask, or because the
-//! agent fills them and their limit is documented.
+//! other maps have a constant size. In some of them, the programs select a slot by a hash with a constant mask; in the
+//! others, the agent writes entries up to a documented limit.
 
 use std::{fmt, str::FromStr};
 
@@ -13,19 +13,20 @@ use npl_common::{
 /// Free elements of an LRU map that the kernel reserves for each possible CPU (`LOCAL_FREE_TARGET`). Other CPUs cannot
 /// use these elements, so the kernel may evict entries although some of these elements are free.
 const FREE_PER_CPU: u32 = 128;
-/// Bytes of the machine's memory for each flow of an IP family, from which the default size is computed.
+/// The bytes of the machine's memory per flow of an IP family, from which the default size of the flow tables follows.
 const MEMORY_PER_FLOW: u64 = 32 << 10;
 /// The smallest and the largest default number of flows.
 const DEFAULT_FLOWS: [u32; 2] = [32_768, 262_144];
 /// The smallest and the largest value of `--max-flows`.
 const ACCEPTED_FLOWS: [u32; 2] = [4096, 8_388_608];
-/// Flows per entry of socket reverse NAT; only connections of local clients need such an entry.
+/// The number of flows per entry of the socket reverse NAT map, because only connections of local clients need such an
+/// entry.
 const FLOWS_PER_LOCAL_CLIENT: u32 = 8;
 /// The smallest number of socket reverse NAT entries.
 const LEAST_SOCKET_RNAT: u32 = 16_384;
 /// The memory limit of the agent's container in the Helm chart.
 pub const CONTAINER_LIMIT: u64 = 384 << 20;
-/// Part of the container's memory that the agent and its programs use.
+/// The part of the container's memory that the agent and its programs use without maps.
 pub const AGENT_MEMORY: u64 = 64 << 20;
 
 /// The size in bytes of the kernel's `struct htab_elem` without key and value.
@@ -35,16 +36,16 @@ const BUCKET: u64 = 16;
 const POINTER: u64 = 8;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
-/// Pages of a ring buffer besides its data.
+/// The number of pages that a ring buffer has in addition to its data.
 const RING_BUFFER_PAGES: u64 = 3;
 
-/// Number of flows of each IP family that the flow table has room for: `--max-flows`.
+/// The number of flows for which the flow table of each IP family has room: `--max-flows`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MaxFlows {
-    /// By the memory of the machine.
+    /// The number depends on the memory of the machine.
     #[default]
     Auto,
-    /// This number.
+    /// This number of flows.
     Flows(u32),
 }
 
@@ -81,7 +82,7 @@ impl fmt::Display for MaxFlows {
 /// The facts about a machine on which the sizes depend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Machine {
-    /// CPUs that the kernel has reserved per-CPU memory for, whether or not they are present.
+    /// The number of CPUs for which the kernel has reserved per-CPU memory, including CPUs that are not present.
     pub possible_cpus: u32,
     /// Memory, bytes.
     pub memory: u64,
@@ -90,15 +91,15 @@ pub struct Machine {
 /// The sizes of the maps that depend on the Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableSizes {
-    /// Flows of each IP family that the flow table has room for.
+    /// The number of flows for which the flow table of each IP family has room.
     pub flows: u32,
-    /// Entries of each IP family that socket reverse NAT has room for.
+    /// The number of entries for which the socket reverse NAT map of each IP family has room.
     pub socket_rnat: u32,
     possible_cpus: u32,
 }
 
 impl TableSizes {
-    /// The sizes on a machine. The default number of flows is the largest power of two within [`DEFAULT_FLOWS`] for
+    /// The sizes on a machine. The default number of flows is a power of two within [`DEFAULT_FLOWS`]: the largest for
     /// which the machine has about 32 KiB of memory per flow and all maps fit into the chart's container.
     pub fn of(machine: Machine, max_flows: MaxFlows) -> Self {
         let Machine { possible_cpus, memory } = machine;
@@ -108,7 +109,8 @@ impl TableSizes {
         let by_memory = memory / MEMORY_PER_FLOW;
         let [least, most] = DEFAULT_FLOWS;
         let is_possible = |flows: &u32| {
-            // Three quarters of the memory suffice, because the kernel reports a few percent less than a machine has.
+            // Three quarters of that memory are sufficient, because the kernel reports a few percent less memory than
+            // the machine has.
             u64::from(*flows) * 3 / 4 <= by_memory
                 && Self::with_flows(*flows, possible_cpus).memory() + AGENT_MEMORY <= CONTAINER_LIMIT
         };
@@ -131,8 +133,8 @@ impl TableSizes {
         Some(stated.saturating_add(kept_aside(self.possible_cpus)))
     }
 
-    /// An upper bound in bytes of the memory that the kernel allocates for all maps on this machine. Ranges of allow
-    /// lists are excluded, because the kernel allocates their memory when they are written.
+    /// An upper bound in bytes of the memory that the kernel allocates for all maps on this machine. Ranges of allowed
+    /// sources are not included, because the kernel allocates memory for a range when the agent writes the range.
     pub fn memory(&self) -> u64 {
         let of_map = |map: &Map| {
             let sizes = map.names.iter().enumerate().map(|(position, name)| {
@@ -159,12 +161,13 @@ const fn kept_aside(possible_cpus: u32) -> u32 {
     FREE_PER_CPU.saturating_mul(possible_cpus)
 }
 
-/// The memory in bytes of one map of a catalog entry, by the position of its name in that entry.
+/// The memory in bytes of one map. An entry of the catalog may describe several maps; `position` is the position of the
+/// map's name in the entry.
 pub fn memory_of(map: &Map, position: usize, entries: u32, possible_cpus: u32) -> u64 {
     let size = |content: npl_common::catalog::Content| (content.size(position) as u64).next_multiple_of(8);
     let (entries, cpus) = (u64::from(entries), u64::from(possible_cpus));
-    // The kernel rounds the number of buckets of a hash table up to a power of two, and the number of elements of an
-    // array if its creator lacks CAP_PERFMON.
+    // The kernel rounds the number of buckets of a hash table up to a power of two. If the creator lacks CAP_PERFMON,
+    // the kernel also rounds the number of elements of an array.
     let rounded = entries.next_power_of_two();
     let element = ELEMENT_HEADER + size(map.key) + size(map.value);
     match map.kind {
@@ -232,7 +235,7 @@ mod tests {
         assert_eq!(sized, [262_400, 262_400, 33_024, 33_024]);
     }
 
-    /// The chart's request and limit, as the agent's manifest has them.
+    /// The chart's memory request and limit, which the agent's manifest also contains.
     #[test]
     fn default_maps_and_the_agent_fit_into_the_containers_request_and_limit() {
         let values = include_str!("../../../deploy/chart/npl/values.yaml");

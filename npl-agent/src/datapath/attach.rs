@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Attaches the TC programs to devices and detaches them.
 //!
-//! On Linux 6.6 and newer, each program has a pinned TCX link at the head of the hook, which is updated in place. On
-//! older kernels, each program is a filter of a clsact qdisc with NPL's own priority and a handle of the ABI version.
-//! Attaching is idempotent, so that a program that other software removed can be attached again.
+//! On Linux 6.6 and newer, each program has a pinned TCX link at the head of the hook. Attaching another program
+//! updates this link in place. On older kernels, each program is a filter of a clsact qdisc. The filter has NPL's own
+//! priority, and a handle that contains the ABI version. Attaching is idempotent, so that a program that other software
+//! removed can be attached again.
 
 use std::{
     io,
@@ -39,7 +40,7 @@ use crate::core::devices::{
     redirect::Forwarding,
 };
 
-/// Distinguishes the filters of this ABI version from others of the same priority.
+/// The handle that distinguishes the filters of this ABI version from other filters of the same priority.
 const OWN_HANDLE: TcHandle = handle_of(ABI_VERSION);
 /// The handle of the temporary filter that translates packets while NPL's own filter is moved.
 const STAND_IN: TcHandle = TcHandle::new(STAND_IN_HANDLE.0, STAND_IN_HANDLE.1);
@@ -119,7 +120,7 @@ impl Hooks {
         self.programs.load_xdp().map(|(_, program)| program)
     }
 
-    /// The TC hooks that this agent or an earlier one has attached programs to.
+    /// The TC hooks to which this agent or an earlier agent has attached programs.
     ///
     /// # Errors
     ///
@@ -128,7 +129,8 @@ impl Hooks {
         Ok(self.pins.links()?.into_iter().collect())
     }
 
-    /// As [`Datapath::attach`](super::load::Datapath::attach), except for the order of filters.
+    /// Attaches a program as [`Datapath::attach`](super::load::Datapath::attach) does, but does not change the order of
+    /// filters.
     pub(super) fn attach(
         &mut self,
         device: &Device,
@@ -139,7 +141,7 @@ impl Hooks {
             return self.attach_clsact(device, direction, program);
         }
         match self.attach_tcx(device, direction, program) {
-            // A recent kernel may be built without TCX.
+            // A kernel of version 6.6 or newer may be built without TCX.
             Err(DatapathError::Attach { source, .. }) if is_unsupported(&source) => {
                 self.tcx = false;
                 self.attach_clsact(device, direction, program)
@@ -148,8 +150,9 @@ impl Hooks {
         }
     }
 
-    /// Moves NPL's filter of a hook ahead of all others, without a gap: among filters of the same priority, the kernel
-    /// runs the newest first. The filter keeps its handle, by which the next agent finds it. TCX links are not moved.
+    /// Moves NPL's filter of a hook ahead of all other filters, without an interruption of translation. Among filters
+    /// of the same priority, the kernel runs the newest first. The filter keeps its handle, by which the next agent
+    /// finds it. TCX links are not moved.
     ///
     /// # Errors
     ///
@@ -163,7 +166,7 @@ impl Hooks {
         if self.tcx {
             return Ok(());
         }
-        // An agent that was killed between these calls may have left its temporary filter.
+        // An agent that was killed between these calls may have left a temporary filter.
         match self.add_filter(device, direction, program, STAND_IN) {
             Err(error) if !is_present(&error) => return Err(error),
             Ok(()) | Err(_) => {}
@@ -174,8 +177,8 @@ impl Hooks {
         Ok(())
     }
 
-    /// Whether filters of this and of another ABI version are on a hook. After a rollback to this version, the other
-    /// version's filter is the newer one, which runs first.
+    /// Whether a hook has filters of both this ABI version and another one. After a rollback to this version, the other
+    /// version's filter is newer and runs first.
     ///
     /// # Errors
     ///
@@ -276,8 +279,8 @@ impl Hooks {
         std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
     }
 
-    /// Removes the filters of earlier ABI versions without pins. Such a filter remains if an agent is killed before it
-    /// removes the filter, or if an earlier agent used the handle of another version.
+    /// Removes filters of earlier ABI versions for which no pin exists. Such a filter remains if an agent was killed
+    /// before it removed the filter, or if an earlier agent used the handle of another version.
     fn remove_unpinned_filters(&self, interface: &str, side: Direction) -> Result<(), DatapathError> {
         let others = self.pins.other_versions()?;
         for abi in (1..ABI_VERSION).filter(|abi| others.iter().all(|other| other.abi() != *abi)) {
@@ -311,8 +314,8 @@ impl Hooks {
     }
 }
 
-/// Whether the program of a hook runs after those of other software. Programs that translate run first, so that other
-/// software sees translated packets; the program that observes which packets the stack forwards runs last.
+/// Whether NPL's program on a hook runs after the programs of other software. Programs that translate run first, so
+/// that other software sees translated packets; the program that observes which packets the stack forwards runs last.
 pub(super) const fn is_last(direction: Direction) -> bool {
     matches!(direction, Direction::ToPods)
 }
@@ -329,12 +332,12 @@ const fn priority(direction: Direction) -> u16 {
     if is_last(direction) { attachments::LAST } else { attachments::FIRST }
 }
 
-/// A handle to a filter of NPL, which may be absent.
+/// A link object for a filter of NPL. The filter may be absent.
 fn filter(interface: &str, direction: Direction, handle: TcHandle) -> io::Result<SchedClassifierLink> {
     SchedClassifierLink::attached(interface, attach_type(direction), priority(direction), handle, None)
 }
 
-/// Removes the filters of an ABI version. Returns whether there was one.
+/// Removes the filter of an ABI version and the temporary filter. Returns whether one of them existed.
 pub(super) fn detach_filter(interface: &str, direction: Direction, abi: u32) -> bool {
     let removed = [handle_of(abi), STAND_IN].map(|handle| remove_filter(interface, direction, handle));
     removed.contains(&true)
@@ -364,8 +367,8 @@ pub(super) const fn attach_type(direction: Direction) -> TcAttachType {
     }
 }
 
-/// Updates a link to the program, unless the link already has this program. Returns false if the link is of another
-/// device or hook.
+/// Updates a link to the program, unless the link already has this program. Returns false if the link belongs to
+/// another device or hook.
 fn replace(
     link: &OwnedFd,
     program: &SchedClassifier,
@@ -384,12 +387,13 @@ fn replace(
             replaced => replaced?,
         }
     }
-    // The link info has the ifindex but not the network namespace, so a moved device could look like a local one.
+    // The kernel reports the ifindex of a link but not the network namespace. So the link of a device that was moved to
+    // another namespace could appear to belong to a device of this namespace.
     Ok(sys::programs_on(ifindex, hook).map_or(true, |programs| programs.contains(&id)))
 }
 
-/// Drops the handle of a filter without detaching the filter. aya detaches a dropped link, but not one whose conversion
-/// has failed.
+/// Drops the link object of a filter without detaching the filter. aya detaches a link object that is dropped, but not
+/// if its conversion to an [`FdLink`] has failed.
 fn leave_attached(link: SchedClassifierLink) {
     drop(FdLink::try_from(link));
 }

@@ -12,10 +12,10 @@ use super::error::DatapathError;
 
 /// The mount table of this process.
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// The directory in which systemd mounts the cgroup v2 hierarchy next to those of version 1.
+/// The directory in which systemd mounts the cgroup v2 hierarchy next to the hierarchies of version 1.
 const BESIDE_VERSION_1: &str = "unified";
 
-/// The local clients to serve: their sockets are connected to Pods directly.
+/// The local clients to serve. The socket programs connect sockets of these clients to Pods directly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CgroupSelection {
     /// All processes of the Node: the agent finds the root of the cgroup v2 hierarchy.
@@ -55,15 +55,15 @@ pub fn hierarchy() -> Option<PathBuf> {
     roots(&table).into_iter().find(|candidate| is_cgroup2(candidate))
 }
 
-/// Checks the file system itself, because a later mount may hide one in the mount table.
+/// Checks the file system at the path itself, because a later mount may hide a mount that the mount table lists.
 fn is_cgroup2(path: &Path) -> bool {
     statfs(path).is_ok_and(|stat| stat.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
-/// The mount points of the cgroup v2 hierarchy, those that show a larger part of it first.
+/// The mount points of the cgroup v2 hierarchy. Mounts that show a larger part of the hierarchy come first.
 ///
-/// In a container, the kernel reports the root of a mount relative to the container's own cgroup: `/` is the
-/// container's cgroup, and the Node's root is `/../..`, with one `/..` for each level.
+/// In a container, the kernel reports the root of a mount relative to the container's own cgroup. `/` is the
+/// container's cgroup. The Node's root is, for example, `/../..`, with one `/..` for each level.
 fn roots(table: &str) -> Vec<PathBuf> {
     let mut found: Vec<(&str, &str)> = table.lines().filter_map(cgroup2_mount).collect();
     let rank = |root: &str| (usize::MAX - root.matches("/..").count(), root.len());
@@ -71,7 +71,7 @@ fn roots(table: &str) -> Vec<PathBuf> {
     found.into_iter().map(|(_, point)| PathBuf::from(point)).collect()
 }
 
-/// Root and mount point of a line of the mount table, if it is a cgroup v2 mount.
+/// The root and the mount point in a line of the mount table; `None` if the line is not a cgroup v2 mount.
 fn cgroup2_mount(line: &str) -> Option<(&str, &str)> {
     let (left, right) = line.split_once(" - ")?;
     let mut fields = left.split(' ').skip(3);

@@ -22,13 +22,13 @@ use crate::{
 /// The removed kernel state.
 #[derive(Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Removed {
-    /// Paths of pinned maps, programs and links.
+    /// Paths of maps, programs and links that were unpinned.
     pub pins: Vec<PathBuf>,
     /// Names of devices from which NPL's TC filters were removed.
     pub filters: Vec<String>,
     /// Names of devices from which NPL's clsact qdisc was removed.
     pub qdiscs: Vec<String>,
-    /// Family and name of nftables tables.
+    /// Family and name of each removed nftables table.
     pub tables: Vec<String>,
 }
 
@@ -83,7 +83,7 @@ pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
     (removed, errors)
 }
 
-/// State that could not be removed.
+/// Kernel state of NPL that could not be removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CleanupError {
     /// A pin could not be removed.
@@ -97,8 +97,8 @@ pub enum CleanupError {
     Guard(#[source] io::Error),
 }
 
-/// Removes NPL's filters from a device, by the names of the programs and by priority and handle. Returns whether there
-/// were any.
+/// Removes NPL's filters from a device, by the names of the programs and by priority and handle. Returns whether the
+/// device had such filters.
 fn detach_filters(interface: &str) -> bool {
     let mut found = false;
     for direction in Direction::ALL {
@@ -133,8 +133,8 @@ fn remove_tree(dir: &Path, removed: &mut Vec<PathBuf>, errors: &mut Vec<CleanupE
     }
     use io::ErrorKind::{NotFound, ReadOnlyFilesystem, ResourceBusy};
     match fs::remove_dir(dir) {
-        // In the agent's container, NPL's directory is a mount point in a read-only root file system, so it stays and
-        // is empty.
+        // In the agent's container, NPL's directory is a mount point in a read-only root file system. So the directory
+        // cannot be removed, and stays as an empty directory.
         Err(source) if !matches!(source.kind(), NotFound | ResourceBusy | ReadOnlyFilesystem) => {
             errors.push(pin_error("remove", dir, source).into());
         }

@@ -14,10 +14,10 @@ use crate::core::{devices::HAS_INGRESS_QUEUE, model::Frontend};
 /// A failed operation on the datapath.
 #[derive(Debug, thiserror::Error)]
 pub enum DatapathError {
-    /// The agent was built without a kernel object.
-    #[error("this npl-agent was built without its kernel programs: build it with `cargo xtask build`")]
+    /// The agent was built without the object file of the kernel programs.
+    #[error("this npl-agent was built without its kernel programs: build npl-agent with `cargo xtask build`")]
     NoObject,
-    /// The kernel is older than the oldest supported one.
+    /// The kernel is older than the oldest supported release.
     #[error("kernel {found} is too old: npl-agent needs Linux {needed} or newer")]
     KernelTooOld {
         /// The running kernel's release.
@@ -38,9 +38,10 @@ pub enum DatapathError {
     NeedsPerfmon,
     /// The kernel denied an operation, and SELinux enforces its policy on this process.
     #[error(
-        "the kernel denies this process, on which SELinux enforces the type {kind}, an operation on BPF: run the container \
-         with `seLinuxOptions: {{type: spc_t}}`, as deploy/npl.yaml does; if it has that type, update the Node's SELinux \
-         policy (container-selinux); `ausearch --message avc --comm npl-agent` lists the denials"
+        "the kernel denies this process, on which SELinux enforces the type {kind}, an operation on BPF: run the \
+         container with `seLinuxOptions: {{type: spc_t}}`, as deploy/npl.yaml does; if the container has that type \
+         already, update the Node's SELinux policy (container-selinux); `ausearch --message avc --comm npl-agent` \
+         lists the denials"
     )]
     DeniedBySelinux {
         /// The SELinux type of this process.
@@ -52,8 +53,8 @@ pub enum DatapathError {
     /// The programs of the trace build are too large for the verifier of a process without `CAP_PERFMON`.
     #[cfg(feature = "trace")]
     #[error(
-        "a trace build loads its programs with CAP_PERFMON only: run `npl-agent load` of the same build in an init container \
-         that has the capability, as in deploy/npl.yaml"
+        "a trace build loads its programs with CAP_PERFMON only: run `npl-agent load` of the same build in an init \
+         container with this capability, as in deploy/npl.yaml"
     )]
     TraceNeedsPerfmon,
     /// The number of CPUs cannot be read.
@@ -114,10 +115,10 @@ pub enum DatapathError {
         #[source]
         source: io::Error,
     },
-    /// The maps of the object could not be created or opened.
+    /// The maps of the object file could not be created or opened.
     #[error("load the kernel programs")]
     Load(#[source] EbpfError),
-    /// The object could not be parsed.
+    /// The object file of the kernel programs could not be parsed.
     #[error("parse the embedded kernel object")]
     Parse(#[source] aya_obj::ParseError),
     /// The kernel rejected a program.
@@ -129,7 +130,7 @@ pub enum DatapathError {
         #[source]
         source: Box<ProgramError>,
     },
-    /// The object lacks a program or map that the agent needs.
+    /// The object file lacks a program or map that the agent needs.
     #[error("the kernel object has no {0}: build agent and object together with `cargo xtask build`")]
     Missing(&'static str),
     /// A pinned map could not be opened.
@@ -177,11 +178,11 @@ pub enum DatapathError {
     },
     /// The agent sees no cgroup v2 hierarchy.
     #[error(
-        "no cgroup v2 hierarchy is mounted here: mount one (`mount -t cgroup2 cgroup2 DIR`) and give its folder with \
-         --cgroup, or give --cgroup none"
+        "no cgroup v2 hierarchy is mounted for this process: mount one (`mount -t cgroup2 cgroup2 DIR`) and give its \
+         folder with --cgroup, or give --cgroup none"
     )]
     NoCgroup2,
-    /// `--local-clients host` on a kernel without network namespace cookies.
+    /// The flag is `--local-clients host`, but the kernel has no network namespace cookies.
     #[error(
         "--local-clients host requires Linux 5.14 or newer: an older kernel does not report the cookie of a network namespace; \
          give --local-clients all, and --cgroup the cgroup of the Node's own services, for example \
@@ -190,7 +191,7 @@ pub enum DatapathError {
     NoNetnsCookie,
     /// The directory of `--cgroup` is not in a cgroup v2 hierarchy.
     #[error(
-        "{path} is not in a cgroup v2 hierarchy: give --cgroup the folder where one is mounted, or none",
+        "{path} is not in a cgroup v2 hierarchy: give --cgroup the folder where such a hierarchy is mounted, or none",
         path = .0.display()
     )]
     NotCgroup2(PathBuf),
@@ -230,14 +231,14 @@ pub enum DatapathError {
 }
 
 impl DatapathError {
-    /// Replaces a rejection by the verifier by [`Self::NeedsPerfmon`] if the agent lacks `CAP_PERFMON`.
+    /// Converts a rejection by the verifier to [`Self::NeedsPerfmon`] if the agent lacks `CAP_PERFMON`.
     pub(crate) fn or_missing_perfmon(self) -> Self {
         let has_perfmon = caps::has_cap(None, caps::CapSet::Effective, caps::Capability::CAP_PERFMON);
         if self.is_verifier_refusal() && matches!(has_perfmon, Ok(false)) { Self::NeedsPerfmon } else { self }
     }
 
-    /// Adds SELinux to the error of a denied operation, if SELinux enforces a type on this process. Called only for a
-    /// process that holds its capabilities.
+    /// Adds SELinux to the error of a denied operation, if SELinux enforces a type on this process. Callers use this
+    /// function only for a process that has the required capabilities.
     pub(crate) fn or_denied_by_selinux(self, enforced_type: impl FnOnce() -> Option<String>) -> Self {
         match self.is_denial().then(enforced_type).flatten() {
             Some(kind) => Self::DeniedBySelinux { kind, source: Box::new(self) },
@@ -261,19 +262,19 @@ impl DatapathError {
         false
     }
 
-    /// Whether the verifier rejected a program as unsafe. Other errors of a load mean that the kernel lacks a feature
-    /// or the process a permission.
+    /// Whether the verifier rejected a program as unsafe. Other errors of loading mean that the kernel lacks a feature,
+    /// or that the process lacks a permission.
     pub(crate) fn is_verifier_refusal(&self) -> bool {
         let Self::LoadProgram { source, .. } = self else { return false };
         let ProgramError::LoadError { io_error, .. } = &**source else { return false };
         io_error.raw_os_error() == Some(libc::EACCES)
     }
 
-    /// The effect on traffic of an error during the application of a device plan, as a log message.
+    /// The effect on traffic of an error that occurred while a device plan was applied, as a log message.
     pub(crate) fn effect(&self) -> &'static str {
         if self.is_of_device() {
-            "programs cannot be attached to a device: clients that reach the Node through it are not served, all others \
-             are; the agent tries again"
+            "programs cannot be attached to a device: clients that reach the Node through this device are not served, \
+             but all other clients are; the agent tries again"
         } else if self.is_full() {
             "a map is full: the host's stack forwards packets that need a missing entry"
         } else {
@@ -293,7 +294,7 @@ impl DatapathError {
         )
     }
 
-    /// Whether attaching failed because the device was removed in the meantime.
+    /// Whether attaching failed because the device had been removed since the survey.
     pub(crate) fn is_of_gone_device(&self) -> bool {
         let Self::Attach { source, .. } = self else { return false };
         let code = if let ProgramError::SyscallError(error) = &**source {

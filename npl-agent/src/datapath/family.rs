@@ -34,7 +34,7 @@ use crate::core::{
     model::{Backend, Frontend, NodePort, Protocol, sources::SourceRange},
 };
 
-/// Number of batches in which the lookup cache is cleared, to bound the memory of a batch.
+/// The number of batches in which the agent clears the lookup cache. Batches limit the memory that clearing needs.
 const LOOKUP_CACHE_PARTS: u32 = 16;
 
 /// The value of a mapping: its backend, and the index of the mapping's counters in `npl_stats`.
@@ -44,7 +44,7 @@ pub(super) struct Entry {
     pub(super) stats_index: u32,
 }
 
-/// The Pod endpoint that sends the replies of a mapping: Pod address, port in host byte order, IP protocol number.
+/// The Pod endpoint of a mapping, which sends the replies: Pod address, port in host byte order, IP protocol number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Sender {
     pub(super) pod_ip: IpAddr,
@@ -52,13 +52,12 @@ pub(super) struct Sender {
     pub(super) protocol: u8,
 }
 
-/// Operations on the maps of one IP family. Each returns an error if a BPF system call fails.
+/// Operations on the maps of one IP family. Each operation returns an error if a BPF system call fails.
 pub(super) trait FamilyMaps: Send {
-    /// Every mapping. Mappings of an unknown protocol were written by a newer agent of the same ABI version, and are
-    /// ignored.
+    /// Every mapping. Mappings of an unknown protocol are ignored: a newer agent of the same ABI version wrote them.
     fn mappings(&self) -> Result<Vec<(Frontend, Entry)>, DatapathError>;
     fn set_mapping(&mut self, frontend: Frontend, entry: &Entry) -> Result<(), DatapathError>;
-    /// Writes many mappings in one call. After an error, some may have been written.
+    /// Writes many mappings in one call. After an error, some of the mappings may have been written.
     fn set_mappings(&mut self, entries: &BTreeMap<Frontend, Entry>) -> Result<(), DatapathError>;
     fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError>;
     /// Clears the cached mappings of the programs.
@@ -71,19 +70,19 @@ pub(super) trait FamilyMaps: Send {
 
     fn endpoints(&self) -> Result<Vec<(Sender, Endpoint)>, DatapathError>;
     fn set_endpoint(&mut self, sender: Sender, value: Endpoint) -> Result<(), DatapathError>;
-    /// Writes many endpoints in one call. After an error, some may have been written.
+    /// Writes many endpoints in one call. After an error, some of the endpoints may have been written.
     fn set_endpoints(&mut self, endpoints: &BTreeMap<Sender, Endpoint>) -> Result<(), DatapathError>;
     fn remove_endpoint(&mut self, sender: Sender) -> Result<(), DatapathError>;
 
-    /// The number of flows that the flow table has room for.
+    /// The maximum number of flows in the flow table.
     fn flow_capacity(&self) -> usize;
     /// Number of established conntrack entries.
     fn flow_count(&self) -> Result<usize, DatapathError>;
     /// Every established conntrack entry; entries of an unknown protocol are ignored.
     fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError>;
-    /// Removes the conntrack entries of these Pod endpoints. Returns their number.
+    /// Removes the conntrack entries of these Pod endpoints. Returns the number of removed entries.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<usize, DatapathError>;
-    /// The number of socket reverse NAT entries, and the number that there is room for.
+    /// The number of socket reverse NAT entries, and the maximum number.
     fn socket_rnat_fill(&self) -> Result<(usize, usize), DatapathError>;
     /// The Pod addresses and ports (host byte order) of all socket reverse NAT entries.
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
@@ -92,26 +91,26 @@ pub(super) trait FamilyMaps: Send {
     /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock.
     fn remove_expired_flows(&mut self, now: Duration) -> Result<SweptFlows, DatapathError>;
 
-    /// Clears the half-open entries that `expiry` finds expired. Returns the number of cleared entries.
+    /// Clears the half-open entries that have expired according to `expiry`. Returns the number of cleared entries.
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError>;
 
-    /// Clears the half-open entries whose node address has an index outside of `used`.
+    /// Clears the half-open entries whose node address has an index that is not in `used`.
     fn clear_half_open_except(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError>;
 
-    /// Time of the last packet to a node port without a mapping, in the unit of [`npl_common::fragment::time`]; zero
-    /// if there was none.
+    /// Time of the last packet to a node port without a mapping, in the unit of [`npl_common::fragment::time`]; zero if
+    /// no packet was received.
     fn last_unmapped(&self, port: NodePort) -> Result<u64, DatapathError>;
     fn set_last_unmapped(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError>;
 
     /// The node addresses and their indexes.
     fn local_addresses(&self) -> Result<BTreeMap<IpAddr, u32>, DatapathError>;
-    /// Adds a node address under an index outside of `used`. Returns the index; `None` if the map is full or the
+    /// Adds a node address under an index that is not in `used`. Returns the index; `None` if the map is full or the
     /// address is of the other family.
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError>;
     fn remove_local_address(&mut self, addr: IpAddr, index: u32) -> Result<(), DatapathError>;
 
-    /// Copies entries of an earlier agent's maps that these maps do not have. Returns the numbers of mappings and of
-    /// conntrack entries.
+    /// Copies those entries of an earlier agent's maps that the maps of this agent do not contain. Returns the numbers
+    /// of mappings and of conntrack entries.
     fn copy_from(&mut self, from: &Predecessor, entries: Entries) -> Result<[usize; 2], DatapathError>;
 }
 
@@ -120,7 +119,7 @@ pub(super) trait FamilyMaps: Send {
 pub struct SweptFlows {
     /// Entries that were removed.
     pub removed: usize,
-    /// Entries that are left.
+    /// Entries that remain in the table.
     pub left: usize,
 }
 
@@ -157,8 +156,8 @@ impl<L: Layout> Maps<L> {
         })
     }
 
-    /// Calls `look` with every conntrack entry that exists during the whole call; entries that are added or removed
-    /// meanwhile may be missed.
+    /// Calls `look` with every conntrack entry that exists during the whole call. The call may miss entries that are
+    /// added or removed meanwhile.
     fn read_flows(&self, mut look: impl FnMut(&L::FlowKey, &L::Flow)) -> Result<(), DatapathError> {
         let look_at_all =
             |keys: &[L::FlowKey], flows: &[L::Flow]| keys.iter().zip(flows).for_each(|(key, flow)| look(key, flow));
@@ -166,7 +165,7 @@ impl<L: Layout> Maps<L> {
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::FLOW))
     }
 
-    /// Maps the half-open slots into memory and passes them to `work`. The kernel programs write the slots
+    /// Maps the half-open slots into memory and passes the slots to `work`. The kernel programs write the slots
     /// concurrently.
     fn with_slots<T>(&self, work: impl FnOnce(&[AtomicU64]) -> T) -> Result<T, DatapathError> {
         let done = sys::with_words(self.half_open.map().fd().as_fd(), half_open::WORDS as usize, work);
@@ -217,7 +216,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
 
     fn clear_lookup_cache(&mut self) -> Result<(), DatapathError> {
         let fd = self.lookup_cache.map().fd().as_fd();
-        // The cache is cleared in batches, so that each batch reuses the memory of the previous one.
+        // The cache is cleared in batches, so that each batch reuses the memory of the previous batch.
         (0..LOOKUP_CACHE_PARTS).try_for_each(|part| {
             let elements: Vec<_> = (part..CACHED_MAPPINGS)
                 .step_by(LOOKUP_CACHE_PARTS as usize)
@@ -347,8 +346,8 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let is_crowded = flows::is_crowded(count, self.flow_capacity);
         let mut removed = 0;
         for key in expired {
-            // The entry may be in use again. If a packet arrives between these two calls, the client's next packet
-            // recreates the entry.
+            // The entry is read again, because the flow may have become active. If a packet arrives between this read
+            // and the removal, the client's next packet recreates the entry.
             if self.flow.get(&key, 0).is_ok_and(|flow| is_expired(&key, &flow, is_crowded)) {
                 self.remove_flow(&key)?;
                 removed += 1;
@@ -373,11 +372,11 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let has_other_index = |word| word != 0 && !used.contains(&u32::from(half_open::address_index(word)));
         self.with_slots(|slots| {
             for slot in slots {
-                // The update is atomic, because a program may change the state of the same flow concurrently.
+                // The update is atomic, because a program may change the same slot concurrently.
                 let clear = |word| has_other_index(word).then_some(0);
                 let _unchanged = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clear);
             }
-            // A CPU that sees an index reused for another address must also see the cleared slots.
+            // The fence ensures that a CPU that sees the index of another address also sees the cleared slots.
             fence(Ordering::SeqCst);
         })
     }
@@ -421,7 +420,7 @@ fn update_all<K: aya::Pod, V: aya::Pod>(map: &HashMap<MapData, K, V>, elements: 
     Ok(sys::update_all(map.map().fd().as_fd(), elements)?)
 }
 
-/// Converts a frontend key; `None` if this agent does not know its protocol.
+/// Converts a frontend key; `None` if this agent does not know the protocol in the key.
 fn frontend<L: Layout>(key: mapping::Frontend) -> Option<Frontend> {
     let protocol = Protocol::from_number(key.protocol)?;
     Some(Frontend { family: L::FAMILY, node_port: NodePort(key.node_port), protocol })

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the datapath's state from the kernel, for the commands `status`, `mappings` and `doctor`. No agent needs to
-//! run.
+//! Reads the datapath's state from the kernel, for the commands `status`, `mappings` and `doctor`. These commands also
+//! work while no agent runs.
 
 use std::{collections::BTreeMap, net::IpAddr, path::Path};
 
@@ -18,7 +18,7 @@ use crate::core::devices::redirect::PodNextHop;
 /// The state of the datapath.
 #[derive(Debug)]
 pub struct Inspection {
-    /// Whether the maps are pinned. Without them, fields that are read from maps are empty.
+    /// Whether the maps are pinned. If the maps are not pinned, all fields that are read from maps are empty.
     pub is_installed: bool,
     /// The configuration of the programs.
     pub config: Option<Config>,
@@ -37,11 +37,11 @@ pub struct Inspection {
     pub xdp_reasons: BTreeMap<u32, String>,
     /// The cgroup hooks with a program for local clients, without duplicates.
     pub socket_hooks: Vec<&'static str>,
-    /// The names of the pinned programs, by build.
+    /// The names of the pinned programs, by the name of their build.
     pub programs: BTreeMap<String, Vec<String>>,
     /// Mappings with their counters, in the order of the node port.
     pub mappings: Vec<MappingRecord>,
-    /// Packets by reason.
+    /// The number of packets for each reason.
     pub reasons: Vec<(Reason, u64)>,
 }
 

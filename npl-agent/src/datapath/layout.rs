@@ -18,7 +18,7 @@ use super::family::{Entry, Sender};
 use crate::core::model::{Backend, Family, Frontend, PodPort};
 
 /// The map names of an IP family, and conversions between the agent's types and the maps' keys and values. Conversions
-/// from an address return `None` if it is of the other family.
+/// from an address return `None` if the address is of the other family.
 pub(super) trait Layout {
     const FAMILY: Family;
     const LOCAL: &'static str;
@@ -63,8 +63,8 @@ pub(super) trait Layout {
     fn with_state(flow: &Self::Flow, state: FlowState) -> Self::Flow;
     /// The client and the NAT address of a conntrack entry.
     fn client_and_nat(key: &Self::FlowKey, flow: &Self::Flow) -> (SocketAddr, SocketAddr);
-    /// The Pod address and port (host byte order) that a local client is connected to; `None` for the entry that names
-    /// the socket's last Pod.
+    /// The Pod address and port (host byte order) that a local client is connected to; `None` for an entry that records
+    /// the last Pod of a socket.
     fn socket_rnat_pod(key: &Self::SocketRnatKey) -> Option<(IpAddr, u16)>;
 }
 
@@ -73,8 +73,8 @@ pub(super) const fn frontend_key(frontend: Frontend) -> mapping::Frontend {
     mapping::Frontend { node_port: frontend.node_port.0, protocol: frontend.protocol.number(), pad: 0 }
 }
 
-/// Implements [`Layout`] for one IP family. The types of both families have the same fields, but addresses of different
-/// length.
+/// Implements [`Layout`] for one IP family. The types of both families have the same fields, except for the length of
+/// addresses.
 macro_rules! layout {
     (
         $(#[$meta:meta])*
@@ -201,7 +201,7 @@ layout! {
     ]
 }
 
-/// The bytes of an address in network byte order; `None` if it is of the other family.
+/// The bytes of an address in network byte order; `None` if the address is of the other family.
 fn octets<A, O>(addr: IpAddr, octets: impl Fn(&A) -> O) -> Option<O>
 where
     A: OfFamily,

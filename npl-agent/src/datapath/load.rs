@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The interface of the datapath for the rest of the agent. It adopts the pinned maps, programs and links of an earlier
-//! agent.
+//! The interface of the datapath for the rest of the agent. A new agent adopts the pinned maps, programs and links of
+//! an earlier agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,14 +43,14 @@ pub struct Datapath {
     next_hops: NextHops,
     xdp_devices: XdpDevices,
     writer: MappingWriter,
-    /// Whether pins of earlier agents may remain that this agent replaces.
+    /// Whether pins of earlier agents may remain, which this agent removes after it has replaced the programs.
     has_predecessors: bool,
-    /// The hooks on which this agent has moved its filter ahead of those of other ABI versions.
+    /// The hooks on which this agent has moved its filter ahead of the filters of other ABI versions.
     moved_filters: BTreeSet<(u32, Direction)>,
 }
 
 impl Datapath {
-    /// As [`Self::open_sized`], with the sizes that are the default on this machine.
+    /// Opens the datapath as [`Self::open_sized`] does, with the default sizes for this machine.
     ///
     /// # Errors
     ///
@@ -59,9 +59,9 @@ impl Datapath {
         Self::open_sized(bpffs, MaxFlows::Auto)
     }
 
-    /// Checks the Node's requirements, adopts pinned maps and programs, and loads missing ones. Attaches no program:
-    /// programs of an earlier agent stay attached until [`Hooks::attach`] replaces them. Entries of maps of another
-    /// size are copied.
+    /// Checks the Node's requirements, adopts pinned maps and programs, and creates or loads what is missing. Attaches
+    /// no program: programs of an earlier agent stay attached until [`Hooks::attach`] replaces them. If a pinned map
+    /// has another size, its entries are copied to a new map.
     ///
     /// # Errors
     ///
@@ -103,10 +103,10 @@ impl Datapath {
         if self.has_predecessors { predecessor::devices(&self.hooks.pins) } else { Ok(BTreeSet::new()) }
     }
 
-    /// Detaches the programs of agents of other ABI versions and removes their pins. Returns those versions. Later
-    /// calls do nothing.
+    /// Detaches the programs of agents of other ABI versions and removes their pins. Returns the removed versions.
+    /// After a success, further calls have no effect.
     ///
-    /// Only for an agent that has written all mappings and attached its programs to all devices.
+    /// The agent calls this function only after it has written all mappings and attached its programs to all devices.
     ///
     /// # Errors
     ///
@@ -120,8 +120,8 @@ impl Datapath {
         Ok(retired)
     }
 
-    /// Removes the next hops that are absent from the plan or differ from it. Packets to these Pods are forwarded by
-    /// the kernel stack from now on.
+    /// Removes the next hops that the plan does not contain or changes. From then on, the kernel stack forwards packets
+    /// to the Pods of removed next hops.
     ///
     /// # Errors
     ///
@@ -135,7 +135,7 @@ impl Datapath {
     /// be written.
     pub fn add_next_hops(&mut self, plan: &DevicePlan) -> Vec<DatapathError> {
         let mut errors = self.next_hops.add(&plan.programs, &plan.next_hops);
-        // Some next hops may have been added before the error.
+        // The epoch changes even after an error, because some next hops may have been added before.
         errors.extend(self.tables.begin_epoch().err());
         errors
     }
@@ -157,8 +157,8 @@ impl Datapath {
         attached
     }
 
-    /// Attaches a program to a hook of a device, ahead of the programs of other ABI versions, or replaces the program
-    /// of an earlier agent without a gap.
+    /// Attaches a program to a hook of a device, ahead of the programs of other ABI versions. If an earlier agent has
+    /// attached a program there, replaces that program without an interruption of translation.
     ///
     /// # Errors
     ///
@@ -181,11 +181,12 @@ impl Datapath {
         Ok(())
     }
 
-    /// Moves NPL's filter of a hook ahead of all others, without a gap: see [`Hooks::move_to_head`].
+    /// Moves NPL's filter of a hook ahead of all other filters, without an interruption: see [`Hooks::move_to_head`].
     ///
     /// During the move, two filters of NPL run on some packets. The second filter would treat a translated datagram as
-    /// one of a direct connection and remove the conntrack entry. So the device is listed as one whose packets XDP has
-    /// already translated. The next call of [`Self::retain_xdp`] removes the device from the list.
+    /// a datagram of a direct connection, and remove the conntrack entry. To prevent this, the device is added to the
+    /// list of devices whose packets XDP may have translated already. The next call of [`Self::retain_xdp`] removes the
+    /// device from the list.
     ///
     /// # Errors
     ///
@@ -202,7 +203,8 @@ impl Datapath {
         self.hooks.move_to_head(device, direction, program)
     }
 
-    /// Detaches the XDP program from all devices except these ifindexes. Returns an error for each device that fails.
+    /// Detaches the XDP program from all devices except the devices with these ifindexes. Returns an error for each
+    /// device that fails.
     pub fn retain_xdp(&mut self, devices: &BTreeSet<u32>) -> Vec<DatapathError> {
         let mut errors = self.hooks.retain_xdp(devices);
         errors.extend(self.hooks.xdp_devices().and_then(|devices| self.write_xdp_devices(&devices)).err());
@@ -210,8 +212,8 @@ impl Datapath {
     }
 
     /// Writes the ifindexes of devices with the XDP program. The TC programs of these devices receive requests that XDP
-    /// has translated, and must not record them as direct connections; the XDP program records direct connections
-    /// itself.
+    /// has translated, and must not record these requests as direct connections. The XDP program records direct
+    /// connections itself.
     ///
     /// # Errors
     ///
@@ -220,12 +222,12 @@ impl Datapath {
         self.xdp_devices.write(devices, &mut self.tables)
     }
 
-    /// Checks that the pinned maps are those that this agent uses, and recreates missing folders.
+    /// Checks that the pinned maps are the maps that this agent uses, and recreates missing folders.
     ///
     /// # Errors
     ///
     /// If the pin of a map was removed or replaced. The next agent and `npl-agent status` would then use other maps
-    /// than the attached programs.
+    /// than the attached programs use.
     pub fn check_pins(&self) -> Result<(), DatapathError> {
         self.hooks.programs.check_maps()?;
         self.hooks.pins.create()
@@ -240,7 +242,7 @@ impl Datapath {
         self.next_hops.pods()
     }
 
-    /// The Pod addresses of all mappings, as of the last call of [`Self::mappings`] and the writes since.
+    /// The Pod addresses of all mappings, according to the last call of [`Self::mappings`] and the writes since then.
     pub fn pod_addresses(&self) -> BTreeSet<IpAddr> {
         self.writer.pod_addresses()
     }
@@ -254,8 +256,8 @@ impl Datapath {
         self.writer.refresh(&mut self.tables)
     }
 
-    /// Writes mappings, atomically replacing those with the same frontend. Returns an error for each mapping that the
-    /// kernel rejected, or whose backend is of the other IP family.
+    /// Writes mappings. Atomically replaces existing mappings with the same frontend. Returns an error for each mapping
+    /// that the kernel rejected, or whose backend is of the other IP family.
     pub fn upsert_mappings(&mut self, wanted: &BTreeMap<Frontend, Backend>) -> BTreeMap<Frontend, DatapathError> {
         self.writer.upsert_all(&mut self.tables, wanted)
     }
@@ -269,7 +271,7 @@ impl Datapath {
         self.upsert_mappings(&BTreeMap::from([(frontend, backend)])).remove(&frontend).map_or(Ok(()), Err)
     }
 
-    /// Removes a mapping. Removing an absent mapping succeeds.
+    /// Removes a mapping. Removing an absent mapping is not an error.
     ///
     /// # Errors
     ///
@@ -278,8 +280,9 @@ impl Datapath {
         self.writer.remove(&mut self.tables, frontend)
     }
 
-    /// Time until a node port without a mapping counts as unused, if no more packets arrive by any protocol or family
-    /// that the kernel programs record; `None` if the port already counts as unused. The granularity is one second.
+    /// Time until a node port without a mapping counts as unused, if no more packets arrive. `None` if the port already
+    /// counts as unused. Packets of all protocols and families that the kernel programs record are considered. The
+    /// granularity is one second.
     ///
     /// # Errors
     ///
@@ -297,7 +300,7 @@ impl Datapath {
         self.tables.sources()
     }
 
-    /// Adds allowed sources of a frontend to the existing ones.
+    /// Adds allowed sources to a frontend. Existing allowed sources stay.
     ///
     /// # Errors
     ///
@@ -307,7 +310,7 @@ impl Datapath {
         ranges.iter().try_for_each(|range| maps.allow_source(frontend, *range))
     }
 
-    /// Removes allowed sources of a frontend. Removing an absent source succeeds.
+    /// Removes allowed sources of a frontend. Removing an absent source is not an error.
     ///
     /// # Errors
     ///
@@ -327,8 +330,9 @@ impl Datapath {
         self.writer.purge_flows(&mut self.tables)
     }
 
-    /// Writes the port range to the configuration of the programs: the ports of `range`, extended to existing mappings,
-    /// which may still drain. `seed` is called only if there is no seed of this ABI version.
+    /// Writes the port range to the configuration of the programs: the ports of `range`, extended to the ports of
+    /// existing mappings, which may still drain. Calls `seed` only if the configuration contains no seed of this ABI
+    /// version.
     ///
     /// # Errors
     ///
@@ -340,14 +344,14 @@ impl Datapath {
             port_min = port_min.min(frontend.node_port.0);
             port_max = port_max.max(frontend.node_port.0);
         }
-        // An agent of a version without a lookup cache may have changed mappings without invalidating it.
+        // An agent of a version without lookup cache may have changed mappings without invalidating cached mappings.
         self.tables.clear_lookup_cache()?;
         // The seed is part of the hash of half-open entries, so it must survive a restart.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
-        // The flag for XDP must match the XDP links of an earlier agent.
+        // The flag by which TC programs consider XDP must match the XDP links that an earlier agent left.
         self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
-        // An agent that was killed may have removed an address or endpoint without invalidating the lookup cache.
+        // A killed agent may have removed an address or endpoint without invalidating the lookup cache.
         self.tables.begin_epoch()
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Attaches the socket programs, which serve clients on the Node itself and in its Pods, to a cgroup.
 //!
-//! Each program has a pinned BPF link, which is updated in place. Programs of other software on the same hooks still
-//! run.
+//! Each program has a pinned BPF link. A new program replaces the program of the link in place. Programs of other
+//! software on the same hooks also run.
 
 use std::{
     fs::File,
@@ -35,7 +35,7 @@ use super::{
 pub struct ServedClients {
     /// The directory of the cgroup. Processes in this cgroup and its descendants are served.
     pub cgroup: PathBuf,
-    /// Whether node ports also work at loopback addresses, which needs Linux 5.14.
+    /// Whether node ports also answer on loopback addresses, which requires Linux 5.14.
     pub has_loopback: bool,
 }
 
@@ -77,21 +77,22 @@ impl Datapath {
             self.tables.set_config(new)?;
         }
         let attached = self.hooks.attach_cgroup(&path);
-        // Frees only the memory of the loader: programs of other builds may still be attached to devices.
+        // The call frees only the memory of the loader, because programs of other builds may still be attached to
+        // devices.
         self.hooks.programs.release_unused(true)?;
         attached?;
         Ok(Some(ServedClients { cgroup: path, has_loopback: netns_cookie.is_some() }))
     }
 }
 
-/// Updates a link to the program, unless the link already has this program. Returns false if the link is on another
-/// cgroup or cannot be updated.
+/// Updates a link to the program, unless the link already has this program. Returns false if the link belongs to
+/// another cgroup or cannot be updated.
 fn replace(link: &OwnedFd, program: &LoadedSocketProgram, cgroup: u64) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_cgroup(cgroup) {
         return Ok(false);
     }
-    // Avoids an update without effect, because each update takes the kernel's global cgroup lock.
+    // The link is updated only if its program differs, because each update takes the kernel's global cgroup lock.
     let is_there = facts.program == program.info()?.id();
     Ok(is_there || sys::replace_program(link.as_fd(), program.fd()?.as_fd()).is_ok())
 }
@@ -122,7 +123,8 @@ impl Hooks {
                 if replace(&link, program, cgroup.id).map_err(refused)? {
                     return Ok(());
                 }
-                // The link's cgroup was removed, or the pin is not a link of this hook, so a new link is created.
+                // If the link's cgroup was removed, or the pin is not a link of this hook, the agent creates a new
+                // link.
                 unpin(&pin)?;
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -141,8 +143,8 @@ impl Hooks {
     /// Detaches the programs from every cgroup except `keep`.
     fn leave_cgroups(&self, keep: Option<u64>) -> Result<(), DatapathError> {
         let others = self.pins.socket_links()?.into_iter().filter(|(cgroup, _)| Some(*cgroup) != keep);
-        // In reverse order of attaching: while programs translate requests, those for replies must show the address
-        // that the client connected to.
+        // Programs are detached in reverse order of attaching: while programs that translate requests are attached, the
+        // programs for replies must show the address that the client connected to.
         others.rev().try_for_each(|(cgroup, hook)| unpin(&self.pins.socket_link(cgroup, hook)))
     }
 }

@@ -44,7 +44,7 @@ fn possible_cpus() -> Result<u32, DatapathError> {
     Ok(*CPUS.get_or_init(|| u32::try_from(cpus).unwrap_or(u32::MAX)))
 }
 
-/// The facts about this machine. If the memory cannot be read, the maps get their smallest default size.
+/// The facts about this machine. If the size of the memory cannot be read, the maps get their smallest default size.
 fn machine() -> Result<Machine, DatapathError> {
     let memory = fs::read_to_string(MEMORY).ok().and_then(|text| total_memory(&text)).unwrap_or_default();
     Ok(Machine { possible_cpus: possible_cpus()?, memory })
@@ -56,8 +56,8 @@ fn total_memory(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Fails if the maps alone exceed a limit in bytes: the kernel would kill the agent, or the init container, while it
-/// creates them.
+/// Returns an error if the maps alone exceed a limit in bytes: the kernel would kill the agent, or the init container,
+/// while that process creates the maps.
 fn check(sizes: &TableSizes, limit: Option<u64>) -> Result<(), DatapathError> {
     let memory = sizes.memory();
     match limit {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes mappings and their dependent state: the endpoints that identify replies, the counters, and the conntrack
-//! entries and socket reverse NAT entries of removed endpoints.
+//! Writes mappings and the map entries that depend on them: the endpoints that identify replies, and the counters.
+//! Removes the conntrack entries and socket reverse NAT entries of removed endpoints.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,23 +20,23 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// Writes mappings. The writer caches the mappings of the last read, so that one change does not read all mappings
-/// again.
+/// Writes mappings. The writer caches the mappings of the last read, so that it need not read all mappings again for
+/// each change.
 #[derive(Debug, Default)]
 pub struct MappingWriter {
     known: BTreeMap<Frontend, Entry>,
     frontends_of: BTreeMap<Sender, BTreeSet<Frontend>>,
     used_stats: BTreeSet<u32>,
-    /// The index from which a new mapping searches for unused counters: all counters below it are in use.
+    /// The index from which the search for unused counters begins. All counters with a lower index are in use.
     free_stats_from: u32,
     /// Removed endpoints whose conntrack and socket reverse NAT entries still exist.
     to_purge: BTreeSet<Sender>,
-    /// Whether the socket reverse NAT entries that a killed agent left were removed.
+    /// Whether the writer has removed the socket reverse NAT entries that a killed agent left.
     has_removed_stale_rnat: bool,
 }
 
 impl MappingWriter {
-    /// Reads all mappings from the kernel, and corrects endpoints that do not match them.
+    /// Reads all mappings from the kernel, and corrects endpoints that do not match the mappings.
     ///
     /// # Errors
     ///
@@ -100,8 +100,8 @@ impl MappingWriter {
         refused.collect()
     }
 
-    /// Writes the new mappings of an IP family in two system calls, and returns them. Returns none if there is at most
-    /// one, or if a call fails; the caller then writes each mapping separately.
+    /// Writes the new mappings of an IP family in two system calls, and returns the written mappings. Returns no
+    /// mapping if there is at most one new mapping, or if a call fails; the caller then writes each mapping separately.
     fn add_together(
         &mut self,
         tables: &mut Tables,
@@ -130,7 +130,11 @@ impl MappingWriter {
         let result = result.and_then(|()| maps.set_endpoints(&endpoints)).and_then(|()| maps.set_mappings(&entries));
         let result = result.and_then(|()| tables.begin_epoch());
         if let Err(error) = result {
-            debug!(err = %ErrorChain(&error), mappings = entries.len(), "batch of mappings failed; writing one by one");
+            debug!(
+                err = %ErrorChain(&error),
+                mappings = entries.len(),
+                "the kernel rejected a batch of mappings; the agent writes each mapping separately"
+            );
             for entry in entries.values() {
                 self.free_stats(entry.stats_index);
             }
@@ -164,8 +168,9 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// Prepares endpoints that are added again before their old entries were purged. Old conntrack entries may stay,
-    /// because their generation makes them invalid. Socket reverse NAT entries have no generation and are removed now.
+    /// Prepares endpoints that are added again before the entries of their former mappings were removed. Old conntrack
+    /// entries may stay, because their generation makes them invalid. Old socket reverse NAT entries have no
+    /// generation, so they are removed now.
     fn reuse_endpoints(
         &mut self,
         tables: &mut Tables,
@@ -186,7 +191,7 @@ impl MappingWriter {
     ///
     /// If a BPF map operation fails.
     pub fn remove(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
-        // Recorded before the removal, so that the freed port counts as recently used.
+        // The time is recorded before the removal, so that the port counts as recently used.
         tables.record_unmapped_traffic(frontend)?;
         tables.family_mut(frontend.family).remove_mapping(frontend)?;
         tables.begin_epoch()?;
@@ -200,8 +205,8 @@ impl MappingWriter {
     }
 
     /// Removes the conntrack and socket reverse NAT entries of all endpoints that were removed since the last call,
-    /// with one read of each map. Until then, the generation makes conntrack entries of a former Pod invalid for the
-    /// next Pod with the same address. Returns the number of removed conntrack entries of IPv4 and IPv6.
+    /// with one read of each map. Before this call, the generation makes conntrack entries of a former Pod invalid for
+    /// the next Pod with the same address. Returns the number of removed conntrack entries of IPv4 and IPv6.
     ///
     /// # Errors
     ///
@@ -219,9 +224,10 @@ impl MappingWriter {
         Ok(counts)
     }
 
-    /// Removes the socket reverse NAT entries of endpoints without a mapping, which remain if an agent is killed
-    /// between removing a mapping and purging. A later Pod with the same address would appear to local clients under
-    /// the old node port. Conntrack entries need no such check, since they have a generation.
+    /// Removes the socket reverse NAT entries of endpoints without a mapping. Such entries remain if an agent is killed
+    /// between the removal of a mapping and the removal of the entries. Without this removal, local clients of a later
+    /// Pod with the same address would see the old node port as the address of that Pod. Conntrack entries need no such
+    /// check, since they have a generation.
     fn remove_stale_socket_rnat(&self, tables: &mut Tables) -> Result<(), DatapathError> {
         for family in Family::ALL {
             let stale = self.without_mapping(tables.family(family).socket_rnat_pods()?);
@@ -274,17 +280,17 @@ impl MappingWriter {
         self.free_stats_from = self.free_stats_from.min(index);
     }
 
-    /// Allocates unused counters and resets them. If all counters are in use, the mapping shares an element with other
+    /// Allocates unused counters and resets them. If all counters are in use, the mapping shares counters with other
     /// mappings of its family.
     fn allocate_stats(&mut self, tables: &mut Tables, family: Family) -> Result<u32, DatapathError> {
-        // The first gap in the ordered set of used indexes.
+        // Finds the first index that is missing in the ordered set of used indexes.
         let first = self.free_stats_from;
         let mut used = self.used_stats.range(first..);
         let Some(index) = (first..COUNTED_MAPPINGS).find(|index| used.next() != Some(index)) else {
             return Ok(shared_stats(family));
         };
         self.free_stats_from = index;
-        // A killed agent may have left counts in this element.
+        // The counters are reset, because a killed agent may have left counts in them.
         tables.retire_stats(index, family)?;
         Ok(index)
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent's access to the kernel: it loads the programs, attaches them to devices and cgroups, and reads and writes
-//! the maps.
+//! The agent's access to the kernel: loads the programs, attaches the programs to devices and cgroups, and reads and
+//! writes the maps.
 //!
 //! Maps, programs and links are pinned under `<bpffs>/npl/v<ABI>/`, so that the datapath translates packets while the
-//! agent is stopped, killed or upgraded. The kernel is the source of truth: the agent reads kernel state back, and does
-//! not infer it from earlier writes.
+//! agent is stopped, killed or upgraded. The kernel's state is authoritative: the agent reads it again at start and at
+//! each resync.
 
 pub mod attach;
 pub mod cgroup;

@@ -46,8 +46,8 @@ impl NextHops {
         Ok(v4.chain(v6).filter_map(|(addr, value)| Some((addr, next_hop(value)?))).collect())
     }
 
-    /// Removes all entries that are absent from the plan or differ from it. Pods are removed before uplinks, so that
-    /// both directions of a Pod's traffic switch to the kernel stack at the same time.
+    /// Removes all entries that differ from the plan or that the plan does not contain. Pods are removed before
+    /// uplinks, so that both directions of a Pod's traffic change to the kernel stack at the same time.
     pub(super) fn retain(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,
@@ -60,9 +60,10 @@ impl NextHops {
             .retain(|ifindex, _| devices.get(ifindex).is_some_and(|program_set| program_set.is_redirect_uplink()))
     }
 
-    /// Adds the entries of the plan. Pods are added after uplinks, so that both directions of a Pod's traffic switch at
-    /// the same time. If an uplink cannot be added, all Pods are removed, because the kernel stack would forward the
-    /// replies through that uplink. A full map of Pods does not affect Pods of the other IP family.
+    /// Adds the entries of the plan. Pods are added after uplinks, so that both directions of a Pod's traffic change to
+    /// redirect at the same time. If an uplink cannot be added, all Pods are removed, because the kernel stack would
+    /// forward the replies through that uplink. If the map of Pods of one IP family is full, Pods of the other family
+    /// are not affected.
     pub(super) fn add(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,
@@ -87,7 +88,7 @@ impl NextHops {
     }
 }
 
-/// A hash map with its name, for errors.
+/// A hash map, with its name for error messages.
 #[derive(Debug)]
 pub(super) struct Table<K: Pod, V: Pod> {
     map: HashMap<MapData, K, V>,

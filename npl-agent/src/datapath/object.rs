@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The embedded object file with the kernel programs, and the program types in it.
+//! The embedded object file with the kernel programs, and the types of these programs.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ use crate::core::sizes::TableSizes;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/npl.bpf.o"));
 
-/// The object file that `cargo xtask build-ebpf` built.
+/// The object file of the kernel programs, which `cargo xtask build-ebpf` built.
 ///
 /// # Errors
 ///
@@ -30,26 +30,26 @@ pub fn embedded_object() -> Result<&'static [u8], DatapathError> {
     if OBJECT.is_empty() { Err(DatapathError::NoObject) } else { Ok(OBJECT) }
 }
 
-/// The first 64 bits of an object's SHA-256 digest, which name the directory of its pinned programs. Collisions are no
-/// threat, because only agents of this Node write to the directory.
+/// The first 64 bits of an object's SHA-256 digest, which name the directory of its pinned programs. An attacker cannot
+/// use collisions, because only agents of this Node write to the directory.
 pub(super) fn digest(object: &[u8]) -> String {
     let first = hash(&SHA256, object).as_ref().first_chunk().copied().unwrap_or_default();
     format!("{:016x}", u64::from_be_bytes(first))
 }
 
-/// The effect of replacing a map of the same layout by one of another size.
-fn fate(name: &str) -> &'static str {
+/// The text about the effect of replacing a map by a map of the same layout with another size.
+fn replacement_effect(name: &str) -> &'static str {
     if predecessor::is_copied(name) {
-        "a new map replaces it, and its elements are copied"
+        "a new map replaces the pinned map, whose elements are copied"
     } else {
-        "an empty map replaces it, because its elements are not copied: the programs or the agent write them again"
+        "an empty map replaces the pinned map; the programs or the agent write the elements again"
     }
 }
 
 /// Moves or removes pinned maps whose type or layout differs from the object's, because aya would use them without a
-/// check. A map with another number of elements or other flags is moved, and elements of mappings, sources, conntrack
-/// and socket reverse NAT are copied later ([`predecessor::is_copied`]). A map that cannot be opened, for lack of file
-/// descriptors or permissions, is an error, because it may hold all mappings.
+/// check. A map with another number of elements or other flags is moved. The elements of maps of mappings, allowed
+/// sources, conntrack and socket reverse NAT are copied later ([`predecessor::is_copied`]). If a map cannot be opened,
+/// for lack of file descriptors or permissions, the result is an error, because the map may contain all mappings.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &TableSizes) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {
@@ -74,14 +74,20 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
             Some(info) if has_size(&info) => {}
             Some(info) => {
                 let (pinned, wanted) = (info.max_entries(), wanted_entries);
-                info!(map = *name, pinned, wanted, "the pinned map has another size or other flags: {}", fate(name));
+                info!(
+                    map = *name,
+                    pinned,
+                    wanted,
+                    "the pinned map has another size or other flags: {}",
+                    replacement_effect(name)
+                );
                 predecessor::keep_for_copying(pins, name)?;
             }
             None => {
                 warn!(
                     map = *name,
-                    "the pinned map has another type or layout than this agent uses: it is replaced by an empty map, so \
-                     open connections may have to reconnect"
+                    "the pinned map has another type or layout than this agent uses: an empty map replaces the pinned \
+                     map, so open connections may have to reconnect"
                 );
                 unpin(&path)?;
             }
@@ -90,7 +96,7 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
     Ok(())
 }
 
-/// A program type of the object.
+/// A type of programs in the object file.
 pub(super) trait ProgramKind: Sized {
     /// The kernel's program type.
     const TYPE: bpf_prog_type;
@@ -137,7 +143,7 @@ impl ProgramKind for CgroupSockAddr {
 
     fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError> {
         let which = SOCKET_PROGRAMS.iter().find(|program| program.name == name);
-        // aya-obj derives the attach type from the section name, as it does for a program that it loads.
+        // aya-obj derives the attach type from a section name; for a program that aya loads, aya-obj does so too.
         let section = which.and_then(|program| format!("cgroup/{}", program.hook).parse().ok());
         let Some(ProgramSection::CgroupSockAddr { attach_type }) = section else {
             return Err(ProgramError::UnexpectedProgramType);

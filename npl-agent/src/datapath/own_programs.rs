@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Distinguishes NPL's programs on devices from those of other software, by the ids of NPL's pinned programs.
+//! Distinguishes NPL's programs on devices from programs of other software, by the ids of NPL's pinned programs.
 
 use std::{
     collections::BTreeSet,
@@ -19,12 +19,12 @@ use crate::core::devices::attachments::{AttachmentOwner, DeviceAttachments};
 pub struct OwnPrograms(BTreeSet<u32>);
 
 impl OwnPrograms {
-    /// The programs pinned on a bpffs.
+    /// The ids of the programs that are pinned on a BPF file system.
     pub fn of(bpffs: &Path) -> Self {
         Self::read(&Pins::new(bpffs))
     }
 
-    /// Reads the ids of the pinned programs. A program that cannot be read counts as other software's.
+    /// Reads the ids of the pinned programs. A program that cannot be read counts as a program of other software.
     pub(super) fn read(pins: &Pins) -> Self {
         let others = pins.other_versions().unwrap_or_default();
         let id = |pin: PathBuf| sys::program_facts(sys::open_pin(&pin).ok()?.as_fd()).ok().map(|facts| facts.id);
@@ -47,14 +47,18 @@ impl OwnPrograms {
             Ok(ids) => Some(ids.iter().map(owner).collect()),
             Err(error) if has_no_such_hook(&error) => Some(Vec::new()),
             Err(error) => {
-                debug!(ifindex, %error, "cannot list the programs on a device; its Pods are not redirected");
+                debug!(
+                    ifindex,
+                    %error,
+                    "cannot list the programs on a device; packets to Pods behind this device are not redirected"
+                );
                 None
             }
         }
     }
 }
 
-/// A program's name, which needs `CAP_SYS_ADMIN`, or else its id.
+/// The name of a program, or its id if the process lacks `CAP_SYS_ADMIN`, which reading the name requires.
 fn name(id: u32) -> String {
     let facts = sys::open_program(id).and_then(|program| sys::program_facts(program.as_fd()));
     let name = facts.ok().and_then(|facts| String::from_utf8(facts.name).ok()).filter(|name| !name.is_empty());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Arms the filter of packet tracing and reads the records of the programs, for `npl-agent trace`.
+//! Turns packet tracing in the programs on and off, and reads the records of the programs, for `npl-agent trace`.
 
 use std::{
     fmt,
@@ -27,18 +27,19 @@ use super::{
     tables::open,
 };
 
-/// The time for which the filter stays armed without [`PacketTrace::extend`]: the programs turn tracing off if the
-/// command was killed.
+/// The time for which tracing stays on without a call of [`PacketTrace::extend`]. If the command is killed, the
+/// programs turn tracing off after this time.
 pub const LEASE: Duration = Duration::from_secs(3);
 
-/// An armed filter, which this value's drop turns off.
+/// Packet tracing with a filter. Tracing is turned off when this value is dropped.
 pub struct PacketTrace {
     filter: Array<MapData, TraceFilter>,
     cpus: PerCpuArray<MapData, TraceCpu>,
     ring: RingBuf<MapData>,
     armed: TraceFilter,
     before: LeftOut,
-    /// Records of runs that began earlier are of an earlier filter, or were begun before this one was armed.
+    /// The time at which tracing was turned on. Records of program runs that began earlier may have matched an earlier
+    /// filter.
     armed_at: Duration,
     _lock: Flock<File>,
 }
@@ -49,7 +50,7 @@ impl fmt::Debug for PacketTrace {
     }
 }
 
-/// Records that match the filter, but were not written to the ring buffer.
+/// The numbers of records that match the filter, but that the programs did not write to the ring buffer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LeftOut {
     /// Records that exceeded the rate limit.
@@ -59,7 +60,7 @@ pub struct LeftOut {
 }
 
 impl PacketTrace {
-    /// Arms a filter. Records of an earlier command are discarded.
+    /// Turns tracing on with a filter. Records of an earlier command are discarded.
     ///
     /// # Errors
     ///
@@ -86,7 +87,7 @@ impl PacketTrace {
         Ok(trace)
     }
 
-    /// Keeps the filter armed for another [`LEASE`].
+    /// Keeps tracing on for another [`LEASE`].
     ///
     /// # Errors
     ///
@@ -103,7 +104,7 @@ impl PacketTrace {
         loop {
             let item = self.ring.next()?;
             if item.len() == size_of::<TraceRecord>() {
-                #[expect(unsafe_code, reason = "the record's bytes are read as its type")]
+                #[expect(unsafe_code, reason = "the bytes of a record are read as a TraceRecord")]
                 // SAFETY: the item has the bytes of the type, for which all bytes are valid; no alignment is assumed.
                 let record: TraceRecord = unsafe { ptr::read_unaligned(item.as_ptr().cast()) };
                 if Duration::from_nanos(record.time) >= self.armed_at {
@@ -128,7 +129,7 @@ impl PacketTrace {
         self.ring.as_fd().try_clone_to_owned()
     }
 
-    /// The records that were left out since the filter was armed.
+    /// The numbers of records that were left out since tracing was turned on.
     ///
     /// # Errors
     ///
@@ -156,8 +157,8 @@ impl Drop for PacketTrace {
     }
 }
 
-/// Excludes a second command that would arm another filter. The lock is on the folder of the pins, which only root can
-/// open; the agent's lock is on its parent.
+/// Prevents a second command from turning tracing on with another filter. The lock is on the folder of the pins, which
+/// only root can open; the agent's lock is on the parent of this folder.
 fn lock(pins: &Pins) -> Result<Flock<File>, DatapathError> {
     let folder = pins.version();
     let opened = File::open(folder).map_err(|source| pin_error("open", folder, source))?;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! <bpffs>/npl/                   removed by `npl-agent cleanup`
-//! └── v2/                        one directory for each ABI version; an agent removes those of other versions
+//! └── v2/                        one directory for each ABI version; an agent removes all others
 //!     ├── npl_config … npl_reason    maps, by name
 //!     ├── replaced/npl_flow_v4 …     maps with another number of elements, until their entries are copied
 //!     ├── links/<ifindex>_in         ingress: a BPF link; before Linux 6.6 an empty directory that stands for a filter
@@ -46,7 +46,7 @@ const fn suffix(direction: Direction) -> &'static str {
     }
 }
 
-/// The paths below one bpffs.
+/// The paths of NPL's pins on one BPF file system.
 #[derive(Debug, Clone)]
 pub struct Pins {
     root: PathBuf,
@@ -55,7 +55,7 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// The paths below a mounted bpffs. Creates no directory.
+    /// The paths of pins on a mounted BPF file system. Creates no directory.
     pub fn new(bpffs: &Path) -> Self {
         Self::of_abi(bpffs.join(PIN_ROOT), ABI_VERSION)
     }
@@ -65,7 +65,7 @@ impl Pins {
         Self { root, version, abi }
     }
 
-    /// The paths of all other ABI versions that have pins, in descending order.
+    /// The paths of all other ABI versions that have pins, in descending order of the version.
     ///
     /// # Errors
     ///
@@ -93,18 +93,18 @@ impl Pins {
         &self.version
     }
 
-    /// The pin of a map.
+    /// The path of a map's pin.
     pub fn map(&self, name: &str) -> PathBuf {
         self.version.join(name)
     }
 
-    /// The folder of maps that this version has replaced by maps with another number of elements, and whose entries are
-    /// still to be copied.
+    /// The folder of maps that this version has replaced by maps with another number of elements. The entries of these
+    /// maps have not been copied yet.
     pub(super) fn replaced_maps(&self) -> PathBuf {
         self.version.join(REPLACED_DIR)
     }
 
-    /// Whether all maps are pinned, as after the start of an agent.
+    /// Whether all maps are pinned, which is the case after the start of an agent.
     pub fn has_all_maps(&self) -> bool {
         PINNED_MAPS.iter().all(|name| self.map(name).exists())
     }
@@ -119,7 +119,7 @@ impl Pins {
         self.version.join(LINK_DIR).join(format!("{ifindex}_{XDP_SUFFIX}"))
     }
 
-    /// The pin of the link of a cgroup hook such as `connect4`. The cgroup is given by its inode number.
+    /// The path of the pinned link of a cgroup hook such as `connect4`. `cgroup` is the inode number of the cgroup.
     pub fn socket_link(&self, cgroup: u64, hook: &str) -> PathBuf {
         self.version.join(LINK_DIR).join(format!("{cgroup}_{hook}"))
     }
@@ -185,7 +185,7 @@ impl Pins {
         Ok(names.iter().filter_map(ifindex).collect())
     }
 
-    /// Why XDP or TC translates the requests of each device, by ifindex: the key of the reason.
+    /// For each device, by ifindex, why XDP or TC translates its requests: the key of an `XdpReason`.
     ///
     /// # Errors
     ///
@@ -217,7 +217,7 @@ impl Pins {
             .try_for_each(|mark| fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source)))
     }
 
-    /// The inode number and hook of every cgroup link, in the order in which they are attached.
+    /// The inode number and hook of every cgroup link, in the order in which the agent attaches the links.
     ///
     /// # Errors
     ///
@@ -270,7 +270,7 @@ impl Pins {
     }
 }
 
-/// Removes a pin or an empty directory. Removing an absent one succeeds.
+/// Removes a pin or an empty directory. A missing path is not an error.
 ///
 /// # Errors
 ///
@@ -283,7 +283,7 @@ pub fn unpin(path: &Path) -> Result<(), DatapathError> {
     }
 }
 
-/// Removes a directory and all pins and directories in it. Removing an absent one succeeds.
+/// Removes a directory and all pins and directories in it. A missing directory is not an error.
 pub(super) fn remove_folder(dir: &Path) -> Result<(), DatapathError> {
     for name in names_in(dir)? {
         let path = dir.join(name);
@@ -292,7 +292,7 @@ pub(super) fn remove_folder(dir: &Path) -> Result<(), DatapathError> {
     unpin(dir)
 }
 
-/// The names in a directory; an absent directory has none.
+/// The names in a directory; empty if the directory does not exist.
 pub(crate) fn names_in(dir: &Path) -> Result<Vec<String>, DatapathError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,

@@ -3,11 +3,11 @@
 //! version with another maximum number of elements.
 //!
 //! The agent first copies mappings and conntrack entries into its own maps, then attaches its programs. On kernels with
-//! TCX, this agent's programs run ahead of the earlier programs, which keep translating packets of flows that only they
-//! have entries for. On older kernels, this agent's filters are the newest and run first. An XDP program of an earlier
-//! agent stays attached until the retirement. When this agent has written all mappings and attached its programs to all
-//! devices, it copies the remaining conntrack entries, detaches the earlier programs and removes the earlier pins
-//! ([`Datapath::retire_predecessors`]).
+//! TCX, this agent's programs run ahead of the earlier programs. The earlier programs keep translating packets of flows
+//! that are only in their own maps. On older kernels, this agent's filters are the newest filters and run first. An XDP
+//! program of an earlier agent stays attached until the earlier programs are detached. When this agent has written all
+//! mappings and attached its programs to all devices, the agent copies the remaining conntrack entries, detaches the
+//! earlier programs and removes the earlier pins ([`Datapath::retire_predecessors`]).
 //!
 //! [`Datapath::retire_predecessors`]: super::load::Datapath::retire_predecessors
 
@@ -48,14 +48,15 @@ pub(super) struct Predecessor {
 /// Which entries are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entries {
-    /// Mappings, their allow-lists, conntrack entries and socket reverse NAT.
+    /// Mappings, their allowed sources, conntrack entries and socket reverse NAT entries.
     All,
-    /// Conntrack entries and socket reverse NAT.
+    /// Conntrack entries and socket reverse NAT entries.
     Flows,
 }
 
 impl Predecessor {
-    /// All predecessors with pins on this Node. Those of other ABI versions are in descending order of the version.
+    /// All predecessors with pins on this Node. Predecessors of other ABI versions are in descending order of the
+    /// version.
     pub(super) fn all(pins: &Pins) -> Result<Vec<Self>, DatapathError> {
         let same = Self { abi: ABI_VERSION, maps: pins.replaced_maps() };
         let mut found = Vec::new();
@@ -68,8 +69,8 @@ impl Predecessor {
         Ok(found)
     }
 
-    /// The path of the map with the entries of this agent's map `name`; `None` if this agent does not know the layout
-    /// of that ABI version.
+    /// The path of the predecessor's map that corresponds to this agent's map `name`; `None` if this agent does not
+    /// know the layout of the predecessor's ABI version.
     fn map(&self, name: &str) -> Option<PathBuf> {
         match self.abi {
             ABI_VERSION => Some(self.maps.join(name)),
@@ -78,8 +79,8 @@ impl Predecessor {
         }
     }
 
-    /// Opens the map with the entries of this agent's map `name`. `None` if there is no such map, or its keys or values
-    /// have other sizes.
+    /// Opens the predecessor's map that corresponds to this agent's map `name`. `None` if there is no such map, or if
+    /// its keys or values have other sizes.
     fn open<T: TryFrom<Map, Error = MapError>>(&self, name: &'static str) -> Option<T> {
         let path = self.map(name).filter(|path| path.exists())?;
         let opened = MapData::from_pin(&path).and_then(Map::from_map_data).and_then(T::try_from);
@@ -89,14 +90,14 @@ impl Predecessor {
     /// Converts the state of a conntrack entry to the layout of this agent's programs.
     const fn state(&self, state: FlowState) -> FlowState {
         match self.abi {
-            // ABI 1 has an interface index in these bytes.
+            // In ABI 1, the bytes of this field contain an interface index.
             1 => FlowState { pod_acknowledgement: 0, ..state },
             _ => state,
         }
     }
 }
 
-/// The name in ABI 1 of a map whose keys and values have the same layout there.
+/// The name in ABI 1 of a map whose keys and values have the same layout in ABI 1; `None` for other maps.
 fn name_in_abi_1(name: &str) -> Option<&'static str> {
     former_names::ABI_1.iter().find(|(today, _)| *today == name).map(|(_, former)| *former)
 }
@@ -107,8 +108,8 @@ pub(super) fn is_copied(name: &str) -> bool {
 }
 
 impl Tables {
-    /// Copies entries of all predecessors that this agent's maps do not have yet. Mappings are copied only into empty
-    /// maps: if a killed agent of this version has left mappings, they are newer than those of predecessors.
+    /// Copies the entries of all predecessors that this agent's maps do not contain yet. Mappings are copied only into
+    /// empty maps: mappings that a killed agent of this version left are newer than mappings of predecessors.
     pub(super) fn copy_from_predecessors(&mut self, pins: &Pins, entries: Entries) -> Result<(), DatapathError> {
         if !pins.other_versions()?.is_empty() {
             forget_host_connections(pins)?;
@@ -127,12 +128,12 @@ impl Tables {
 }
 
 impl<L: Layout> Maps<L> {
-    /// Copies a predecessor's entries that this agent's maps do not have. Returns the numbers of copied mappings and
-    /// conntrack entries.
+    /// Copies those entries of a predecessor that this agent's maps do not contain. Returns the numbers of copied
+    /// mappings and conntrack entries.
     pub(super) fn copy_entries(&mut self, from: &Predecessor, entries: Entries) -> Result<[usize; 2], DatapathError> {
         let mut mappings = 0;
         if entries == Entries::All && self.mapping.keys().next().is_none() {
-            // Allow-lists come first: a restricted mapping without its list would drop all packets.
+            // Allowed sources are copied first: a restricted mapping without allowed sources would drop all packets.
             if let Some(old) = from.open::<LpmTrie<_, L::Source, u32>>(L::ALLOW) {
                 for (key, value) in old.iter().filter_map(Result::ok) {
                     self.allow.insert(&key, value, 0).map_err(DatapathError::map("write", L::ALLOW))?;
@@ -147,7 +148,7 @@ impl<L: Layout> Maps<L> {
     }
 }
 
-/// Copies the elements of `from` whose keys `to` does not have. Returns the number of copied elements. Elements that do
+/// Copies the elements of `from` whose keys are not in `to`. Returns the number of copied elements. Elements that do
 /// not fit into a full map are not copied.
 fn copy<K: aya::Pod, V: aya::Pod>(
     from: Option<&HashMap<MapData, K, V>>,
@@ -167,8 +168,9 @@ fn copy<K: aya::Pod, V: aya::Pod>(
     Ok(copied)
 }
 
-/// Clears the host connections. While programs of another version ran ahead of this version's at egress, they
-/// translated replies, and this version's programs recorded the translated replies as packets of the Node itself.
+/// Clears the map of host connections. While programs of another version ran ahead of this version's programs at
+/// egress, they translated the replies. This version's programs then recorded the translated replies as packets of the
+/// Node itself.
 fn forget_host_connections(pins: &Pins) -> Result<(), DatapathError> {
     let empty: Vec<(u32, u64)> = (0..host_connection::SLOTS).map(|slot| (slot, 0)).collect();
     for name in [MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6] {
@@ -189,18 +191,18 @@ pub(super) fn keep_for_copying(pins: &Pins, name: &str) -> Result<(), DatapathEr
     let folder = pins.replaced_maps();
     fs::create_dir_all(&folder).map_err(|source| pin_error("create", &folder, source))?;
     let (from, to) = (pins.map(name), folder.join(name));
-    // An agent that was killed before it had copied the elements left a map there. That map is older than this one.
+    // If an agent was killed before it had copied the elements, there may be an older map at this path.
     unpin(&to)?;
     fs::rename(&from, &to).map_err(|source| pin_error("move", &from, source))
 }
 
 /// Renames the pins of maps for which earlier builds of this ABI version used another name. These maps keep their
-/// contents, which programs of both builds use until this agent has replaced the earlier programs.
+/// contents. Programs of both builds use the maps until this agent has replaced the earlier programs.
 pub(super) fn rename_pins(pins: &Pins) -> Result<(), DatapathError> {
     for (name, former) in former_names::ABI_2 {
         let from = pins.map(former);
-        // After a rollback, both names are pinned. The attached programs use the map of the former name, so this map
-        // replaces the other one.
+        // After a rollback, both names are pinned. The attached programs use the map of the former name, so that map
+        // replaces the map of the new name.
         match fs::rename(&from, pins.map(name)) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => return Err(pin_error("rename", &from, source)),
             _ => {}
@@ -209,8 +211,8 @@ pub(super) fn rename_pins(pins: &Pins) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// The ifindex of every device with programs that use a predecessor's maps. A program of this ABI version uses maps
-/// that were moved for copying until this agent's program replaces it.
+/// The ifindex of every device with programs that use a predecessor's maps. Programs of this ABI version from an
+/// earlier agent use maps that were moved for copying, until this agent replaces the programs.
 pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
     let mut devices = BTreeSet::new();
     let mut add = |pins: &Pins| -> Result<(), DatapathError> {
@@ -230,8 +232,8 @@ pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
 /// Detaches the programs of predecessors and removes their pins, after the last copy of their conntrack entries.
 /// Returns the ABI versions that were removed.
 ///
-/// The XDP programs are detached first. After that, this agent's programs receive all requests ahead of the
-/// predecessors', so the copy misses no flow.
+/// The XDP programs are detached first. After that, this agent's programs receive all requests before the predecessors'
+/// programs do, so the copy misses no flow.
 pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, DatapathError> {
     let others = pins.other_versions()?;
     for other in &others {
@@ -248,9 +250,9 @@ pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, Datap
     Ok(others.iter().map(Pins::abi).collect())
 }
 
-/// Whether a program of another version runs ahead of this agent's on a hook, as after a rollback. The hook's link must
-/// then be created again, because at egress this agent's program would treat replies that the other version has
-/// translated as packets of the Node itself, and record host connections.
+/// Whether a program of another version runs ahead of this agent's program on a hook, for example after a rollback. The
+/// hook's link must then be created again. Otherwise, at egress, this agent's program would treat replies that the
+/// other version has translated as packets of the Node itself, and record host connections.
 pub(super) fn is_ahead_of(
     pins: &Pins,
     own: &OwnedFd,
@@ -263,7 +265,7 @@ pub(super) fn is_ahead_of(
     let program = |link: &OwnedFd| sys::link_facts(link.as_fd()).map(|facts| facts.program).ok();
     let of_others = others.iter().filter_map(|other| sys::open_pin(&other.link(ifindex, direction)).ok());
     let of_others: Vec<u32> = of_others.filter_map(|link| program(&link)).collect();
-    // Without a list of the programs, the order stays as it is.
+    // If the kernel does not list the programs, the result is false, and the order does not change.
     let order = sys::programs_on(ifindex, hook(direction)).unwrap_or_default();
     let own = program(own);
     let before_own = order.iter().take_while(|id| Some(**id) != own);
@@ -282,8 +284,8 @@ fn detach(pins: &Pins, other: &Pins) -> Result<(), DatapathError> {
         unpin(&pin)?;
     }
     for ifindex in other.clsact_marks()? {
-        // The qdisc now has this agent's filters. So this agent marks the qdisc as created by NPL too, and `cleanup`
-        // can remove it.
+        // The qdisc now contains this agent's filters. So this agent also records that NPL created the qdisc, and
+        // `cleanup` can remove the qdisc.
         let mark = pins.clsact_mark(ifindex);
         fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))?;
     }

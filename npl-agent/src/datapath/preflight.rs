@@ -22,19 +22,20 @@ pub const KERNEL_FLOOR: (u8, u8) = (5, 10);
 const KERNEL_FLOOR_TEXT: &str = "5.10";
 /// The first kernel with TCX, which has BPF links on TC hooks.
 const TCX_SINCE: (u8, u8) = (6, 6);
-/// The first kernel that translates every IPv6 datagram of a fraglist whose first datagram was translated, and the first
-/// one of the 6.12 series.
+/// The first kernel that translates every IPv6 datagram of a fraglist whose first datagram was translated.
 const TRANSLATES_FRAGLISTS_SINCE: (u8, u8) = (6, 15);
+/// The first patch release of Linux 6.12 that also does so.
 const TRANSLATES_FRAGLISTS_SINCE_6_12: u16 = 28;
 /// The first kernel with XDP programs for multi-buffer frames.
 const XDP_FRAGS_SINCE: (u8, u8) = (5, 18);
 
-/// The kernel's conntrack settings, in the network namespace of the reader; absent if the module is not loaded.
+/// The files with the settings of kernel conntrack in the network namespace of this process. The files do not exist if
+/// the module is not loaded.
 const TCP_BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 const TCP_TIMEOUT_UNACKNOWLEDGED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_unacknowledged";
 const TCP_TIMEOUT_ESTABLISHED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
 
-/// Checks kernel version, capabilities and bpffs, in this order.
+/// Checks the kernel version, the capabilities and the BPF file system, in this order.
 ///
 /// # Errors
 ///
@@ -55,7 +56,7 @@ pub fn has_xdp_frags() -> bool {
     is_at_least(XDP_FRAGS_SINCE)
 }
 
-/// The settings of kernel conntrack that limit the offload mode. A kernel without conntrack has no limits.
+/// The settings of kernel conntrack that limit the offload mode. A kernel without conntrack does not limit offload.
 pub fn conntrack_settings() -> ConntrackSettings {
     let read = |path| Some(std::fs::read_to_string(path).ok()?.trim().to_owned());
     let timeout = |path| read(path)?.parse::<u32>().ok();
@@ -71,8 +72,8 @@ fn is_at_least((major, minor): (u8, u8)) -> bool {
     KernelVersion::current().map_or(true, |found| found >= KernelVersion::new(major, minor, 0))
 }
 
-/// Whether an unmodified kernel of this version translates every datagram of a fraglist. Distributions may have ported the
-/// change to an older one.
+/// Whether an unmodified kernel of this version translates every datagram of a fraglist. Distributions may have ported
+/// the change to older kernels.
 fn translates_fraglists(version: KernelVersion) -> bool {
     let (major, minor) = TRANSLATES_FRAGLISTS_SINCE;
     let is_of_6_12 = version < KernelVersion::new(6, 13, 0);
@@ -123,12 +124,12 @@ fn capabilities() -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// Checks that a BPF file system is mounted at the path, or at NPL's own directory below it: a container needs only
-/// that directory of the Node's file system.
+/// Checks that a BPF file system is mounted at the path, or at NPL's own directory below the path. A container needs
+/// only that directory of the Node's file system.
 ///
 /// # Errors
 ///
-/// If neither is on a BPF file system.
+/// If neither directory is on a BPF file system.
 pub fn check_bpffs(bpffs: &Path) -> Result<(), DatapathError> {
     let is_bpffs = |path: &Path| statfs(path).is_ok_and(|stat| stat.filesystem_type() == BPF_FS_MAGIC);
     if is_bpffs(bpffs) || is_bpffs(&bpffs.join(PIN_ROOT)) {

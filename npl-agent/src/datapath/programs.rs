@@ -2,8 +2,8 @@
 //! Loads and pins the programs. An agent reuses the pinned programs of an earlier agent of the same build, because
 //! verification of the programs is the longest part of a start.
 //!
-//! A pinned program is reused if it has the right type, the right name (if it was loaded with one), and uses only maps
-//! that are pinned now. Other programs are loaded again, and their pins are replaced.
+//! A pinned program is reused if it has the right type, the right name (if the program was loaded with a name), and
+//! uses only maps that are pinned now. Otherwise the agent loads the program again and replaces the pin.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,16 +33,17 @@ use super::{
 };
 use crate::{core::sizes::TableSizes, process::memory};
 
-/// The programs that every Node needs. Other programs, such as those for devices without a link-layer header, are
-/// loaded when a device needs them.
+/// The programs that every Node needs. Other programs, such as the programs for devices without a link-layer header,
+/// are loaded when a device needs them.
 const ALWAYS: [&str; 2] = [PROG_EGRESS, PROG_INGRESS];
-/// The part of a build's name that stands for [`Variant::Unmitigated`].
+/// The part of a build's name that denotes [`Variant::Unmitigated`].
 const UNMITIGATED: &str = "unmitigated";
-/// The object's section with the programs' constants. Each load of the object creates a map from this section.
+/// The section of the object file with the programs' constants. Each load of the object creates a map from this
+/// section.
 const CONSTANTS: &str = ".rodata";
 
-/// How the programs were loaded, which depends on the loader's capabilities and the kernel. The fastest variant is the
-/// first.
+/// How the programs were loaded, which depends on the loader's capabilities and on the kernel. The variants are listed
+/// from the fastest to the slowest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
     /// Loaded with `CAP_PERFMON`: without speculation barriers, with direct packet access.
@@ -53,7 +54,7 @@ enum Variant {
     ByHelper,
 }
 
-/// The programs of this agent's build that were needed so far.
+/// The loaded programs of this agent's build. Programs that no device has needed yet are not loaded.
 #[derive(Debug)]
 pub(super) struct Programs {
     pins: Pins,
@@ -66,7 +67,7 @@ pub(super) struct Programs {
     classifiers: BTreeMap<&'static str, SchedClassifier>,
     sockets: BTreeMap<&'static str, LoadedSocketProgram>,
     xdp: Option<Xdp>,
-    /// The parsed object: present from the first load until [`Self::release_unused`].
+    /// The parsed object file, from the first load of a program until [`Self::release_unused`].
     object: Option<Ebpf>,
     /// Whether the constants map of `object` is pinned.
     has_pinned_constants: bool,
@@ -106,7 +107,7 @@ impl Programs {
                 by_helper.load_hooks().map_err(DatapathError::or_missing_perfmon)?;
                 info!(
                     "the kernel rejects direct packet access without CAP_PERFMON, so the programs read packets by a \
-                     slower helper; `npl-agent load`, in an init container that has the capability, loads the faster \
+                     slower helper; `npl-agent load`, in an init container with this capability, loads the faster \
                      programs"
                 );
                 Ok(by_helper)
@@ -145,7 +146,7 @@ impl Programs {
         self.variant == Variant::Unmitigated
     }
 
-    /// Loads a TC program, after the slow-path program that it tail-calls.
+    /// Loads a TC program. First loads the slow-path program that the TC program tail-calls.
     pub(super) fn load_classifier(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         if !self.classifiers.contains_key(name) {
             if let Some(index) = slow_path_of(name) {
@@ -171,7 +172,7 @@ impl Programs {
         self.sockets.get_mut(name).ok_or(DatapathError::Missing(name))
     }
 
-    /// Loads the XDP program for this kernel version. Also returns its name.
+    /// Loads the XDP program for this kernel version. Returns the name and the program.
     pub(super) fn load_xdp(&mut self) -> Result<(&'static str, &mut Xdp), DatapathError> {
         let name = if preflight::has_xdp_frags() { PROG_XDP_FRAGS } else { PROG_XDP };
         let program = match self.xdp.take() {
@@ -181,7 +182,7 @@ impl Programs {
         Ok((name, self.xdp.insert(program)))
     }
 
-    /// Frees the memory of the loader, and unpins the programs of other builds unless one of them may still be
+    /// Frees the memory of the loader. Unpins the programs of other builds, unless such a program may still be
     /// attached.
     pub(super) fn release_unused(&mut self, are_others_used: bool) -> Result<(), DatapathError> {
         if self.object.take().is_some() {
@@ -198,8 +199,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Reuses the pinned programs that every Node needs. Returns false if one of them is missing or does not match, or
-    /// if a map that they use has another size than the agent wants.
+    /// Reuses the pinned programs that every Node needs. Returns false if a program is missing or does not match, or if
+    /// a map that the programs use has another size than the agent requires.
     fn adopt_hooks(&mut self) -> Result<bool, DatapathError> {
         let Some(maps) = self.read_maps()? else { return Ok(false) };
         let has_wanted_size = |(name, map): (&&str, &MapInfo)| {
@@ -226,7 +227,7 @@ impl Programs {
         Ok(true)
     }
 
-    /// Loads the programs that every Node needs, and replaces all pins that an earlier agent created for this build.
+    /// Loads the programs that every Node needs. Replaces all pins that an earlier agent created for this build.
     fn load_hooks(&mut self) -> Result<(), DatapathError> {
         self.discard()?;
         for hook in ALWAYS {
@@ -236,7 +237,7 @@ impl Programs {
         if self.variant != Variant::Unmitigated {
             info!(
                 "the programs were loaded without CAP_PERFMON and have speculation barriers, which cost about 0.3 µs \
-                 per packet; `npl-agent load`, in an init container that has the capability, loads them without \
+                 per packet; `npl-agent load`, in an init container with this capability, loads the programs without \
                  barriers"
             );
         }
@@ -247,7 +248,7 @@ impl Programs {
         remove_folder(&self.pins.programs_of(&self.build))
     }
 
-    /// Reuses the pinned program of a name, or loads it.
+    /// Reuses the pinned program with this name, or loads the program.
     pub(super) fn adopt_or_load<K: ProgramKind>(&mut self, name: &'static str) -> Result<K, DatapathError>
     where
         for<'a> &'a mut K: TryFrom<&'a mut Program>,
@@ -258,7 +259,7 @@ impl Programs {
         }
     }
 
-    /// The pinned program of a name, if it matches the program that this agent would load.
+    /// The pinned program with this name, if it matches the program that this agent would load.
     fn adopt<K: ProgramKind>(&self, name: &'static str) -> Option<K> {
         let program = K::from_pin(&self.pins.program(&self.build, name), name).ok()?;
         let facts = sys::program_facts(program.fd().ok()?.as_fd()).ok()?;
@@ -272,7 +273,7 @@ impl Programs {
         fits.then_some(program)
     }
 
-    /// Loads a program and pins it.
+    /// Loads and pins a program.
     fn load<K: ProgramKind>(&mut self, name: &'static str) -> Result<K, DatapathError>
     where
         for<'a> &'a mut K: TryFrom<&'a mut Program>,
@@ -280,7 +281,8 @@ impl Programs {
         let refused = |source| DatapathError::LoadProgram { name, source: Box::new(source) };
         let program: Result<&mut K, _> = program_of(self.load_object()?, name)?.try_into();
         program.map_err(|_other_type| DatapathError::Missing(name))?.load().map_err(refused)?;
-        // Pinned after the program has loaded, because each retry of a rejected program would leave another pinned map.
+        // The constants are pinned after the program has loaded, because each retry of a rejected program would leave
+        // another pinned map.
         self.pin_constants()?;
         let pin = self.pins.program(&self.build, name);
         unpin(&pin)?;
@@ -318,7 +320,7 @@ impl Programs {
         Ok(object)
     }
 
-    /// Pins the constants map, so that the next agent recognizes it as a map of the programs.
+    /// Pins the map of constants, so that the next agent recognizes this map as a map of the programs.
     fn pin_constants(&mut self) -> Result<(), DatapathError> {
         if self.has_pinned_constants {
             return Ok(());
@@ -333,7 +335,7 @@ impl Programs {
         self.read_known_maps()
     }
 
-    /// Checks that the pinned maps are those that this agent uses.
+    /// Checks that the pinned maps are the maps that this agent uses.
     pub(super) fn check_maps(&self) -> Result<(), DatapathError> {
         PINNED_MAPS.iter().try_for_each(|name| {
             let pin = self.pins.map(name);
@@ -346,7 +348,8 @@ impl Programs {
         })
     }
 
-    /// The pinned maps, in the order of [`PINNED_MAPS`], and the constants of this build; `None` if one is missing.
+    /// The pinned maps in the order of [`PINNED_MAPS`], followed by the maps of this build's constants; `None` if a map
+    /// is missing.
     fn read_maps(&self) -> Result<Option<Vec<MapInfo>>, DatapathError> {
         let of_all = PINNED_MAPS.iter().map(|name| self.pins.map(name));
         let of_build = self.pins.constants_of(&self.build)?;
@@ -359,8 +362,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Sets the slow-path program that a hook's program tail-calls. Programs of an earlier agent immediately tail-call
-    /// it too.
+    /// Sets the slow-path program that a hook's program tail-calls. From then on, programs of an earlier agent
+    /// tail-call this program too.
     fn set_slow_path(&self, index: u32, slow_path: &SchedClassifier) -> Result<(), DatapathError> {
         let name = SLOW_PATH_PROGRAMS[index as usize];
         let program: &ProgramFd =
@@ -371,7 +374,7 @@ impl Programs {
 }
 
 impl Variant {
-    /// The part of a build's name that stands for the variant.
+    /// The part of a build's name that denotes the variant.
     const fn as_str(self) -> &'static str {
         match self {
             Self::Unmitigated => UNMITIGATED,
@@ -395,7 +398,7 @@ fn ids(maps: &[MapInfo]) -> BTreeSet<u32> {
     maps.iter().map(MapInfo::id).collect()
 }
 
-/// A program of the object.
+/// The program of the object file with this name.
 fn program_of<'a>(object: &'a mut Ebpf, name: &'static str) -> Result<&'a mut Program, DatapathError> {
     object.program_mut(name).ok_or(DatapathError::Missing(name))
 }

@@ -23,7 +23,7 @@ use aya_obj::generated::{
 };
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Room for the map ids of one program; no NPL program uses as many maps.
+/// The size of the buffer for the map ids of one program. No NPL program uses so many maps.
 const MOST_MAPS: usize = 64;
 /// The kernel's limit on the number of programs on a hook.
 const MOST_PROGRAMS: usize = 64;
@@ -56,14 +56,14 @@ impl LinkFacts {
 
     /// Whether this is a TCX link on this hook of a device.
     pub(super) const fn is_of_hook(&self, ifindex: u32, hook: bpf_attach_type) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the union has only integers, for which all bit patterns are valid.
         let target = unsafe { self.info.__bindgen_anon_1.tcx };
         self.is(bpf_link_type::BPF_LINK_TYPE_TCX) && target.ifindex == ifindex && target.attach_type == hook as u32
     }
 
     /// Whether this is a link on a cgroup, given by its inode number.
     pub(super) const fn is_of_cgroup(&self, cgroup: u64) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the union has only integers, for which all bit patterns are valid.
         let target = unsafe { self.info.__bindgen_anon_1.cgroup };
         self.is(bpf_link_type::BPF_LINK_TYPE_CGROUP) && target.cgroup_id == cgroup
     }
@@ -73,7 +73,7 @@ impl LinkFacts {
     }
 }
 
-/// Opens a pinned map, program or link of any kind; aya has a separate function for each kind.
+/// Opens a pinned map, program or link of any kind; aya offers only a separate function for each kind.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = no_attributes();
@@ -88,7 +88,7 @@ pub(super) fn open_program(id: u32) -> io::Result<OwnedFd> {
     bpf(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr).map(owned)
 }
 
-/// Pins an object. aya pins only links that it has created.
+/// Pins a BPF object. The library aya can pin only links that aya has created.
 pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = no_attributes();
@@ -110,8 +110,8 @@ pub(super) fn update_all<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>, elements
 }
 
 /// Reads a hash map in batches and passes each batch to `look`, because aya has no batch operations. No element is read
-/// twice, and the loop ends even if elements are added and removed. An iteration by key would restart when its key is
-/// removed.
+/// twice, and the loop ends even if elements are added and removed. An iteration by key would restart if the current
+/// key is removed.
 pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
     map: BorrowedFd<'_>,
     mut look: impl FnMut(&[K], &[V]),
@@ -152,7 +152,7 @@ pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
 }
 
 /// Maps an array map with `BPF_F_MMAPABLE` and `count` words into memory while `work` runs. Kernel programs write the
-/// words concurrently. The array is unmapped afterwards, because it counts as resident memory of the process.
+/// words concurrently. The array is unmapped afterwards, because mapped pages count as resident memory of the process.
 pub(super) fn with_words<T>(map: BorrowedFd<'_>, count: usize, work: impl FnOnce(&[AtomicU64]) -> T) -> io::Result<T> {
     let length = NonZero::new(count * size_of::<u64>()).ok_or(io::ErrorKind::InvalidInput)?;
     let (rights, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
@@ -172,8 +172,8 @@ pub(super) fn create_xdp_link(program: BorrowedFd<'_>, ifindex: u32) -> io::Resu
     create_link(program, ifindex, bpf_attach_type::BPF_XDP, XDP_FLAGS_DRV_MODE)
 }
 
-/// Attaches a program before or after all others on a device's hook. aya identifies the device by its name, which
-/// another device may have acquired.
+/// Attaches a program before or after all other programs on a device's hook. aya identifies the device by its name, but
+/// another device may have received that name.
 pub(super) fn create_tcx_link(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -192,7 +192,7 @@ fn create_link(program: BorrowedFd<'_>, ifindex: u32, hook: bpf_attach_type, fla
     bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr).map(owned)
 }
 
-/// Reads a program's `bpf_prog_info`. aya would open the maps by their ids, which needs `CAP_SYS_ADMIN`.
+/// Reads a program's `bpf_prog_info`. The function of aya opens the maps by their ids, which requires `CAP_SYS_ADMIN`.
 pub(super) fn program_facts(program: BorrowedFd<'_>) -> io::Result<ProgramFacts> {
     let mut maps = vec![0_u32; MOST_MAPS];
     // SAFETY: the structure has only integers, which may be zero.
@@ -209,8 +209,8 @@ pub(super) fn program_facts(program: BorrowedFd<'_>) -> io::Result<ProgramFacts>
     Ok(ProgramFacts { kind: info.type_, id: info.id, name, maps })
 }
 
-/// The ids of the programs on a hook of the device with this ifindex, in the order in which they run. aya would open
-/// each program, which needs `CAP_SYS_ADMIN`.
+/// The ids of the programs on a hook of the device with this ifindex, in the order in which they run. The function of
+/// aya opens each program, which requires `CAP_SYS_ADMIN`.
 pub(super) fn programs_on(ifindex: u32, hook: bpf_attach_type) -> io::Result<Vec<u32>> {
     let mut programs = vec![0_u32; MOST_PROGRAMS];
     let mut attr = no_attributes();
@@ -247,7 +247,7 @@ pub(crate) fn now() -> Duration {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
-/// The cookie of this network namespace; `None` before Linux 5.14. nix does not have the socket option.
+/// The cookie of this network namespace; `None` before Linux 5.14. The library nix does not offer this socket option.
 pub(super) fn netns_cookie() -> Option<u64> {
     let socket = UnixDatagram::unbound().ok()?;
     let mut cookie = 0_u64;
@@ -260,8 +260,7 @@ pub(super) fn netns_cookie() -> Option<u64> {
     (result == 0).then_some(cookie)
 }
 
-/// Fills `info`, which is a `bpf_prog_info` or `bpf_link_info`. The kernel leaves fields that it does not know
-/// unchanged.
+/// Fills `info`, which is a `bpf_prog_info` or `bpf_link_info`. Fields that the kernel does not know stay unchanged.
 fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     let mut attr = no_attributes();
     attr.info.bpf_fd = number(object);
@@ -291,7 +290,7 @@ fn owned(fd: RawFd) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// The `bpf` system call. aya's function for it is private.
+/// The `bpf` system call. The function of aya for this call is private.
 fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<RawFd> {
     // SAFETY: the attributes have the given size, and the memory that they point to outlives the call.
     let result =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Typed access to the maps. The agent and commands such as `status` open the maps by their pins, and so read the same
-//! maps.
+//! Typed access to the maps. The agent, and commands such as `status`, open the maps by their pins, so that all use the
+//! same maps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,7 +37,7 @@ use crate::core::{
     },
 };
 
-/// The maps of the datapath, except those of the redirect mode and XDP.
+/// The maps of the datapath, except the maps of the redirect mode and of XDP.
 pub struct Tables {
     config: Array<MapData, Config>,
     v4: Maps<V4>,
@@ -85,13 +85,13 @@ pub struct FlowRecord {
 }
 
 impl FlowRecord {
-    /// The node port of the flow, which names its mapping.
+    /// The frontend of the flow's mapping.
     pub fn frontend(&self) -> Frontend {
         let family = Family::of(self.nat.ip());
         Frontend { family, node_port: NodePort(self.nat.port()), protocol: self.protocol }
     }
 
-    /// The progress of the connection. Protocols without handshake are always established.
+    /// The state of the connection, for tables. Flows of protocols without a handshake are always established.
     pub const fn state(&self) -> &'static str {
         let (client, pod) = (self.client_tcp_flags, self.pod_tcp_flags);
         if (client | pod) & tcp_flag::RST != 0 {
@@ -164,7 +164,7 @@ impl Tables {
         self.config.set(0, config, 0).map_err(DatapathError::map("write", names::MAP_CONFIG))
     }
 
-    /// Replaces the configuration if `change` changes it.
+    /// Applies `change` to the configuration, and writes the result if it differs.
     ///
     /// # Errors
     ///
@@ -175,15 +175,15 @@ impl Tables {
         if new == old { Ok(()) } else { self.set_config(new) }
     }
 
-    /// Starts a new epoch, which invalidates the lookup cache of the programs. Called after each change of a mapping,
-    /// an endpoint, a next hop or a node address, and before any other change.
+    /// Starts a new epoch, which invalidates the lookup cache of the programs. The agent calls this function after each
+    /// change of a mapping, an endpoint, a next hop or a node address, before it makes any other change.
     ///
     /// # Errors
     ///
     /// If a BPF map operation fails.
     pub(super) fn begin_epoch(&mut self) -> Result<(), DatapathError> {
-        // The fences order the epoch after the change and before the next one on all CPUs. System calls alone do not
-        // guarantee an order.
+        // The fences ensure that all CPUs see the new epoch after the change, and before the next change. System calls
+        // alone do not guarantee this order.
         fence(Ordering::SeqCst);
         let old = self.config()?;
         let written = self.set_config(Config { epoch: old.epoch.wrapping_add(1), ..old });
@@ -214,7 +214,7 @@ impl Tables {
         self.entries()?.into_iter().map(record).collect()
     }
 
-    /// The allowed sources of every frontend with at least one.
+    /// The allowed sources of every frontend that has allowed sources.
     pub(super) fn sources(&self) -> Result<BTreeMap<Frontend, BTreeSet<SourceRange>>, DatapathError> {
         let mut sources: BTreeMap<Frontend, BTreeSet<SourceRange>> = BTreeMap::new();
         for family in Family::ALL {
@@ -243,12 +243,12 @@ impl Tables {
         Ok([self.family(Family::V4).flows()?, self.family(Family::V6).flows()?].concat())
     }
 
-    /// Number of flows of IPv4 and IPv6 that the flow tables have room for.
+    /// The maximum numbers of flows in the flow tables of IPv4 and IPv6.
     pub fn flow_capacities(&self) -> [usize; 2] {
         [self.family(Family::V4).flow_capacity(), self.family(Family::V6).flow_capacity()]
     }
 
-    /// The number of socket reverse NAT entries of an IP family, and the number that there is room for.
+    /// The number of socket reverse NAT entries of an IP family, and the maximum number.
     ///
     /// # Errors
     ///
@@ -295,8 +295,8 @@ impl Tables {
         Ok(removed)
     }
 
-    /// Removes expired half-open entries and returns their number. `expiry` has the observations of earlier calls, for
-    /// IPv4 and IPv6.
+    /// Removes expired half-open entries and returns their number. `expiry` contains the observations of earlier calls,
+    /// for IPv4 and IPv6.
     ///
     /// # Errors
     ///
@@ -315,8 +315,8 @@ impl Tables {
         Ok(unmapped::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + unmapped::LIFETIME - silence)))
     }
 
-    /// Sets the time of the last datagram to a UDP node port to now. Called before a mapping is removed, because its
-    /// clients may still send.
+    /// Sets the time of the last datagram to a UDP node port to the current time. The agent calls this function before
+    /// it removes a mapping, because clients of the mapping may still send.
     pub(super) fn record_unmapped_traffic(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         if frontend.protocol != Protocol::Udp {
             return Ok(());
@@ -337,10 +337,11 @@ impl Tables {
         Ok(addresses)
     }
 
-    /// Sets the node addresses, the most important first. Returns the addresses that do not fit into the maps.
+    /// Sets the node addresses. `wanted` begins with the most important address. Returns the addresses that do not fit
+    /// into the maps.
     ///
-    /// An address keeps its index while it is present. Half-open entries of a freed index are cleared before its reuse,
-    /// so that a reply never gets another node address as source.
+    /// An address keeps its index while the address is present. Before a freed index is reused, half-open entries with
+    /// this index are cleared, so that a reply never gets a wrong node address as source.
     ///
     /// # Errors
     ///
@@ -370,11 +371,11 @@ impl Tables {
             }
         }
         if has_free_indexes {
-            // Cached lookups of replies contain the index, which another address may reuse.
+            // Cached lookups of replies contain the address index, which another address may reuse.
             self.begin_epoch()?;
         }
         if wanted.iter().any(|addr| !present.contains_key(addr)) {
-            // Half-open entries contain the index too, and would establish flows with the wrong node address.
+            // Half-open entries contain the address index too, and would establish flows with the wrong node address.
             self.family_mut(family).clear_half_open_except(&present.values().copied().collect())?;
         }
         for addr in wanted {
@@ -413,7 +414,7 @@ impl Tables {
         Reason::ALL.iter().map(read).collect()
     }
 
-    /// One element of the mapping counters, summed over CPUs.
+    /// The counters of one mapping, summed over CPUs.
     fn stats_of(&self, index: u32) -> Result<MappingStats, DatapathError> {
         let values = self.stats.get(&index, 0).map_err(DatapathError::map("read", names::MAP_STATS))?;
         Ok(values.iter().fold(MappingStats::ZERO, |sum, one| plus(&sum, one)))
@@ -443,7 +444,7 @@ impl Tables {
         self.set_stats(shared, sum)
     }
 
-    /// Writes the value for the first CPU, and zero for the other CPUs.
+    /// Sets the counters of a mapping: to `value` for the first CPU, and to zero for all other CPUs.
     fn set_stats(&mut self, index: u32, value: MappingStats) -> Result<(), DatapathError> {
         let per_cpu = aya::util::nr_cpus().map_err(|(_, source)| source).and_then(|cpus| {
             let mut values = vec![MappingStats::ZERO; cpus];
@@ -465,7 +466,7 @@ pub(super) const fn shared_stats(family: Family) -> u32 {
     }
 }
 
-/// The current time in the unit of [`npl_common::fragment::time`], which the programs use for timestamps.
+/// The current time in the unit of [`npl_common::fragment::time`], in which the programs store timestamps.
 fn kernel_time() -> u64 {
     fragment::time(u64::try_from(sys::now().as_nanos()).unwrap_or(u64::MAX))
 }
@@ -487,7 +488,7 @@ pub(super) fn open<T: TryFrom<Map, Error = MapError>>(pins: &Pins, name: &'stati
     map.map_err(|source| DatapathError::OpenMap { name, source })
 }
 
-/// Treats the removal of an absent element as success.
+/// Converts the error for the removal of an absent element to success.
 pub(super) fn tolerate_missing(result: Result<(), MapError>) -> Result<(), MapError> {
     match result {
         Err(MapError::KeyNotFound) => Ok(()),

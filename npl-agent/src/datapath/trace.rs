@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs of the kernel programs, in the trace build only: the agent prints these lines in its own log.
+//! Logs of the kernel programs, in the trace build only: the agent writes the programs' log lines to its own log.
 
 use std::{fs, os::fd::AsFd as _, thread};
 
@@ -26,11 +26,11 @@ const LOGS: &str = "AYA_LOGS";
 /// The maps that only the trace build has: the ring buffer of logs, and the records of packets to log.
 const MAPS: [&str; 2] = [LOGS, "npl_log_note"];
 
-/// The log target, by which `NPL_LOG` selects these lines.
+/// The log target of the programs' log lines, by which `NPL_LOG` selects the lines.
 const TARGET: &str = "npl_ebpf";
 
-/// Pins these maps beside the programs of their build, like the constants maps, so that the next agent recognizes them
-/// as maps of these programs.
+/// Pins [`MAPS`] beside the programs of their build, as the maps of constants are. The next agent then recognizes these
+/// maps as maps of the programs.
 pub(super) fn pin_maps(loader: &mut EbpfLoader<'_>, pins: &Pins, build: &str) -> Result<(), DatapathError> {
     let folder = pins.programs_of(build);
     fs::create_dir_all(&folder).map_err(|source| pin_error("create", &folder, source))?;
@@ -57,7 +57,7 @@ fn print(pins: &Pins, build: &str) -> Result<(), DatapathError> {
         loader.map_pin_path(name, pins.map(name));
     }
     pin_maps(&mut loader, pins, build)?;
-    // aya-log finds the ring buffer only in a loaded object. None of the object's programs is loaded.
+    // aya-log finds the ring buffer only in a loaded object. The agent loads the object here without its programs.
     let mut object = loader.load(embedded_object()?).map_err(DatapathError::Load)?;
     let logger = EbpfLogger::init_with_logger(&mut object, Lines).map_err(|error| match error {
         aya_log::Error::MapError(source) => DatapathError::OpenMap { name: LOGS, source },
@@ -67,7 +67,9 @@ fn print(pins: &Pins, build: &str) -> Result<(), DatapathError> {
     })?;
     let thread = thread::Builder::new().name("trace".to_owned()).spawn(move || forward(logger));
     thread.map_err(|error| DatapathError::OpenMap { name: LOGS, source: MapError::IoError(error) })?;
-    warn!("this is a trace build: it logs each verdict on a packet of a mapping, which makes every packet slower");
+    warn!(
+        "this is a trace build: the programs log each verdict on a packet of a mapping, which slows down every packet"
+    );
     Ok(())
 }
 
@@ -83,7 +85,7 @@ fn forward(mut logger: EbpfLogger<Lines>) {
     }
 }
 
-/// Prints the lines of aya-log.
+/// Writes the log lines of aya-log to the agent's log.
 struct Lines;
 
 impl Log for Lines {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attaches the XDP program, which translates requests before the TC programs. The TC programs stay attached for all
-//! other packets.
+//! Attaches the XDP program, which translates requests before the TC programs. The TC programs stay attached, and
+//! translate all other packets.
 //!
-//! Some drivers reset their queues when a program is attached or detached, which loses packets. The link is therefore
-//! pinned and kept across restarts, and updated only if its program differs.
+//! Some drivers reset their queues when a program is attached or detached, which loses packets. So the link is pinned,
+//! stays attached when the agent restarts, and is updated only if its program differs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +33,7 @@ impl XdpDevices {
         Table::open(pins, MAP_XDP_DEVICE).map(Self)
     }
 
-    /// Writes the ifindexes, and the flag that makes the TC programs read the map.
+    /// Writes the ifindexes to the map, and sets the flag that makes the TC programs read the map.
     pub(super) fn write(&mut self, devices: &BTreeSet<u32>, tables: &mut Tables) -> Result<(), DatapathError> {
         devices.iter().try_for_each(|ifindex| self.0.set(*ifindex, XDP_ATTACHED))?;
         tables.change_config(|config| config.with_xdp(!devices.is_empty()))?;
@@ -47,7 +47,7 @@ impl Hooks {
         Ok(self.pins.xdp_links()?.into_iter().collect())
     }
 
-    /// See [`Datapath::retain_xdp`].
+    /// Detaches XDP programs: see [`Datapath::retain_xdp`].
     ///
     /// [`Datapath::retain_xdp`]: super::load::Datapath::retain_xdp
     pub(super) fn retain_xdp(&self, devices: &BTreeSet<u32>) -> Vec<DatapathError> {
@@ -59,12 +59,13 @@ impl Hooks {
         unwanted.filter_map(|ifindex| unpin(&self.pins.xdp_link(ifindex)).err()).collect()
     }
 
-    /// See [`Datapath::attach_xdp`].
+    /// Attaches the XDP program: see [`Datapath::attach_xdp`].
     ///
     /// [`Datapath::attach_xdp`]: super::load::Datapath::attach_xdp
     pub(super) fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
         let result = self.attach_or_replace(device);
-        // Frees only the memory of the loader: programs of other builds may still be attached to devices.
+        // The call frees only the memory of the loader, because programs of other builds may still be attached to
+        // devices.
         self.programs.release_unused(true)?;
         if result.is_err() {
             unpin(&self.pins.xdp_link(device.ifindex))?;
@@ -117,7 +118,7 @@ impl Hooks {
 }
 
 impl DatapathError {
-    /// The reason for an XDP program that could not be attached.
+    /// Why the XDP program could not be attached, derived from the error.
     pub fn xdp_reason(&self) -> XdpReason {
         let Self::Attach { source, .. } = self else { return XdpReason::KernelRefuses };
         match os_error(source) {
@@ -127,8 +128,8 @@ impl DatapathError {
     }
 }
 
-/// Updates a link to the program, unless the link already has this program. Returns false if the link is on another
-/// device or not an XDP link.
+/// Updates a link to the program, unless the link already has this program. Returns false if the link belongs to
+/// another device or is not an XDP link.
 fn replace(link: &OwnedFd, program: &Xdp, ifindex: u32) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_driver(ifindex) {

@@ -18,12 +18,12 @@ pub struct Applied {
     pub attached: BTreeSet<u32>,
     /// The ifindexes of the plan's devices whose driver did not run the XDP program, with the error.
     pub xdp_errors: BTreeMap<u32, DatapathError>,
-    /// All other failures.
+    /// All other failures of the plan's steps.
     pub errors: Vec<DatapathError>,
 }
 
-/// Applies a plan to devices; `before` are the hooks with programs. The failure of one device does not affect other
-/// devices.
+/// Applies a plan to devices. `before` contains the hooks that have programs now. A failure on one device does not
+/// affect other devices.
 pub fn apply(datapath: &mut Datapath, devices: &[Device], before: &AttachedHooks, plan: &DevicePlan) -> Applied {
     let mut applied = Applied::default();
     attach(datapath, devices, before, plan, &mut applied);
@@ -31,7 +31,7 @@ pub fn apply(datapath: &mut Datapath, devices: &[Device], before: &AttachedHooks
     applied
 }
 
-/// The first half of a plan: TC programs.
+/// Applies the first half of a plan: attaches and detaches TC programs.
 fn attach(
     datapath: &mut Datapath,
     devices: &[Device],
@@ -52,7 +52,8 @@ fn attach(
             }
             DeviceStep::RetainNextHops => match datapath.retain_next_hops(plan) {
                 Ok(()) => continue,
-                // Redirected packets might be sent to devices whose programs are detached next.
+                // The steps end here: redirected packets might otherwise be sent to devices whose programs are detached
+                // next.
                 Err(error) => {
                     applied.errors.push(error);
                     applied.attached = plan.attached_devices(before);
@@ -84,7 +85,8 @@ fn attach(
     applied.attached = plan.programs.keys().copied().filter(is_attached).collect();
 }
 
-/// The second half of a plan: next hops and XDP, on devices whose TC programs are attached.
+/// Applies the second half of a plan: adds next hops and attaches XDP programs, on devices whose TC programs are
+/// attached.
 fn complete(datapath: &mut Datapath, devices: &[Device], plan: &DevicePlan, applied: &mut Applied) {
     let mut may_redirect = true;
     for step in plan.completion_steps() {

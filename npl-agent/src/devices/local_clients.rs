@@ -14,7 +14,7 @@ pub struct LocalClients {
 }
 
 impl LocalClients {
-    /// Creates the selection; attaches no program yet.
+    /// Stores the selection of local clients. Programs are attached by [`Self::serve`].
     pub const fn new(selection: CgroupSelection, scope: ClientScope) -> Self {
         Self { selection, scope }
     }
@@ -23,7 +23,7 @@ impl LocalClients {
     ///
     /// # Errors
     ///
-    /// The failure and its causes on one line.
+    /// Returns the failure and its causes as one line of text.
     pub fn serve(&self, datapath: &mut Datapath) -> Result<Option<ServedClients>, String> {
         datapath.serve_local_clients(&self.selection, self.scope).map_err(|error| ErrorChain(&error).to_string())
     }

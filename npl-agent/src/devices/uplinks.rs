@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attaches programs to the devices that [`DevicePlanner`] chooses, and writes the Node's addresses, as devices and
-//! addresses change.
+//! Attaches programs to the devices that [`DevicePlanner`] chooses, and writes the Node's addresses to the maps. Both
+//! are updated when devices or addresses change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,15 +20,15 @@ use crate::{
             reply_routing::Marking,
             xdp::{Attach, XdpReason},
         },
-        doctor::networks::RuleNames,
         model::Moment,
+        networks::RuleNames,
     },
     datapath::{Datapath, DatapathError, preflight},
     netlink::{self, NetlinkError, Survey, SurveyTask, TcInspection},
     nft_guard::{self, GuardMode},
 };
 
-/// The programs on the Node's devices.
+/// The devices to which programs are attached, and the decisions about them.
 #[derive(Debug)]
 pub struct Uplinks {
     planner: DevicePlanner,
@@ -55,13 +55,13 @@ pub struct DeviceReport {
     pub xdp_errors: BTreeMap<String, DatapathError>,
     /// The settings of kernel conntrack on which offload depends.
     pub conntrack: ConntrackSettings,
-    /// Addresses of the Node that exceed the size of the maps.
+    /// Addresses of the Node for which the maps have no room.
     pub left_out_addresses: Vec<IpAddr>,
-    /// All other failures.
+    /// All other failures of applying the decisions.
     pub errors: Vec<DatapathError>,
 }
 
-/// Why the survey or the map update failed.
+/// Why the survey failed, or why its result could not be written to the maps.
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
     /// Devices could not be listed.
@@ -73,14 +73,14 @@ pub enum FollowError {
 }
 
 impl FollowError {
-    /// Whether the network kept changing while it was listed.
+    /// Whether the survey failed because devices, addresses or routes changed during each attempt to list them.
     pub const fn is_change(&self) -> bool {
         matches!(self, Self::Netlink(NetlinkError::Changing { .. }))
     }
 }
 
 impl Uplinks {
-    /// Creates the state before the first survey, without attached programs.
+    /// Creates the state of an agent that has not surveyed the network yet.
     pub fn new(
         selection: DeviceSelection,
         (forwarding, network_policy): (Forwarding, NetworkPolicy),
@@ -102,13 +102,14 @@ impl Uplinks {
         &self.markings
     }
 
-    /// Whether next hops are out of date: the Pods with mappings differ from those of the last survey.
+    /// Whether next hops are out of date, because the Pods with mappings differ from the Pods of the last survey.
     pub fn are_out_of_date(&self, datapath: &Datapath) -> bool {
         self.planner.policy().forwarding != Forwarding::Stack && datapath.pod_addresses() != self.pods
     }
 
-    /// Begins a survey of the Node's devices and of the routes to these Pods. If packets may be redirected, it includes
-    /// the programs and filters on the way to Pods with mappings; before Linux 6.6, always those on uplinks.
+    /// Begins a survey of the Node's devices and of the routes to these Pods. If packets may be redirected, the survey
+    /// includes the programs and filters on devices that lead to Pods with mappings. Before Linux 6.6, the survey
+    /// always includes the filters on uplinks.
     pub fn survey(&self, datapath: &Datapath, pods: BTreeSet<IpAddr>) -> SurveyTask {
         let DevicePolicy { selection, forwarding, .. } = self.planner.policy();
         let with_pods = *forwarding != Forwarding::Stack;
@@ -124,8 +125,8 @@ impl Uplinks {
         netlink::survey(&pods | &of_redirect, Some(inspection))
     }
 
-    /// Looks up the routes to new Pods, and returns the Pods that are on the host network. The look-ups need no lock of
-    /// the kernel.
+    /// Looks up the routes to new Pods, and returns the Pods that are on the Node's own network. The look-ups take no
+    /// lock of the kernel.
     ///
     /// # Errors
     ///
@@ -144,13 +145,13 @@ impl Uplinks {
     ///
     /// # Errors
     ///
-    /// If devices cannot be listed, and as [`Self::apply`].
+    /// If devices cannot be listed, or one of the errors of [`Self::apply`] occurs.
     pub async fn follow(&mut self, datapath: &mut Datapath, node_ips: &[IpAddr]) -> Result<Coverage, FollowError> {
         let survey = netlink::join_survey(&mut self.survey(datapath, BTreeSet::new())).await?;
         Ok(self.apply(datapath, survey, node_ips, Moment::default())?.coverage)
     }
 
-    /// The end of the grace period that ends next.
+    /// The time at which the next grace period ends.
     pub fn next_deadline(&self) -> Option<Moment> {
         self.planner.next_deadline()
     }
@@ -159,8 +160,8 @@ impl Uplinks {
     ///
     /// # Errors
     ///
-    /// If an address cannot be written to the BPF maps, or the pins of attached programs cannot be listed. A device on
-    /// which attaching fails is reported, and the others are served.
+    /// If an address cannot be written to the BPF maps, or the pins of attached programs cannot be listed. If attaching
+    /// fails on a device, the device is reported, and all other devices are served.
     pub fn apply(
         &mut self,
         datapath: &mut Datapath,
@@ -247,8 +248,9 @@ impl Uplinks {
     }
 }
 
-/// Whether decisions depend on the qdiscs, filters and programs of other software: if packets may be redirected, which
-/// would bypass them, and if NPL's programs are filters, because filters of other software may run ahead of them.
+/// Whether decisions depend on the qdiscs, filters and programs of other software. This is the case if packets may be
+/// redirected, because a redirect would bypass other software. It is also the case if NPL's programs are filters,
+/// because filters of other software may run ahead of NPL's filters.
 pub fn needs_attachments(datapath: &Datapath, forwarding: Forwarding) -> bool {
     forwarding != Forwarding::Stack || datapath.hooks.are_filters()
 }

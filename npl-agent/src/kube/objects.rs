@@ -167,13 +167,13 @@ pub struct PodStatus {
     #[serde(rename = "podIPs")]
     pub pod_ips: Option<Vec<PodIp>>,
     /// The field `conditions`.
-    pub conditions: Option<Vec<Condition>>,
+    pub conditions: Option<Vec<PodCondition>>,
 }
 
 /// An element of the field `conditions` of a Pod.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub struct Condition {
+pub struct PodCondition {
     /// The field `type`.
     #[serde(rename = "type")]
     pub kind: Option<String>,

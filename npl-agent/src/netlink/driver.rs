@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the driver name of a device by ethtool, because rtnetlink does not report it.
+//! Reads the driver name of a device by ethtool, because rtnetlink does not report driver names.
 
-#![expect(unsafe_code, reason = "SIOCETHTOOL takes a pointer, and no library in use wraps it")]
+#![expect(unsafe_code, reason = "SIOCETHTOOL takes a pointer, and no library in use offers this request")]
 
 use std::os::{fd::AsRawFd as _, unix::net::UnixDatagram};
 
@@ -20,8 +20,8 @@ struct DriverInfo {
     counts: [u32; 5],
 }
 
-/// The name of a device's driver, such as `ixgbe`. The device is given by its name in this network namespace; `None` if
-/// it does not exist or its driver reports no name.
+/// The name of a device's driver, such as `ixgbe`. The device is given by its name in this network namespace. `None` if
+/// the device does not exist or its driver reports no name.
 pub(super) fn driver(device: &str) -> Option<String> {
     let socket = UnixDatagram::unbound().ok()?;
     let mut info = DriverInfo {
@@ -32,7 +32,7 @@ pub(super) fn driver(device: &str) -> Option<String> {
         counts: [0; 5],
     };
     let mut name = [0; libc::IFNAMSIZ];
-    // The last byte stays zero and terminates the name.
+    // The last byte of the buffer stays zero and terminates the name.
     for (to, from) in name.iter_mut().take(libc::IFNAMSIZ - 1).zip(device.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }

@@ -9,7 +9,7 @@ use rtnetlink::packet_route::link::{
 use super::driver;
 use crate::core::devices::{Device, DeviceKind, LinkFacts, LinkLayer, Master};
 
-/// Converts a link message; `None` if it has no interface name. The caller adds addresses and routes.
+/// Converts a link message; `None` if the message contains no interface name. The caller adds addresses and routes.
 pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     let name = link
         .attributes
@@ -33,7 +33,7 @@ pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     })
 }
 
-/// The ifindex of the lower device whose frames this VLAN, macvlan or ipvlan device receives.
+/// The ifindex of the lower device whose frames this VLAN, macvlan or ipvlan device receives; `None` for other devices.
 pub(super) fn carrier(link: &LinkMessage) -> Option<u32> {
     let takes_frames = matches!(
         info_kind(link)?,
@@ -82,10 +82,10 @@ fn master(link: &LinkMessage) -> Option<Master> {
     let is_master = |it: &LinkAttribute| matches!(it, LinkAttribute::Controller(index) if *index != 0);
     link.attributes.iter().find(|it| is_master(it))?;
     let is_of_vrf = infos(link).any(|info| matches!(info, LinkInfo::PortKind(InfoPortKind::Vrf)));
-    Some(if is_of_vrf { Master::Vrf } else { Master::TakesFrames })
+    Some(if is_of_vrf { Master::Vrf } else { Master::ReceivesFrames })
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "the programs support only the link layers that are named")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "the programs support only the link layers in this match")]
 fn link_layer(link: &LinkMessage) -> LinkLayer {
     match link.header.link_layer_type {
         LinkLayerType::Ether if keeps_vlan_tags(link) => LinkLayer::Tagged,
@@ -111,8 +111,8 @@ fn keeps_vlan_tags(link: &LinkMessage) -> bool {
     infos(link).any(|info| matches!(info, LinkInfo::Data(InfoData::Vlan(vlan)) if !vlan.iter().any(reorders)))
 }
 
-/// Whether a GRE device has a remote address or, with `external`, gets it from a route. A device without either adds
-/// the outer header before its TC hook (`ipgre_header_ops` and `ip6gre_header_ops` of the kernel).
+/// Whether a GRE device has a remote address or, with `external`, gets the remote address from a route. Any other GRE
+/// device adds the outer header before its TC hook (`ipgre_header_ops` and `ip6gre_header_ops` of the kernel).
 fn has_tunnel_destination(link: &LinkMessage) -> bool {
     let v4 = |it: &InfoGre| {
         matches!(it, InfoGre::CollectMetadata)
@@ -127,7 +127,7 @@ fn has_tunnel_destination(link: &LinkMessage) -> bool {
     })
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "the kernel adds kinds; an unknown one is treated as an uplink")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "newer kernels have further kinds, which are treated as uplinks")]
 fn kind_of(kind: &InfoKind) -> DeviceKind {
     match kind {
         InfoKind::Veth | InfoKind::Netkit => DeviceKind::Veth,
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(master(&message), Some(Master::Vrf));
         let mut message = link(LinkLayerType::Ether, vec![LinkInfo::PortKind(InfoPortKind::Bond)]);
         message.attributes.push(LinkAttribute::Controller(7));
-        assert_eq!(master(&message), Some(Master::TakesFrames));
+        assert_eq!(master(&message), Some(Master::ReceivesFrames));
     }
 
     #[test]

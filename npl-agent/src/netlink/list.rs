@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Complete netlink dumps. The kernel sends a long dump in parts, and a change between two parts can hide an entry that
-//! exists the whole time. The kernel then sets `NLM_F_DUMP_INTR`, and the dump is repeated.
+//! Reads complete netlink dumps. The kernel sends a long dump in parts. If the list changes between two parts, the dump
+//! may lack an object that exists the whole time. The kernel then sets `NLM_F_DUMP_INTR`, and the agent repeats the
+//! dump.
 
 use futures::StreamExt as _;
 use rtnetlink::{
@@ -12,10 +13,11 @@ use tokio::task::AbortHandle;
 
 use super::{NetlinkError, request};
 
-/// Number of times that an interrupted dump is repeated before it fails.
+/// The maximum number of attempts for a dump that changes interrupt.
 const TRIES: usize = 8;
 
-/// A netlink socket that is used only for dumps, because it also returns the final message of each dump.
+/// A netlink socket for dumps. Other requests need another socket, because this socket also returns the final message
+/// of each dump.
 pub(super) struct Lists {
     handle: Handle,
     driver: AbortHandle,
@@ -58,7 +60,7 @@ impl Drop for Lists {
     }
 }
 
-/// The messages of a dump that ended without an interruption; `None` for any other dump.
+/// The messages of a dump that no change interrupted; `None` if a change interrupted the dump.
 fn complete(
     answers: Vec<NetlinkMessage<RouteNetlinkMessage>>,
 ) -> Result<Option<Vec<RouteNetlinkMessage>>, rtnetlink::Error> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the Node's devices, addresses, routes and rules by rtnetlink, and watches them for changes.
+//! Reads the Node's devices, addresses, routes and rules by rtnetlink, and reports their changes.
 
 mod driver;
 mod link;
@@ -43,7 +43,7 @@ use crate::core::{
         redirect::Route,
         reply_routing::{MAIN_TABLE, Routing},
     },
-    doctor::networks::RuleNames,
+    networks::RuleNames,
 };
 
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
@@ -82,7 +82,7 @@ fn request(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetlinkE
     move |source| NetlinkError::Request { operation, source }
 }
 
-/// The state of the network on which device decisions are based.
+/// The devices, routes and rules on which device decisions are based.
 #[derive(Debug)]
 pub struct Survey {
     /// The Pod addresses whose routes were looked up.
@@ -95,14 +95,15 @@ pub struct Survey {
     pub routing: Routing,
     /// Qdiscs, filters and programs on the relevant devices, by ifindex; empty without a [`TcInspection`].
     pub attachments: BTreeMap<u32, DeviceAttachments>,
-    /// The names of netfilter's tables and chains, or why they cannot be read; `None` if they were not asked for.
+    /// The names of netfilter's tables and chains, or why the names cannot be read; `None` if the caller did not
+    /// request the names.
     pub rule_names: Option<Result<RuleNames, String>>,
 }
 
 /// A running survey of the network.
 pub type SurveyTask = JoinHandle<Result<Survey, NetlinkError>>;
 
-/// Starts to read devices and the routes to Pods on a separate thread: while Pods are created and deleted, a request
+/// Starts to read devices and the routes to Pods on a separate thread. While Pods are created and deleted, a request
 /// can wait for the kernel's `rtnl` lock for seconds. Qdiscs, filters and programs are read only with an `inspection`.
 pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> SurveyTask {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
@@ -125,7 +126,7 @@ pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> Surve
     })
 }
 
-/// Waits for a survey and returns its result. A panic of its thread is resumed on the calling thread.
+/// Waits for a survey and returns its result. If the thread of the survey panics, the caller panics too.
 ///
 /// # Errors
 ///
@@ -146,7 +147,7 @@ pub async fn interfaces() -> Result<Vec<Device>, NetlinkError> {
     read_network().await.map(|state| state.devices)
 }
 
-/// Every device, and the policy rules and default routes.
+/// Reads every device, the policy rules and the default routes.
 ///
 /// # Errors
 ///
@@ -155,20 +156,20 @@ pub async fn interfaces_and_routing() -> Result<(Vec<Device>, Routing), NetlinkE
     read_network().await.map(|state| (state.devices, state.routing))
 }
 
-/// The devices, and the qdiscs, filters and programs of the inspected ones, by ifindex.
+/// The qdiscs, filters and programs of the inspected devices, by ifindex.
 ///
 /// # Errors
 ///
-/// As [`interfaces`].
+/// The errors of [`interfaces`].
 pub async fn attachments(inspection: &TcInspection) -> Result<BTreeMap<u32, DeviceAttachments>, NetlinkError> {
     let NetworkState { devices, queues, .. } = read_network().await?;
     tc_inspection::inspect(&devices, queues?, &BTreeSet::new(), inspection).await
 }
 
-/// The state that one read of the network returns.
+/// The result of one read of the network.
 struct NetworkState {
     devices: Vec<Device>,
-    /// A kernel without traffic control returns an error, which matters only to callers that need qdiscs.
+    /// The qdiscs, or the error of a kernel without traffic control. The error affects only callers that need qdiscs.
     queues: Result<Queues, NetlinkError>,
     routing: Routing,
 }
@@ -247,14 +248,14 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
 /// Addresses of global scope, by ifindex. Remote clients cannot reach addresses of other scopes.
 async fn read_addresses(lists: &Lists) -> Result<BTreeMap<u32, Vec<IpAddr>>, NetlinkError> {
     let mut addresses: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
-    // One dump for each family: in a dump of both families, the kernel does not always report a change of the first
-    // half.
+    // There is one dump for each family: in a dump of both families, the kernel does not always report that the first
+    // half has changed.
     for family in FAMILIES {
         let mut wanted = AddressMessage::default();
         wanted.header.family = family;
         let pick = |message| if let RouteNetlinkMessage::NewAddress(it) = message { Some(it) } else { None };
         let all = lists.dump("list addresses", RouteNetlinkMessage::GetAddress(wanted), pick).await?;
-        // A kernel without IPv6 returns the IPv4 addresses again.
+        // For IPv6, a kernel without IPv6 returns the IPv4 addresses again; the filter removes them.
         for message in all.iter().filter(|message| message.header.family == family) {
             if let Some(ip) = global_address(message) {
                 addresses.entry(message.header.index).or_default().push(ip);
@@ -286,9 +287,9 @@ fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
     }
 }
 
-/// Yields an item for each possible change of devices, addresses, default and host routes, or rules; with
-/// `with_attachments` also for changes of qdiscs and of filters that belong to other software. A receive overrun yields
-/// an item too, since it may hide a change.
+/// Yields an item for each possible change of devices, addresses, default and host routes, or rules. With
+/// `with_attachments`, also yields an item for changes of qdiscs and of filters that belong to other software. A
+/// receive overrun yields an item too, because messages about changes may have been lost.
 ///
 /// # Errors
 ///
@@ -312,14 +313,14 @@ pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin,
     let end = async {
         warn!(
             "the netlink socket for changes of devices, addresses and routes has closed: the agent notices changes \
-             only at each --resync; restart the agent"
+             only at each resync (--resync); restart the agent"
         );
     };
     Ok(Box::pin(changes.chain(stream::once(end))))
 }
 
-/// Whether a message reports a change that needs a survey. All routes except default and host routes are ignored, and
-/// all filters except new ones of other software: the agent's own filters would trigger another survey.
+/// Whether a message reports a change that needs a survey. Of routes, only default and host routes are considered. Of
+/// filters, only new filters of other software are considered: the agent's own filters would trigger another survey.
 fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_attachments: bool) -> bool {
     let NetlinkPayload::InnerMessage(message) = payload else {
         return matches!(payload, NetlinkPayload::Overrun(_));

@@ -8,7 +8,7 @@ use futures::TryStreamExt as _;
 
 use super::NetlinkError;
 
-/// The kernel's name of the feature, as `ethtool -K` takes it.
+/// The kernel's name of the feature, which is also an argument of `ethtool -K`.
 const FRAGLIST: &str = "rx-gro-list";
 
 /// The names of all devices of this network namespace on which GRO joins datagrams to a fraglist.
@@ -31,7 +31,7 @@ pub async fn devices_with_fraglists() -> Result<BTreeSet<String>, NetlinkError> 
     found
 }
 
-/// The name of the device that a message describes, if the feature is active on it.
+/// The name of the device that a message describes, if the feature `rx-gro-list` is active on that device.
 fn device_with_fraglists(message: &EthtoolMessage) -> Option<String> {
     let attributes = message
         .nlas

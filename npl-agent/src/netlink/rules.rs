@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Policy routing rules, and the default routes of all routing tables.
+//! Reads policy routing rules, and the default routes of all routing tables.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use rtnetlink::packet_route::{
 
 use super::{FAMILIES, NetlinkError, is_gateway, list::Lists, outgoing_devices};
 use crate::core::{
-    devices::reply_routing::{DefaultRoute, IncomingRule, Mark, Routing, Rule, Selector},
+    devices::reply_routing::{DefaultRoute, IncomingRule, Mark, Routing, RoutingRule, Selector},
     model::Family,
 };
 
@@ -20,9 +20,9 @@ const SUPPRESSES_NOTHING: u32 = u32::MAX;
 /// The mask of a rule that matches the whole mark.
 const WHOLE: u32 = u32::MAX;
 
-/// Reads policy routing: rules that select a single source address, a mark or an incoming device, in the order in which
-/// the kernel applies them, and the tables of all rules that match a mark. Also returns the egress devices of all
-/// routes with a gateway.
+/// Reads policy routing. The result contains the default routes, and the rules that select a single source address, a
+/// mark or an incoming device, in the order in which the kernel applies rules. It also contains the tables of all rules
+/// that match a mark. Also returns the egress devices of all routes with a gateway.
 pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32>), NetlinkError> {
     let mut routing = Routing::default();
     for family in FAMILIES {
@@ -44,8 +44,8 @@ pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32
     Ok((Routing { default_routes, ..routing }, with_gateway))
 }
 
-/// The default routes of all tables, and the devices of all routes with a gateway; a multipath route counts once for
-/// each of its devices.
+/// The default routes of all tables, and the devices of all routes with a gateway; for a multipath route, the device of
+/// each next hop is included.
 async fn read_routes(lists: &Lists) -> Result<(BTreeSet<DefaultRoute>, BTreeSet<u32>), NetlinkError> {
     let (mut found, mut with_gateway) = (BTreeSet::new(), BTreeSet::new());
     for family in FAMILIES {
@@ -62,7 +62,7 @@ async fn read_routes(lists: &Lists) -> Result<(BTreeSet<DefaultRoute>, BTreeSet<
     Ok((found, with_gateway))
 }
 
-/// The devices of the route's next hops that are gateways.
+/// The devices of those next hops of the route that have a gateway.
 fn devices_with_gateway(route: &RouteMessage) -> Vec<u32> {
     let of_hop = |it: &RouteAttribute| {
         let RouteAttribute::MultiPath(hops) = it else { return Vec::new() };
@@ -94,10 +94,10 @@ const fn family_of(family: AddressFamily) -> Option<Family> {
     }
 }
 
-fn rule(message: &RuleMessage) -> Option<Rule> {
+fn rule(message: &RuleMessage) -> Option<RoutingRule> {
     let table = table(message)?;
     let selector = source(message).or_else(|| mark(message))?;
-    Some(Rule { family: family_of(message.header.family)?, selector, table })
+    Some(RoutingRule { family: family_of(message.header.family)?, selector, table })
 }
 
 /// A rule for all packets of an incoming device; `None` if the rule has another condition.
@@ -113,7 +113,7 @@ fn incoming_rule(message: &RuleMessage) -> Option<IncomingRule> {
     Some(IncomingRule { family: family_of(header.family)?, device, table })
 }
 
-/// The table of a rule that selects a table, unless the rule's conditions are inverted.
+/// The table that a rule selects; `None` if the rule selects no table, or if its conditions are inverted.
 fn table(message: &RuleMessage) -> Option<u32> {
     if message.header.action != RuleAction::ToTable || message.header.flags.contains(RuleFlags::Invert) {
         return None;
@@ -126,7 +126,8 @@ const fn is_of_mark(attribute: &RuleAttribute) -> bool {
     matches!(attribute, RuleAttribute::FwMark(_) | RuleAttribute::FwMask(_))
 }
 
-/// The table that a rule selects for packets with a mark. An inverted rule applies to packets without the mark.
+/// The table that a rule selects for packets with a mark; `None` for an inverted rule, which applies to packets without
+/// the mark.
 fn table_of_mark(rule: &RuleMessage) -> Option<(Family, u32)> {
     let table = table(rule)?;
     mark_of(rule)?;
@@ -181,7 +182,7 @@ mod tests {
         rule::{RuleAction, RuleAttribute as Of, RuleFlags, RuleMessage},
     };
 
-    use super::{IncomingRule, Mark, Rule, Selector, devices_with_gateway, incoming_rule, rule, table_of_mark};
+    use super::{IncomingRule, Mark, RoutingRule, Selector, devices_with_gateway, incoming_rule, rule, table_of_mark};
     use crate::core::{devices::reply_routing::MAIN_TABLE, model::Family};
 
     const POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 64, 7));
@@ -202,7 +203,7 @@ mod tests {
 
     #[test]
     fn rules_for_a_source_address_and_for_a_mark_are_read() {
-        let read = |selector, table| Some(Rule { family: Family::V4, selector, table });
+        let read = |selector, table| Some(RoutingRule { family: Family::V4, selector, table });
         let of_pod = |src_len| rule(&message(src_len, vec![Of::Source(POD), Of::Table(1002)]));
         assert_eq!(of_pod(32), read(Selector::Source(POD), 1002));
         assert_eq!(of_pod(24), None, "a rule for a whole subnet is ignored");

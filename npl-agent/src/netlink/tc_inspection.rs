@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the qdiscs and filters of devices and their owners, and removes clsact qdiscs of NPL without filters.
+//! Reads the qdiscs and filters of devices, and determines the owner of each filter. Removes clsact qdiscs of NPL that
+//! have no filters.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,20 +22,20 @@ use crate::core::{
         Device, DeviceSelection,
         attachments::{AttachmentOwner, DeviceAttachments, Side, is_hook, matters, owner_of_filter},
     },
-    doctor::networks::RuleNames,
+    networks::RuleNames,
 };
 
 /// The parameters of an inspection of qdiscs, filters and programs.
-#[expect(missing_debug_implementations, reason = "a closure has no debug representation")]
+#[expect(missing_debug_implementations, reason = "closures do not implement Debug")]
 pub struct TcInspection {
     /// The devices that may be uplinks.
     pub uplinks: DeviceSelection,
     /// Whether the devices that lead to Pods are inspected too.
     pub with_pods: bool,
-    /// Returns the owners of the BPF links on a device (by ifindex), which run before its filters; `None` if the kernel
-    /// does not report them.
+    /// Returns the owners of the BPF links on a device (by ifindex). Programs of BPF links run before the device's
+    /// filters. `None` if the kernel does not report BPF links.
     pub programs_on: Box<dyn Fn(u32) -> Option<DeviceAttachments> + Send + Sync>,
-    /// Reads the names of netfilter's tables and chains, if decisions depend on them.
+    /// Reads the names of netfilter's tables and chains; `None` if no decision depends on these names.
     pub rule_names: Option<fn() -> io::Result<RuleNames>>,
 }
 
@@ -138,8 +139,8 @@ pub(super) fn is_queue(queue: &TcMessage) -> bool {
     !is_hook(kind(queue))
 }
 
-/// Removes the clsact qdisc of a device (by ifindex) if no filter is attached to it. Returns the device's name if the
-/// qdisc was removed.
+/// Removes the clsact qdisc of a device (by ifindex) if the qdisc has no filter. Returns the device's name if the qdisc
+/// was removed.
 ///
 /// # Errors
 ///

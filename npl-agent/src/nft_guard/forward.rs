@@ -13,12 +13,12 @@ use crate::core::doctor::forward_chains::{BaseChain, Condition, Field, ForwardCh
 /// The nftables families whose chains process forwarded IP packets.
 const FAMILIES: [(u8, &str); 3] =
     [(uapi::NFPROTO_INET, "inet"), (uapi::NFPROTO_IPV4, "ip"), (uapi::NFPROTO_IPV6, "ip6")];
-/// The maximum number of chains that are read. Some firewalls have thousands.
+/// The maximum number of chains that are read. Some firewalls have thousands of chains.
 const MAX_CHAINS: usize = 500;
 /// The prefixes by which the kernel names anonymous sets and maps, which belong to one rule.
 const ANONYMOUS: [&str; 2] = ["__set", "__map"];
 
-/// Reads the filter chains of the forward hook, and the chains that they jump to.
+/// Reads the filter chains of the forward hook, and all chains to which these chains jump.
 ///
 /// # Errors
 ///
@@ -130,7 +130,7 @@ fn read_elements(object: &[u8]) -> Vec<Element> {
     elements
 }
 
-/// The verdict in a data attribute; `None` for `continue` and for data that is no verdict.
+/// The verdict in a data attribute; `None` for the verdict `continue` and for data that is not a verdict.
 fn verdict(data: &[u8]) -> Option<Verdict> {
     let verdict = find(data, attribute::DATA_VERDICT)?;
     let code = number(verdict, attribute::VERDICT_CODE)?.cast_signed();
@@ -145,7 +145,7 @@ fn verdict(data: &[u8]) -> Option<Verdict> {
     }
 }
 
-/// A lookup in a set or map.
+/// An expression of a rule that looks packet fields up in a set or map.
 #[derive(Debug, Clone)]
 struct Lookup {
     set: String,
@@ -155,7 +155,7 @@ struct Lookup {
     is_map: bool,
 }
 
-/// A rule whose sets have not been read yet.
+/// A rule that refers to sets whose elements have not been read yet.
 #[derive(Debug, Default)]
 struct Draft {
     /// The packet field, and the bytes of its mask, in each register.
@@ -197,7 +197,7 @@ impl Draft {
             "target" if name(data, of::XTABLES_NAME).is_some_and(|it| it == "REJECT") => {
                 self.verdict = Some(Verdict::Refuse);
             }
-            // These expressions have no verdict and do not change which packets the rest of the rule matches.
+            // These expressions have no verdict, and the rest of the rule matches the same packets as without them.
             "counter" | "log" | "notrack" | "target" | "meta" | "ct" | "payload" => {}
             _ => self.conditions.push(Condition::unclear()),
         }
@@ -278,7 +278,7 @@ impl Draft {
     }
 }
 
-/// The 16-byte registers `NFT_REG_1` to `NFT_REG_4` are aliases of 4-byte registers.
+/// The number of the 4-byte register of which a register is an alias: `NFT_REG_1` to `NFT_REG_4` are 16-byte registers.
 const fn normal(register: u32) -> u32 {
     match register {
         1..=4 => value::REGISTER + (register - 1) * 4,
@@ -327,13 +327,14 @@ fn xtables_match(data: &[u8]) -> Option<Condition> {
     Some(known.unwrap_or_else(Condition::unclear))
 }
 
-/// The condition of `xt_conntrack_mtinfo3`, if it compares only the state or the status.
+/// The condition that a `xt_conntrack_mtinfo3` represents, if the match compares only the state or the status.
 fn conntrack_match(info: &[u8]) -> Option<Condition> {
     /// The offset of `match_flags`, which is followed by three other two-byte fields.
     const FLAGS: usize = 146;
     const STATE: u16 = 1;
     const STATUS: u16 = 1 << 6;
-    /// The states `SNAT` and `DNAT`, which the kernel stores in the status of a connection.
+    /// The bits of the states `SNAT` and `DNAT`, which the kernel stores in the status of a connection instead of its
+    /// state.
     const VIRTUAL_STATES: u16 = 1 << 6 | 1 << 7;
     let field = |number: usize| {
         let bytes = info.get(FLAGS + 2 * number..)?.first_chunk()?;
@@ -356,7 +357,7 @@ fn mark_match(info: &[u8]) -> Option<Condition> {
     Some(Condition { field: Field::Mark, mask: mask.to_vec(), values: vec![mark.to_vec()], is_negated })
 }
 
-/// The condition that at least one of the bits is set or, negated, none.
+/// The condition that at least one of the bits is set or, if negated, that none of the bits is set.
 fn bits_are_set(field: Field, bits: u32, is_negated: bool) -> Condition {
     Condition { field, mask: bits.to_ne_bytes().to_vec(), values: vec![vec![0; 4]], is_negated: !is_negated }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads the rules of legacy iptables by the socket options of `linux/netfilter_ipv4/ip_tables.h`, which no library
-//! offers. `CAP_NET_ADMIN` is enough.
+//! offers. Reading requires only `CAP_NET_ADMIN`.
 
 #![expect(unsafe_code, reason = "a system call takes pointers")]
 
@@ -9,6 +9,8 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr, UdpSocket},
     os::fd::AsRawFd as _,
 };
+
+use crate::core::model::Family;
 
 /// `IPT_SO_GET_INFO` and `IP6T_SO_GET_INFO`.
 const GET_INFO: libc::c_int = 64;
@@ -20,25 +22,14 @@ const NAME: usize = 32;
 const INFO: usize = 84;
 /// The offset of the rules in `struct ipt_get_entries`. The field before the rules is their size.
 const RULES: usize = 40;
-/// The maximum number of attempts to read rules that change during the reading.
+/// The maximum number of attempts to read the rules; an attempt fails if the rules change meanwhile.
 const ATTEMPTS: usize = 5;
 
-/// The IP family whose rules are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    pub(super) const ALL: [Self; 2] = [Self::V4, Self::V6];
-}
-
-/// The names of the family's tables; none if the kernel has no legacy iptables.
+/// The names of the family's tables; empty if the kernel has no legacy iptables.
 ///
 /// # Errors
 ///
-/// If the file exists and cannot be read.
+/// If the kernel's file with the names exists but cannot be read.
 pub(super) fn tables(family: Family) -> io::Result<Vec<String>> {
     let path = match family {
         Family::V4 => "/proc/thread-self/net/ip_tables_names",
@@ -80,13 +71,13 @@ fn read_by(table: &str, mut ask: impl FnMut(libc::c_int, &mut [u8]) -> io::Resul
             answer => return answer.map(|()| entries.split_off(RULES)),
         }
     }
-    // Without the rules, a policy engine among them would go unnoticed.
+    // This is an error, because the agent would not recognize a policy engine by the missing rules.
     let text =
         format!("the rules of the iptables table {table} changed during each of {ATTEMPTS} attempts to read them");
     Err(io::Error::new(io::ErrorKind::WouldBlock, text))
 }
 
-/// Whether the rules contain a chain whose name begins with this text, or a jump to such a chain. The kernel stores the
+/// Whether the rules contain a chain whose name begins with this prefix, or a jump to such a chain. The kernel stores a
 /// name at the beginning of a field, so the byte before the name is smaller than a space character.
 pub(super) fn names(rules: &[u8], prefix: &str) -> bool {
     let prefix = prefix.as_bytes();
@@ -118,7 +109,7 @@ mod tests {
 
     use super::{ATTEMPTS, GET_ENTRIES, GET_INFO, names, read_by};
 
-    /// Answers as a kernel whose rules have 8 bytes and change during the first `changes` attempts.
+    /// Reads from a simulated kernel whose rules have 8 bytes and change during the first `changes` attempts.
     fn read_while_changing(changes: usize) -> io::Result<Vec<u8>> {
         let mut attempts = 0;
         read_by("filter", |option, request| {

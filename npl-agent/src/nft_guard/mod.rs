@@ -3,13 +3,13 @@
 //! connections for reply routing.
 //!
 //! NPL translates a request before kernel conntrack tracks it, so the kernel's entry is from the client to the Pod.
-//! After that entry has timed out, the Pod's next packet creates a new one from the Pod to the client, and a masquerade
-//! rule for Pod egress matches it: the packet leaves with a source port that the client does not know. The chain
-//! `replies` runs before such rules and keeps the source address and port. See design note 15.
+//! After that entry has timed out, the Pod's next packet creates a new entry from the Pod to the client. A masquerade
+//! rule for Pod egress matches this packet, which leaves with a source port that the client does not know. The chain
+//! `replies` runs before such rules and keeps the source address and port. See design note 15 in `docs/design/`.
 //!
 //! Some CNIs mark connections that arrive for a Node address, so that replies of Pods with their own policy route leave
 //! through the Node's uplink. Such a CNI does not mark translated requests, whose destination is a Pod address. The
-//! chain `requests` sets the mark for them. See design note 21.
+//! chain `requests` sets the mark for translated requests. See design note 21 in `docs/design/`.
 
 mod forward;
 mod legacy;
@@ -35,12 +35,13 @@ use self::{
 };
 use crate::core::{
     devices::reply_routing::Marking,
-    doctor::{Masquerading, forward_chains::ForwardChains, networks::RuleNames},
-    model::{Backend, Frontend, last::Last},
+    doctor::{Masquerading, forward_chains::ForwardChains},
+    model::{Backend, Family, Frontend, last::Last},
+    networks::RuleNames,
     op::Op,
 };
 
-/// Delay until the next attempt after the kernel rejected a change.
+/// The delay between an attempt in which the kernel rejected a change and the next attempt.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Whether the agent maintains the table.
@@ -55,8 +56,9 @@ pub enum GuardMode {
     Off,
 }
 
-/// A handle to the thread that maintains the table. The thread may wait for nftables transactions of other software,
-/// which can write ten thousand rules. Dropping the handle ends the thread and keeps the table.
+/// A handle of the thread that maintains the table. A separate thread is necessary because nftables transactions of
+/// other software, which can write ten thousand rules, may delay the agent's transactions. Dropping the handle ends the
+/// thread and keeps the table.
 #[derive(Debug)]
 pub struct Guard {
     updates: Option<Sender<Update>>,
@@ -65,17 +67,18 @@ pub struct Guard {
 
 #[derive(Debug)]
 enum Update {
-    /// All mappings, which replace all earlier ones.
+    /// All mappings, which replace the mappings of earlier updates.
     All(BTreeMap<Frontend, PodEndpoint>),
-    /// One mapping that was written, or removed if there is no endpoint.
+    /// One mapping that was written. If there is no endpoint, the mapping was removed.
     One(Frontend, Option<PodEndpoint>),
     /// All connection marks to set.
     Markings(BTreeSet<Marking>),
 }
 
 impl Guard {
-    /// Starts the thread. It compares the table with the wanted content, and corrects the table, at every change of the
-    /// content and in intervals of `resync`.
+    /// Starts the thread. After a change of mappings, the thread updates the elements of the table's sets. After a
+    /// change of connection marks, and in intervals of `resync`, the thread compares the whole table with the wanted
+    /// content and corrects the table.
     pub fn start(mode: GuardMode, resync: Duration) -> Self {
         let (updates, receiver) = mpsc::channel();
         let worker = Worker {
@@ -92,7 +95,7 @@ impl Guard {
         if let Err(error) = &thread {
             warn!(
                 err = %error,
-                "cannot start the thread for the nftables table {TABLE}: replies may be masqueraded once kernel \
+                "cannot start the thread for the nftables table {TABLE}: replies may be masqueraded after kernel \
                  conntrack has timed out their connection; raise the limit of threads and restart the agent"
             );
         }
@@ -116,14 +119,14 @@ impl Guard {
         }
     }
 
-    /// Passes the wanted connection marks to the thread. Before the first call, the thread keeps the marks of the
-    /// table.
+    /// Passes the wanted connection marks to the thread. Before the first call, the thread keeps the marking rules that
+    /// the table has.
     pub fn mark(&self, markings: &BTreeSet<Marking>) {
         self.send(Update::Markings(markings.clone()));
     }
 
     fn send(&self, update: Update) {
-        // If the thread could not be started, no table is maintained; the agent has logged this at start.
+        // If the thread could not be started, no table is maintained; the agent has logged the failure at start.
         drop(self.updates.as_ref().map(|thread| thread.send(update)));
     }
 }
@@ -140,7 +143,7 @@ impl Drop for Guard {
 /// Family and name of the table, as `nft` shows them.
 pub const TABLE: &str = "inet npl";
 
-/// Removes the table. Returns whether it existed.
+/// Removes the table. Returns whether the table existed.
 ///
 /// # Errors
 ///
@@ -172,7 +175,7 @@ pub fn read_state() -> io::Result<TableState> {
     Ok(TableState { guarded: keeps_sources.then_some(endpoints.len()), markings })
 }
 
-/// Whether other software on the Node masquerades, and whether the table exempts replies from it.
+/// Whether other software on the Node masquerades, and whether the table exempts replies from masquerading.
 ///
 /// # Errors
 ///
@@ -195,7 +198,7 @@ pub fn rule_names() -> io::Result<RuleNames> {
     names::read()
 }
 
-/// The forward chains of the Node's firewall; none if the kernel has no nftables.
+/// The forward chains of the Node's firewall; empty if the kernel has no nftables.
 ///
 /// # Errors
 ///
@@ -208,7 +211,7 @@ const fn endpoint(frontend: Frontend, backend: &Backend) -> PodEndpoint {
     PodEndpoint { addr: backend.pod_ip, protocol: frontend.protocol, port: backend.pod_port.0 }
 }
 
-/// The state of the thread.
+/// The thread that maintains the table, with its state.
 struct Worker {
     mode: GuardMode,
     mapped: BTreeMap<Frontend, PodEndpoint>,
@@ -218,11 +221,11 @@ struct Worker {
     installed: Option<Content>,
     /// Whether the last check found source NAT rules.
     was_needed: bool,
-    /// Whether the last change failed.
+    /// Whether the last change of the table failed; for the log.
     is_failing: Last<bool>,
-    /// Whether the table exempts endpoints from masquerading.
+    /// Whether the table exempts endpoints from masquerading; for the log.
     keeps_sources: Last<bool>,
-    /// The connections that the table marks.
+    /// The connections that the table marks; for the log.
     marked: Last<BTreeSet<Marking>>,
 }
 
@@ -278,8 +281,8 @@ impl Worker {
         self.mapped.values().copied().collect()
     }
 
-    /// Adds and removes set elements of an installed table. This is cheaper than [`Self::verify`], which reads the
-    /// whole table.
+    /// Adds and removes set elements of an installed table. An update of elements needs less time than
+    /// [`Self::verify`], which reads the whole table.
     fn update_endpoints(&mut self) -> io::Result<()> {
         let wanted = self.endpoints();
         let Some(installed) = self.installed.as_mut().filter(|it| it.endpoints != wanted) else { return Ok(()) };
@@ -288,7 +291,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads the table back and corrects it, since other software may have changed it.
+    /// Reads the table from the kernel and corrects it, because other software may have changed the table.
     fn verify(&mut self) -> io::Result<()> {
         let is_needed = self.is_needed()?;
         let connection = match Connection::open() {
@@ -299,8 +302,8 @@ impl Worker {
             }
             opened => opened?,
         };
-        // A chain can be missing in a dump during a change by other software, so one negative result does not remove
-        // the exemption.
+        // While other software changes its chains, a dump may lack a chain. So the exemption is removed only after two
+        // checks without source NAT rules.
         let keeps_sources = std::mem::replace(&mut self.was_needed, is_needed) || is_needed;
         let found = table::if_known(table::read(&connection))?.flatten();
         let markings = match (&self.markings, &found) {
@@ -310,7 +313,9 @@ impl Worker {
         };
         if !keeps_sources && markings.is_empty() {
             if table::if_known(table::remove(&connection))?.unwrap_or_default() {
-                info!("removed nftables table {TABLE}: no source NAT rules on this Node, and no connections to mark");
+                info!(
+                    "removed nftables table {TABLE}: the Node has no source NAT rules, and reply routing needs no marks"
+                );
             }
             self.log(&Content::default());
             self.installed = None;
@@ -357,7 +362,7 @@ fn has_legacy_nat() -> io::Result<bool> {
 
 /// Whether legacy iptables, whose tables nftables does not list, has the table in any family.
 fn has_legacy_table(table: &str) -> io::Result<bool> {
-    for family in legacy::Family::ALL {
+    for family in Family::ALL {
         if legacy::tables(family)?.iter().any(|name| name == table) {
             return Ok(true);
         }

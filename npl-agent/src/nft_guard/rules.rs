@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The rules of the table, as netlink attributes, and a parser that reads the marking rules back.
+//! The rules of NPL's nftables table as netlink attributes, and a parser for marking rules that are read from the
+//! kernel.
 
 use rtnetlink::packet_core::DefaultNla;
 
@@ -69,8 +70,8 @@ pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
 /// The rule `iif DEVICE ct mark & MASK != MARK ip daddr . meta l4proto . th dport @endpoints_v4 ct mark set ct mark &
 /// ~MASK | MARK`, or the same for IPv6.
 ///
-/// The mark is compared before the set lookup, which is slower. The rule does not require a new connection: UDP flows
-/// that started before the rule was installed would otherwise never be marked.
+/// The rule compares the mark first, because the lookup in the set takes longer. The rule also applies to packets of
+/// existing connections: otherwise UDP flows that began before the rule was installed would never be marked.
 pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     let shape = if marking.family == Family::V4 { &V4 } else { &V6 };
     let (set, mask) = (marking.mark.value(), marking.mark.mask());
@@ -82,7 +83,7 @@ pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     rule
 }
 
-/// The marking of a rule; `None` if the rule differs from the one that [`marks`] builds.
+/// The marking of a rule; `None` if the rule differs from a rule that [`marks`] builds.
 pub(super) fn read_marking(rule: &[u8]) -> Option<Marking> {
     let made = |(_, expression)| {
         let name = find(expression, of::NAME)?.strip_suffix(&[0])?;
@@ -108,7 +109,7 @@ fn is_of_family(shape: &Shape) -> [DefaultNla; 2] {
     [meta(value::REGISTER, value::META_NFPROTO), compare(value::EQUAL, &[shape.nfproto])]
 }
 
-/// Expressions that match if the packet's address, protocol and port are in the set.
+/// Expressions that match a packet whose address, protocol and port are in the set of endpoints.
 fn is_endpoint(shape: &Shape, end: End) -> [DefaultNla; 4] {
     let behind = value::REGISTER + shape.length / 4;
     let port = match end {

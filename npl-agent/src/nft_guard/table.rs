@@ -77,10 +77,10 @@ impl PodEndpoint {
     }
 }
 
-/// Creates the table with this content, replacing an existing one.
+/// Creates the table with this content. An existing table is replaced in the same transaction.
 pub(super) fn replace(connection: &Connection, content: &Content) -> io::Result<()> {
     let table = |command| Message::new(command, vec![text(attribute::TABLE, TABLE)]);
-    // Deleting an absent table would fail the transaction, so it is created first.
+    // The table is first created, because a transaction that deletes an absent table fails.
     let anew = [table(message::NEW_TABLE), table(message::DEL_TABLE), table(message::NEW_TABLE)];
     let mut commands = Vec::from(anew);
     commands.extend((1..).zip(SHAPES).map(|(id, shape)| new_set(id, shape)));
@@ -103,17 +103,17 @@ pub(super) fn update(
     gone: &BTreeSet<PodEndpoint>,
 ) -> io::Result<()> {
     let messages = elements(message::DEL_ELEMENT, gone).into_iter().chain(elements(message::NEW_ELEMENT, new));
-    // One transaction for each message, because all messages together may not fit into the socket buffer.
+    // Each message is a separate transaction, because all messages together may not fit into the socket buffer.
     messages.into_iter().try_for_each(|message| connection.commit(vec![message]))
 }
 
-/// Removes the table. Returns whether it existed.
+/// Removes the table. Returns whether the table existed.
 pub(super) fn remove(connection: &Connection) -> io::Result<bool> {
     let removed = connection.commit(vec![Message::new(message::DEL_TABLE, vec![text(attribute::TABLE, TABLE)])]);
     if_there(removed).map(|removed| removed.is_some())
 }
 
-/// Reads the table; `None` if it is absent or differs from what [`replace`] creates.
+/// Reads the table; `None` if the table is absent, or differs from a table that [`replace`] creates.
 pub(super) fn read(connection: &Connection) -> io::Result<Option<Content>> {
     let mut endpoints = BTreeSet::new();
     for shape in SHAPES {
@@ -146,8 +146,8 @@ fn list_rules(connection: &Connection, chain: &Chain, mut on_rule: impl FnMut(&[
     if_there(listed).map(drop)
 }
 
-/// Whether other software has a source NAT chain; `None` if the kernel has no nftables. Reading stops at the first such
-/// chain, because a Node may have ten thousand chains.
+/// Whether other software has a source NAT chain; `None` if the kernel has no nftables. The function stops at the first
+/// such chain, because a Node may have ten thousand chains.
 pub(super) fn has_foreign_source_nat() -> io::Result<Option<bool>> {
     let mut found = false;
     let Some(connection) = if_known(Connection::open())? else { return Ok(None) };
@@ -162,8 +162,8 @@ pub(super) fn has_foreign_source_nat() -> io::Result<Option<bool>> {
     Ok(if_known(listed)?.map(|()| found))
 }
 
-/// Whether the kernel has no nftables. nfnetlink returns `EINVAL` for a subsystem that it does not know; kernels
-/// without nfnetlink, and sandboxes, return an error for the protocol.
+/// Whether the kernel has no nftables. nfnetlink returns `EINVAL` for an unknown subsystem. Kernels without nfnetlink,
+/// and sandboxes, return an error for the netlink protocol.
 pub(super) fn is_unknown(error: &io::Error) -> bool {
     const ABSENT: [Errno; 4] = [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
     error.raw_os_error().is_some_and(|code| ABSENT.contains(&Errno::from_raw(code)))

@@ -29,7 +29,7 @@ pub(super) mod message {
     pub(in super::super) const DEL_ELEMENT: u16 = 14;
 }
 
-/// Attributes of tables, chains, rules, sets and set elements. Attribute 1 is the table in all of them.
+/// Attributes of tables, chains, rules, sets and set elements. Attribute 1 is the table in each of these objects.
 pub(super) mod attribute {
     pub(in super::super) const TABLE: u16 = 1;
     pub(in super::super) const CHAIN_NAME: u16 = 3;
@@ -117,7 +117,7 @@ pub(super) mod value {
     pub(in super::super) const SOURCE_NAT: u32 = 0;
 }
 
-/// The data types of the parts of a set's key. The kernel ignores them; `nft` needs them to show the elements.
+/// The data types of the parts of a set's key. The kernel ignores these types; `nft` needs them to show the elements.
 pub(super) mod key_type {
     pub(in super::super) const IPV4_ADDRESS: u32 = 7;
     pub(in super::super) const IPV6_ADDRESS: u32 = 8;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The part of nftables' netlink protocol that the table needs. Numbers in attributes are in network byte order.
+//! The part of nftables' netlink protocol that the agent uses. Numbers in attributes are in network byte order.
 
 use std::{io, ops::ControlFlow};
 
@@ -17,7 +17,7 @@ use rtnetlink::{
 
 use super::uapi;
 
-/// Time limit for an answer. The kernel answers immediately, or when a transaction of other software ends.
+/// Time limit for an answer. The kernel answers immediately, or after a transaction of other software has ended.
 const ANSWER_TIMEOUT: TimeVal = TimeVal::new(10, 0);
 
 /// An attribute with raw bytes.
@@ -114,7 +114,7 @@ impl Connection {
         Ok(Self(socket))
     }
 
-    /// Applies the commands in one transaction: all of them or none.
+    /// Applies the commands in one transaction: the kernel applies all commands or none.
     ///
     /// # Errors
     ///
@@ -191,7 +191,7 @@ fn serialized(message: Message, flags: u16, sequence: u32) -> Vec<u8> {
     buffer
 }
 
-/// The attributes in a value, up to the first malformed one.
+/// The attributes in a value, up to the first malformed attribute.
 pub(super) fn attributes(value: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(value).map_while(Result::ok).map(|attribute| {
         let (kind, length) = (attribute.kind(), attribute.value_length());

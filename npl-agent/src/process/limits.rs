@@ -23,8 +23,8 @@ pub fn raise_open_files(settings: &Settings) {
         Err(errno) => {
             warn!(
                 err = %errno,
-                "cannot raise the limit of open files; Pod ports get no node port once it is reached: raise \
-                 LimitNOFILE of the container runtime"
+                "cannot raise the limit of open files; when this limit is reached, further Pod ports get no node port: \
+                 raise LimitNOFILE of the container runtime"
             );
         }
     }

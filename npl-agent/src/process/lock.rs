@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A lock for each BPF file system, so that only one process changes the datapath: `run`, `load` or `cleanup`.
+//! A lock for each BPF file system, so that only one process at a time changes the datapath: `npl-agent run`, `load` or
+//! `cleanup`.
 //!
 //! The lock is a `flock` on the directory of the pins, which only root can open. An abstract Unix socket would not be a
-//! safe lock, because every Pod on the host network could bind it.
+//! safe lock, because every Pod on the host network could bind such a socket.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -21,9 +22,9 @@ use npl_common::names::PIN_ROOT;
 
 /// The mode of the directory: only root can open and lock it.
 const ONLY_ROOT: u32 = 0o700;
-/// The time for which a process tries to acquire a lock that no agent holds.
+/// The time for which a process tries to acquire the lock if only checks hold it.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The delay between two attempts. A check of the lock holds it only for microseconds.
+/// The delay between two attempts. A process that only checks the lock holds it for microseconds.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Why the lock could not be acquired.
@@ -31,12 +32,12 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub enum LockError {
     /// Another `npl-agent run`, `load` or `cleanup` holds the lock of this BPF file system.
     #[error(
-        "another npl-agent runs on this Node: stop it, or delete the second DaemonSet; if it is `npl-agent cleanup`, \
-         wait until it ends"
+        "another npl-agent runs on this Node: stop that process, or delete the second DaemonSet; if the process is \
+         `npl-agent cleanup`, wait until it ends"
     )]
     AlreadyRunning,
     /// The directory could not be created, opened or locked.
-    #[error("lock this Node against a second npl-agent: lock the folder {}; run the agent as root", folder.display())]
+    #[error("prevent a second npl-agent on this Node: lock the folder {}; run the agent as root", folder.display())]
     Folder {
         /// The path of the directory.
         folder: PathBuf,
@@ -77,8 +78,8 @@ pub fn is_taken(bpffs: &Path) -> bool {
     opened.is_ok_and(|folder| lock(folder, FlockArg::LockSharedNonblock).is_err_and(|error| is_held(&error)))
 }
 
-/// Acquires the lock; `None` if only checks held the lock, or the directory was removed in the meantime. A shared lock
-/// fails if an agent holds the lock, and succeeds during checks.
+/// Tries once to acquire the lock. `None` if only checks held the lock, or if the directory was removed in the
+/// meantime. A shared lock fails if an agent holds the lock, and succeeds during checks.
 fn attempt(folder: &Path) -> io::Result<Option<Lock>> {
     match DirBuilder::new().mode(ONLY_ROOT).create(folder) {
         // An earlier version may have created the directory with another mode.

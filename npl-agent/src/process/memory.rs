@@ -1,27 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Returns freed memory to the system, because the agent runs on every Node.
+//! Returns freed memory to the operating system. The agent runs on every Node, so memory that it does not use would be
+//! missing on every Node.
 //!
 //! glibc keeps one heap for each thread, and keeps freed memory in the middle of a heap. Without this module, a list
 //! from the API server or the kernel's BTF would stay resident until the agent exits.
 
-/// Size in bytes from which glibc maps an allocation separately, such as the body of a list, and unmaps it on free.
+/// The smallest size in bytes of an allocation that glibc maps separately, such as the body of a list. glibc unmaps
+/// such an allocation when it is freed.
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM: libc::c_int = 128 * 1024;
 
-/// Makes glibc use one heap for all threads. The agent's threads mostly wait for I/O, so they do not contend for it.
+/// Makes glibc use one heap for all threads. The agent's threads mostly wait for I/O, so they rarely wait for the lock
+/// of the heap.
 pub fn use_one_heap() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [(libc::M_ARENA_MAX, 1), (libc::M_MMAP_THRESHOLD, MAPPED_FROM)] {
-        #[expect(unsafe_code, reason = "no library in use wraps it")]
+        #[expect(unsafe_code, reason = "no library in use offers this function")]
         // SAFETY: the call has two integer arguments, and changes nothing if one of them is invalid.
         let _is_taken = unsafe { libc::mallopt(parameter, value) };
     }
 }
 
-/// Returns the free pages of the heap to the system.
+/// Returns the free pages of the heap to the operating system.
 pub fn give_back() {
     #[cfg(target_env = "gnu")]
-    #[expect(unsafe_code, reason = "no library in use wraps it")]
+    #[expect(unsafe_code, reason = "no library in use offers this function")]
     // SAFETY: the call has an integer argument, and releases only free blocks.
     let _was_any = unsafe { libc::malloc_trim(0) };
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The SELinux type of this process, for errors that look like missing capabilities.
+//! Reads the SELinux type of this process. Denials by SELinux cause the same errors as missing capabilities.
 
 use std::fs;
 
-/// Whether SELinux enforces its policy: 0 or 1. Most containers do not see this file.
+/// The file that shows whether SELinux enforces its policy: 0 or 1. Most containers do not see this file.
 const ENFORCE: &str = "/sys/fs/selinux/enforce";
-/// The label of this process: of SELinux, of AppArmor, or empty.
+/// The file with the security label of this process: a label of SELinux or of AppArmor, or empty.
 const LABEL: &str = "/proc/self/attr/current";
 
-/// The SELinux type of this process, unless SELinux is absent or known to be permissive.
+/// The SELinux type of this process; `None` if SELinux is absent or known to be permissive.
 pub fn enforced_type() -> Option<String> {
     let enforce = fs::read_to_string(ENFORCE).ok();
     enforced(enforce.as_deref(), &fs::read_to_string(LABEL).unwrap_or_default())

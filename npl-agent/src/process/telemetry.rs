@@ -12,7 +12,8 @@ use tracing_subscriber::{
 /// The environment variable with the log filter, in the syntax of `tracing_subscriber::EnvFilter`.
 pub const FILTER_VARIABLE: &str = "NPL_LOG";
 
-/// kube logs every failed request at `error`; the agent logs the failure once, with its effect.
+/// The default log filter. The crate `kube` is excluded, because it logs every failed request at level `error`; the
+/// agent logs the failure once, with its effect.
 #[cfg(not(feature = "trace"))]
 pub(crate) const DEFAULT_FILTER: &str = "warn,npl_agent=info,kube_client=off,kube_runtime=off";
 /// The default filter of the trace build, which includes the logs of the kernel programs.
@@ -55,7 +56,8 @@ pub fn init_with_default(format: LogFormat, filter: Option<&str>, default: &str)
     init(format, Some(filter.map(str::trim).filter(|text| !text.is_empty()).unwrap_or(default)))
 }
 
-/// Starts logging. `filter` is the value of [`FILTER_VARIABLE`]; unset and empty mean the default filter.
+/// Starts logging. `filter` is the value of [`FILTER_VARIABLE`]. If the variable is unset or empty, the default filter
+/// is used.
 ///
 /// # Errors
 ///
@@ -76,8 +78,8 @@ where
     }
 }
 
-/// Logs the error that ends the agent, with its causes, if the log is JSON, so that log collectors parse it. Returns
-/// whether it was logged; else the caller reports it as the commands do.
+/// If the log format is JSON, logs the error that ends the agent with its causes, so that log collectors can parse the
+/// line. Returns whether the error was logged. If it was not, the caller reports the error as commands do.
 #[must_use]
 pub fn log_fatal(format: LogFormat, error: &anyhow::Error) -> bool {
     let is_logged = format == LogFormat::Json && tracing::enabled!(Level::ERROR);

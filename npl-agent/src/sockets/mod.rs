@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reserves node ports: the agent binds a socket to each node port, so that no other process can use the port.
 //!
-//! A TCP socket is bound without `listen` and without `SO_REUSEADDR`: every other bind fails, and a client of a port
-//! without a mapping gets an RST from the kernel.
+//! A TCP socket is bound without `listen` and without `SO_REUSEADDR`: no other process can bind the port. A client of a
+//! port without a mapping gets an RST from the kernel.
 //!
-//! While the kernel has not loaded SCTP, no process can bind an SCTP port, so the agent reserves it without a socket.
-//! Opening an SCTP socket would load the kernel module and enlarge the Node's attack surface.
+//! While the kernel has not loaded SCTP, no process can bind an SCTP port, so the agent reserves SCTP ports without a
+//! socket. Opening an SCTP socket would load the kernel module and enlarge the Node's attack surface.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,16 +17,16 @@ use socket2::{Domain, Socket, Type};
 
 use crate::core::model::{Family, Frontend, Protocol};
 
-/// The kernel's list of socket protocols, one in each line.
+/// The file with the kernel's list of socket protocols, one protocol in each line.
 const PROTOCOLS: &str = "/proc/net/protocols";
 
 /// Why a port could not be reserved.
 #[derive(Debug, thiserror::Error)]
 pub enum ReserveError {
     /// Another process has bound the port. The agent allocates another port.
-    #[error("reserve node port {0}: another process has bound it")]
+    #[error("reserve node port {0}: another process has bound this port")]
     Taken(Frontend),
-    /// The kernel returned another error, such as that of the limit of open files.
+    /// The kernel returned another error, for example because the limit of open files is reached.
     #[error("reserve node port {frontend}")]
     Refused {
         /// The node port, its protocol and IP family.
@@ -45,8 +45,8 @@ pub struct Reservations {
 }
 
 impl Reservations {
-    /// Returns the reserved ports. Once SCTP is loaded, SCTP ports without a socket are dropped first, so that the
-    /// agent reserves them again with one.
+    /// Returns the reserved ports. If SCTP was loaded in the meantime, SCTP ports without a socket are dropped first,
+    /// so that the agent reserves them again with a socket.
     pub fn observe(&mut self) -> BTreeSet<Frontend> {
         if self.reserved.values().any(Option::is_none) && has_sctp() {
             self.reserved.retain(|_, socket| socket.is_some());
@@ -54,7 +54,7 @@ impl Reservations {
         self.reserved.keys().copied().collect()
     }
 
-    /// Reserves a port. A reserved port stays reserved.
+    /// Reserves a port. Has no effect if the port is reserved already.
     ///
     /// # Errors
     ///
@@ -84,7 +84,8 @@ impl Reservations {
     }
 }
 
-/// Whether SCTP is built in or loaded. If the list cannot be read, the result is true, and opening the socket decides.
+/// Whether SCTP is built into the kernel or loaded. If the list cannot be read, the result is true; the agent then
+/// opens an SCTP socket.
 fn has_sctp() -> bool {
     std::fs::read_to_string(PROTOCOLS).map_or(true, |list| list.lines().any(|line| line.starts_with("SCTP ")))
 }
@@ -102,11 +103,11 @@ fn bound_socket(frontend: Frontend) -> io::Result<Socket> {
     };
     let socket = Socket::new(domain, kind, Some(protocol))?;
     if frontend.protocol == Protocol::Udp {
-        // No process reads datagrams that match no mapping, so the kernel need not store them.
+        // No process reads datagrams that match no mapping, so the receive buffer of the socket has the smallest size.
         socket.set_recv_buffer_size(1)?;
     }
     if frontend.family == Family::V6 {
-        // The socket is for IPv6 only, because IPv4 has a separate socket for the same port number.
+        // The socket is for IPv6 only, because a separate socket reserves the port number for IPv4.
         socket.set_only_v6(true)?;
     }
     socket.bind(&SocketAddr::new(wildcard, frontend.node_port.0).into())?;

@@ -61,7 +61,7 @@ fn a_device_with_an_unsupported_link_layer_is_logged_counted_and_shown_while_oth
     world.wait_for_metric(r#"npl_devices{state="failed"} 1"#);
     let status = world.agent_options(&[]).command_json("status").unwrap();
     assert_eq!(status["devices"].as_array().unwrap().len(), 1);
-    let reason = "its link layer is neither Ethernet nor none";
+    let reason = "its packets begin with neither an Ethernet nor an IP header";
     assert_eq!(status["unsupportedDevices"][0]["name"], "ib0");
     assert_eq!(status["unsupportedDevices"][0]["reason"], reason);
     assert!(world.agent_options(&[]).command(&["status"]).unwrap().contains(reason));

@@ -70,7 +70,7 @@ fn wrong_sysctls_are_reported_until_they_are_corrected() {
 
     assert_reported(&world, "ip_forward", "failed", "set net.ipv4.ip_forward=1");
     assert_reported(&world, "ipv6_forwarding", "warning", "set net.ipv6.conf.all.forwarding=1");
-    assert_reported(&world, "conntrack_liberal", "warning", "only --forwarding offload needs it");
+    assert_reported(&world, "conntrack_liberal", "warning", "only --forwarding offload needs this setting");
     assert_reported(&world, "conntrack_timeouts", "warning", "connections that are idle for longer");
     let (is_well, table) = doctor(&world, &[]);
     assert!(!is_well, "doctor succeeds although node ports do not work: {table}");

@@ -110,7 +110,7 @@ fn a_second_agent_is_refused_and_a_bad_port_range_is_logged() {
     let mut world = World::with_agent(&["--port-range", "32000-33000", "--quarantine", "29s"]);
     let log = fs::read_to_string(world.agent().process().log()).unwrap();
     assert!(log.contains("ephemeral ports") && log.contains("type NodePort"), "{log}");
-    assert!(log.contains("--quarantine 29000ms is shorter than load balancers keep removed members"), "{log}");
+    assert!(log.contains("--quarantine 29000ms is shorter than the time for which load balancers"), "{log}");
     let bpffs = world.bpffs.path().to_str().unwrap().to_owned();
     let output = run(&world, &["run", "--node-name", NODE, "--bpffs", &bpffs]);
     assert_says(&output, 1, &["another npl-agent runs"]);

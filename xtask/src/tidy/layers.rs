@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks the direction of imports: from higher to lower layers in the kernel programs, and without import cycles in
-//! the agent and the feed.
+//! the agent and the feed. Below `core` of the agent, the modules of the second level have no import cycles either.
 //!
 //! The rule does not apply to tests, which may import any module.
 
@@ -40,15 +40,18 @@ fn check_process(tree: &Tree, source: &'static str) -> Vec<Finding> {
             )
         }));
     }
-    findings.extend(circles(source, &graph(&files)));
+    findings.extend(circles(source, &graph(&files, &[])));
+    findings.extend(circles(&format!("{source}{CORE}/"), &graph(&files, &[CORE])));
     findings
 }
 
-/// A source file, its place in the crate's module tree, and the top-level modules of the crate that it uses.
+/// A source file, its place in the crate's module tree, the top-level modules of the crate that it uses, and the paths
+/// from the root of the crate by which it uses them.
 struct File<'a> {
     path: &'a str,
     module: Vec<&'a str>,
     used: BTreeSet<String>,
+    paths: BTreeSet<Vec<String>>,
 }
 
 impl<'a> File<'a> {
@@ -58,7 +61,12 @@ impl<'a> File<'a> {
     }
 }
 
-/// The files of a crate, except tests and other programs of the package.
+/// The paths of the files of a crate without its tests and without other programs of the package.
+pub(super) fn code_files<'a>(tree: &'a Tree, source: &'static str) -> impl Iterator<Item = &'a str> {
+    files(tree, source).into_iter().map(|file| file.path)
+}
+
+/// The files of a crate without its tests and without other programs of the package.
 fn files<'a>(tree: &'a Tree, source: &'static str) -> Vec<File<'a>> {
     let all: Vec<_> = tree
         .below(source, ".rs")
@@ -68,7 +76,12 @@ fn files<'a>(tree: &'a Tree, source: &'static str) -> Vec<File<'a>> {
     let tests: Vec<Vec<&str>> = all.iter().flat_map(|(_, module, text)| test_modules(module, text)).collect();
     let is_test = |module: &Vec<&str>| tests.iter().any(|test| module.starts_with(test));
     let code = all.into_iter().filter(|(_, module, _)| !is_test(module));
-    code.map(|(path, module, text)| File { path, used: used(&module, text), module }).collect()
+    let file = |(path, module, text)| {
+        let paths = used(&module, text);
+        let used = paths.iter().filter_map(|it| it.first().cloned()).collect();
+        File { path, module, used, paths }
+    };
+    code.map(file).collect()
 }
 
 /// The module path of a file: `[a, b]` for `a/b.rs` and `a/b/mod.rs`; empty, the root of the crate, for `lib.rs` and
@@ -91,8 +104,8 @@ fn test_modules<'a>(module: &[&'a str], text: &'a str) -> Vec<Vec<&'a str>> {
     names.map(|name| [module, &[name]].concat()).collect()
 }
 
-/// The names below `crate::` that the code uses, including names that the code reaches by `super::`.
-fn used(module: &[&str], text: &str) -> BTreeSet<String> {
+/// The paths below `crate::` that the code uses, including those that it reaches by `super::`.
+fn used(module: &[&str], text: &str) -> BTreeSet<Vec<String>> {
     let code = without_comments(text);
     let code = without_tests(&code);
     let mut used = BTreeSet::new();
@@ -103,9 +116,15 @@ fn used(module: &[&str], text: &str) -> BTreeSet<String> {
         while segments.next_if_eq(&"super").is_some() {
             depth = depth.saturating_sub(1);
         }
-        let is_at_root = if is_relative { depth == 0 } else { segments.next_if_eq(&"crate").is_some() };
-        let name = segments.next().filter(|_| is_at_root);
-        used.extend(name.map(|it| it.trim_matches(['!', '*']).to_owned()).filter(|it| !it.is_empty()));
+        if !is_relative && segments.next_if_eq(&"crate").is_none() {
+            continue;
+        }
+        let base = module.iter().copied().take(if is_relative { depth } else { 0 });
+        let names = base.chain(segments).map(|it| it.trim_matches(['!', '*']).to_owned());
+        let names: Vec<String> = names.take_while(|it| !it.is_empty()).collect();
+        if !names.is_empty() {
+            used.insert(names);
+        }
     }
     used
 }
@@ -125,16 +144,20 @@ fn check_layers(file: &File<'_>) -> Vec<Finding> {
     refused.map(|rule| Finding::error(file.path, rule)).collect()
 }
 
-/// For each top-level module: the modules that it uses, each with a file that uses it.
+/// For each module of one level: the modules that it uses, each with a file that uses it.
 type Graph<'a> = BTreeMap<&'a str, BTreeMap<&'a str, &'a str>>;
 
-fn graph<'a>(files: &'a [File<'a>]) -> Graph<'a> {
-    let mut graph: Graph<'a> = files.iter().filter_map(|file| Some((file.top()?, BTreeMap::new()))).collect();
+/// The imports between the modules directly below `parent`; the root of the crate is empty.
+fn graph<'a>(files: &'a [File<'a>], parent: &[&str]) -> Graph<'a> {
+    let own = |file: &File<'a>| file.module.strip_prefix(parent)?.first().copied();
+    let mut graph: Graph<'a> = files.iter().filter_map(|file| Some((own(file)?, BTreeMap::new()))).collect();
     let known: BTreeSet<&str> = graph.keys().copied().collect();
     for file in files {
-        let Some(own) = file.top() else { continue };
-        for used in &file.used {
-            let Some(other) = known.get(used.as_str()).filter(|other| **other != own) else { continue };
+        let Some(own) = own(file) else { continue };
+        for used in file.paths.iter().filter(|it| it.len() > parent.len() && it.iter().zip(parent).all(|(a, b)| a == b))
+        {
+            let name = used.get(parent.len()).map_or("", String::as_str);
+            let Some(other) = known.get(name).filter(|other| **other != own) else { continue };
             graph.entry(own).or_default().entry(other).or_insert(file.path);
         }
     }
@@ -151,7 +174,7 @@ fn circles(source: &str, graph: &Graph<'_>) -> Vec<Finding> {
             let ends = circle.iter().zip(circle.iter().skip(1).chain(circle.first()));
             let uses: Vec<String> =
                 ends.filter_map(|(from, to)| Some(format!("{} uses `{to}`", graph.get(from)?.get(to)?))).collect();
-            let rule = format!("its top-level modules import each other in a circle: {}", uses.join(", "));
+            let rule = format!("its modules import each other in a circle: {}", uses.join(", "));
             findings.push(Finding::error(source, rule));
         }
     }
@@ -228,9 +251,28 @@ mod tests {
         ];
         assert_eq!(
             found(&files),
+            ["npl-agent/src/: its modules import each other in a circle: npl-agent/src/http/mod.rs uses `kube`, \
+              npl-agent/src/kube/watch.rs uses `metrics`, npl-agent/src/metrics/mod.rs uses `http`"]
+        );
+    }
+
+    #[test]
+    fn a_circle_between_modules_of_the_core_is_found() {
+        let files = [
+            ("npl-agent/src/core/mod.rs", "pub mod devices;\npub mod doctor;\nuse self::doctor::Facts;"),
+            ("npl-agent/src/core/devices/mod.rs", "mod planner;\nuse super::model::Family;"),
+            ("npl-agent/src/core/devices/planner.rs", "use super::{super::doctor::networks, xdp};"),
+            (
+                "npl-agent/src/core/doctor/mod.rs",
+                "use crate::core::{devices::Device, model};\nuse self::kernel::Kernel;",
+            ),
+            ("npl-agent/src/core/model.rs", "use super::model;"),
+        ];
+        assert_eq!(
+            found(&files),
             [
-                "npl-agent/src/: its top-level modules import each other in a circle: npl-agent/src/http/mod.rs uses `kube`, \
-              npl-agent/src/kube/watch.rs uses `metrics`, npl-agent/src/metrics/mod.rs uses `http`"
+                "npl-agent/src/core/: its modules import each other in a circle: npl-agent/src/core/devices/planner.rs uses \
+              `doctor`, npl-agent/src/core/doctor/mod.rs uses `devices`"
             ]
         );
     }

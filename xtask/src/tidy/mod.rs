@@ -13,6 +13,7 @@ mod reasons;
 mod rust_code;
 mod source;
 mod tree;
+mod types;
 
 use anyhow::{Result, bail};
 
@@ -68,6 +69,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
         purity::check,
         layers::check,
         names::check,
+        types::check,
         reasons::check,
         documents::check,
         proofs::check,

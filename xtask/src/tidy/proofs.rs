@@ -20,7 +20,7 @@ struct Lines {
     numbers: RangeInclusive<u32>,
 }
 
-const PAGES: [Page; 2] = [
+const PAGES: [Page; 3] = [
     Page {
         path: "docs/antrea-compatibility.md",
         lines: &[
@@ -30,6 +30,13 @@ const PAGES: [Page; 2] = [
         ],
     },
     Page { path: "docs/traps.md", lines: &[Lines { prefix: "P-", digits: 2, numbers: 1..=80 }] },
+    Page {
+        path: "docs/field-reports.md",
+        lines: &[
+            Lines { prefix: "D-", digits: 1, numbers: 1..=14 },
+            Lines { prefix: "A-", digits: 1, numbers: 1..=17 },
+        ],
+    },
 ];
 
 impl Lines {
@@ -48,7 +55,7 @@ fn check_page(tree: &Tree, Page { path, lines }: &Page, tests: &BTreeSet<&str>) 
     let Some(page) = tree.text(path) else { return vec![Finding::error(*path, "the document is missing")] };
     let mut findings = Vec::new();
     for line in lines.iter().flat_map(Lines::names) {
-        match page.lines().filter(|row| row.starts_with(&format!("| {line} |"))).count() {
+        match page.lines().filter(|row| row_names(row).any(|name| name == line)).count() {
             1 => {}
             count => findings.push(Finding::error(*path, format!("{line} has {count} rows"))),
         }
@@ -56,6 +63,12 @@ fn check_page(tree: &Tree, Page { path, lines }: &Page, tests: &BTreeSet<&str>) 
     let missing = page.lines().flat_map(named_tests).filter(|name| !tests.contains(name));
     findings.extend(missing.map(|name| Finding::error(*path, format!("no test is named `{name}`"))));
     findings
+}
+
+/// The names in the first column of a table's row.
+fn row_names(row: &str) -> impl Iterator<Item = &str> {
+    let column = row.strip_prefix("| ").and_then(|row| row.split_once(" |")).map_or("", |(column, _)| column);
+    column.split(", ")
 }
 
 /// The names in the last column of a table's row.
@@ -99,8 +112,10 @@ mod tests {
     #[test]
     fn a_missing_test_and_a_missing_row_are_found() {
         let missing = "no test is named `is_gone`";
-        assert_eq!(rules(|page| page.replacen("is_there", "is_gone", 1)), [missing, missing]);
+        assert_eq!(rules(|page| page.replacen("is_there", "is_gone", 1)), [missing, missing, missing]);
         assert_eq!(rules(|page| page.replace("| B7 |", "| B6 |")), ["B6 has 2 rows", "B7 has 0 rows"]);
         assert_eq!(rules(|page| page.replace("| P-07 |", "| P-7 |")), ["P-07 has 0 rows"]);
+        assert_eq!(rules(|page| page.replace("| A-2 |", "| F-3, A-2 |")), Vec::<String>::new());
+        assert_eq!(rules(|page| page.replace("| A-2 |", "| A-22 |")), ["A-2 has 0 rows"]);
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     cli::facts,
     core::{
         devices::{Device, filter_order::ProgramsAhead},
-        doctor::networks::{self, RuleNames},
+        networks::{self, RuleNames},
     },
     datapath::{inspect::Inspection, pins::Direction},
     nft_guard,
@@ -92,7 +92,8 @@ fn recognized(devices: &[Device], rules: io::Result<RuleNames>) -> (Vec<Recogniz
         Ok(rules) => (rules, None),
         Err(error) => (RuleNames::default(), Some(error.to_string())),
     };
-    let found = networks::recognize(devices, &rules);
+    let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+    let found = networks::recognize(&names, &rules);
     (found.map(|network| RecognizedNetwork { role: network.role.names().1, name: network.name }).collect(), refusal)
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compares the annotations of all Pods of the cluster with the Services that request them and with the addresses of
-//! the Nodes, for `kubectl npl check`.
+//! Compares the annotations of all Pods of the cluster with the Services that request node ports and with the addresses
+//! of the Nodes, for `kubectl npl check`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use super::{
 /// The Kubernetes objects that the comparison needs.
 #[derive(Debug, Default)]
 pub struct Cluster {
-    /// Every Pod, with the name of its Node; `None` before it is scheduled.
+    /// Every Pod, with the name of its Node; `None` if the Pod is not scheduled yet.
     pub pods: Vec<(Pod, Option<String>)>,
     /// Every Service.
     pub services: Vec<Service>,
@@ -44,7 +44,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The name in tables and JSON.
+    /// The name of the kind in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Missing => "missing",
@@ -80,10 +80,10 @@ type Address = (IpAddr, NodePort, Protocol);
 /// Finds every inconsistency. The result is sorted by kind and Pod.
 pub fn check(cluster: &Cluster) -> BTreeSet<Inconsistency> {
     let mut found = BTreeSet::new();
-    let mut named: BTreeMap<Address, Vec<Subject<'_>>> = BTreeMap::new();
+    let mut named: BTreeMap<Address, Vec<ServedPod<'_>>> = BTreeMap::new();
     for (pod, node) in &cluster.pods {
         let Some(node) = node.as_deref().filter(|_| !pod.is_finished) else { continue };
-        let subject = Subject { pod, node };
+        let subject = ServedPod { pod, node };
         let entries = pod.annotation.as_deref().map(annotation::published).unwrap_or_default();
         for entry in &entries {
             let Some(ip) = entry.node_ip else { continue };
@@ -104,12 +104,12 @@ pub fn check(cluster: &Cluster) -> BTreeSet<Inconsistency> {
 
 /// A Pod and the name of its Node.
 #[derive(Debug, Clone, Copy)]
-struct Subject<'a> {
+struct ServedPod<'a> {
     pod: &'a Pod,
     node: &'a str,
 }
 
-impl Subject<'_> {
+impl ServedPod<'_> {
     fn inconsistency(self, kind: Kind, text: String, page: &'static str) -> Inconsistency {
         let key = &self.pod.key;
         let (namespace, pod) = (key.namespace.to_string(), key.name.to_string());
@@ -117,8 +117,8 @@ impl Subject<'_> {
     }
 }
 
-fn check_pod(cluster: &Cluster, subject: Subject<'_>, entries: &[PublishedEntry]) -> Vec<Inconsistency> {
-    let Subject { pod, node } = subject;
+fn check_pod(cluster: &Cluster, subject: ServedPod<'_>, entries: &[PublishedEntry]) -> Vec<Inconsistency> {
+    let ServedPod { pod, node } = subject;
     let mut found = Vec::new();
     let text = pod.annotation.as_deref().unwrap_or("[]");
     if entries.is_empty() && text.trim() != "[]" {
@@ -163,7 +163,7 @@ fn check_pod(cluster: &Cluster, subject: Subject<'_>, entries: &[PublishedEntry]
 }
 
 /// The Pod ports that the annotation should name, for each family of which both Pod and Node have an address. SCTP
-/// ports are left out, because agents serve SCTP only if `--protocols` names it.
+/// ports are not included, because agents serve SCTP only if `--protocols` names SCTP.
 fn wanted(services: &[&Service], pod: &Pod, addresses: &BTreeSet<IpAddr>) -> BTreeSet<WantedPort> {
     let has_family =
         |family: &Family| pod.ip_of(*family).is_some() && addresses.iter().any(|ip| Family::of(*ip) == *family);

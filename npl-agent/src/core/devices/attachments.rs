@@ -9,21 +9,21 @@ use super::{Device, DeviceKind, DeviceSelection};
 const MAJOR: u16 = 0x4e50;
 /// The minor number of the handle of ABI version 0. Later versions have the following minor numbers.
 const MINOR: u16 = 0x4c00;
-/// The minor number of the temporary filter's handle, behind those of all versions.
+/// The minor number of the temporary filter's handle, greater than the minor numbers of all ABI versions.
 const STAND_IN_MINOR: u16 = MINOR + 0xff;
 /// The handle of the temporary filter that translates while NPL's filter is moved ahead of other filters, as major and
 /// minor number.
 pub const STAND_IN_HANDLE: (u16, u16) = (MAJOR, STAND_IN_MINOR);
-/// The priority of NPL's filters. They run before all filters whose priority the kernel chose.
+/// The priority of NPL's filters that translate. These filters run before all filters whose priority the kernel chose.
 pub const FIRST: u16 = 1;
-/// The priority of NPL's filters that run after all other filters.
+/// The priority of NPL's filters that observe packets after all other filters have run.
 pub const LAST: u16 = u16::MAX;
 
 /// Qdiscs of the kernel's default configurations, which neither shape nor police traffic.
 const PLAIN_QUEUES: [&str; 9] = ["noqueue", "pfifo_fast", "pfifo", "bfifo", "mq", "fq", "fq_codel", "codel", "sfq"];
 /// Qdiscs that only hold filters.
 const HOOKS: [&str; 2] = [HOOK_OF_BOTH, HOOK_OF_INGRESS];
-/// The qdisc with hooks for both directions.
+/// The qdisc with an ingress hook and an egress hook.
 const HOOK_OF_BOTH: &str = "clsact";
 /// The qdisc with an ingress hook only.
 const HOOK_OF_INGRESS: &str = "ingress";
@@ -31,7 +31,7 @@ const HOOK_OF_INGRESS: &str = "ingress";
 /// The owner of a program or filter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AttachmentOwner {
-    /// This agent or an earlier one.
+    /// NPL: this agent or an earlier agent.
     Npl,
     /// Other software, with the name of the program or filter.
     Other(String),
@@ -60,7 +60,7 @@ pub enum Side {
 /// The qdiscs, programs and filters of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceAttachments {
-    /// The kinds of its qdiscs, as `tc` names them.
+    /// The kinds of the device's qdiscs, as `tc` names them.
     pub queues: BTreeSet<String>,
     /// The owners of ingress programs and filters, in the order in which they run.
     pub ingress: Vec<AttachmentOwner>,
@@ -79,7 +79,8 @@ impl DeviceAttachments {
         self.on(side).iter().any(AttachmentOwner::is_other)
     }
 
-    /// The names of other software's programs and filters that run ahead of NPL's; empty if NPL has none there.
+    /// The names of other software's programs and filters that run ahead of NPL's; empty if NPL has no program or
+    /// filter in this direction.
     pub fn ahead_of_npl(&self, side: Side) -> Vec<&str> {
         let owners = self.on(side);
         let Some(npl) = owners.iter().position(|owner| *owner == AttachmentOwner::Npl) else { return Vec::new() };
@@ -119,8 +120,8 @@ impl DeviceAttachments {
     }
 }
 
-/// The handle of the filters of an ABI version, as major and minor number. A hook can hold the filters of two versions,
-/// so an agent attaches its filter before it detaches that of an earlier version.
+/// The handle of the filters of an ABI version, as major and minor number. Because each version has its own handle, a
+/// new agent can attach its filter before it detaches the filter of an earlier version.
 pub const fn filter_handle(abi: u32) -> (u16, u16) {
     // Version 255 has the handle of version 0 again.
     (MAJOR, MINOR + (abi % 0xff) as u16)
@@ -131,10 +132,11 @@ pub fn is_hook(kind: &str) -> bool {
     HOOKS.contains(&kind)
 }
 
-/// The owner of the filter that a netlink message describes; `None` if the message describes only a priority, at which
-/// NPL may also have filters.
+/// The owner of the filter that a netlink message describes; `None` if the message describes no filter but only a
+/// priority.
 ///
-/// The kernel lists a priority, with a kind and without a handle, before its filters.
+/// For each priority, the kernel first sends a message with a kind and without a handle, and then one message for each
+/// filter. NPL's filters may have the same priority as filters of other software.
 pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16), name: Option<&str>) -> Option<AttachmentOwner> {
     let is_npl = kind == "bpf" && [FIRST, LAST].contains(&priority);
     match handle {

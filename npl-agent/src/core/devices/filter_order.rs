@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides the order of NPL's programs and those of other software on an uplink. If a program ahead of NPL's returns a
-//! final verdict, as Cilium's do, NPL's program does not run.
+//! Decides the order of NPL's programs and the programs of other software on an uplink. If a program ahead of NPL's
+//! program returns a final verdict, as Cilium's programs do, NPL's program does not run.
 //!
-//! Before Linux 6.6, programs are attached as filters. Of several filters with the same priority, the newest runs
-//! first, so the filters of a CNI that attaches after NPL run ahead of NPL's. NPL then moves its filter ahead of them.
-//! The number of moves is limited, because other software may move its filters in the same way.
+//! Before Linux 6.6, programs are attached as filters. Of several filters with the same priority, the newest filter
+//! runs first. So if a CNI attaches its filters after NPL, these filters run ahead of NPL's filter. NPL then moves its
+//! filter ahead of the CNI's filters. The number of moves is limited, because other software may move its filters in
+//! the same way.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,8 +33,9 @@ pub struct FilterOrder {
 }
 
 impl FilterOrder {
-    /// The filters to move, and the programs that stay ahead of NPL's: those attached by TCX links, which NPL does not
-    /// reorder, and those on hooks where the limit of moves is reached.
+    /// Returns the filters to move, and the programs that stay ahead of NPL's programs. Programs that are attached by
+    /// TCX links stay ahead, because NPL does not reorder TCX links. Filters stay ahead if the limit of moves is
+    /// reached on their hook.
     pub fn decide(
         &mut self,
         uplinks: &[&Device],
@@ -73,7 +75,7 @@ impl FilterOrder {
     }
 }
 
-/// The programs of other software ahead of NPL's on any of these devices, by the device's name.
+/// The programs of other software that run ahead of NPL's programs, by the name of the device.
 pub fn programs_ahead(devices: &[Device], attachments: &BTreeMap<u32, DeviceAttachments>) -> ProgramsAhead {
     let of = |device: &Device| {
         let found = attachments.get(&device.ifindex)?;
@@ -99,7 +101,7 @@ mod tests {
         Device::new(2, "eth0", DeviceKind::Physical)
     }
 
-    /// Cilium's filter is ahead of NPL's at ingress, and behind it at egress.
+    /// A device on which Cilium's filter runs before NPL's filter at ingress, and after NPL's filter at egress.
     fn behind_cilium() -> BTreeMap<u32, DeviceAttachments> {
         let other = |name: &str| AttachmentOwner::Other(name.to_owned());
         let attachments = DeviceAttachments {

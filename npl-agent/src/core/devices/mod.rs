@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides to which devices the programs are attached, and which addresses are the Node's. Every decision has a reason.
+//! Decides to which devices the programs are attached, and on which addresses of the Node node ports answer. Every
+//! decision about a device has a reason.
 
 pub mod attachments;
 pub mod filter_order;
@@ -14,17 +15,15 @@ pub mod xdp;
 
 use std::net::IpAddr;
 
-/// The device that Cilium creates on every Node.
-pub const CILIUM_HOST: &str = "cilium_host";
-
 /// The kind of a network device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// A hardware device, or one that a hypervisor emulates.
+    /// A hardware device, or a device that a hypervisor emulates.
     Physical,
     /// `lo`.
     Loopback,
-    /// One end of a veth pair: usually a Pod's, in Nodes that are containers also the uplink.
+    /// One end of a veth pair. The other end is usually in a Pod; if the Node itself is a container, the uplink is also
+    /// a veth.
     Veth,
     /// A bridge; usually a CNI's, sometimes the uplink.
     Bridge,
@@ -38,7 +37,7 @@ pub enum DeviceKind {
     Other,
 }
 
-/// The position of the IP header in the packets of a device.
+/// Where the IP header begins in the packets of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkLayer {
     /// After an Ethernet header.
@@ -47,7 +46,7 @@ pub enum LinkLayer {
     None,
     /// After an Ethernet header and a VLAN tag, which a VLAN device with `reorder_hdr off` leaves in the frame.
     Tagged,
-    /// After the tunnel's outer headers, which a GRE device without a remote address shows.
+    /// After the tunnel's outer headers, which a GRE device without a remote address leaves in its packets.
     Outer,
     /// After a header that the programs do not parse, such as InfiniBand's.
     Other,
@@ -57,7 +56,7 @@ pub enum LinkLayer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Master {
     /// A bond, bridge or team, which receives the frames of its members.
-    TakesFrames,
+    ReceivesFrames,
     /// A virtual router (VRF).
     Vrf,
 }
@@ -73,15 +72,15 @@ pub struct Device {
     pub kind: DeviceKind,
     /// The link layer of the device's packets.
     pub link_layer: LinkLayer,
-    /// The master, if it has one.
+    /// The kind of the device's master; `None` if the device has no master.
     pub master: Option<Master>,
-    /// Whether it is one end of a veth or netkit pair whose other end is in another network namespace.
+    /// Whether the device is one end of a veth or netkit pair whose other end is in another network namespace.
     pub peer_is_elsewhere: bool,
     /// Whether the main routing table has a default route through the device.
     pub has_default_route: bool,
     /// Whether a route with a gateway leaves through the device.
     pub has_gateway_route: bool,
-    /// Its addresses of global scope, in the order of the kernel's list.
+    /// The device's addresses of global scope, in the order of the kernel's list.
     pub addresses: Vec<IpAddr>,
     /// Driver, MTU and further properties of the link.
     pub link: LinkFacts,
@@ -113,13 +112,13 @@ pub struct LinkFacts {
     pub driver: Option<String>,
     /// The MTU in bytes.
     pub mtu: u32,
-    /// Whether it is a bridge with hardware among its ports.
+    /// Whether the device is a bridge with a hardware device among its ports.
     pub has_physical_port: bool,
-    /// Whether VLAN, macvlan or ipvlan devices are on top of it.
+    /// Whether VLAN, macvlan or ipvlan devices are on top of the device.
     pub has_upper_devices: bool,
-    /// Whether it is a netkit device that drops packets unless a program passes them.
+    /// Whether the device is a netkit device that drops packets unless a program passes them.
     pub is_closed: bool,
-    /// Whether it has an `ingress` qdisc, which has no egress hook, unlike `clsact`.
+    /// Whether the device has an `ingress` qdisc, which has no egress hook, unlike `clsact`.
     pub has_ingress_queue: bool,
 }
 
@@ -156,8 +155,8 @@ impl Direction {
 pub struct Coverage {
     /// Devices with attached programs.
     pub attached: usize,
-    /// Chosen devices on which attaching failed, or whose link layer the programs do not support. Each pass retries
-    /// them.
+    /// Chosen devices on which attaching failed, or whose link layer the programs do not support. The agent tries again
+    /// at each survey.
     pub failed: usize,
 }
 
@@ -173,7 +172,7 @@ pub enum DeviceSelection {
 /// Why the programs are or are not attached to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UplinkReason {
-    /// `--devices` names it.
+    /// `--devices` names the device.
     Named,
     /// `--devices` names only other devices.
     NotNamed,
@@ -185,7 +184,7 @@ pub enum UplinkReason {
     HasGatewayRoute,
     /// A bridge with an address and a physical port: clients may be reachable through that port.
     BridgesPhysicalPort,
-    /// A tunnel: replies to Pods of other Nodes leave through it.
+    /// A tunnel, through which replies to Pods of other Nodes leave.
     IsTunnel,
     /// The device has an address and is of a kind that uplinks have.
     IsUplink,
@@ -197,13 +196,13 @@ pub enum UplinkReason {
     IsEnslaved,
     /// The programs are attached to the VRF's member devices.
     IsVrf,
-    /// Local clients are served by socket programs.
+    /// The device is `lo`: cgroup programs serve local clients, and the TC programs are not needed.
     IsLoopback,
     /// A dummy device has no traffic.
     IsDummy,
     /// A veth or bridge without a Node address or default route leads to Pods.
     LeadsToPods,
-    /// No client can send to the device.
+    /// The device has no address, so no client can send to it.
     HasNoAddress,
     /// [`LinkLayer::Tagged`].
     LeavesTags,
@@ -221,7 +220,7 @@ impl UplinkReason {
             Self::NotNamed => "not named by --devices",
             Self::HasNodeAddress => "has a Node address",
             Self::HasDefaultRoute => "has a default route",
-            Self::HasGatewayRoute => "a route with a gateway leaves through it",
+            Self::HasGatewayRoute => "a route with a gateway leaves through the device",
             Self::BridgesPhysicalPort => "bridge with an address and a physical port",
             Self::IsTunnel => "tunnel to other Nodes",
             Self::IsUplink => "uplink with an address",
@@ -237,7 +236,7 @@ impl UplinkReason {
             Self::ShowsOuterHeaders => {
                 "a GRE tunnel without a remote address exposes its outer headers: set `remote` or `external`"
             }
-            Self::HasOtherLinkLayer => "its link layer is neither Ethernet nor none",
+            Self::HasOtherLinkLayer => "its packets begin with neither an Ethernet nor an IP header",
         }
     }
 
@@ -252,7 +251,7 @@ impl UplinkReason {
         matches!(self, Self::LeadsToPods | Self::HasNoAddress)
     }
 
-    /// Whether clients may use the device although the programs do not support it.
+    /// Whether clients may use a device that the programs do not support.
     pub const fn is_unsupported(self) -> bool {
         matches!(self, Self::LeavesTags | Self::ShowsOuterHeaders | Self::HasOtherLinkLayer)
     }
@@ -261,9 +260,9 @@ impl UplinkReason {
 /// Decides whether the programs are attached to a device, and returns the reason.
 ///
 /// Requests arrive on devices with the Node's addresses; replies leave through any device that does not lead to Pods.
-/// So an uplink has the programs of both directions. Until the Node's addresses are known, a device keeps its programs,
-/// because an agent that starts without an API server must not detach them. Programs are never attached to a device
-/// whose headers they do not parse.
+/// So an uplink gets the programs for both directions. Until the Node's addresses are known, a device keeps the
+/// programs of an earlier agent. An agent that starts without an API server therefore does not interrupt traffic.
+/// Programs are never attached to a device whose headers the programs do not parse.
 pub fn choose(
     device: &Device,
     selection: &DeviceSelection,
@@ -299,7 +298,7 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
         DeviceKind::Loopback => return Err(UplinkReason::IsLoopback),
         DeviceKind::Dummy => return Err(UplinkReason::IsDummy),
         DeviceKind::Vrf => return Err(UplinkReason::IsVrf),
-        _ if device.master == Some(Master::TakesFrames) => return Err(UplinkReason::IsEnslaved),
+        _ if device.master == Some(Master::ReceivesFrames) => return Err(UplinkReason::IsEnslaved),
         DeviceKind::Physical | DeviceKind::Veth | DeviceKind::Bridge | DeviceKind::Tunnel | DeviceKind::Other => {}
     }
     if device.addresses.iter().any(|addr| node_ips.contains(addr)) {
@@ -312,7 +311,8 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     match device.kind {
         DeviceKind::Tunnel => Ok(UplinkReason::IsTunnel),
         DeviceKind::Bridge if device.link.has_physical_port && has_address => Ok(UplinkReason::BridgesPhysicalPort),
-        // If both ends of a pair are on the Node, as Cilium's are, gateway routes through it lead to Pods.
+        // If both ends of a veth pair are on the Node, as with Cilium's pair, gateway routes through the pair lead to
+        // Pods.
         DeviceKind::Veth if device.peer_is_elsewhere && device.has_gateway_route => Ok(UplinkReason::HasGatewayRoute),
         DeviceKind::Veth | DeviceKind::Bridge => Err(UplinkReason::LeadsToPods),
         DeviceKind::Physical | DeviceKind::Other | DeviceKind::Loopback | DeviceKind::Dummy | DeviceKind::Vrf => {
@@ -327,8 +327,9 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     }
 }
 
-/// The addresses on which node ports answer, by priority: published addresses that a device has, then all other
-/// addresses of devices that are not dummies. (kube-proxy in IPVS mode assigns all cluster IPs to a dummy.)
+/// The addresses on which node ports answer, by priority. Published addresses that a device has come first, then all
+/// other addresses of devices that are not dummy devices. Dummy devices are excluded because kube-proxy in IPVS mode
+/// assigns all cluster IPs to a dummy device.
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
     let real = devices.iter().filter(|device| device.kind != DeviceKind::Dummy);
     let all: Vec<IpAddr> = real.flat_map(|device| device.addresses.iter().copied()).collect();
@@ -384,7 +385,7 @@ mod tests {
     fn a_default_route_makes_any_device_an_uplink_and_a_master_replaces_its_members() {
         let routed = Device { has_default_route: true, ..device("br-ex", DeviceKind::Bridge, &[]) };
         assert_eq!(auto(&routed), Ok(UplinkReason::HasDefaultRoute));
-        let master = Some(Master::TakesFrames);
+        let master = Some(Master::ReceivesFrames);
         let member = Device { master, ..device("eth3", DeviceKind::Physical, &[]) };
         assert_eq!(auto(&member), Err(UplinkReason::IsEnslaved));
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Finds Pods on the Node's own network (macvlan, ipvlan, an underlay bridge). Such Pods answer clients directly, so
-//! their replies bypass the Node and its reverse NAT, and the client receives them from an unknown address.
+//! their replies bypass the Node and its reverse NAT. The client then receives replies from an address that it does not
+//! know.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +16,7 @@ pub type PodsOnNodeNetwork = BTreeMap<IpAddr, String>;
 /// The routes to the Pods of the Node, as last looked up.
 #[derive(Debug, Default)]
 pub struct PodRoutes {
-    /// Addresses that were looked up.
+    /// The addresses whose routes were looked up.
     known: BTreeSet<IpAddr>,
     /// The routes; addresses without a route are absent.
     routes: BTreeMap<IpAddr, Route>,
@@ -43,7 +44,7 @@ impl PodRoutes {
         self.routes.extend(routes);
     }
 
-    /// Removes all addresses except these, and returns those that were not looked up yet.
+    /// Removes all addresses except these, and returns the addresses whose routes were not looked up yet.
     pub fn retain(&mut self, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
         self.known.retain(|addr| addresses.contains(addr));
         self.routes.retain(|addr, _| addresses.contains(addr));
@@ -58,8 +59,9 @@ impl PodRoutes {
     }
 }
 
-/// Whether clients are on the device's own network, so that a Pod there reaches them without the Node. Devices of other
-/// kinds with an address, such as those of Open vSwitch, may connect a CNI's Pods to the Node.
+/// Whether clients may be on the network of this device, so that a Pod on the same network reaches them without the
+/// Node. A device of another kind with an address, such as a port of Open vSwitch, may connect a CNI's Pods to the
+/// Node.
 fn is_of_node_network(device: &Device, node_ips: &[IpAddr]) -> bool {
     match choose_by_rules(device, node_ips) {
         Ok(UplinkReason::HasNodeAddress | UplinkReason::HasDefaultRoute) => device.kind != DeviceKind::Tunnel,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides the role of each device of the Node: which devices are uplinks, which uplinks translate requests by XDP,
-//! which Pods are reached by redirect, and on which addresses node ports answer.
+//! Decides the role of each device of the Node: which devices are uplinks, and which uplinks translate requests by XDP.
+//! Also decides which Pods are reached by redirect, and on which addresses node ports answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,8 +20,8 @@ use super::{
     xdp::{self, Attach, XdpReason},
 };
 use crate::core::{
-    doctor::networks::{RuleNames, bypassed_engines},
     model::Moment,
+    networks::{RuleNames, bypassed_engines},
 };
 
 /// Whether XDP translates the requests on an uplink, and why.
@@ -54,7 +54,7 @@ impl DevicePolicy {
 pub struct ConntrackSettings {
     /// Whether kernel conntrack marks out-of-window TCP packets as invalid.
     pub is_strict: bool,
-    /// Whether kernel conntrack times out idle connections early after it has missed some of their acknowledgements.
+    /// Whether kernel conntrack times out an idle connection early because it did not see every acknowledgement.
     pub forgets_idle: bool,
 }
 
@@ -69,11 +69,11 @@ pub struct NodeNetwork<'a> {
     pub routes: &'a BTreeMap<IpAddr, Route>,
     /// Programs, filters and qdiscs on the relevant devices.
     pub attachments: &'a BTreeMap<u32, DeviceAttachments>,
-    /// The published addresses of the Node; empty until they are known.
+    /// The published addresses of the Node; empty until the agent knows them.
     pub node_ips: &'a [IpAddr],
     /// The Pods that have mappings.
     pub mapped_pods: &'a BTreeSet<IpAddr>,
-    /// The addresses on which node ports answer now.
+    /// The addresses on which node ports answer before this decision.
     pub held_addresses: &'a BTreeSet<IpAddr>,
     /// Devices with an uplink's programs attached, by their index.
     pub attached_uplinks: &'a BTreeSet<u32>,
@@ -83,7 +83,8 @@ pub struct NodeNetwork<'a> {
     pub has_xdp_frags: bool,
     /// Whether programs are attached as filters, as before Linux 6.6.
     pub are_filters: bool,
-    /// The names of netfilter's tables and chains, or why they cannot be read; `None` if no decision depends on them.
+    /// The names of netfilter's tables and chains, or why the names cannot be read; `None` if no decision depends on
+    /// the names.
     pub rule_names: Option<Result<&'a RuleNames, &'a String>>,
 }
 
@@ -107,13 +108,13 @@ pub struct DeviceDecisions {
     pub missing_devices: BTreeSet<String>,
     /// Programs of other software that stay ahead of NPL's.
     pub programs_ahead: ProgramsAhead,
-    /// The policy engines because of which redirect is refused, or why they cannot be determined.
+    /// The policy engines because of which redirect is refused, or why the policy engines cannot be determined.
     pub redirect_refused_by: Option<String>,
     /// The resulting programs and next hops.
     pub plan: DevicePlan,
 }
 
-/// Makes the decisions, and keeps their state: grace periods, and drivers that rejected XDP.
+/// Makes all decisions about devices. Stores what later decisions need: grace periods, and drivers that rejected XDP.
 #[derive(Debug)]
 pub struct DevicePlanner {
     policy: DevicePolicy,
@@ -184,7 +185,7 @@ impl DevicePlanner {
         }
     }
 
-    /// Records that a driver ran the XDP program, or why it did not.
+    /// Records that a driver accepted the XDP program, or why the XDP program could not be attached.
     pub fn record_xdp(&mut self, device: &Device, outcome: Result<(), XdpReason>) {
         match outcome {
             Ok(()) => drop(self.refused.remove(&device.ifindex)),
@@ -192,7 +193,7 @@ impl DevicePlanner {
         }
     }
 
-    /// The Node's addresses, including those within their grace period.
+    /// The Node's addresses, including addresses that disappeared but are within their grace period.
     fn decide_local_addresses(&mut self, network: &NodeNetwork<'_>, now: Moment) -> Vec<IpAddr> {
         let mut wanted = local_addresses(network.devices, network.node_ips);
         let present = wanted.iter().copied().collect();
@@ -233,8 +234,8 @@ impl DevicePlanner {
         }
     }
 
-    /// Strict kernel conntrack would mark packets after an offloaded period as invalid, so the host's stack forwards
-    /// all packets.
+    /// The next hop of each Pod, or why its packets are not redirected. Empty in stack mode, and also in offload mode
+    /// if kernel conntrack is strict: strict kernel conntrack would mark packets after an offloaded period as invalid.
     fn decide_next_hops(
         &self,
         network: &NodeNetwork<'_>,
@@ -274,8 +275,8 @@ impl DevicePlanner {
     }
 }
 
-/// The policy engines that redirected packets would bypass. If netfilter's rules cannot be read, redirect is
-/// refused too, because the rules may be those of a policy engine.
+/// The policy engines that redirected packets would bypass. If netfilter's rules cannot be read, redirect is refused
+/// too, because the rules may belong to a policy engine.
 fn redirect_refused_by(rule_names: Option<Result<&RuleNames, &String>>) -> Option<String> {
     match rule_names? {
         Ok(names) => {

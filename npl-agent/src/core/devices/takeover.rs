@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The names of the devices that only the earlier agent's programs serve: uplinks on which this agent's programs could
-/// not be attached, and which have programs of the earlier agent. `unattached` has the names of those uplinks by
-/// ifindex; `former` has the ifindex of every device with programs of the earlier agent.
+/// The names of the devices that only the earlier agent's programs serve. These are uplinks with programs of the
+/// earlier agent to which this agent's programs could not be attached. `unattached` contains the names of all uplinks
+/// to which this agent's programs could not be attached, by ifindex. `former` contains the ifindex of every device with
+/// programs of the earlier agent.
 ///
-/// A device without programs of the earlier agent is not in the result: detaching those programs does not affect the
-/// device.
+/// The result does not contain devices without programs of the earlier agent, because detaching the earlier programs
+/// does not affect them.
 pub fn served_by_former_only(unattached: &BTreeMap<u32, String>, former: &BTreeSet<u32>) -> BTreeSet<String> {
     let is_served = |(ifindex, _): &(&u32, &String)| former.contains(ifindex);
     unattached.iter().filter(is_served).map(|(_, name)| name.clone()).collect()

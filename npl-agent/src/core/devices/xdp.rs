@@ -5,12 +5,14 @@ use std::str::FromStr;
 
 use super::{Device, DeviceKind, LinkLayer, Master, redirect::Forwarding};
 
-/// The largest frame that drivers pass to a program in one buffer: a page without headroom and tailroom.
+/// The size in bytes of the largest frame that drivers pass to a program in one buffer: a page without headroom and
+/// tailroom.
 const LARGEST_WHOLE: u32 = 3498;
 
-/// Drivers with which a translation in XDP keeps checksums correct. Received frames have complete checksums, and after
-/// the program the driver does not report the card's sum of the untranslated bytes (`CHECKSUM_COMPLETE`). `gve` reports
-/// that sum, and so does `ice` on E830 cards since Linux 6.15; `mlx5_core` does not while a program is attached.
+/// Drivers with which a translation in XDP keeps checksums correct. Frames from these drivers have complete checksums.
+/// After a program has run, these drivers do not report the card's sum of the untranslated bytes (`CHECKSUM_COMPLETE`).
+/// `gve` reports that sum, and so does `ice` on E830 cards since Linux 6.15; `mlx5_core` does not report the sum while
+/// a program is attached.
 const SAFE_DRIVERS: [&str; 6] = ["mlx5_core", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net"];
 
 /// The value of the flag `--attach`.
@@ -47,8 +49,8 @@ impl FromStr for Attach {
 pub enum XdpReason {
     /// The flag is `--attach tc`.
     NotRequested,
-    /// The mode is `--forwarding redirect` or `offload`, and the host's stack forwards every request that XDP has
-    /// translated.
+    /// The mode is `--forwarding redirect` or `offload`, for which XDP is unsuitable: the host's stack would forward
+    /// every request that XDP has translated.
     BypassesStack,
     /// The device has no Ethernet headers, which the program needs.
     NotEthernet,
@@ -93,7 +95,7 @@ impl XdpReason {
         Self::KernelRefuses,
     ];
 
-    /// The name of the folder on the BPF file system that stores the reason.
+    /// The name of the folder on the BPF file system by which the agent stores the reason for other processes.
     pub const fn key(self) -> &'static str {
         match self {
             Self::NotRequested => "not_requested",
@@ -120,7 +122,7 @@ impl XdpReason {
             Self::NotEthernet => "no Ethernet headers",
             Self::IsVirtual => "virtual: checksums may be incomplete",
             Self::IsEnslaved => "enslaved to another device",
-            Self::HasUpperDevices => "VLAN or similar devices are on top of it",
+            Self::HasUpperDevices => "VLAN or similar devices are on top of the device",
             Self::UnknownDriver => "its driver is not known to be safe",
             Self::LargeFrames => "frames too large for XDP on this kernel",
             Self::SafeDriver => "its driver is known to be safe",
@@ -136,8 +138,8 @@ impl XdpReason {
         Self::ALL.into_iter().find(|reason| reason.key() == key)
     }
 
-    /// Whether to attach XDP again although the device is unchanged. After any other reason there is no second attempt,
-    /// because a driver may rebuild its queues at each attempt.
+    /// Whether the agent tries again to attach XDP although the device is unchanged. After any other reason the agent
+    /// does not try again, because a driver may rebuild its queues at each attempt.
     pub const fn is_temporary(self) -> bool {
         matches!(self, Self::Occupied)
     }
@@ -165,7 +167,7 @@ fn plan_by_rules(device: &Device) -> Result<XdpReason, XdpReason> {
     if device.kind != DeviceKind::Physical {
         return Err(XdpReason::IsVirtual);
     }
-    if device.master == Some(Master::TakesFrames) {
+    if device.master == Some(Master::ReceivesFrames) {
         return Err(XdpReason::IsEnslaved);
     }
     if device.link.has_upper_devices {
@@ -231,7 +233,7 @@ mod tests {
         for kind in virtual_kinds {
             assert_eq!(plan(&device(kind, Some("i40e")), Attach::Auto, true), Err(XdpReason::IsVirtual), "{kind:?}");
         }
-        assert_eq!(with(|device| device.master = Some(Master::TakesFrames)), Err(XdpReason::IsEnslaved));
+        assert_eq!(with(|device| device.master = Some(Master::ReceivesFrames)), Err(XdpReason::IsEnslaved));
         assert_eq!(with(|device| device.link.has_upper_devices = true), Err(XdpReason::HasUpperDevices));
         assert_eq!(with(|device| device.link_layer = LinkLayer::None), Err(XdpReason::NotEthernet));
     }

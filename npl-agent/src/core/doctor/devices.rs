@@ -19,7 +19,7 @@ pub(super) fn devices(facts: &Facts) -> Finding {
     Finding::warning(
         key,
         unsupported.join("; "),
-        "clients that reach the Node through such a device are not served, but all other clients are: change the \
+        "clients that reach the Node through such a device are not served; all other clients are served. Change the \
          device as described, or name the other devices with --devices",
     )
 }
@@ -40,7 +40,7 @@ pub(super) fn addresses(facts: &Facts) -> Finding {
         (Err(reason), _) | (_, Err(reason)) => return Finding::unknown(key, reason, ASK_AS_ROOT),
     };
     if !datapath.is_installed {
-        return Finding::ok(key, "node ports answer on no address yet: see the check datapath");
+        return Finding::ok(key, "node ports do not answer on any address yet: see the check datapath");
     }
     let all = local_addresses(devices, &[]);
     let missing: Vec<_> = all.iter().filter(|addr| !datapath.addresses.contains(addr)).collect();
@@ -48,15 +48,16 @@ pub(super) fn addresses(facts: &Facts) -> Finding {
         return Finding::ok(key, format!("node ports answer on all {} addresses of the Node", all.len()));
     };
     let advice = if facts.is_agent_running {
-        "clients that connect to these addresses are not served: the agent adds a new address within a second, and \
-         serves 256 addresses of each family, published ones first"
+        "clients that connect to these addresses are not served: the agent adds a new address within a second. The \
+         agent serves at most 256 addresses of each family, and published addresses take precedence"
     } else {
-        "clients that connect to these addresses are not served: start the agent, which adds them"
+        "clients that connect to these addresses are not served: start the agent, which adds these addresses"
     };
-    Finding::warning(key, format!("node ports do not answer on {} of {}: {first} …", missing.len(), all.len()), advice)
+    let found = format!("node ports do not answer on {} of {} addresses: {first} …", missing.len(), all.len());
+    Finding::warning(key, found, advice)
 }
 
-/// Checks for programs of other software that run ahead of NPL's, and may end the chain.
+/// Checks for programs of other software that run ahead of NPL's programs and may prevent them from running.
 pub(super) fn program_order(facts: &Facts) -> Finding {
     let key = "program_order";
     let ahead = match &facts.programs_ahead {
@@ -81,8 +82,8 @@ pub(super) fn program_order(facts: &Facts) -> Finding {
         key,
         format!("programs ahead of NPL's: {}", found.collect::<Vec<_>>().join("; ")),
         format!(
-            "such a program ends the chain unless it returns TC_ACT_UNSPEC, and then clients that reach the Node by this \
-             device are refused or get no answer: {remedy}"
+            "NPL's program runs only if such a program returns TC_ACT_UNSPEC; otherwise clients that reach the Node \
+             through this device are refused or get no answer: {remedy}"
         ),
     )
 }
@@ -90,7 +91,7 @@ pub(super) fn program_order(facts: &Facts) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::super::{
-        Datapath, Facts, State,
+        DatapathFacts, Facts, State,
         tests::{check, first_device},
     };
     use crate::core::devices::LinkLayer;
@@ -103,7 +104,7 @@ mod tests {
                 |it| first_device(it).addresses.push([192, 0, 2, 77].into()),
                 key,
                 State::Warning,
-                "1 of 3: 192.0.2.77",
+                "1 of 3 addresses: 192.0.2.77",
                 "256",
             ),
             (
@@ -117,7 +118,7 @@ mod tests {
                 "start the agent",
             ),
             (|it| it.datapath = Err("EPERM".to_owned()), key, State::Unknown, "EPERM", "as root"),
-            (|it| it.datapath = Ok(Datapath::default()), key, State::Ok, "see the check datapath", ""),
+            (|it| it.datapath = Ok(DatapathFacts::default()), key, State::Ok, "see the check datapath", ""),
         ]);
     }
 
@@ -133,7 +134,13 @@ mod tests {
                 "eth0: leaves VLAN tags in frames: set it to `reorder_hdr on`",
                 "--devices",
             ),
-            (|it| first_device(it).link_layer = LinkLayer::Other, KEY, State::Warning, "neither Ethernet nor none", ""),
+            (
+                |it| first_device(it).link_layer = LinkLayer::Other,
+                KEY,
+                State::Warning,
+                "neither an Ethernet nor an IP header",
+                "",
+            ),
             (
                 |it| {
                     it.kernel.has_tcx = false;

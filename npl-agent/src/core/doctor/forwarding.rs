@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of IP forwarding. In IPv4, the setting of the incoming device decides. In IPv6, one setting decides for all
-//! devices, and since Linux 6.17 also `force_forwarding` of the incoming device.
+//! Checks of IP forwarding. For IPv4, the setting of the incoming device decides. For IPv6, one setting applies to all
+//! devices; since Linux 6.17, `force_forwarding` of the incoming device can also enable forwarding.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::core::{
     model::Family,
 };
 
-/// Whether Pods have addresses of an IP family.
+/// Whether NPL needs forwarding in an IP family, that is, whether Pods have addresses of the family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
     No,
@@ -18,7 +18,7 @@ enum Need {
     Yes,
 }
 
-/// The sysctl names of an IP family.
+/// The names of the forwarding sysctls of an IP family.
 struct Names {
     key: &'static str,
     global: &'static str,
@@ -107,15 +107,15 @@ fn off_everywhere(names: &Names, family: Family, found: &str, need: Need) -> Fin
     Finding::not_ok(names.key, state, found, advice)
 }
 
-/// Relevant devices on which forwarding is off.
+/// Uplinks and devices of mapped Pods on which forwarding is off.
 struct Off<'a> {
     uplinks: Vec<&'a Device>,
     of_pods: Vec<&'a Device>,
 }
 
 impl Off<'_> {
-    /// Node ports fail if forwarding is off on the device of most clients or of a mapped Pod. On another uplink,
-    /// forwarding may be off deliberately.
+    /// Node ports fail if forwarding is off on all uplinks, on an uplink with a default route, or on the device of a
+    /// mapped Pod. On another uplink, an operator may have turned forwarding off deliberately.
     fn finding(&self, names: &Names, family: Family, uplinks: &[&Device], need: Need) -> Finding {
         let is_main = |device: &&Device| device.has_default_route || uplinks.len() == 1;
         let is_fatal =
@@ -147,8 +147,8 @@ fn list(devices: &[&Device]) -> String {
     names.join(", ")
 }
 
-/// The devices on which requests of a family arrive: devices with attached programs or, if there are none, devices to
-/// which programs would be attached.
+/// The devices on which requests of a family arrive: the devices with attached programs. If no device has programs, the
+/// devices to which the agent would attach programs.
 pub(super) fn receiving_uplinks(facts: &Facts, family: Family) -> Vec<&Device> {
     let devices = facts.devices.as_deref().unwrap_or_default();
     let attached: Vec<&Device> = devices.iter().filter(|device| facts.is_attached(device)).collect();
@@ -167,7 +167,7 @@ pub(super) fn devices_of_pods(facts: &Facts, family: Family) -> Vec<&Device> {
     routing_devices(devices, leading.collect())
 }
 
-/// For a packet that arrives on a VRF's member, the kernel uses the settings of the VRF.
+/// Replaces the members of VRFs by the VRFs: for a packet that arrives on a member, the kernel uses the VRF's settings.
 fn routing_devices<'a>(devices: &'a [Device], receiving: Vec<&'a Device>) -> Vec<&'a Device> {
     let (members, mut routing): (Vec<_>, Vec<_>) =
         receiving.into_iter().partition(|device| device.master == Some(Master::Vrf));
@@ -178,8 +178,8 @@ fn routing_devices<'a>(devices: &'a [Device], receiving: Vec<&'a Device>) -> Vec
     by_index.into_values().collect()
 }
 
-/// Whether NPL needs forwarding in a family: it does if the family has mappings. Before the first mapping, the Node's
-/// addresses decide.
+/// Whether NPL needs forwarding in a family. A family with mappings needs forwarding. Before the first mapping, the
+/// Node's addresses decide.
 fn need(facts: &Facts, family: Family) -> Need {
     let mapped = facts.datapath.as_ref().map(|datapath| &datapath.mappings).ok().filter(|it| !it.is_empty());
     if mapped.is_some_and(|mapped| mapped.contains_key(&family)) {
@@ -327,7 +327,7 @@ mod tests {
             (|it| it.sysctls.ip_forward = is("0"), V4, State::Ok, "net.ipv4.ip_forward=0, and on for eth0", ""),
             // Neither requests nor replies arrive on this device.
             (|it| set_v4(&mut it.sysctls, "docker0", "0"), V4, State::Ok, "net.ipv4.ip_forward=1", ""),
-            // Before the agent has attached its programs, the future uplinks count.
+            // Before the agent has attached its programs, the check considers the devices that will be uplinks.
             (
                 |it| {
                     pinned(it).attached_devices.clear();

@@ -10,8 +10,8 @@ use crate::core::devices::{
 };
 
 pub(super) fn masquerading(facts: &Facts) -> Finding {
-    const MEANING: &str = "after kernel conntrack has timed out a connection, its replies are masqueraded, and the \
-                           client rejects them";
+    const MEANING: &str = "after kernel conntrack has timed out a connection, replies of this connection are \
+                           masqueraded, and the client rejects these packets";
     let key = "nft_guard";
     let it = match &facts.masquerading {
         Ok(masquerading) => masquerading,
@@ -28,13 +28,14 @@ pub(super) fn masquerading(facts: &Facts) -> Finding {
         None if facts.is_installed() => Finding::warning(
             key,
             "packets that leave the Node are masqueraded, and there is no nftables guard",
-            format!("{MEANING}: see --nft-guard, and the agent's log"),
+            format!("{MEANING}: check the flag --nft-guard and the agent's log"),
         ),
         None => Finding::ok(key, "nftables is available to the agent's guard"),
     }
 }
 
-/// Assumes `--forwarding stack` or `offload`, because the kernel state does not show the agent's flag.
+/// Checks the routes of replies of mapped Pods. Assumes `--forwarding stack` or `offload`, because the kernel state
+/// does not show the agent's flag.
 pub(super) fn reply_routes(facts: &Facts) -> Finding {
     const MEANING: &str = "with --forwarding stack and offload, replies of these Pods leave through another interface \
                            than the one on which their requests arrived, and may be dropped on the way";
@@ -79,7 +80,7 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
         Some((ReplyRouteProblem::MarkNotSet, _)) => Finding::warning(
             key,
             format!("{found}; their connections are not marked"),
-            format!("{MEANING}: see --nft-guard, and the agent's log"),
+            format!("{MEANING}: check the flag --nft-guard and the agent's log"),
         ),
     }
 }
@@ -100,7 +101,7 @@ mod tests {
     use crate::core::{
         devices::{
             Device, DeviceKind,
-            reply_routing::{DefaultRoute, MAIN_TABLE, Mark, Marking, Routing, Rule, Selector},
+            reply_routing::{DefaultRoute, MAIN_TABLE, Mark, Marking, Routing, RoutingRule, Selector},
         },
         model::Family,
     };
@@ -109,12 +110,12 @@ mod tests {
         facts.masquerading.as_mut().unwrap()
     }
 
-    /// The mapped Pod has its own table, selected after these rules; the main table has a default route through the
-    /// first device.
+    /// Gives the mapped Pod its own routing table, selected after a rule for the mark `ahead`, if there is one. The
+    /// main table has a default route through the first device.
     fn routed_apart(facts: &mut Facts, ahead: Option<Mark>) {
         let (family, ifindex) = (Family::V4, first_device(facts).ifindex);
-        let mark = ahead.map(|mark| Rule { family, selector: Selector::Mark(mark), table: MAIN_TABLE });
-        let pod = Rule { family, selector: Selector::Source("10.0.64.7".parse().unwrap()), table: 2 };
+        let mark = ahead.map(|mark| RoutingRule { family, selector: Selector::Mark(mark), table: MAIN_TABLE });
+        let pod = RoutingRule { family, selector: Selector::Source("10.0.64.7".parse().unwrap()), table: 2 };
         let default_routes = [DefaultRoute { family, table: MAIN_TABLE, ifindex }].into();
         facts.routing =
             Ok(Routing { rules: mark.into_iter().chain([pod]).collect(), default_routes, ..Routing::default() });
@@ -194,7 +195,7 @@ mod tests {
                     ..Device::new(9, "eth1", DeviceKind::Physical)
                 };
                 let (family, first) = (Family::V4, first_device(it).ifindex);
-                let rule = Rule { family, selector: Selector::Source([198, 51, 100, 10].into()), table: 100 };
+                let rule = RoutingRule { family, selector: Selector::Source([198, 51, 100, 10].into()), table: 100 };
                 let default_routes = [(MAIN_TABLE, first), (100, second.ifindex)];
                 let route = |(table, ifindex)| DefaultRoute { family, table, ifindex };
                 it.devices.as_mut().unwrap().push(second);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether policy routing rules for an incoming device send replies of Pods through another device, as security groups
-//! for Pods of the AWS VPC CNI do.
+//! Checks whether policy routing rules for an incoming device send replies of Pods through another device. The AWS VPC
+//! CNI creates such rules for Pods with security groups.
 
 use std::collections::BTreeSet;
 

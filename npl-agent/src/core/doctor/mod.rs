@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks for every known cause that prevents node ports of this Node from working. Converts facts about the Node to
-//! findings.
+//! Checks for every known cause that prevents node ports of this Node from working. Each check converts facts about the
+//! Node to a finding.
 
 mod devices;
 pub mod forward_chains;
@@ -8,8 +8,8 @@ mod forwarding;
 mod guard;
 mod incoming_rules;
 mod kernel;
-pub mod networks;
 mod receive_offload;
+mod software;
 mod sysctls;
 
 use std::{
@@ -17,10 +17,7 @@ use std::{
     net::IpAddr,
 };
 
-use self::{
-    forward_chains::ForwardChains,
-    networks::{Role, RuleNames},
-};
+use self::forward_chains::ForwardChains;
 use super::{
     devices::{
         Device, DeviceSelection, choose,
@@ -29,9 +26,10 @@ use super::{
         reply_routing::{Marking, Routing},
     },
     model::{Family, settings::PortRange},
+    networks::{Role, RuleNames},
 };
 
-/// The facts about the Node. The value of an unreadable fact is the error.
+/// The facts about the Node. If a fact cannot be read, its value is the error.
 #[derive(Debug, Clone)]
 pub struct Facts {
     /// The running kernel.
@@ -42,25 +40,25 @@ pub struct Facts {
     pub bpffs: String,
     /// Whether the BPF file system is mounted.
     pub is_bpffs_mounted: bool,
-    /// The capabilities of this process; `None` if they cannot be read.
+    /// The capabilities of this process; `None` if the process cannot read them.
     pub rights: Option<Rights>,
     /// Whether an agent uses this BPF file system.
     pub is_agent_running: bool,
-    /// Whether an admission policy confines the running agent, as the agent has found at its start.
+    /// Whether an admission policy confines the running agent; the agent determines this when it starts.
     pub is_confined: Result<Option<bool>, String>,
     /// The pinned datapath.
-    pub datapath: Result<Datapath, String>,
+    pub datapath: Result<DatapathFacts, String>,
     /// Where the cgroup v2 hierarchy is mounted.
     pub cgroup: Option<String>,
     /// The Node's devices.
     pub devices: Result<Vec<Device>, String>,
-    /// The device by which each mapped Pod is reached, by its index; Pods without a route are absent.
+    /// The ifindex of the device by which each mapped Pod is reached. Pods without a route are absent.
     pub pod_devices: BTreeMap<IpAddr, u32>,
     /// The names of all devices on which GRO joins datagrams to a fraglist.
     pub devices_with_fraglists: Result<BTreeSet<String>, String>,
     /// The sysctls of this network namespace.
     pub sysctls: Sysctls,
-    /// Whether the Node masquerades replies, and whether the nftables guard exempts them.
+    /// Whether the Node masquerades replies, and whether the nftables guard exempts replies from masquerading.
     pub masquerading: Result<Masquerading, String>,
     /// The forward chains of nftables; empty if the kernel has no nftables.
     pub forward_chains: Result<ForwardChains, String>,
@@ -68,7 +66,7 @@ pub struct Facts {
     pub routing: Result<Routing, String>,
     /// The connections that the nftables guard marks.
     pub markings: Result<BTreeSet<Marking>, String>,
-    /// The programs of other software that run ahead of NPL's.
+    /// The programs of other software that run ahead of NPL's programs on a device.
     pub programs_ahead: Result<ProgramsAhead, String>,
     /// Whether other software has a program or filter at egress of a device with NPL's programs.
     pub has_others_at_egress: bool,
@@ -79,19 +77,19 @@ pub struct Facts {
 /// The kernel.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// The release.
+    /// The release of the running kernel, such as `6.12.0`.
     pub release: String,
-    /// The oldest supported release.
+    /// The oldest release that NPL supports.
     pub needed: &'static str,
-    /// Whether the kernel is supported.
+    /// Whether NPL supports the running kernel.
     pub is_new_enough: bool,
-    /// Whether TCX is supported.
+    /// Whether the running kernel supports TCX.
     pub has_tcx: bool,
     /// Whether the kernel translates every datagram of a fraglist whose first datagram was translated.
     pub translates_fraglists: bool,
 }
 
-/// Effective capabilities, including those that `CAP_SYS_ADMIN` implies.
+/// The effective capabilities of a process, including capabilities that `CAP_SYS_ADMIN` implies.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rights {
     /// `CAP_BPF`.
@@ -104,7 +102,7 @@ pub struct Rights {
 
 /// The pinned datapath.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Datapath {
+pub struct DatapathFacts {
     /// Whether any map or program is pinned.
     pub is_installed: bool,
     /// Whether programs with the kernel's barriers against speculation are loaded.
@@ -113,11 +111,11 @@ pub struct Datapath {
     pub attached_devices: BTreeSet<u32>,
     /// The addresses on which node ports answer.
     pub addresses: BTreeSet<IpAddr>,
-    /// The socket hooks that serve local clients.
+    /// The cgroup hooks with programs that serve local clients.
     pub socket_hooks: Vec<&'static str>,
     /// The configured port range.
     pub port_range: Option<PortRange>,
-    /// The number of mappings of each family that has any.
+    /// The number of mappings of each IP family. Families without mappings are absent.
     pub mappings: BTreeMap<Family, usize>,
     /// The Pod addresses of the mappings.
     pub pods: BTreeSet<IpAddr>,
@@ -157,11 +155,11 @@ pub struct Sysctls {
 /// The value of a sysctl.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Setting {
-    /// The text without surrounding white space.
+    /// The value of the sysctl, without surrounding white space.
     Is(String),
-    /// The kernel does not have the sysctl at present.
+    /// The kernel does not have the sysctl, for example because a module is not loaded.
     Missing,
-    /// Why it cannot be read.
+    /// Why the sysctl cannot be read.
     Unreadable(String),
 }
 
@@ -170,7 +168,7 @@ pub enum Setting {
 pub struct Masquerading {
     /// Whether the kernel has nftables, which the guard needs.
     pub has_nftables: bool,
-    /// Whether an nftables or iptables rule masquerades.
+    /// Whether an nftables or iptables rule masquerades these packets.
     pub is_done: bool,
     /// The number of endpoints that the nftables guard exempts; `None` without a guard.
     pub guarded: Option<usize>,
@@ -206,7 +204,7 @@ impl State {
 pub struct Finding {
     /// The key of the check, which is stable across versions.
     pub key: &'static str,
-    /// The state.
+    /// The severity of the finding.
     pub state: State,
     /// The observation, as a sentence.
     pub found: String,
@@ -236,7 +234,7 @@ impl Finding {
     }
 }
 
-/// The findings of all checks, in the order in which an operator can act on them.
+/// The findings of all checks. The order is the order in which an operator should solve problems.
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![kernel::version(&facts.kernel), kernel::btf(facts.has_btf), kernel::bpffs(facts)];
     findings.extend(kernel::rights(facts));
@@ -250,9 +248,9 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         receive_offload::fraglists(facts),
     ]);
     findings.extend([
-        networks::recognized(facts, Role::Cni),
-        networks::policy_engine(facts),
-        networks::recognized(facts, Role::ServiceProxy),
+        software::recognized(facts, Role::Cni),
+        software::policy_engine(facts),
+        software::recognized(facts, Role::ServiceProxy),
     ]);
     findings.push(kernel::local_clients(facts));
     findings.extend(Family::ALL.map(|family| forwarding::forwarding(facts, family)));
@@ -273,7 +271,7 @@ impl Facts {
         self.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed)
     }
 
-    /// Uplinks: devices that the agent chose, or would choose if it ran.
+    /// The uplinks: devices that the agent has chosen, or would choose if an agent ran.
     fn uplinks(&self) -> impl Iterator<Item = &Device> {
         let devices = self.devices.as_deref().unwrap_or_default().iter();
         devices.filter(|device| choose(device, &DeviceSelection::Auto, &[], self.is_attached(device)).is_ok())

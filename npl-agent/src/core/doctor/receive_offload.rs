@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks for a receive offload whose packets the kernel translates in part.
+//! Checks for the receive offload `rx-gro-list`: some kernels translate only the first of the datagrams that this
+//! offload combines.
 
 use std::collections::BTreeSet;
 
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
 
-/// Checks for devices on which GRO joins datagrams to a fraglist. NPL, like every NAT, translates the first datagram, and
-/// the kernel has to translate the others when it takes the fraglist apart. Before Linux 6.15 it does not do so for IPv6.
+/// Checks for devices on which GRO joins datagrams to a fraglist. NPL, like every NAT, translates the first datagram,
+/// and the kernel has to translate the others when it takes the fraglist apart. Before Linux 6.15, the kernel does not
+/// translate the others for IPv6.
 pub(super) fn fraglists(facts: &Facts) -> Finding {
     let key = "gro_fraglist";
     let with_fraglists = match &facts.devices_with_fraglists {

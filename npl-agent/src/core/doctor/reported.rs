@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each check in both directions: it is ok on a healthy Node, and it reports a fault.
+//! Tests that each check is ok on a healthy Node, and that each check reports its fault.
 
 use super::{
     tests::{first_device, is, pinned, well},

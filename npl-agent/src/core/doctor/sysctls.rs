@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks of sysctls.
 
-use super::{Facts, Finding, Setting, Sysctls, networks};
-use crate::core::model::port_range::{LentPorts, port_range_warnings};
+use super::{Facts, Finding, Setting, Sysctls, software};
+use crate::core::model::port_range::{EphemeralPorts, port_range_warnings};
 
 /// The advice if a file of `/proc/sys` cannot be read.
 pub(super) const SEE_PROC: &str = "this setting cannot be read: run the check again as root, where /proc is mounted";
-/// The sysctl that offload needs.
+/// The sysctl that `--forwarding offload` needs: kernel conntrack then accepts out-of-window packets.
 const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
 
-/// Strict reverse path filtering accepts packets of both directions, because their routes are the same as without NPL.
+/// Reports the mode of reverse path filtering. No mode is a fault: even the strict mode accepts packets of both
+/// directions, because their routes are the same as without NPL.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";
     let all = match &facts.sysctls.rp_filter {
@@ -45,15 +46,16 @@ pub(super) fn conntrack_liberal(sysctls: &Sysctls) -> Finding {
             key,
             format!("{TCP_BE_LIBERAL}=0"),
             format!(
-                "only --forwarding offload needs it, and offloads no flow until it is set: set {TCP_BE_LIBERAL}=1, \
-                 or --conntrack-tcp-be-liberal of kube-proxy"
+                "only --forwarding offload needs this setting, and without it offloads no flow: set \
+                 {TCP_BE_LIBERAL}=1, or start kube-proxy with --conntrack-tcp-be-liberal"
             ),
         ),
         Setting::Is(value) => Finding::ok(key, format!("{TCP_BE_LIBERAL}={value}")),
     }
 }
 
-/// Kernel conntrack does not see every acknowledgement of offloaded connections, and times them out early.
+/// Kernel conntrack does not see every acknowledgement of an offloaded connection, and times such a connection out
+/// early.
 pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
     let key = "conntrack_timeouts";
     let (unacknowledged, established) = match (&sysctls.tcp_unacknowledged, &sysctls.tcp_established) {
@@ -67,8 +69,8 @@ pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
     let seconds = |value: &str| value.parse::<u32>().ok();
     if seconds(unacknowledged).zip(seconds(established)).is_some_and(|(some, all)| some < all) {
         let advice = format!(
-            "only --forwarding offload needs it: kernel conntrack times out offloaded connections that are idle \
-             for longer. Set {TCP_UNACKNOWLEDGED}={established}"
+            "only --forwarding offload needs a higher value: kernel conntrack times out offloaded connections that are \
+             idle for longer than this time. Set {TCP_UNACKNOWLEDGED}={established}"
         );
         return Finding::warning(key, found, advice);
     }
@@ -76,42 +78,42 @@ pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
 }
 
 /// The ephemeral ports of outgoing connections; `None` if the sysctl cannot be read.
-fn lent_ports(sysctls: &Sysctls) -> Option<LentPorts> {
+fn ephemeral_ports(sysctls: &Sysctls) -> Option<EphemeralPorts> {
     let reserved = match &sysctls.reserved_ports {
         Setting::Is(ports) => ports,
         Setting::Missing | Setting::Unreadable(_) => "",
     };
     match &sysctls.local_ports {
-        Setting::Is(range) => LentPorts::parse(range, reserved),
+        Setting::Is(range) => EphemeralPorts::parse(range, reserved),
         Setting::Missing | Setting::Unreadable(_) => None,
     }
 }
 
-/// The ephemeral ports of outgoing connections must also exclude the `nodePort`s of Services. NPL does not allocate
+/// Checks that the ephemeral ports of outgoing connections exclude the `nodePort`s of Services. NPL does not allocate
 /// these ports, but an operator who reserves NPL's range may forget to reserve them.
 pub(super) fn service_ports(sysctls: &Sysctls) -> Finding {
     let key = "service_ports";
-    let Some(lent) = lent_ports(sysctls) else {
+    let Some(ephemeral) = ephemeral_ports(sysctls) else {
         return Finding::unknown(key, "net.ipv4.ip_local_port_range cannot be read", SEE_PROC);
     };
-    let found = format!("ephemeral ports of outgoing connections are {lent}");
-    if !lent.overlap_service_node_ports() {
+    let found = format!("ephemeral ports of outgoing connections are {ephemeral}");
+    if !ephemeral.overlap_service_node_ports() {
         return Finding::ok(key, found);
     }
     Finding::warning(
         key,
         found,
-        "connections of the Node may take ports of Services of type NodePort, and those Services then lose clients: \
-         add 30000-32767 to net.ipv4.ip_local_reserved_ports, or the cluster's --service-node-port-range",
+        "connections of the Node may take ports of Services of type NodePort, and clients cannot reach these Services \
+         then: add 30000-32767 to net.ipv4.ip_local_reserved_ports, or the cluster's --service-node-port-range",
     )
 }
 
 pub(super) fn port_range(facts: &Facts) -> Finding {
     let key = "port_range";
-    let lent = lent_ports(&facts.sysctls);
-    let lends = lent.as_ref().map_or_else(
+    let ephemeral = ephemeral_ports(&facts.sysctls);
+    let lends = ephemeral.as_ref().map_or_else(
         || "net.ipv4.ip_local_port_range cannot be read".to_owned(),
-        |lent| format!("ephemeral ports of outgoing connections are {lent}"),
+        |ephemeral| format!("ephemeral ports of outgoing connections are {ephemeral}"),
     );
     let Some(range) = facts.datapath.as_ref().ok().and_then(|datapath| datapath.port_range) else {
         let advice = "NPL cannot allocate an ephemeral port that an outgoing connection uses: choose a --port-range \
@@ -119,11 +121,12 @@ pub(super) fn port_range(facts: &Facts) -> Finding {
         return Finding::unknown(key, format!("no agent has configured a port range yet; {lends}"), advice);
     };
     let found = format!("{range}; {lends}");
-    let warnings: Vec<String> = port_range_warnings(range, lent.as_ref()).iter().map(ToString::to_string).collect();
+    let warnings: Vec<String> =
+        port_range_warnings(range, ephemeral.as_ref()).iter().map(ToString::to_string).collect();
     if !warnings.is_empty() {
         return Finding::warning(key, found, warnings.join("; and "));
     }
-    if networks::is_masqueraded_by_cilium(facts) {
+    if software::is_masqueraded_by_cilium(facts) {
         return Finding::warning(
             key,
             format!("{found}; Cilium chooses source ports of masqueraded connections from 32768-65535"),
@@ -132,7 +135,7 @@ pub(super) fn port_range(facts: &Facts) -> Finding {
              below 30000, for example 28000-29000",
         );
     }
-    if lent.is_none() {
+    if ephemeral.is_none() {
         return Finding::unknown(key, found, SEE_PROC);
     }
     Finding::ok(key, found)

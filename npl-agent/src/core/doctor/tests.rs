@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each check with facts that are ok and facts that are not.
+//! Tests each check with facts of a healthy Node, and with facts of a Node that has a fault.
 
 use super::*;
 use crate::core::devices::DeviceKind;
@@ -19,7 +19,7 @@ pub(super) fn device(name: &str, ifindex: u32, kind: DeviceKind, addresses: &[&s
     Device { addresses, ..Device::new(ifindex, name, kind) }
 }
 
-/// A Node with both families, an agent, and mappings of IPv4.
+/// The facts of a healthy Node with addresses of both families, a running agent, and IPv4 mappings.
 pub(super) fn well() -> Facts {
     Facts {
         kernel: Kernel {
@@ -35,7 +35,7 @@ pub(super) fn well() -> Facts {
         rights: Some(Rights { bpf: true, net_admin: true, perfmon: false }),
         is_agent_running: true,
         is_confined: Ok(Some(true)),
-        datapath: Ok(Datapath {
+        datapath: Ok(DatapathFacts {
             is_installed: true,
             has_mitigated_programs: false,
             attached_devices: [UPLINK].into(),
@@ -77,7 +77,7 @@ pub(super) fn well() -> Facts {
     }
 }
 
-pub(super) fn pinned(facts: &mut Facts) -> &mut Datapath {
+pub(super) fn pinned(facts: &mut Facts) -> &mut DatapathFacts {
     facts.datapath.as_mut().unwrap()
 }
 
@@ -86,7 +86,7 @@ pub(super) fn first_device(facts: &mut Facts) -> &mut Device {
 }
 
 pub(super) fn nothing_pinned(facts: &mut Facts) {
-    facts.datapath = Ok(Datapath::default());
+    facts.datapath = Ok(DatapathFacts::default());
 }
 
 /// Asserts that each row's change gives the expected finding, and changes no finding of another check on a healthy
@@ -188,7 +188,8 @@ fn the_capabilities_of_the_loader_decide_the_speed_of_the_programs() {
         let mut facts = well();
         facts.rights = Some(Rights { bpf: true, net_admin: true, perfmon: is_held });
         facts.kernel.has_tcx = has_tcx;
-        facts.datapath = facts.datapath.map(|datapath| Datapath { is_installed, has_mitigated_programs, ..datapath });
+        facts.datapath =
+            facts.datapath.map(|datapath| DatapathFacts { is_installed, has_mitigated_programs, ..datapath });
         let finding = examine(&facts).into_iter().find(|finding| finding.key == "cap_perfmon").unwrap();
         (finding.state, finding.found, finding.advice.unwrap_or_default())
     };
@@ -345,7 +346,7 @@ fn reverse_path_filters_are_shown_by_the_greater_setting_and_are_ok() {
         (|it| it.sysctls.rp_filter = Setting::Unreadable("why".to_owned()), "rp_filter", State::Unknown, "why", "root"),
     ]);
     let finding = examine(&well()).into_iter().find(|finding| finding.key == "rp_filter").unwrap();
-    assert!(!finding.found.contains("cali1"), "it leads to a Pod: {finding:?}");
+    assert!(!finding.found.contains("cali1"), "cali1 leads to a Pod: {finding:?}");
 }
 
 #[test]
@@ -357,7 +358,7 @@ fn strict_kernel_conntrack_is_reported_for_offload() {
             KEY,
             State::Warning,
             "tcp_be_liberal=0",
-            "only --forwarding offload needs it",
+            "only --forwarding offload needs this setting",
         ),
         (|it| it.sysctls.tcp_be_liberal = is("0"), KEY, State::Warning, "", "nf_conntrack_tcp_be_liberal=1"),
         (|it| it.sysctls.tcp_be_liberal = Setting::Missing, KEY, State::Ok, "kernel conntrack is not loaded", ""),

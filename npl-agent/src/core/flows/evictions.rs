@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An estimate of how many conntrack entries the kernel evicted from a full flow table. The kernel reports no eviction,
-//! so the estimate compares two sweeps: the entries that the earlier sweep left, plus new entries, minus entries that
-//! were removed with their mappings, minus the entries that the later sweep finds.
+//! An estimate of how many conntrack entries the kernel evicted from a full flow table. The kernel does not report
+//! evictions, so the estimate compares two sweeps. Evicted entries are the entries that the earlier sweep left, plus
+//! new entries, minus entries that were removed with their mappings, minus the entries that the later sweep finds.
 
 /// The numbers of one sweep of a flow table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,16 +20,16 @@ pub struct Sweep {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EvictionEstimate {
     last: Option<Sweep>,
-    /// Entries that earlier sweeps found but had not counted as established, because packets arrive while a sweep reads
-    /// table and counters.
+    /// Entries that earlier sweeps found in the table before the counters contained them, because packets arrive while
+    /// a sweep reads counters and table.
     excess: u64,
 }
 
 impl EvictionEstimate {
     /// The number of entries that were evicted since the previous sweep, from a table with room for `capacity` flows.
     ///
-    /// Zero if the table was not full. The programs also remove entries, for example those of flows that lost a tuple
-    /// conflict; in a table that is not full, every missing entry is one of these.
+    /// Zero if the table was not full. The programs also remove entries, for example entries of flows that lost a tuple
+    /// conflict. In a table that is not full, the programs removed every missing entry.
     pub fn observe(&mut self, sweep: Sweep, capacity: usize) -> u64 {
         let Some(last) = self.last.replace(sweep) else { return 0 };
         let (found, capacity) = (sweep.found as u64, capacity as u64);

@@ -25,8 +25,8 @@ impl HalfOpenExpiry {
         self.used
     }
 
-    /// Records the entries of one sweep, by slot, and returns those that have timed out. The caller removes each only
-    /// if the slot still has that entry.
+    /// Records the entries of one sweep, by slot, and returns the entries that have timed out. The caller removes such
+    /// an entry only if the slot still contains it.
     pub fn observe(&mut self, entries: impl IntoIterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
         let mut before = std::mem::take(&mut self.seen).into_iter().peekable();
         let mut expired = Vec::new();

@@ -78,7 +78,7 @@ impl Protocol {
     /// All protocols, in the order in which logs and command output list them.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
-    /// Lower case, as in the annotation, logs and tables.
+    /// The name in lower case, as in the annotation, logs and tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -96,7 +96,7 @@ impl Protocol {
         }
     }
 
-    /// The protocol of an IANA number.
+    /// The protocol with this IANA number.
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
             npl_common::mapping::protocol::TCP => Some(Self::Tcp),
@@ -121,7 +121,7 @@ pub struct UnknownProtocol;
 impl FromStr for Protocol {
     type Err = UnknownProtocol;
 
-    /// Any case: the API writes `TCP`, the annotation `tcp`.
+    /// Accepts upper and lower case: the API server writes `TCP`, and the annotation contains `tcp`.
     fn from_str(text: &str) -> Result<Self, UnknownProtocol> {
         match text.to_ascii_lowercase().as_str() {
             "tcp" => Ok(Self::Tcp),
@@ -132,7 +132,7 @@ impl FromStr for Protocol {
     }
 }
 
-/// A port of the Node that NPL allocates. Host order, never 0.
+/// A port of the Node that NPL allocates, in host byte order, never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodePort(pub u16);
@@ -143,7 +143,7 @@ impl fmt::Display for NodePort {
     }
 }
 
-/// A port that a Pod listens on. Host order, never 0.
+/// A port that a Pod listens on, in host byte order, never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PodPort(pub u16);
@@ -181,14 +181,14 @@ pub type PodKey = ObjectKey;
 /// The key of a Service.
 pub type ServiceKey = ObjectKey;
 
-/// A Pod's uid, which distinguishes the Pod from an earlier one of the same name.
+/// A Pod's uid, which distinguishes the Pod from an earlier Pod of the same name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodUid(pub Arc<str>);
 
 impl PodUid {
     /// The Pod's generation in the datapath's maps: FNV-1a of the uid, never 0. A restarted agent finds the owner of a
-    /// mapping by the generation, and the kernel programs ignore connection tracking entries of an earlier Pod with the
-    /// same address.
+    /// mapping by the generation, and the kernel programs ignore conntrack entries of an earlier Pod with the same
+    /// address.
     pub fn generation(&self) -> u32 {
         let hash =
             self.0.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
@@ -202,7 +202,7 @@ impl fmt::Display for PodUid {
     }
 }
 
-/// A Service's uid, which distinguishes the Service from an earlier one of the same name.
+/// A Service's uid, which distinguishes the Service from an earlier Service of the same name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceUid(pub Arc<str>);
 
@@ -212,7 +212,8 @@ impl fmt::Display for ServiceUid {
     }
 }
 
-/// The state of NPL's readiness gate: whether the Pod's spec names it among `readinessGates`, and its condition.
+/// The state of NPL's readiness gate: whether the Pod's `readinessGates` contain the gate, and the Pod's condition of
+/// that name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
     /// The Pod's spec does not name the gate.
@@ -231,9 +232,9 @@ pub enum Gate {
 pub struct Pod {
     /// Namespace and name.
     pub key: PodKey,
-    /// Distinguishes the Pod from an earlier one of the same name.
+    /// `metadata.uid`, which distinguishes the Pod from an earlier Pod of the same name.
     pub uid: PodUid,
-    /// `metadata.resourceVersion` as a number: a change with a lower one is outdated.
+    /// `metadata.resourceVersion` as a number: a change with a lower number is outdated.
     pub resource_version: u64,
     /// `metadata.labels`.
     pub labels: BTreeMap<String, String>,
@@ -249,7 +250,7 @@ pub struct Pod {
     pub ports: Vec<ContainerPort>,
     /// The value of the mapping annotation in the API server, which NPL or another writer may have written.
     pub annotation: Option<String>,
-    /// The field manager of the annotation, if the API server records another one than the agent.
+    /// The field manager of the annotation, if the API server records another field manager than the agent's.
     pub annotation_manager: Option<Arc<str>>,
     /// NPL's readiness gate.
     pub gate: Gate,
@@ -271,9 +272,9 @@ pub struct ContainerPort {
     pub port: PodPort,
     /// `protocol`.
     pub protocol: Protocol,
-    /// `hostPort`, when set and not 0. A native sidecar has none: the kubelet does not map it.
+    /// `hostPort`, if set and not 0. Always `None` for a native sidecar, whose `hostPort` the kubelet does not map.
     pub host_port: Option<NodePort>,
-    /// `hostIP`, when set and not the wildcard address.
+    /// `hostIP`, if set and not the wildcard address.
     pub host_ip: Option<IpAddr>,
 }
 
@@ -295,13 +296,13 @@ pub enum ServiceType {
 pub struct Service {
     /// Namespace and name.
     pub key: ServiceKey,
-    /// Distinguishes the Service from an earlier one of the same name.
+    /// `metadata.uid`, which distinguishes the Service from an earlier Service of the same name.
     pub uid: ServiceUid,
-    /// Whether the enabling annotation is exactly `true`.
+    /// Whether the annotation that enables NPL for the Service is exactly `true`.
     pub is_enabled: bool,
     /// `spec.type`.
     pub service_type: ServiceType,
-    /// `spec.selector`; an empty one selects no Pod.
+    /// `spec.selector`; an empty selector selects no Pod.
     pub selector: BTreeMap<String, String>,
     /// `spec.ports`.
     pub ports: Vec<ServicePort>,
@@ -314,7 +315,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Whether the Pod has every label that the selector names; does not compare namespaces.
+    /// Whether the Pod has every label that the selector names. Namespaces are not compared.
     pub fn selects(&self, pod: &Pod) -> bool {
         let has = |(key, value): (&String, &String)| pod.labels.get(key) == Some(value);
         !self.selector.is_empty() && self.selector.iter().all(has)
@@ -364,7 +365,8 @@ pub struct Node {
     pub external_ips: Vec<IpAddr>,
 }
 
-/// The key of a mapping: family, node port and protocol. Clients reach it on every local address of the family.
+/// The key of a mapping: family, node port and protocol. Clients reach the mapping on every local address of the
+/// family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Frontend {
@@ -396,7 +398,7 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Whether both backends are the same port of the same Pod.
+    /// Whether both backends lead to the same port of the same Pod.
     pub fn has_same_target(&self, other: &Self) -> bool {
         Self { is_restricted: other.is_restricted, ..*self } == *other
     }

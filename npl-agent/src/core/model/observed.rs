@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The observed state, as opposed to the desired one.
+//! The observed state of the kernel and the sockets, as opposed to the desired state.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Warnings about port ranges that are valid but likely to cause trouble.
+//! Warnings about valid port ranges that conflict with ports of other software or with the limit of open files.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use super::settings::{PortRange, Settings};
 /// The default service node port range of Kubernetes.
 const SERVICE_NODE_PORTS: (u16, u16) = (30000, 32767);
 
-/// The range overlaps ports that the kernel or Kubernetes allocates. The text is one log message.
+/// The range overlaps ports that the kernel or Kubernetes allocates. The `Display` text is a log message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RangeWarning {
     /// The kernel uses these ports as ephemeral ports of outgoing connections.
     #[error(
-        "port range {range} overlaps the ephemeral ports {first}-{last} of outgoing connections: NPL cannot \
-         allocate a port while a connection uses it. Change --port-range or net.ipv4.ip_local_port_range, or add \
-         the range to net.ipv4.ip_local_reserved_ports"
+        "port range {range} overlaps the ephemeral ports {first}-{last} of outgoing connections: NPL cannot allocate a \
+         port while a connection uses this port. Change --port-range or net.ipv4.ip_local_port_range, or add the range \
+         to net.ipv4.ip_local_reserved_ports"
     )]
     Ephemeral {
         /// The range of `--port-range`.
@@ -27,9 +27,9 @@ pub enum RangeWarning {
     },
     /// Kubernetes allocates these ports to Services of type `NodePort`.
     #[error(
-        "port range {range} overlaps 30000-32767, the default range of Services of type NodePort: where both use a \
-         port, clients reach the Pod of NPL. Change --port-range, unless the cluster has another service node port \
-         range"
+        "port range {range} overlaps 30000-32767, the default range of Services of type NodePort: if NPL and a Service \
+         use the same port, clients of the Service reach NPL's Pod. Change --port-range, unless the cluster has \
+         another service node port range"
     )]
     ServiceNodePorts {
         /// The range of `--port-range`.
@@ -39,16 +39,16 @@ pub enum RangeWarning {
 
 /// The kernel's ephemeral ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LentPorts {
+pub struct EphemeralPorts {
     first: u16,
     last: u16,
     /// Ranges of reserved ports, which the kernel does not use as ephemeral ports.
     reserved: Vec<(u16, u16)>,
 }
 
-impl LentPorts {
-    /// Parses `net.ipv4.ip_local_port_range` and `net.ipv4.ip_local_reserved_ports`; `None` if the first is not two
-    /// ports.
+impl EphemeralPorts {
+    /// Parses `net.ipv4.ip_local_port_range` and `net.ipv4.ip_local_reserved_ports`; `None` if `range` does not consist
+    /// of two ports.
     pub fn parse(range: &str, reserved: &str) -> Option<Self> {
         let mut numbers = range.split_ascii_whitespace().map(str::parse);
         let (first, last) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
@@ -72,23 +72,24 @@ impl LentPorts {
     }
 }
 
-impl fmt::Display for LentPorts {
+impl fmt::Display for EphemeralPorts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.first, self.last)
     }
 }
 
-/// Parses `61000-62000`, or `8080` alone.
+/// Parses a range such as `61000-62000`, or one port such as `8080`.
 fn span(text: &str) -> Option<(u16, u16)> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     Some((first.parse().ok()?, last.parse().ok()?))
 }
 
-/// The warnings about a range; `lent` contains the kernel's ephemeral ports; it is `None` if the sysctls cannot be
+/// The warnings about a range. `ephemeral` contains the kernel's ephemeral ports, or is `None` if the sysctls cannot be
 /// read.
-pub fn port_range_warnings(range: PortRange, lent: Option<&LentPorts>) -> Vec<RangeWarning> {
-    let lent = lent.filter(|lent| lent.are_of(range));
-    let ephemeral = lent.map(|lent| RangeWarning::Ephemeral { range, first: lent.first, last: lent.last });
+pub fn port_range_warnings(range: PortRange, ephemeral: Option<&EphemeralPorts>) -> Vec<RangeWarning> {
+    let ephemeral = ephemeral.filter(|ephemeral| ephemeral.are_of(range));
+    let ephemeral =
+        ephemeral.map(|ephemeral| RangeWarning::Ephemeral { range, first: ephemeral.first, last: ephemeral.last });
     let (first, last) = SERVICE_NODE_PORTS;
     let overlaps = range.start().0 <= last && first <= range.end().0;
     let services = overlaps.then_some(RangeWarning::ServiceNodePorts { range });
@@ -106,9 +107,9 @@ pub fn open_files_warning(settings: &Settings, limit: u64) -> Option<String> {
     (limit < needed).then(|| {
         let range = settings.port_range;
         format!(
-            "this process may have {limit} open files, and {needed} are needed to reserve all node ports of \
-             {range}: Pods beyond the limit get no node port. Raise the hard limit of the container runtime \
-             (LimitNOFILE), or give a smaller --port-range"
+            "this process may open {limit} files, but needs {needed} to reserve all node ports of {range}: Pods beyond \
+             the limit get no node port. Raise the hard limit of the container runtime (LimitNOFILE), or give a \
+             smaller --port-range"
         )
     })
 }
@@ -142,8 +143,8 @@ mod tests {
         }
     }
 
-    fn warnings(range: &str, lent: &str, reserved: &str) -> Vec<RangeWarning> {
-        port_range_warnings(range.parse().unwrap(), LentPorts::parse(lent, reserved).as_ref())
+    fn warnings(range: &str, ephemeral: &str, reserved: &str) -> Vec<RangeWarning> {
+        port_range_warnings(range.parse().unwrap(), EphemeralPorts::parse(ephemeral, reserved).as_ref())
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The operator's choices and the capabilities of the datapath, which are constant while the agent runs.
+//! The operator's settings and the capabilities of the datapath, which are constant while the agent runs.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, str::FromStr};
 
@@ -14,13 +14,13 @@ pub struct Settings {
     pub node_ip: NodeIpSource,
     /// The fields of an annotation entry.
     pub annotation_format: AnnotationFormat,
-    /// Whether the protocols of one Pod port share a node port number and an entry.
+    /// Whether the protocols of one Pod port share a node port number and an annotation entry.
     pub protocol_pairing: ProtocolPairing,
     /// The families that the datapath serves.
     pub families: Vec<Family>,
     /// The protocols that the datapath serves.
     pub protocols: Vec<Protocol>,
-    /// How long a mapping keeps translating after its Pod's annotation no longer names it.
+    /// How long a mapping keeps translating after the Pod's annotation no longer names the mapping.
     pub drain_millis: u64,
     /// How long a node port cannot be allocated after its mapping is removed.
     pub quarantine_millis: u64,
@@ -28,24 +28,25 @@ pub struct Settings {
     pub is_retiring: bool,
 }
 
-/// The shortest quarantine that is longer than load balancers keep removed members: AKO kept them for up to 21 s.
+/// The shortest quarantine without a warning. A load balancer keeps a removed member for some time; AKO (the Avi
+/// Kubernetes Operator) did so for up to 21 s.
 const SHORTEST_QUARANTINE_MILLIS: u64 = 30_000;
 
 impl Settings {
-    /// A warning if withdrawn node ports may reach another Pod while load balancers still send to them.
+    /// A warning if a withdrawn node port may lead to another Pod while load balancers still send to this node port.
     pub fn quarantine_warning(&self) -> Option<String> {
         (self.quarantine_millis < SHORTEST_QUARANTINE_MILLIS).then(|| {
             format!(
-                "--quarantine {}ms is shorter than load balancers keep removed members, so their requests may reach \
-                 another Pod: give at least {}s",
+                "--quarantine {}ms is shorter than the time for which load balancers keep a removed member, so their \
+                 requests may reach another Pod: give at least {}s",
                 self.quarantine_millis,
                 SHORTEST_QUARANTINE_MILLIS / 1000
             )
         })
     }
 
-    /// The published address of each served family. A current address stays as long as it is a candidate, because
-    /// kubelet and cloud controller may list a Node's addresses in another order every minute.
+    /// The published address of each served family. A published address does not change while it is a candidate,
+    /// because kubelet and cloud controller may list a Node's addresses in another order every minute.
     pub fn node_ips(&self, node: Option<&Node>, current: &BTreeMap<Family, IpAddr>) -> BTreeMap<Family, IpAddr> {
         let candidates = self.node_ip.candidates(node);
         let kept = |family: &Family| current.get(family).copied().filter(|ip| candidates.contains(ip));
@@ -65,7 +66,7 @@ pub struct PortRange {
 /// Why a text is not a port range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PortRangeError {
-    /// The text is not two numbers with a dash between them.
+    /// The text does not consist of two numbers with a dash in between.
     #[error("port range {0:?} is not START-END: give two port numbers, for example 61000-62000")]
     Malformed(String),
     /// A bound is not a port.
@@ -97,12 +98,12 @@ impl PortRange {
         usize::from(self.end.0 - self.start.0) + 1
     }
 
-    /// Always false: a range has at least two ports.
+    /// Always returns false: a range has at least two ports.
     pub const fn is_empty(self) -> bool {
         false
     }
 
-    /// The next port. The first port follows the last one and any port outside the range.
+    /// The port after `port`. After the last port, and after a port outside the range, the first port follows.
     pub(in crate::core) fn after(self, port: NodePort) -> NodePort {
         if self.contains(port) && port < self.end { NodePort(port.0 + 1) } else { self.start }
     }
@@ -111,7 +112,8 @@ impl PortRange {
 impl FromStr for PortRange {
     type Err = PortRangeError;
 
-    /// Rejects every text that Antrea rejects, for example a range of one port, and also bounds that are not ports.
+    /// Rejects every text that Antrea rejects, for example a range of one port, and also bounds that are not port
+    /// numbers.
     fn from_str(text: &str) -> Result<Self, PortRangeError> {
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         let (start, end) = text
@@ -136,9 +138,9 @@ impl fmt::Display for PortRange {
 /// Which of the Node's addresses are published, decided for each IP family separately.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeIpSource {
-    /// The first `InternalIP` of the family, or the first `ExternalIP` if there is none.
+    /// The first `InternalIP` of the family. If the Node has no such address, the first `ExternalIP`.
     Internal,
-    /// The first `ExternalIP` of the family, or the first `InternalIP` if there is none.
+    /// The first `ExternalIP` of the family. If the Node has no such address, the first `InternalIP`.
     External,
     /// The first element that has an address of the family.
     Listed(Vec<NodeIp>),
@@ -147,9 +149,9 @@ pub enum NodeIpSource {
 /// An element of a list of Node addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeIp {
-    /// This address, whether the Node object lists it or not.
+    /// This address, whether or not the Node object lists the address.
     Address(IpAddr),
-    /// The first address of the Node object in this range, an `InternalIP` before an `ExternalIP`.
+    /// The first address of the Node object in this range. An `InternalIP` takes precedence over an `ExternalIP`.
     Range(SourceRange),
 }
 
@@ -157,7 +159,7 @@ pub enum NodeIp {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "node IP {0:?} is neither internal nor external nor a list of addresses or ranges: give for example 192.0.2.10 or \
-         10.0.0.0/8"
+     10.0.0.0/8"
 )]
 pub struct NodeIpSourceError(String);
 
@@ -170,7 +172,8 @@ impl NodeIpSource {
             Self::External => [external, internal].concat(),
             Self::Listed(list) => {
                 let needs_node = list.iter().any(|choice| matches!(choice, NodeIp::Range(_)));
-                // An address after a range must not be published before the Node is known.
+                // While the Node object is unknown, no address of a list with ranges is published, because an earlier
+                // range takes precedence over the address.
                 if needs_node && node.is_none() {
                     return Vec::new();
                 }

@@ -14,7 +14,7 @@ use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Service, ServiceKey,
 pub enum Change {
     /// The API server's store was restored from a backup: resource versions have decreased, and a list of Pods follows.
     StoreRestored,
-    /// A list of all Pods of this Node; other known Pods are deleted.
+    /// A list of all Pods of this Node. Known Pods that are not in the list were deleted.
     Pods(Vec<Pod>),
     /// A Pod was created or changed.
     Pod(Pod),
@@ -34,7 +34,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// The same change in a cluster without Services.
+    /// The change that the watch would report if the cluster had no Services.
     pub(in crate::core) fn without_services(self) -> Self {
         match self {
             Self::Services(_) => Self::Services(Vec::new()),
@@ -55,20 +55,20 @@ impl Change {
 pub(in crate::core) struct Touched {
     /// Pods whose assignment may change.
     pub(in crate::core) pods: BTreeSet<PodKey>,
-    /// Numbers that became or ceased to be node ports of Services.
+    /// Port numbers that became, or are no longer, a `nodePort` or `healthCheckNodePort` of a Service.
     pub(in crate::core) service_ports: BTreeSet<NodePort>,
     /// Pods that were deleted; another Pod may have the same name.
     pub(in crate::core) gone: Vec<(PodKey, PodUid)>,
 }
 
-/// The numbers of a Service that kube-proxy serves on every Node.
+/// The port numbers of a Service that kube-proxy serves on every Node.
 #[derive(Debug)]
 struct NodePortService {
     uid: ServiceUid,
     node_ports: BTreeSet<NodePort>,
 }
 
-/// The time order of a Pod's claim to an address. The greatest claim holds the address.
+/// A Pod's claim to an address, ordered by time. The Pod with the greatest claim holds the address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct AddressClaim {
     /// The Pod's resource version in the first event that shows the address.
@@ -81,13 +81,14 @@ struct AddressClaim {
 pub(in crate::core) enum ClaimEvidence {
     /// The Pod has no mapping of the family.
     Unmapped,
-    /// A mapping of the Pod leads to the address, by a decision of the earlier agent.
+    /// A mapping of the Pod leads to the address: the earlier agent decided that the Pod holds the address.
     Mapped,
     /// The Pod's mapping leads to another address: the claim is newer than the mapping.
     Moved,
 }
 
-/// The last known state of the cluster. It has only Services that NPL acts on, and the node ports of other Services.
+/// The last known objects of the cluster: the Pods of this Node, the Services that NPL acts on, and the node ports of
+/// other Services.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Snapshot {
     pods: BTreeMap<PodKey, Pod>,
@@ -97,7 +98,7 @@ pub(in crate::core) struct Snapshot {
     services_listed: bool,
     by_ip: BTreeMap<IpAddr, BTreeMap<PodKey, AddressClaim>>,
     by_host_port: BTreeMap<NodePort, BTreeSet<PodKey>>,
-    /// Services with a `nodePort` or `healthCheckNodePort`, whether NPL acts on them or not.
+    /// All Services with a `nodePort` or `healthCheckNodePort`, including Services on which NPL does not act.
     node_port_services: BTreeMap<ServiceKey, NodePortService>,
     by_service_port: BTreeMap<NodePort, BTreeSet<ServiceKey>>,
 }
@@ -154,9 +155,9 @@ impl Snapshot {
 
     /// The Pod that holds an address.
     ///
-    /// Two Pods have the same address only while the kubelet's status of one of them is outdated. A terminating Pod is
-    /// more likely to have lost the address. Otherwise the newest claim wins: the kubelet reports an address after the
-    /// CNI assigned it.
+    /// Two Pods have the same address only while the kubelet's status of one of them is outdated. If one of the Pods is
+    /// terminating, the other Pod holds the address. Otherwise the Pod with the newest claim holds the address, because
+    /// the kubelet reports an address after the CNI assigned it.
     pub(in crate::core) fn holder(&self, ip: IpAddr) -> Option<&Pod> {
         let claims = self.by_ip.get(&ip)?.iter();
         let pods = claims.filter_map(|(key, claim)| Some((self.pods.get(key)?, *claim)));
@@ -168,9 +169,9 @@ impl Snapshot {
         self.by_ip.keys().copied()
     }
 
-    /// Orders the claims of the first list by the mappings that an earlier agent left. The Pods' resource versions do
-    /// not give this order, because a version in a list may be newer than the Pod's claim. Claims of later events are
-    /// newer than all claims of the list.
+    /// Orders the address claims of the Pods in the first list by the mappings that an earlier agent left. The Pods'
+    /// resource versions do not give this order, because a version in a list may be newer than the Pod's claim. Claims
+    /// of later events are newer than all claims of the list.
     pub(in crate::core) fn order_claims(&mut self, evidence: &BTreeMap<(IpAddr, PodKey), ClaimEvidence>) {
         for ((ip, key), evidence) in evidence {
             let Some(claims) = self.by_ip.get_mut(ip) else { continue };
@@ -193,7 +194,7 @@ impl Snapshot {
         Some((key, &self.node_port_services.get(key)?.uid))
     }
 
-    /// Whether a Pod declares the number as a `hostPort`, or a Service has it as a `nodePort` or `healthCheckNodePort`.
+    /// Whether the number is the `hostPort` of a Pod, or the `nodePort` or `healthCheckNodePort` of a Service.
     pub(in crate::core) fn is_used_by_others(&self, port: NodePort) -> bool {
         self.is_host_port(port) || self.by_service_port.contains_key(&port)
     }
@@ -216,7 +217,7 @@ impl Snapshot {
     }
 
     /// Resets the known resource version of every Pod to 0 after etcd was restored from a backup. The restored versions
-    /// are lower than the known ones, and must not count as outdated.
+    /// are lower than the known versions, but must not count as outdated.
     fn forget_versions(&mut self) {
         for pod in self.pods.values_mut() {
             pod.resource_version = 0;
@@ -244,7 +245,7 @@ impl Snapshot {
         let mut former_claims = BTreeMap::new();
         if let Some(known) = self.pods.get_mut(&pod.key) {
             if known.resource_version > pod.resource_version {
-                return; // The version is outdated.
+                return; // The event is older than the known Pod.
             }
             if differ_by_writes_only(known, &pod) {
                 // The Pod is updated in place, because replacing a thousand Pods in a burst would fragment the heap.
@@ -280,7 +281,7 @@ impl Snapshot {
         self.pods.insert(pod.key.clone(), pod);
     }
 
-    /// Removes the Pod of this name, if `uid` is its uid or `None`.
+    /// Removes the Pod of this name if it has this uid. If `uid` is `None`, removes the Pod in any case.
     fn remove_pod(&mut self, key: &PodKey, uid: Option<&PodUid>, touched: &mut Touched) {
         if self.pods.get(key).is_some_and(|known| uid.is_none_or(|uid| known.uid == *uid)) {
             self.unindex(key, touched);
@@ -357,7 +358,8 @@ impl Snapshot {
     }
 }
 
-/// Whether only fields that agents write have changed. Such a change affects no index and no other Pod.
+/// Whether two versions of a Pod differ only in fields that agents write. A change of these fields affects no index and
+/// no other Pod.
 fn differ_by_writes_only(known: &Pod, pod: &Pod) -> bool {
     let Pod {
         key,
@@ -383,7 +385,7 @@ fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) 
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)
 }
 
-/// The addresses that only one Pod may have.
+/// The addresses of a Pod that no other Pod may have; none for a finished Pod and for a Pod on the host network.
 fn contended_ips(pod: &Pod) -> impl Iterator<Item = IpAddr> {
     let is_contender = !pod.is_finished && !pod.host_network;
     pod.ips.iter().copied().filter(move |_| is_contender)
@@ -393,7 +395,7 @@ fn host_ports(pod: &Pod) -> impl Iterator<Item = NodePort> {
     pod.ports.iter().filter_map(|port| port.host_port)
 }
 
-/// Removes an object from the entry of an index.
+/// Removes an object from the entry of an index, and the entry if no object is left.
 fn forget(index: &mut BTreeMap<NodePort, BTreeSet<ObjectKey>>, entry: NodePort, object: &ObjectKey) {
     if let Some(objects) = index.get_mut(&entry) {
         objects.remove(object);

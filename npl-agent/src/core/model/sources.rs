@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sources that may use a mapping: the allow-list of a Service, and how its text is parsed.
+//! The sources that may use a mapping: the allow-list of a Service, and the parser for the list's text.
 
 use std::{
     collections::BTreeSet,
@@ -36,7 +36,8 @@ impl FromStr for SourceRange {
 }
 
 impl SourceRange {
-    /// The range of a prefix length around an address; `None` if the family has fewer bits.
+    /// The range with this prefix length that contains the address; `None` if the length exceeds the bits of an
+    /// address.
     pub fn new(ip: IpAddr, length: u8) -> Option<Self> {
         let first = match ip {
             IpAddr::V4(ip) => {
@@ -71,7 +72,7 @@ impl SourceRange {
         Self::new(ip, self.length) == Some(self)
     }
 
-    /// Whether this range contains the other one.
+    /// Whether this range contains the other range.
     fn covers(self, other: Self) -> bool {
         self.length <= other.length && Self::new(other.first, self.length) == Some(self)
     }
@@ -110,12 +111,12 @@ impl fmt::Display for SourceRange {
 pub enum Sources {
     /// Every source is allowed.
     Anyone,
-    /// Sources in one of these ranges. No range contains another one. Without ranges, no source is allowed.
+    /// Sources in one of these ranges. No range contains another range. If there is no range, no source is allowed.
     Only(BTreeSet<SourceRange>),
 }
 
 impl Sources {
-    /// The sources of a mapping in the kernel, from its flag and its ranges.
+    /// The sources of a mapping in the kernel, from the mapping's flag `is_restricted` and the ranges in the map.
     pub fn of(backend: Backend, ranges: impl IntoIterator<Item = SourceRange>) -> Self {
         if backend.is_restricted { ranges.into_iter().collect() } else { Self::Anyone }
     }
@@ -156,8 +157,8 @@ impl FromIterator<SourceRange> for Sources {
     fn from_iter<I: IntoIterator<Item = SourceRange>>(ranges: I) -> Self {
         let all: BTreeSet<SourceRange> = ranges.into_iter().collect();
         let mut kept: BTreeSet<SourceRange> = BTreeSet::new();
-        // A range that contains another one sorts before it, so the last kept range is the only one that may contain
-        // the next.
+        // In sorted order, a range comes before all ranges that it contains. So only the last kept range may contain
+        // the next one.
         for range in all {
             if !kept.last().is_some_and(|last| last.covers(range)) {
                 kept.insert(range);
@@ -167,7 +168,7 @@ impl FromIterator<SourceRange> for Sources {
     }
 }
 
-/// A Service's list of allowed sources, and the errors in it.
+/// A Service's list of allowed sources, and the errors in the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowList {
     /// The sources that the list allows.
@@ -193,7 +194,8 @@ impl AllowList {
     /// The list of a Service without the annotation.
     pub const ABSENT: Self = Self { sources: Sources::Anyone, unreadable: None, beyond: 0 };
 
-    /// Parses a comma-separated list of ranges. Errors never widen the list: only ranges that it names are allowed.
+    /// Parses a comma-separated list of ranges. Errors never allow additional sources: only ranges that the list names
+    /// are allowed.
     pub fn read(text: &str) -> Self {
         let mut ranges = BTreeSet::new();
         let mut list = Self::ABSENT;

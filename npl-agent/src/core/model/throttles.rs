@@ -8,7 +8,7 @@ use super::Moment;
 /// The shortest time in milliseconds between two lines of one kind.
 const INTERVAL: u64 = 60_000;
 
-/// The last line of each kind.
+/// When the last line of each kind was logged, and how many lines were suppressed since.
 #[derive(Debug, Clone)]
 pub struct Throttles<K> {
     last: BTreeMap<K, (Moment, u64)>,
@@ -21,8 +21,8 @@ impl<K> Default for Throttles<K> {
 }
 
 impl<K: Ord> Throttles<K> {
-    /// Acquires the permission to log a line, and returns the number of lines that were suppressed since the last one;
-    /// `None` within a minute of the last permission.
+    /// Requests the permission to log a line. Returns the number of lines that were suppressed since the last logged
+    /// line; `None` if the last line of this kind was logged less than a minute ago.
     pub fn acquire(&mut self, kind: K, now: Moment) -> Option<u64> {
         match self.last.get_mut(&kind) {
             Some((at, left_out)) if now < at.plus(INTERVAL) => {

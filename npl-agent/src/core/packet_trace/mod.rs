@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packet tracing: which packets `npl-agent trace` follows, and what a record of the programs says.
+//! Packet tracing: which packets `npl-agent trace` follows, and what the records of the programs contain.
 
 pub mod packet;
 mod selection;
 mod step;
 
-pub use selection::{Endpoint, Selection, TooManyEndpoints};
-pub use step::{Hook, Step, Verdict};
+pub use selection::{PacketSelection, TooManyEndpoints, TracedEndpoint};
+pub use step::{Hook, ProgramVerdict, Step};

@@ -30,7 +30,7 @@ pub struct Packet {
     pub protocol: u8,
     /// Source and destination port; `None` for later fragments and for protocols without ports.
     pub ports: Option<[u16; 2]>,
-    /// The TCP flags with the letters of tcpdump, such as `S.` for SYN and ACK; empty for other protocols.
+    /// The TCP flags in the letters of tcpdump, such as `S.` for SYN and ACK; empty for other protocols.
     pub flags: String,
     /// Whether the packet is a fragment.
     pub is_fragment: bool,
@@ -40,7 +40,7 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Parses the first bytes of a packet, from the IP header on; `None` if they contain no whole IP header.
+    /// Parses the first bytes of a packet, which begin with the IP header; `None` if the IP header is incomplete.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let mut packet = Self::without_quote(bytes)?;
         packet.quoted = quote(bytes, packet.protocol).and_then(Self::without_quote).map(Box::new);
@@ -71,7 +71,8 @@ impl Packet {
         [(self.source, source), (self.destination, destination)]
     }
 
-    /// Whether the packet belongs to a protocol with ports, although it may not contain them.
+    /// Whether the packet belongs to a protocol with ports. The packet itself may lack the ports, for example as a
+    /// later fragment.
     pub const fn may_have_ports(&self) -> bool {
         Protocol::from_number(self.protocol).is_some() || self.is_fragment
     }
@@ -86,7 +87,7 @@ impl Packet {
     }
 }
 
-/// `tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]`.
+/// Formats a packet as `tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]`.
 impl fmt::Display for Packet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [source, destination] = self.ends().map(|(ip, port)| match (ip, port) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One run of a program on a packet, as its record describes it.
+//! One run of a program on a packet, as the program recorded it.
 
 use npl_common::{
     packet_trace::{self, PacketCopy, TraceRecord},
@@ -21,16 +21,16 @@ pub enum Hook {
 
 /// The verdict of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// No mapping can match the packet; passed unchanged.
+pub enum ProgramVerdict {
+    /// The program passed the packet unchanged, because no mapping can match it.
     Unrelated,
-    /// Passed unchanged, for a reason.
+    /// The program passed the packet unchanged, for a reason.
     Passed,
-    /// Rewritten, and passed to the host's stack.
+    /// The program rewrote the packet and passed it to the host's stack.
     Translated,
-    /// Rewritten, and redirected to another device.
+    /// The program rewrote the packet and redirected it to another device.
     Redirected,
-    /// Dropped, for a reason.
+    /// The program dropped the packet, for a reason.
     Dropped,
 }
 
@@ -45,10 +45,10 @@ pub struct Step {
     pub hook: Hook,
     /// Whether the program translates replies.
     pub is_reply: bool,
-    /// Whether the slow path decided.
+    /// Whether the verdict is that of the slow path.
     pub is_slow_path: bool,
     /// The verdict.
-    pub verdict: Verdict,
+    pub verdict: ProgramVerdict,
     /// The reason of a packet that was passed unchanged or dropped.
     pub reason: Option<Reason>,
     /// Bytes of the packet, from the IP header on.
@@ -70,7 +70,7 @@ impl Hook {
     }
 }
 
-impl Verdict {
+impl ProgramVerdict {
     /// The name in tables.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -100,9 +100,9 @@ impl Verdict {
 }
 
 impl Step {
-    /// Reads a record; `None` if it has a hook, verdict or reason of another version of the programs.
+    /// Reads a record; `None` if the record contains a hook, verdict or reason that this version does not know.
     pub fn of(record: &TraceRecord) -> Option<Self> {
-        let verdict = Verdict::of(record.verdict)?;
+        let verdict = ProgramVerdict::of(record.verdict)?;
         let hook = match record.hook {
             packet_trace::hook::INGRESS => Hook::Ingress,
             packet_trace::hook::EGRESS => Hook::Egress,
@@ -110,10 +110,10 @@ impl Step {
             _ => return None,
         };
         let reason = match verdict {
-            Verdict::Passed | Verdict::Dropped => {
+            ProgramVerdict::Passed | ProgramVerdict::Dropped => {
                 Some(Reason::ALL.iter().copied().find(|reason| *reason as u32 == record.reason)?)
             }
-            Verdict::Unrelated | Verdict::Translated | Verdict::Redirected => None,
+            ProgramVerdict::Unrelated | ProgramVerdict::Translated | ProgramVerdict::Redirected => None,
         };
         let [before, after] = record.packets.map(|copy| bytes(&copy));
         Some(Self {
@@ -138,7 +138,7 @@ impl Step {
 
     /// A record of a request at the ingress of a device, for tests.
     #[cfg(test)]
-    pub(crate) const fn of_request(verdict: Verdict, reason: Option<Reason>) -> Self {
+    pub(crate) const fn of_request(verdict: ProgramVerdict, reason: Option<Reason>) -> Self {
         Self {
             nanoseconds: 0,
             ifindex: 2,
@@ -153,7 +153,7 @@ impl Step {
         }
     }
 
-    /// The packet before and after the program; `None` if it has no IP header.
+    /// The packet before and after the program; `None` if the record contains no complete IP header.
     pub fn packets(&self) -> Option<(Packet, Option<Packet>)> {
         Some((Packet::parse(&self.before)?, Packet::parse(&self.after)))
     }

@@ -15,21 +15,21 @@ use std::{
 use serde::Serialize;
 
 pub use self::{
-    judge::{Facts, judge, publication},
+    judge::{PathFacts, judge, publication},
     probe::{Observation, Probe, Reply, UnknownProbe},
 };
 use super::{
     model::{Family, Protocol, sources::SourceRange},
     publish::annotation::Entry,
-    verdict::Verdict,
+    verdict::HealthVerdict,
 };
 
-/// The length of a plain request in bytes.
+/// The length of a small request in bytes.
 pub const SMALL: usize = 64;
 /// The length of a datagram that is larger than the MTU of every usual network, jumbo frames excepted.
 pub const LARGE: usize = 8_000;
 
-/// An echo Pod of the test, with the facts that judgements about its answers need.
+/// An echo Pod of the test, with the facts by which the test judges the Pod's answers.
 #[derive(Debug, Clone, Default)]
 pub struct Server {
     /// The Pod's Node.
@@ -53,8 +53,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// The protocols and families of the node ports that the Pod's annotation must name, of which `service_families`
-    /// are those of the Service.
+    /// The protocols and families of the node ports that the Pod's annotation must name. `service_families` contains
+    /// the families of the Service.
     pub fn wanted(&self, service_families: &BTreeSet<Family>) -> BTreeSet<(Protocol, Family)> {
         let has = |ips: &BTreeSet<IpAddr>, family| ips.iter().any(|ip| Family::of(*ip) == family);
         let families = service_families.iter().copied();
@@ -68,7 +68,7 @@ impl Server {
     }
 }
 
-/// The place of a client.
+/// Where the client of a path runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Client {
@@ -83,11 +83,11 @@ pub enum Client {
 }
 
 impl Client {
-    /// All places, in the order of the result.
+    /// All variants, in the order of the result.
     pub const ALL: [Self; 4] = [Self::Outside, Self::OtherNode, Self::OwnNode, Self::Itself];
 }
 
-/// A client, an echo Pod and a request.
+/// One path to test: from a client to an echo Pod, by one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Path {
     /// The place of the client.
@@ -139,7 +139,7 @@ pub struct Row {
     pub family: Option<Family>,
     /// The result.
     pub result: Outcome,
-    /// What was observed.
+    /// The observation, as a sentence.
     pub detail: String,
 }
 
@@ -157,14 +157,14 @@ impl Row {
 }
 
 /// The verdict of all rows: healthy only if a request was answered on at least one path, and no row failed.
-pub fn verdict(rows: &[Row]) -> Verdict {
+pub fn verdict(rows: &[Row]) -> HealthVerdict {
     let has = |result| rows.iter().any(|row| row.result == result);
     if has(Outcome::Failed) {
-        Verdict::AtRisk
+        HealthVerdict::AtRisk
     } else if has(Outcome::Unknown) || !rows.iter().any(Row::is_answered_path) {
-        Verdict::CannotTell
+        HealthVerdict::CannotTell
     } else {
-        Verdict::Healthy
+        HealthVerdict::Healthy
     }
 }
 
@@ -197,7 +197,7 @@ pub fn plan(servers: &[Server]) -> (Vec<Path>, Vec<Row>) {
     (paths, not_tried)
 }
 
-/// The requests to the published node ports, with a large one for each UDP port.
+/// The requests to the published node ports: a small one for each port, and also a large one for each UDP port.
 fn probes(entries: &[Entry]) -> Vec<Probe> {
     let mut probes: Vec<Probe> = entries
         .iter()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A request to an echo Pod, and what its client observes. The client in a Pod gets requests as arguments and prints
+//! A request to an echo Pod, and the client's observation. The client in a Pod gets requests as arguments and prints
 //! observations as JSON.
 
 use std::{
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::model::Protocol;
 
-/// One request. Its text is `tcp,192.0.2.1:61000,64`.
+/// One request. The text form is, for example, `tcp,192.0.2.1:61000,64`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Probe {
     /// The transport protocol.
@@ -65,10 +65,10 @@ pub struct Reply {
 pub enum Observation {
     /// An echo Pod has returned the whole payload.
     Answered(Reply),
-    /// A host has replied, but not with a complete answer, for this reason.
+    /// A host has replied, but the answer is not complete; the text is the reason.
     Refused(String),
-    /// No host has replied, for this reason.
+    /// No host has replied; the text is the reason.
     NoAnswer(String),
-    /// The client could not send the request, for this reason.
+    /// The client could not send the request; the text is the reason.
     NotSent(String),
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The plan of paths and the judgement of observations.
+//! Tests the plan of paths and the judgement of observations.
 
 use super::*;
 use crate::core::model::{NodePort, PodPort};
@@ -39,7 +39,7 @@ fn judged(client: Client, observation: &Observation, unreachable: &[&str]) -> Ro
     let (paths, _) = plan(&servers);
     let path = paths.iter().find(|path| path.client == client && path.server == 0).unwrap();
     let unreachable = unreachable.iter().map(|text| ip(text)).collect();
-    judge(Facts { servers: &servers, unreachable: &unreachable }, path, observation)
+    judge(PathFacts { servers: &servers, unreachable: &unreachable }, path, observation)
 }
 
 #[test]
@@ -111,14 +111,14 @@ fn an_answer_of_another_pod_fails() {
 #[test]
 fn the_address_that_the_pod_sees_must_not_be_of_its_own_node() {
     let result = |client, seen, local| judged(client, &answered("echo-1", seen, local), &[]).result;
-    // The client's own address, or that of a gateway outside of the Node.
+    // The Pod may see the client's own address, or the address of a gateway outside of the Node.
     assert_eq!(result(Client::Outside, "198.51.100.9", "198.51.100.9"), Outcome::Passed);
     assert_eq!(result(Client::Outside, "203.0.113.1", "198.51.100.9"), Outcome::Passed);
     assert_eq!(result(Client::OtherNode, "10.244.2.8", "10.244.2.8"), Outcome::Passed);
     assert_eq!(result(Client::OtherNode, "192.0.2.2", "10.244.2.8"), Outcome::Passed);
     assert_eq!(result(Client::OwnNode, "10.244.1.8", "10.244.1.8"), Outcome::Passed);
     assert_eq!(result(Client::Itself, "10.244.1.7", "127.0.0.1"), Outcome::Passed);
-    // The serving Node's address, or that of its bridge.
+    // The Pod must not see the serving Node's address, or the address of the Node's bridge.
     for masqueraded in ["192.0.2.1", "10.244.1.1"] {
         for (client, local) in
             [(Client::Outside, "198.51.100.9"), (Client::OtherNode, "10.244.2.8"), (Client::OwnNode, "10.244.1.8")]
@@ -131,10 +131,10 @@ fn the_address_that_the_pod_sees_must_not_be_of_its_own_node() {
 #[test]
 fn one_failed_path_decides_the_verdict_and_skipped_paths_do_not() {
     let row = |result| Row { protocol: Some(Protocol::Tcp), ..Row::about("a", "node-1", result, "") };
-    assert_eq!(verdict(&[row(Outcome::Passed), row(Outcome::NotTried)]), Verdict::Healthy);
+    assert_eq!(verdict(&[row(Outcome::Passed), row(Outcome::NotTried)]), HealthVerdict::Healthy);
     let publication = Row::about("publication", "node-1", Outcome::Passed, "");
-    assert_eq!(verdict(&[publication, row(Outcome::NotTried)]), Verdict::CannotTell);
-    assert_eq!(verdict(&[row(Outcome::Passed), row(Outcome::Unknown)]), Verdict::CannotTell);
-    assert_eq!(verdict(&[row(Outcome::Unknown), row(Outcome::Failed)]), Verdict::AtRisk);
-    assert_eq!(verdict(&[row(Outcome::NotTried)]), Verdict::CannotTell);
+    assert_eq!(verdict(&[publication, row(Outcome::NotTried)]), HealthVerdict::CannotTell);
+    assert_eq!(verdict(&[row(Outcome::Passed), row(Outcome::Unknown)]), HealthVerdict::CannotTell);
+    assert_eq!(verdict(&[row(Outcome::Unknown), row(Outcome::Failed)]), HealthVerdict::AtRisk);
+    assert_eq!(verdict(&[row(Outcome::NotTried)]), HealthVerdict::CannotTell);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The port table: the owner and phase of each node port, and the next free one.
+//! The port table: the owner and phase of each node port, and the search for the next free node port.
 
 pub mod select;
 
@@ -26,31 +26,31 @@ pub(in crate::core) struct Owner {
 pub enum Phase {
     /// A Service requests the port.
     Active,
-    /// No Service requests the port; the mapping translates until consumers have stopped using it.
+    /// No Service requests the port; the mapping translates until load balancers have stopped using it.
     Draining {
-        /// When draining ends; `None` while an annotation may still name the port.
+        /// When the drain ends; `None` while an annotation may still name the port.
         until: Option<Moment>,
     },
-    /// The port has no mapping and cannot be allocated, since clients may still send to it.
+    /// The port has no mapping and cannot be allocated, because clients may still send packets to the port.
     Quarantined {
-        /// When the port is free; `None` while its mapping exists or an annotation may still name it.
+        /// When the port becomes free; `None` while the port's mapping exists or an annotation may still name the port.
         until: Option<Moment>,
     },
 }
 
-/// A held node port.
+/// An allocated node port, with its owner and phase.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) struct Claim {
-    /// `None` for a mapping of a Pod that was deleted before this agent started.
+    /// The Pod port that holds the node port; `None` for a mapping of a Pod that was deleted before this agent started.
     pub(in crate::core) owner: Option<Owner>,
     pub(in crate::core) phase: Phase,
     /// The desired value of the mapping; `None` while the Pod has no address of its own.
     pub(in crate::core) backend: Option<Backend>,
     /// The sources that may use the mapping.
     pub(in crate::core) sources: Sources,
-    /// Whether a client may know the port.
+    /// Whether the port was ever mapped, so that a client may know it.
     pub(in crate::core) was_mapped: bool,
-    /// When this agent allocated the port; `None` if an earlier agent did.
+    /// When this agent allocated the port; `None` if an earlier agent allocated the port.
     pub(in crate::core) allocated: Option<Moment>,
 }
 
@@ -110,21 +110,21 @@ impl Claim {
     }
 }
 
-/// How many node ports of a family are in each phase. A port that several protocols use counts once.
+/// The number of node ports of one IP family and protocol in each phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortUsage {
     /// Requested by a Service.
     pub active: usize,
-    /// Translating until consumers have stopped using them.
+    /// No longer requested by a Service, but mapped until load balancers have stopped using them.
     pub draining: usize,
     /// Unmapped, but not yet available for allocation.
     pub quarantined: usize,
-    /// Free to be allocated: no Pod holds the number, by any protocol or family.
+    /// Free: the number is not allocated to a Pod for any protocol or family.
     pub free: usize,
 }
 
-/// The claims of all node ports. A port number belongs to one Pod, whatever the protocol and family, because consumers
-/// ignore the protocol of an annotation's entry.
+/// The claims of all node ports. A port number belongs to one Pod, whatever the protocol and family, because some load
+/// balancers ignore the protocol of an annotation's entry.
 #[derive(Debug)]
 pub(in crate::core) struct PortTable {
     range: PortRange,
@@ -132,10 +132,10 @@ pub(in crate::core) struct PortTable {
     by_pod: BTreeMap<PodUid, BTreeSet<(WantedPort, Frontend)>>,
     /// Where the search for the next free port begins; the first port of the range if `None`.
     cursor: Option<NodePort>,
-    /// Ports that another process uses, and when to retry them.
+    /// Ports that another process uses, each with the time at which the agent tries again to reserve the port.
     taken: BTreeMap<Frontend, Moment>,
     /// Unmapped port numbers that received packets recently, and until when other numbers are preferred. The protocol
-    /// does not matter, because consumers ignore the protocol of an entry.
+    /// does not matter, because some load balancers ignore the protocol of an entry.
     recent_traffic: BTreeMap<NodePort, Moment>,
 }
 
@@ -168,7 +168,7 @@ impl PortTable {
         self.by_pod.get(uid).into_iter().flatten().copied().collect()
     }
 
-    /// The claims for one port of a Pod; several while the port moves from one node port to another.
+    /// The claims for one port of a Pod. While the Pod port moves to another node port, there are several claims.
     pub(in crate::core) fn of_port(&self, uid: &PodUid, port: WantedPort) -> Vec<Frontend> {
         let claims = self.by_pod.get(uid).into_iter().flatten();
         claims.filter(|(claimed, _)| *claimed == port).map(|(_, frontend)| *frontend).collect()
@@ -202,8 +202,8 @@ impl PortTable {
         frontends.filter_map(|frontend| Some((frontend, self.claims.get(&frontend)?)))
     }
 
-    /// Whether a claim may keep its node port: the port is in the range, no other process uses it, and its number does
-    /// not belong to another Pod.
+    /// Whether a claim may keep its node port: the port is in the range, no other process uses the port, and the port's
+    /// number does not belong to another Pod.
     pub(in crate::core) fn is_well_placed(&self, frontend: Frontend) -> bool {
         self.is_available(frontend) && !self.is_of_another_pod(frontend)
     }
@@ -212,8 +212,8 @@ impl PortTable {
         self.range.contains(frontend.node_port) && !self.taken.contains_key(&frontend)
     }
 
-    /// Whether another Pod has the better claim to the port number. An earlier release assigned the protocols of one
-    /// number to several Pods.
+    /// Whether the port number belongs to another Pod. An earlier release could assign the protocols of one number to
+    /// several Pods.
     fn is_of_another_pod(&self, frontend: Frontend) -> bool {
         let holder = self.of_number(frontend.node_port).min_by_key(|(rival, _)| (self.rank(*rival), *rival));
         let own = self.claims.get(&frontend);
@@ -224,7 +224,8 @@ impl PortTable {
         self.rank(frontend) == 0
     }
 
-    /// How far the phase of a claim is from active. A Pod port reactivates the claim with the smallest distance.
+    /// The distance of a claim's phase from the phase active. A Pod port reactivates the claim with the smallest
+    /// distance.
     pub(in crate::core) fn rank(&self, frontend: Frontend) -> u8 {
         match self.claims.get(&frontend).map(|claim| claim.phase) {
             Some(Phase::Active) => 0,
@@ -233,7 +234,8 @@ impl PortTable {
         }
     }
 
-    /// Whether a Pod may claim the port: no Pod holds the port, and no other Pod holds the number.
+    /// Whether a Pod may claim the node port: no Pod holds the port itself, and no other Pod holds its number for
+    /// another protocol or family.
     pub(in crate::core) fn is_free_for(&self, frontend: Frontend, uid: &PodUid) -> bool {
         let is_its = |(_, claim): (Frontend, &Claim)| uid_of(claim) == Some(uid);
         self.is_available(frontend)
@@ -241,14 +243,14 @@ impl PortTable {
             && self.of_number(frontend.node_port).all(is_its)
     }
 
-    /// Whether a Pod's port holds the node port, and may keep it.
+    /// Whether the node port is allocated to this port of the Pod, and may stay allocated to it.
     pub(in crate::core) fn is_well_held(&self, frontend: Frontend, uid: &PodUid, port: WantedPort) -> bool {
         let owner = self.claims.get(&frontend).and_then(|claim| claim.owner.as_ref());
         let is_its = owner.is_some_and(|owner| owner.uid == *uid && owner.port == port);
         is_its && self.is_well_placed(frontend)
     }
 
-    /// Whether no Pod holds the number, and no other process uses the number by one of these protocols.
+    /// Whether the number is not allocated to a Pod, and no other process uses the number for one of these protocols.
     fn is_free(&self, family: Family, node_port: NodePort, protocols: &[Protocol]) -> bool {
         let is_available = |protocol: &Protocol| self.is_available(Frontend { family, node_port, protocol: *protocol });
         protocols.iter().all(is_available) && self.of_number(node_port).next().is_none()
@@ -267,12 +269,12 @@ impl PortTable {
         same_number.into_iter().find(|frontend| self.is_free_for(*frontend, uid))
     }
 
-    /// Returns a frontend with the first of `protocols` and with the next number that is free for all of them and for
-    /// which `is_usable` holds. The search continues after the last allocated number, so that a freed number is reused
-    /// as late as possible.
+    /// Returns a frontend with the next free number and with the first of `protocols`. The number is free for all of
+    /// these protocols, and `is_usable` returns true for it. The search continues after the last allocated number, so
+    /// that a freed number is reused as late as possible.
     ///
-    /// If all free ports have received packets recently, the one whose traffic ceased first is returned: a client that
-    /// sends to every port must not keep Pods from getting a node port.
+    /// If all free ports have received packets recently, the port whose traffic ended first is returned. Otherwise a
+    /// client that sends to every port could prevent Pods from getting node ports.
     pub(in crate::core) fn take_next_free(
         &mut self,
         family: Family,
@@ -300,8 +302,8 @@ impl PortTable {
         usable.min_by_key(|(_, until)| *until).map(|(frontend, _)| frontend)
     }
 
-    /// Whether to reject the port if it received packets recently. Packets matter only if the number was never mapped
-    /// for its present owner, by any protocol or family.
+    /// Whether to reject the port if it received packets recently. The port is rejected only if its number was never
+    /// mapped for its present owner, for any protocol or family.
     pub(in crate::core) fn recent_traffic_policy(&self, frontend: Frontend) -> RecentTraffic {
         let number = frontend.node_port;
         let was_mapped = self.of_number(number).any(|(_, claim)| claim.was_mapped);
@@ -315,7 +317,7 @@ impl PortTable {
     }
 
     /// Places the cursor after the highest port in use. A restarted agent does not know which ports were freed last;
-    /// they are likely below the newest one.
+    /// those ports are likely below the highest port in use.
     pub(in crate::core) fn place_cursor(&mut self) {
         let numbers = self.claims.keys().map(|frontend| frontend.node_port);
         let newest = numbers.filter(|node_port| self.range.contains(*node_port)).max();
@@ -326,7 +328,7 @@ impl PortTable {
         self.taken.insert(frontend, until);
     }
 
-    /// Records that the port could be bound.
+    /// Records that the agent could bind the port, so no other process uses it.
     pub(in crate::core) fn unmark_taken(&mut self, frontend: Frontend) {
         self.taken.remove(&frontend);
     }
@@ -335,7 +337,8 @@ impl PortTable {
         self.taken.contains_key(&frontend)
     }
 
-    /// Drops records that have expired, and returns the ports that may be free again.
+    /// Drops expired records of ports that other processes use or that received packets, and returns the ports that may
+    /// be free again.
     pub(in crate::core) fn expire_taken(&mut self, now: Moment) -> Vec<Frontend> {
         self.recent_traffic.retain(|_, until| *until > now);
         self.taken.extract_if(.., |_, until| *until <= now).map(|(frontend, _)| frontend).collect()
@@ -345,7 +348,8 @@ impl PortTable {
         self.taken.values().min().copied()
     }
 
-    /// The use of the range for a family and protocol. A number that is held for any protocol or family is not free.
+    /// The use of the range for a family and protocol. A number that is allocated for any protocol or family is not
+    /// free.
     pub(in crate::core) fn usage(&self, family: Family, protocol: Protocol) -> PortUsage {
         let mut usage = PortUsage::default();
         let is_here = |frontend: &Frontend| frontend.family == family && frontend.protocol == protocol;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides which ports of a Pod are wanted, and how each is exposed.
+//! Decides which ports of a Pod are wanted, that is, requested by a Service, and how each is exposed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +18,7 @@ use crate::core::{
     publish::problem::{AffectedObject, Cause, Problem},
 };
 
-/// A Pod port that at least one Service requests. Node ports are allocated in this type's order.
+/// A Pod port that at least one Service requests. Node ports are allocated in the sort order of this type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WantedPort {
     /// The Pod's port.
@@ -32,11 +32,11 @@ pub struct WantedPort {
 /// How a wanted port is exposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Exposure {
-    /// By a host port that already leads to the Pod port; no mapping is needed.
+    /// By a host port that leads to the Pod port without NPL; no mapping is needed.
     HostPort(NodePort),
     /// By a mapping to the Pod's address.
     Mapping,
-    /// Not exposed at present, because the Pod has no address of its own. Its node port stays reserved.
+    /// Not exposed at present, because the Pod has no address of its own. The node port stays reserved.
     Pending,
 }
 
@@ -51,8 +51,8 @@ impl Exposure {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::core) struct Wanted {
     pub(in crate::core) ports: BTreeMap<WantedPort, Exposure>,
-    /// The allowed sources of each requested port: the union over the Services that request it. Ports that cannot be
-    /// exposed at present, or whose mapping drains, are included.
+    /// The allowed sources of each requested port: the union over all Services that request the port. Ports that cannot
+    /// be exposed at present, or whose mapping drains, are included.
     pub(in crate::core) sources: BTreeMap<WantedPort, Sources>,
     pub(in crate::core) problems: BTreeSet<Problem>,
 }
@@ -87,7 +87,7 @@ fn service_problems(service: &Service, settings: &Settings) -> BTreeSet<Problem>
 }
 
 impl Selector<'_> {
-    /// The wanted ports of a Pod: the union over the Services that select it.
+    /// The wanted ports of a Pod: the union over all Services that select the Pod.
     pub(in crate::core) fn wanted(self, pod: &Pod) -> Wanted {
         let mut wanted = Wanted::default();
         if pod.is_finished {
@@ -118,7 +118,7 @@ impl Selector<'_> {
         wanted
     }
 
-    /// Reports every Service that requests a Pod port with a node port for each of several protocols.
+    /// Reports every Service that requests a Pod port which has a separate node port for each of several protocols.
     fn report_separate_protocols(self, pod: &Pod, wanted: &mut Wanted) {
         if self.settings.protocol_pairing == ProtocolPairing::Merged {
             return;
@@ -141,15 +141,15 @@ impl Selector<'_> {
         }
     }
 
-    /// The address of the Pod, unless another Pod has the better claim to it.
+    /// The address of the Pod, unless another Pod's claim to the address takes precedence.
     pub(in crate::core) fn pod_ip(self, pod: &Pod, family: Family) -> Option<IpAddr> {
         let ip = pod.ip_of(family)?;
         let is_own = pod.host_network || self.snapshot.holder(ip).is_some_and(|holder| holder.uid == pod.uid);
         (is_own && !pod.is_finished).then_some(ip)
     }
 
-    /// The families of the Service in which this Pod is exposed. A Pod without addresses may still get an address of
-    /// each family.
+    /// The families of the Service in which this Pod is exposed. A Pod without addresses counts as a Pod with an
+    /// address of each family, because the Pod may still get these addresses.
     fn families(self, service: &Service, pod: &Pod, wanted: &mut Wanted) -> Vec<Family> {
         let is_possible = |family: &Family| pod.ips.is_empty() || pod.ip_of(*family).is_some();
         let served = service.families.iter().filter(|family| self.settings.families.contains(family));
@@ -167,11 +167,12 @@ impl Selector<'_> {
     fn place(self, pod: &Pod, wanted: &mut Wanted) {
         let mut host_ports = BTreeSet::new();
         let mut causes = BTreeSet::new();
-        let mut past_the_node = BTreeSet::new();
+        let mut bypassing_node = BTreeSet::new();
         for (port, exposure) in &mut wanted.ports {
             let Some(ip) = pod.ip_of(port.family) else { continue };
             let host_port = self.host_port(pod, *port).filter(|node_port| {
-                // Two containers may use one host port on different addresses; only one of them is published.
+                // Two containers may use the same host port on different addresses. Only one of these host ports is
+                // published.
                 host_ports.insert((*node_port, port.protocol, port.family))
             });
             if let Some(node_port) = host_port {
@@ -181,15 +182,15 @@ impl Selector<'_> {
                 }
             } else if let Some(device) = self.on_node_network.get(&ip) {
                 causes.insert(Cause::OnNodeNetwork { ip, device: device.clone() });
-                past_the_node.insert(*port);
+                bypassing_node.insert(*port);
             } else if self.pod_ip(pod, port.family).is_some() {
                 *exposure = Exposure::Mapping;
             } else if let Some(holder) = self.snapshot.holder(ip) {
                 causes.insert(Cause::AddressConflict { ip, holder: holder.key.clone() });
             }
         }
-        // A pending exposure would keep an existing mapping; without an exposure, the mapping drains.
-        wanted.ports.retain(|port, _| !past_the_node.contains(port));
+        // These ports get no exposure, so that an existing mapping drains. A pending exposure would keep the mapping.
+        wanted.ports.retain(|port, _| !bypassing_node.contains(port));
         for cause in causes {
             wanted.blame(pod, cause);
         }
@@ -197,8 +198,8 @@ impl Selector<'_> {
 
     /// The host port that leads to the Pod port without NPL.
     ///
-    /// A `hostPort` that is bound to another address than the published one does not lead to the Pod from there; such a
-    /// port gets a mapping.
+    /// A `hostPort` that is bound to another address than the published one does not serve the published address; such
+    /// a Pod port gets a mapping.
     fn host_port(self, pod: &Pod, port: WantedPort) -> Option<NodePort> {
         if pod.host_network {
             return Some(NodePort(port.pod_port.0));
@@ -230,7 +231,7 @@ impl Wanted {
     }
 }
 
-/// Whether a Service that selects the Pod requests this port of it.
+/// Whether a Service that selects the Pod requests this Pod port.
 pub(in crate::core) fn requests(service: &Service, pod: &Pod, port: WantedPort) -> bool {
     let leads_there =
         |spec: &ServicePort| spec.protocol == port.protocol && resolve(pod, spec).contains(&port.pod_port);

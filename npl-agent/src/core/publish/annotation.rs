@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The mapping annotation of a Pod: written in one canonical form, and read in every form that Antrea or NPL has
+//! The mapping annotation of a Pod. NPL writes one canonical form, and reads every form that Antrea or NPL has ever
 //! written.
 
 use std::{cmp::Reverse, collections::BTreeSet, net::IpAddr};
@@ -17,7 +17,7 @@ const MAX_BYTES: usize = 256 * 1024;
 /// One published port of a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// The Node's address; its family is the entry's.
+    /// The Node's address, whose family is also the family of the entry.
     pub node_ip: IpAddr,
     /// The node port.
     pub node_port: NodePort,
@@ -33,7 +33,7 @@ impl Entry {
     }
 }
 
-/// One entry of an annotation by any writer: an earlier agent, Antrea, a user or a Pod template.
+/// One entry of an annotation from any writer: an earlier agent, Antrea, a user or a Pod template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SeenEntry {
     /// The IP family.
@@ -61,7 +61,7 @@ struct Wire {
     #[serde(rename = "nodeIP")]
     node_ip: String,
     node_port: u16,
-    /// Absent from an entry with several protocols, as in Antrea before v1.7.
+    /// The field is absent from an entry with several protocols, as in Antrea before v1.7.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     protocol: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -91,20 +91,20 @@ impl From<&Settings> for Style {
     }
 }
 
-/// The annotation's value for these entries; equal sets give equal bytes.
+/// The annotation's value for these entries. Equal sets of entries result in equal bytes.
 pub fn encode(entries: &[Entry], style: impl Into<Style>) -> String {
     let mut sorted = entries.to_vec();
     // IPv6 first: AKO up to 1.13.1 gives every member of a Pod the address of the last entry.
     sorted.sort_by_key(|entry| (Reverse(entry.family()), entry.node_port, entry.protocol, entry.pod_port));
     let wires = wires(&sorted, style.into());
-    // Integers and strings always serialize; if serialization failed, an empty list would publish no wrong entry.
+    // Integers and strings always serialize. Should serialization fail, an empty list publishes no wrong entry.
     serde_json::to_string(&wires).unwrap_or_else(|_impossible| "[]".to_owned())
 }
 
 /// Whether a value already has exactly these entries, in any order and with any white space.
 ///
-/// Rewriting an equal set would cause an event for every consumer. Only the order of families matters: IPv6 comes
-/// first.
+/// Rewriting an equal set would cause a watch event for every reader of the annotation. Only the order of families
+/// matters: IPv6 entries come first.
 pub fn is_right(seen: &str, entries: &[Entry], style: impl Into<Style>) -> bool {
     let Some(mut seen) = read::<Vec<Wire>>(seen) else { return false };
     let families: Vec<_> = seen.iter().map(|wire| wire.node_ip.parse().ok().map(Family::of)).collect();
@@ -119,7 +119,7 @@ pub fn seen_entries(seen: &str) -> BTreeSet<SeenEntry> {
     read::<Vec<Lenient>>(seen).unwrap_or_default().into_iter().flat_map(Lenient::entries).collect()
 }
 
-/// An entry with the address that consumers use.
+/// An entry with the address to which load balancers send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PublishedEntry {
     /// The Node's address; `None` if the entry has none.
@@ -142,8 +142,8 @@ pub fn published(seen: &str) -> Vec<PublishedEntry> {
 }
 
 /// The entries of a value with the Node's addresses, as a load balancer reads them, and the number of malformed
-/// elements: those without an address, or whose address is not of the family that they name. A value that is no array
-/// counts as one.
+/// elements. An element is malformed if it has no address, or if its address is not of the family that it names. A
+/// value that is not an array counts as one malformed element.
 pub fn published_entries(seen: &str) -> (Vec<Entry>, usize) {
     let Some(elements) = read::<Vec<Lenient>>(seen) else { return (Vec::new(), 1) };
     let mut entries = Vec::new();
@@ -174,7 +174,7 @@ fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
 
 fn wires(entries: &[Entry], style: Style) -> Vec<Wire> {
     let Style { format, pairing } = style;
-    // With both families in one value, consumers need the family of each entry.
+    // With both families in one value, load balancers need the family of each entry.
     let with_family = format == AnnotationFormat::V2_6 || entries.iter().any(|entry| entry.family() == Family::V6);
     let wire = |(entry, protocols): (Entry, BTreeSet<Protocol>)| {
         let protocols: Vec<_> = protocols.iter().map(ToString::to_string).collect();
@@ -241,8 +241,8 @@ impl Lenient {
 }
 
 impl LenientEntry {
-    /// The element's entries, one for each protocol. An element without protocols means TCP, and one without a family
-    /// means IPv4, as in old formats.
+    /// The element's entries, one for each protocol. An element without protocols means TCP, and an element without a
+    /// family means IPv4, as in old formats.
     fn entries(&self) -> Vec<SeenEntry> {
         let family = match self.ip_family.as_deref() {
             Some("IPv4") => Family::V4,

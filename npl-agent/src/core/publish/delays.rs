@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measures publication delays. A delay begins with a change of a Pod, a Service or the Node that alters a Pod's
-//! annotation, and ends when the API server confirms the annotation.
+//! Measures publication delays. A delay begins with a change of a Pod, a Service or the Node that requires another
+//! annotation of a Pod. The delay ends when the API server confirms the annotation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,14 +20,16 @@ impl<T> Default for PublishDelays<T> {
 }
 
 impl<T: Copy> PublishDelays<T> {
-    /// Records a change of these Pods. An earlier change of a Pod that is not confirmed yet keeps its time.
+    /// Records a change of these Pods. If an earlier change of a Pod is not confirmed yet, the time of that change
+    /// stays.
     pub fn begin(&mut self, pods: &BTreeSet<PodKey>, now: T) {
         for pod in pods {
             self.since.entry(pod.clone()).or_insert(now);
         }
     }
 
-    /// Removes the Pods whose annotation contains all changes, or cannot be completed at present.
+    /// Keeps only the Pods whose annotation is still awaited. Removes the others: their annotation contains all
+    /// changes, or cannot be completed at present.
     pub fn retain(&mut self, is_awaited: impl Fn(&PodKey) -> bool) {
         self.since.retain(|pod, _| is_awaited(pod));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The reasons of Kubernetes Events, and what an operator reads about each in `docs/reference/events.md`.
+//! The reasons of Kubernetes Events, and the text about each reason for operators in `docs/reference/events.md`.
 
 macro_rules! event_reasons {
     ($( $name:ident on $object:ident, $cause:literal, $action:literal; )+) => {
@@ -44,23 +44,23 @@ macro_rules! event_reasons {
 event_reasons! {
     PortRangeExhausted on Pod,
         "No node port of the IP family and protocol is free. The Pod port gets no node port; the Pod's other ports are served.",
-        "Widen `NPL_PORT_RANGE`, shorten `NPL_QUARANTINE`, or find the programs that hold ports of the range (`ss -tulnp`). The \
-         Pod gets the first node port that becomes free.";
+        "Widen `NPL_PORT_RANGE`, shorten `NPL_QUARANTINE`, or find the programs that use ports of the range (`ss \
+         -tulnp`). The Pod gets the first node port that becomes free.";
     UnresolvedTargetPort on Pod,
         "No container port of the Pod has the name and protocol of the Service's `targetPort`. This port of the Service gets no \
          node port.",
         "Name the container port, or change the `targetPort`.";
     NoNodeAddress on Pod,
         "The Node has no address of an IP family of the Service. The Pod gets no node port of that family.",
-        "Add an address of the family to the Node, or name it with `NPL_NODE_IP`.";
+        "Add an address of the family to the Node, or name an address of the Node with `NPL_NODE_IP`.";
     AddressConflict on Pod,
-        "Another Pod of the Node has the same address, and that Pod gets the traffic: the one that got the address last, unless it is \
-         being deleted.",
+        "Another Pod of the Node has the same address and gets the traffic: the Pod that got the address last, unless \
+         that Pod is being deleted.",
         "Delete one of the two Pods, and find out why the CNI assigned the address twice.";
     PodOnNodeNetwork on Pod,
-        "The route to the Pod leaves through a device that clients use: the Pod is attached to the Node's own network by \
-         macvlan, ipvlan or a bridge. The Pod would answer clients directly, with its own address instead of the Node's. The \
-         Pod gets no node port.",
+        "The route to the Pod leaves through a device that clients use: the Pod is attached to the Node's own network \
+         by macvlan, ipvlan or a bridge. The Pod would answer clients directly, with its own address instead of the \
+         Node's address. The Pod gets no node port.",
         "Let the load balancer use the Pod's address, or attach the Pod to a network behind the Node.";
     HostPortConflict on Pod,
         "The `hostPort` of the Pod is the node port of another Pod's mapping, which gets the traffic.",
@@ -68,35 +68,38 @@ event_reasons! {
     NodePortConflict on Pod,
         "The node port of the Pod is also a `nodePort` or `healthCheckNodePort` of a Service, and no other node port is free. \
          Clients of that Service reach the Pod.",
-        "Widen `NPL_PORT_RANGE`, or choose a port of the Service outside it. The Pod moves to the first node port that becomes \
-         free.";
+        "Widen `NPL_PORT_RANGE`, or choose a port of the Service outside of that range. The Pod moves to the first \
+         node port that becomes free.";
     NodePortShadowed on Service,
         "A `nodePort` or `healthCheckNodePort` of the Service is the node port of a Pod's mapping, and no other node port is \
          free. On the Pod's Node, clients of the Service reach that Pod.",
         "Choose a port outside `NPL_PORT_RANGE`.";
     AnnotationContested on Pod,
-        "Another writer, named by its field manager, replaces the annotation again and again. The agent writes its own value \
-         with a delay that grows to a minute; meanwhile load balancers see the other value.",
+        "Another writer, which the Event names by its field manager, repeatedly replaces the annotation. The agent \
+         writes its own value with a delay that grows to a minute; meanwhile load balancers see the other value.",
         "Let only one controller publish node ports: disable NodePortLocal in Antrea, or remove the other release of NPL.";
     UnsupportedProtocol on Service,
         "The protocol of a port is not among the agent's protocols. The port gets no node port; the Service's other ports are \
          served.",
         "Add the protocol to `NPL_PROTOCOLS`; add `sctp` only if the load balancer reads the protocol of an entry.";
     ProtocolsNotMerged on Service,
-        "Services request several protocols of one Pod port, and each has a node port of its own. Load balancers that ignore \
-         the protocol of an entry, such as AKO and F5 CIS, have both node ports in the pool of each protocol.",
+        "Services request several protocols of one Pod port, and each protocol has a separate node port. Load \
+         balancers that ignore the protocol of an entry, such as AKO and F5 CIS, have both node ports in the pool of \
+         each protocol.",
         "Set `NPL_PROTOCOL_PAIRING=merged`, or ignore the Event if your load balancer evaluates the protocol.";
     UnsupportedFamily on Service,
         "The agent serves no IP family of the Service. The Service gets no node ports.",
         "Add IPv4 or IPv6 to `spec.ipFamilies`.";
     UnreadableSourceRange on Service,
-        "An entry of `allowed-source-ranges` is not an address or a CIDR range. The entry allows no client; the others apply.",
+        "An entry of `allowed-source-ranges` is not an address or a CIDR range. The entry allows no client; the other \
+         entries apply.",
         "Write the entry as `192.0.2.0/24` or `2001:db8::/32`.";
     TooManySourceRanges on Service,
         "`allowed-source-ranges` has more than 256 ranges. The ranges after the 256th allow no client.",
         "Merge ranges, or use several Services.";
     SourceRangesExhausted on Pod,
-        "The Node's map of allowed sources is full. Clients whose range is missing are dropped (`source_refused`).",
+        "The Node's map of allowed sources is full. Packets of clients whose range is missing are dropped \
+         (`source_refused`).",
         "Shorten `allowed-source-ranges` of Services with Pods on the Node.";
     SourceRangesNotEnforced on Pod,
         "Clients reach the Pod by a `hostPort` or the host network, to which `allowed-source-ranges` does not apply.",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why a requested node port is not published.
+//! Problems: why a requested node port is not published, or not served as requested.
 
 use std::{fmt, net::IpAddr};
 
@@ -30,7 +30,7 @@ pub enum AffectedObject {
 /// The cause of a problem. The `Display` text also names the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
-    /// No node port is free.
+    /// No node port of the family and protocol is free.
     RangeExhausted {
         /// The Pod's port without a node port.
         pod_port: PodPort,
@@ -53,8 +53,8 @@ pub enum Cause {
         /// The protocol.
         protocol: Protocol,
     },
-    /// A Pod port has a node port for each of its protocols. Consumers that ignore the protocol use each of these node
-    /// ports for every protocol.
+    /// A Pod port has a node port for each of its protocols. Load balancers that ignore the protocol use each of these
+    /// node ports for every protocol.
     ProtocolsNotMerged {
         /// The Pod's port.
         pod_port: PodPort,
@@ -209,8 +209,8 @@ impl fmt::Display for Cause {
             Self::ProtocolsNotMerged { pod_port } => write!(
                 f,
                 "pod port {pod_port} has several protocols and a node port for each; load balancers that ignore the \
-                 protocol of an entry, such as AKO and F5 CIS, send every protocol to every one of them: set the \
-                 agent's --protocol-pairing=merged"
+                 protocol of an entry, such as AKO and F5 CIS, send every protocol to each of these node ports: set \
+                 the agent's --protocol-pairing=merged"
             ),
             Self::UnsupportedFamily { family } => {
                 write!(f, "the agent does not serve family {family}: add another one to spec.ipFamilies")
@@ -251,8 +251,8 @@ impl fmt::Display for Cause {
             }
             Self::TooManySources { beyond } => write!(
                 f,
-                "{beyond} entries of allowed-source-ranges allow no client, since only the first {MAX_RANGES} \
-                 count: merge ranges or use several services"
+                "{beyond} entries of allowed-source-ranges allow no client, since only the first {MAX_RANGES} entries \
+                 are enforced: merge ranges or use several services"
             ),
             Self::UnenforcedSources { node_port, protocol } => write!(
                 f,

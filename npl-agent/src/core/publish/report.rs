@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides which problems are reported by Events, and when: after a short delay, again while they last, and at most
-//! once a minute.
+//! Decides which problems Events report, and when: after a short delay, again while the problem lasts, and at most once
+//! a minute.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::problem::{AffectedObject, Problem};
 use crate::core::model::Moment;
 
-/// How long a problem must last before it is reported; a Service that is changed in two steps causes shorter problems.
+/// How long a problem must last before an Event reports the problem. A Service that is changed in two steps causes
+/// shorter problems.
 pub(crate) const SETTLE_MILLIS: u64 = 1_000;
 /// The minimal time between two Events about the same object and reason.
 pub(crate) const QUIET_MILLIS: u64 = 60_000;
-/// Half the lifetime of a Kubernetes Event, so that a lasting problem always has an Event.
+/// The time after which the Event of a lasting problem is sent again: half the lifetime of a Kubernetes Event, so that
+/// the problem always has an Event.
 pub(crate) const REFRESH_MILLIS: u64 = 30 * 60_000;
 
 /// One Event: all problems of an object with the same reason.
@@ -40,7 +42,7 @@ impl Report {
 
 /// The current problems, and when each was reported.
 ///
-/// Problems that end before they are reported are dropped immediately, and others a minute later, so that the number of
+/// An entry is dropped when its problem ends, or a minute after its last Event if there was one. So the number of
 /// entries stays close to the number of problems.
 #[derive(Debug, Default)]
 pub struct Reports {
@@ -117,7 +119,7 @@ pub struct Warnings {
 }
 
 impl Warnings {
-    /// Replaces the current problems, and returns those to log.
+    /// Replaces the current problems, and returns the problems to log.
     pub fn observe(&mut self, problems: &[Problem], now: Moment) -> Vec<Problem> {
         self.given.retain(|_, at| at.plus(QUIET_MILLIS) > now);
         let subject = |problem: &Problem| (problem.subject.clone(), problem.reason());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A restarted agent adopts existing mappings first, then the ports that annotations name.
+//! Adoption by a restarted agent: first of the mappings in the kernel, then of the node ports that annotations name.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ use crate::core::{
         select::{Exposure, Selector, WantedPort},
     },
     publish::annotation,
-    state::State,
+    state::PlannerState,
 };
 
 /// Reserves the ports of existing mappings before the API server has answered, because reserving a thousand ports takes
 /// long.
-pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
+pub(in crate::core) fn reservations(state: &PlannerState, now: Moment) -> Vec<Op> {
     let Some(observed) = &state.observed else { return Vec::new() };
     let is_held = |frontend: &Frontend| observed.reservations.contains(frontend) || state.ports.is_taken(*frontend);
     let missing = observed.mappings.keys().filter(|frontend| !is_held(frontend));
@@ -29,9 +29,9 @@ pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
 
 /// Assigns every existing mapping to its Pod, and reserves for every Pod the free ports that its annotation names.
 ///
-/// Runs once, when all lists are complete. After the start, an annotation on a new Pod comes from its template, and the
-/// ports in it are not reserved.
-pub(in crate::core) fn adopt(state: &mut State) {
+/// Adoption runs once, when all lists are complete. Later, an annotation on a new Pod comes from the Pod's template,
+/// and the node ports in such an annotation are not reserved.
+pub(in crate::core) fn adopt(state: &mut PlannerState) {
     order_address_claims(state);
     adopt_mappings(state);
     adopt_annotations(state);
@@ -47,9 +47,9 @@ fn by_generation(snapshot: &Snapshot) -> BTreeMap<u32, Vec<&Pod>> {
     pods
 }
 
-/// Of two Pods with one address, the Pod that the earlier agent chose keeps the address, unless the other Pod was
-/// assigned the address since.
-fn order_address_claims(state: &mut State) {
+/// Orders the claims of Pods with the same address: the Pod that the earlier agent chose keeps the address, unless the
+/// other Pod got the address later.
+fn order_address_claims(state: &mut PlannerState) {
     let Some(observed) = &state.observed else { return };
     let pods = by_generation(&state.snapshot);
     let mut evidence = BTreeMap::new();
@@ -64,15 +64,15 @@ fn order_address_claims(state: &mut State) {
     state.snapshot.order_claims(&evidence);
 }
 
-fn adopt_mappings(state: &mut State) {
+fn adopt_mappings(state: &mut PlannerState) {
     let Some(observed) = &state.observed else { return };
     let pods = by_generation(&state.snapshot);
     for (frontend, backend) in &observed.mappings {
         let candidates = pods.get(&backend.generation).map_or(&[][..], Vec::as_slice);
         let claim = owner_of(candidates, *frontend, *backend).map_or_else(Claim::orphan, |owner| Claim {
             backend: Some(*backend),
-            // The allowed sources stay until a Service changes them. No Service changes the sources of a draining
-            // mapping.
+            // The claim keeps the allowed sources of the existing mapping until a Service changes the sources. No
+            // Service changes the sources of a draining mapping.
             sources: observed.sources_of(*frontend, *backend),
             was_mapped: true,
             ..Claim::new(owner)
@@ -91,9 +91,9 @@ fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option
     Some(Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port })
 }
 
-/// If a Pod port was moving to a new node port when the last agent exited, one of its mappings stays and the others
-/// drain. A mapping in the port range is preferred, then a mapping that the annotation names.
-fn resolve_duplicates(state: &mut State) {
+/// If a Pod port was moving to a new node port when the last agent exited, one mapping of the Pod port stays and the
+/// others drain. A mapping in the port range is preferred, then a mapping that the annotation names.
+fn resolve_duplicates(state: &mut PlannerState) {
     for pod in state.snapshot.pods() {
         let named = annotation::named_by(pod);
         let mut settled: BTreeMap<WantedPort, Frontend> = BTreeMap::new();
@@ -112,7 +112,7 @@ fn resolve_duplicates(state: &mut State) {
     }
 }
 
-fn adopt_annotations(state: &mut State) {
+fn adopt_annotations(state: &mut PlannerState) {
     let selector = Selector {
         settings: &state.settings,
         snapshot: &state.snapshot,

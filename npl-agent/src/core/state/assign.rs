@@ -19,10 +19,10 @@ use crate::core::{
         annotation::{self, SeenEntry},
         problem::{AffectedObject, Cause, Problem},
     },
-    state::{PodView, State},
+    state::{PlannerState, PodView},
 };
 
-impl State {
+impl PlannerState {
     /// Assigns every Pod that changed, in the order of their keys.
     pub(in crate::core) fn assign_dirty(&mut self, now: Moment) {
         let mut exhausted = BTreeSet::new();
@@ -71,15 +71,15 @@ impl State {
     }
 }
 
-/// The assignment of one Pod.
+/// The assignment of node ports to one Pod.
 struct Assignment<'a> {
     pod: &'a Pod,
     wanted: Wanted,
     pod_ips: BTreeMap<Family, IpAddr>,
     snapshot: &'a Snapshot,
     ports: &'a mut PortTable,
-    /// Families and protocols without a free port in this pass, so that a thousand waiting Pods do not each search the
-    /// range.
+    /// Families and protocols for which a search in this pass has found no free port. The search is not repeated for
+    /// each of perhaps a thousand waiting Pods.
     exhausted: &'a mut BTreeSet<(Family, Protocol)>,
     now: Moment,
     pairing: ProtocolPairing,
@@ -88,7 +88,7 @@ struct Assignment<'a> {
 }
 
 impl Assignment<'_> {
-    /// Updates the mappings of the Pod's claims, and drains claims that are no longer wanted.
+    /// Updates the desired mappings of the Pod's claims, and drains claims that no Service requests any more.
     fn update_claims(&mut self) {
         for (port, frontend) in self.ports.of_pod(&self.pod.uid) {
             self.touched.push(frontend);
@@ -114,11 +114,11 @@ impl Assignment<'_> {
         }
     }
 
-    /// Finds the one claim of a Pod port: the active claim, else a former one, else a new one.
+    /// Decides which claim a Pod port uses: the active claim, otherwise a former claim, otherwise a new one.
     fn claim(&mut self, port: WantedPort, may_allocate: bool) {
         let mut held = self.ports.of_port(&self.pod.uid, port);
         held.sort_by_key(|frontend| (self.ports.rank(*frontend), *frontend));
-        // A claim without a mapping must not block the `hostPort` of another Pod.
+        // A claim without a mapping must not take the number of another Pod's `hostPort`.
         let hides_no_other = |frontend: &Frontend| {
             let leads = self.ports.get(*frontend).is_some_and(|claim| claim.backend.is_some());
             leads || !self.snapshot.is_host_port(frontend.node_port)
@@ -132,7 +132,7 @@ impl Assignment<'_> {
         };
         let kept = held.iter().copied().find(may_stay);
         let chosen = kept.or_else(|| if may_allocate { self.allocate(port) } else { None }).or_else(|| {
-            // The Pod port must move to another node port, and keeps its present one until another is free.
+            // The Pod port must move to another node port, and keeps its present node port until another one is free.
             held.iter().copied().find(|frontend| self.ports.get(*frontend).is_some_and(Claim::is_in_use))
         });
         for frontend in held.into_iter().chain(lost).filter(|frontend| Some(*frontend) != chosen) {
@@ -166,8 +166,8 @@ impl Assignment<'_> {
             free = self.ports.take_next_free(family, &group, is_usable);
         }
         if self.pairing == ProtocolPairing::Separate {
-            // A consumer that ignores the protocol treats entries with one number as one pool member, and every
-            // protocol of the number leads to the right Pod port.
+            // A load balancer that ignores the protocol treats entries with one number as one pool member. This member
+            // is correct, because every protocol of the number leads to the same Pod port.
             free = free.or_else(|| self.sibling(port, true));
         }
         if let Some(frontend) = free {
@@ -180,8 +180,8 @@ impl Assignment<'_> {
         free
     }
 
-    /// The protocols that need the same node port as a Pod port: the port's own protocol first and, with
-    /// [`ProtocolPairing::Merged`], all other protocols of the Pod port.
+    /// The protocols that must have the same node port number: the Pod port's own protocol first and, with
+    /// [`ProtocolPairing::Merged`], all other protocols of the same Pod port.
     fn group(&self, port: WantedPort) -> Vec<Protocol> {
         let is_other = |(other, exposure): &(&WantedPort, &Exposure)| {
             let is_same_port = (other.pod_port, other.family) == (port.pod_port, port.family);
@@ -222,8 +222,8 @@ impl Assignment<'_> {
         (!self.snapshot.is_used_by_others(sibling.node_port)).then_some(sibling)
     }
 
-    /// A mapping takes precedence over a Service's node port of the same number. The Pod keeps the port only while no
-    /// other port is free.
+    /// Reports a problem if the number of the node port is also a Service's `nodePort` or `healthCheckNodePort`: the
+    /// mapping takes precedence. The Pod keeps such a port only while no other port is free.
     fn check_service_port(&mut self, node_port: NodePort) {
         let Some((service, uid)) = self.snapshot.service_with_port(node_port) else { return };
         let subject = AffectedObject::Service(service.clone(), uid.clone());
@@ -232,8 +232,8 @@ impl Assignment<'_> {
         self.blame(Cause::NodePortConflict { node_port, service: service.clone() });
     }
 
-    /// A mapping takes precedence over a `hostPort` of the same number, so that traffic to the host port does not reach
-    /// this Pod.
+    /// Reports a problem if a mapping uses the number of the Pod's `hostPort`: the mapping takes precedence, so traffic
+    /// to the host port does not reach this Pod.
     fn check_host_port(&mut self, port: WantedPort, node_port: NodePort) {
         let WantedPort { protocol, family, .. } = port;
         let own = Frontend { family, node_port, protocol };
@@ -248,7 +248,7 @@ impl Assignment<'_> {
         }
         for frontend in rivals {
             if let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.backend.is_none()) {
-                // The owner has no address at present, and gets another node port later.
+                // The Pod of this claim has no address at present, and gets another node port later.
                 claim.drain();
                 self.touched.push(frontend);
             }
@@ -258,7 +258,7 @@ impl Assignment<'_> {
         self.blame(Cause::HostPortConflict { node_port, protocol });
     }
 
-    /// The mapping of a port; its allowed sources are the claim's.
+    /// The desired mapping of a Pod port. `Claim::set_target` adds whether the mapping is restricted.
     fn backend(&self, port: WantedPort) -> Option<Backend> {
         let pod_ip = *self.pod_ips.get(&port.family)?;
         let generation = self.pod.uid.generation();

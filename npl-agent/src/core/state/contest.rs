@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The back-off against another writer of a Pod's annotation. Two controllers that immediately revert each other's
-//! value would load the API server, and every consumer would alternate between two values.
+//! The back-off if another writer also writes a Pod's annotation. Two controllers that immediately revert each other's
+//! value would load the API server, and load balancers would alternate between both values.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,19 @@ use crate::core::{
     model::{Moment, Pod, PodKey, PodUid},
     op::RetryKey,
     publish::problem::{AffectedObject, Cause, Problem},
-    state::State,
+    state::PlannerState,
 };
 
-/// This many values of other writers are replaced immediately, because a person may edit the annotation a few times.
+/// The number of values of other writers that the agent replaces immediately, because a person may edit the annotation
+/// a few times.
 const AT_ONCE: u32 = 3;
-/// The delay after the next value of another writer. The delay doubles with every further value, up to
-/// [`LONGEST_MILLIS`].
+/// The delay before the agent replaces the next value of another writer. The delay doubles with every further value, up
+/// to [`LONGEST_MILLIS`].
 const FIRST_MILLIS: u64 = 5_000;
-/// The delay after a write whose answer shows another value.
+/// The delay of the next write if the API server's answer to a write shows another value than the agent's.
 const UNSTORED_MILLIS: u64 = 5_000;
 const LONGEST_MILLIS: u64 = 60_000;
-/// A contest ends after this time without another writer.
+/// A contest ends when no other writer has changed the annotation for this time.
 const OVER_MILLIS: u64 = 600_000;
 
 /// The Pods whose annotation another writer has changed within the last ten minutes.
@@ -33,7 +34,8 @@ struct Contest {
     overwrites: u32,
     /// The field manager of the last value, if the API server names one.
     manager: Option<String>,
-    /// When the agent last found another value; `None` until the next pass.
+    /// The time of the pass that has handled the last value of another writer; `None` until a pass has handled this
+    /// value.
     noticed: Option<Moment>,
 }
 
@@ -60,7 +62,8 @@ impl Contests {
         }
     }
 
-    /// How long to wait before the agent writes its value again, if another writer has replaced it since the last call.
+    /// How long the agent waits before it writes its value again; `None` if no other writer has replaced the value
+    /// since the last call.
     fn take_delay(&mut self, uid: &PodUid, now: Moment) -> Option<u64> {
         let contest = self.0.get_mut(uid).filter(|contest| contest.noticed.is_none())?;
         contest.noticed = Some(now);
@@ -71,7 +74,7 @@ impl Contests {
         self.0.remove(uid);
     }
 
-    /// Ends the contests whose other writer has stopped.
+    /// Ends the contests in which the other writer has stopped writing.
     pub(in crate::core) fn expire(&mut self, now: Moment) {
         self.0.retain(|_, contest| contest.noticed.is_none_or(|at| at.plus(OVER_MILLIS) > now));
     }
@@ -84,9 +87,9 @@ impl Contests {
     }
 }
 
-impl State {
-    /// Records that a watch event shows another value in place of the right annotation. Events during a write of the
-    /// agent do not count, because they may show the value that the agent writes.
+impl PlannerState {
+    /// Records that a watch event shows another value in place of the right annotation. An event during a write of the
+    /// agent does not count, because the event may show the value that the agent writes.
     pub(in crate::core) fn record_overwrite(&mut self, pod: &Pod) {
         let Some(known) = self.snapshot.pod(&pod.key) else { return };
         let is_newer_value = known.uid == pod.uid
@@ -106,7 +109,7 @@ impl State {
         }
     }
 
-    /// Delays the next write after an answer whose annotation differs from the agent's.
+    /// Delays the next write after an answer of the API server in which the annotation differs from the agent's value.
     pub(in crate::core) fn delay_unstored_write(&mut self, key: &PodKey, uid: &PodUid, now: Moment) {
         let Some(pod) = self.snapshot.pod(key).filter(|pod| pod.uid == *uid) else { return };
         self.contests.record(pod);

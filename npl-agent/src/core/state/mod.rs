@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The state of the control loop: desired and observed state, timers, and writes in flight.
 //!
-//! [`State::pass`] returns the next operations. The caller executes them and reports each result by
-//! [`State::record_done`] or [`State::record_failed`]. An operation is returned only after its precondition was
-//! observed, so that the agent can stop after any operation without leaving an annotation for a mapping that does not
-//! work.
+//! [`PlannerState::pass`] returns the next operations. The caller executes the operations and reports each result by
+//! [`PlannerState::record_done`] or [`PlannerState::record_failed`]. An operation is returned only after its precondition
+//! was observed. So the agent can stop after any operation without leaving an annotation that names a missing mapping.
 
 mod adopt;
 mod assign;
@@ -42,20 +41,20 @@ const UNEXPECTED_MILLIS: u64 = 1_000;
 
 /// The state of the control loop.
 #[derive(Debug)]
-pub struct State {
+pub struct PlannerState {
     pub(in crate::core) settings: Settings,
     pub(in crate::core) snapshot: Snapshot,
     pub(in crate::core) node_ips: BTreeMap<Family, IpAddr>,
-    /// Pods that get no mapping, because their replies bypass the Node.
+    /// Pods on the Node's own network, which get no mapping because their replies would bypass the Node.
     pub(in crate::core) on_node_network: PodsOnNodeNetwork,
-    /// The last observation; `None` before the first one.
+    /// The observed state of the kernel and the sockets; `None` before the first observation.
     pub(in crate::core) observed: Option<Observed>,
     pub(in crate::core) is_adopted: bool,
     pub(in crate::core) ports: PortTable,
     pub(in crate::core) views: BTreeMap<PodKey, PodView>,
     /// Pods whose assignment of node ports must be recomputed.
     pub(in crate::core) dirty: BTreeSet<PodKey>,
-    /// Pods without a node port because none is free.
+    /// Pods without a node port because no node port is free.
     pub(in crate::core) waiting_for_port: BTreeSet<PodKey>,
     /// Frontends whose allowed sources do not fit into the kernel's map.
     pub(in crate::core) source_table_full: BTreeSet<Frontend>,
@@ -63,24 +62,25 @@ pub struct State {
     pub(in crate::core) with_problems: BTreeSet<PodKey>,
     /// Frontends that changed and may need an operation or a timer.
     pub(in crate::core) unsettled: BTreeSet<Frontend>,
-    /// Frontends that wait only for a timer. The timer of a frontend that has changed in the meantime stays, and causes
-    /// one needless examination.
+    /// Frontends that wait only for a timer. If a frontend changes before its timer fires, the timer stays, and the
+    /// pass examines the frontend once more without effect.
     pub(in crate::core) timers: BTreeSet<(Moment, Frontend)>,
     /// Pods whose annotation may need a write.
     pub(in crate::core) unpublished: BTreeSet<PodKey>,
     pub(in crate::core) writes: BTreeMap<PodUid, Write>,
-    /// Since when each Pod needs its next write.
+    /// The time since which each Pod needs a write.
     pub(in crate::core) needs_write_since: BTreeMap<PodUid, Moment>,
-    /// Deleted Pods with a patch in flight, whose answer must not recreate their state.
-    departed: BTreeSet<PodUid>,
+    /// Deleted Pods with a patch in flight. The answer to the patch shows the Pod as it was, and must not add the Pod
+    /// again.
+    deleted_in_flight: BTreeSet<PodUid>,
     pub(in crate::core) retries: BTreeMap<RetryKey, Moment>,
     contests: Contests,
 }
 
-/// The operations to execute in this order, and when to call again if no event arrives before.
+/// The result of one run of the planner: operations, and when to plan again if no event arrives before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Pass {
-    /// The operations; none may be executed before an earlier one.
+    /// The operations, which the caller executes in this order.
     pub ops: Vec<Op>,
     /// The next time at which a timer changes the result.
     pub next_deadline: Option<Moment>,
@@ -114,7 +114,7 @@ pub(in crate::core) struct PodView {
     pub(in crate::core) named: BTreeSet<Frontend>,
 }
 
-impl State {
+impl PlannerState {
     /// The state before the first change and observation.
     pub fn new(settings: Settings) -> Self {
         Self {
@@ -135,13 +135,13 @@ impl State {
             unpublished: BTreeSet::new(),
             writes: BTreeMap::new(),
             needs_write_since: BTreeMap::new(),
-            departed: BTreeSet::new(),
+            deleted_in_flight: BTreeSet::new(),
             retries: BTreeMap::new(),
             contests: Contests::default(),
         }
     }
 
-    /// Replaces the observation. It overrides what operations have recorded.
+    /// Replaces the observed state, including what operations have recorded in it.
     pub fn observe(&mut self, observed: Observed) {
         let changed = self.observed.take().unwrap_or_default().differences(&observed);
         self.observed = Some(observed);
@@ -168,7 +168,7 @@ impl State {
 
     /// Applies a change that a watch reports.
     pub fn apply(&mut self, change: Change) {
-        if matches!(&change, Change::Pod(pod) if self.departed.contains(&pod.uid) || self.is_echo(pod)) {
+        if matches!(&change, Change::Pod(pod) if self.deleted_in_flight.contains(&pod.uid) || self.is_echo(pod)) {
             return;
         }
         if let Change::Pod(pod) = &change {
@@ -207,12 +207,13 @@ impl State {
             .collect()
     }
 
-    /// Whether all prerequisites are met. Until they are met, a pass only reserves the ports of existing mappings.
+    /// Whether all prerequisites are met. While a prerequisite is missing, a pass only reserves the ports of existing
+    /// mappings.
     pub fn is_ready(&self) -> bool {
         self.missing_prerequisites().is_empty()
     }
 
-    /// Plans the next operations. Call it until it returns none.
+    /// Plans the next operations. The caller repeats the call until the result contains no operation.
     pub fn pass(&mut self, now: Moment) -> Pass {
         if !self.is_ready() {
             return Pass { ops: adopt::reservations(self, now), next_deadline: None };
@@ -262,7 +263,7 @@ impl State {
                 self.touch(*frontend);
             }
             Op::WritePod { pod, uid, value } => {
-                self.departed.remove(uid);
+                self.deleted_in_flight.remove(uid);
                 self.writes.remove(uid);
                 self.touch_all_of(uid);
                 self.unpublished.insert(pod.clone());
@@ -276,14 +277,14 @@ impl State {
         }
     }
 
-    /// Records that an operation failed, or may have failed.
+    /// Records that an operation failed, or that its result is unknown.
     pub fn record_failed(&mut self, op: &Op, failure: Failure, now: Moment) {
         let at = match failure {
             Failure::Retry { at } | Failure::NoRoom { at } => at,
             Failure::PortTaken | Failure::RecentTraffic { .. } | Failure::Gone => now.plus(UNEXPECTED_MILLIS),
         };
         match (op, failure) {
-            (Op::WritePod { uid, .. }, _) if self.departed.remove(uid) => return,
+            (Op::WritePod { uid, .. }, _) if self.deleted_in_flight.remove(uid) => return,
             (Op::Reserve(frontend, _), Failure::PortTaken) => {
                 self.ports.mark_taken(*frontend, now.plus(TAKEN_MILLIS));
                 return self.yield_port(*frontend);
@@ -324,7 +325,7 @@ impl State {
         self.snapshot.pods().map(|pod| pod.uid.clone()).collect()
     }
 
-    /// The Pods that a change or a failure concerns and that no pass has examined since.
+    /// The Pods that a change or a failure affects and that no pass has examined since.
     pub const fn changed_pods(&self) -> &BTreeSet<PodKey> {
         &self.dirty
     }
@@ -352,7 +353,7 @@ impl State {
         self.dirty.append(&mut self.waiting_for_port);
     }
 
-    /// Marks every frontend whose allowed sources did not fit for the next pass.
+    /// Marks every frontend whose allowed sources did not fit into the kernel's map for the next pass.
     fn retry_source_table_full(&mut self) {
         for frontend in std::mem::take(&mut self.source_table_full) {
             if self.lacks_sources(frontend) {
@@ -375,15 +376,16 @@ impl State {
         }
         self.needs_write_since.remove(uid);
         if self.writes.remove(uid) == Some(Write::InFlight) {
-            self.departed.insert(uid.clone());
+            self.deleted_in_flight.insert(uid.clone());
         }
         self.retries.remove(&RetryKey::WritePod(uid.clone()));
         self.contests.remove(uid);
         self.retry_waiting_for_port();
     }
 
-    /// Adopts the Node's addresses. If the Node object has no addresses, the known addresses stay: they still belong to
-    /// this Node, and empty annotations would remove all members from every load balancer's pool.
+    /// Takes the published addresses from the Node object. If the Node object has no addresses, the known addresses
+    /// stay, because they still belong to this Node. Empty annotations would remove all members from every load
+    /// balancer's pool.
     fn adopt_node_ips(&mut self) {
         let node_ips = self.settings.node_ips(self.snapshot.node(), &self.node_ips);
         if !node_ips.is_empty() && node_ips != self.node_ips {
@@ -393,7 +395,7 @@ impl State {
     }
 
     /// Begins to move a Pod port away from a node port that another process uses or that has recent traffic. An
-    /// existing mapping stays until the new one is published; a claim without a mapping is dropped.
+    /// existing mapping stays until the new mapping is published; a claim without a mapping is dropped.
     fn yield_port(&mut self, frontend: Frontend) {
         self.touch(frontend);
         let pod = self.ports.get(frontend).and_then(|claim| Some(claim.owner.as_ref()?.pod.clone()));

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Plans the next operations: expire timers, advance claims, then one operation for each frontend, then annotations.
+//! Plans the next operations: expires timers, advances the phases of claims, then plans at most one operation for each
+//! frontend, and then the writes of annotations.
 
 use std::collections::BTreeSet;
 
-use super::{Pass, State};
+use super::{Pass, PlannerState};
 use crate::core::{
     model::{Family, Frontend, Moment, NodePort, PodUid, Protocol, sources::SourceRange},
     op::{Op, RetryKey},
     ports::Phase,
 };
 
-/// The frontend that sorts before all others.
+/// The frontend that is first in the sort order.
 const FIRST_FRONTEND: Frontend = Frontend { family: Family::V4, node_port: NodePort(0), protocol: Protocol::Tcp };
 
 /// The next step of a frontend.
@@ -23,18 +24,19 @@ enum Step {
     Needs(Op),
 }
 
-/// The difference between the allowed sources in the kernel and the desired ones.
+/// The difference between the allowed sources in the kernel and the desired allowed sources.
 #[derive(Default)]
-struct Gap {
+struct SourceDifference {
     missing: BTreeSet<SourceRange>,
     excess: BTreeSet<SourceRange>,
 }
 
-impl State {
-    /// Plans one pass. Its cost depends on the number of changed Pods and claims.
+impl PlannerState {
+    /// Plans one pass. The duration depends on the number of changed Pods and claims, and not on the number of all
+    /// Pods.
     pub(in crate::core) fn plan(&mut self, now: Moment) -> Pass {
         self.expire(now);
-        // A freed port may be assigned to a waiting Pod.
+        // The steps are repeated because a port that becomes free may be assigned to a waiting Pod.
         loop {
             self.assign_dirty(now);
             self.advance(now);
@@ -100,7 +102,7 @@ impl State {
         let is_named = claim.owner.as_ref().is_some_and(|owner| self.may_be_named(owner, frontend));
         match phase {
             Phase::Active => Some(phase),
-            // The port was never published, so no client can know it.
+            // The port was never published, so no client can know the port.
             Phase::Draining { .. } | Phase::Quarantined { until: None } if !claim.was_mapped && !is_mapped => {
                 Some(Phase::Quarantined { until: Some(now) })
             }
@@ -146,8 +148,8 @@ impl State {
         ops
     }
 
-    /// Sets a timer for a frontend. A frontend without a deadline is examined again when it or its Pod's annotation
-    /// changes.
+    /// Sets a timer for a frontend. A frontend without a deadline is examined again when the frontend or the annotation
+    /// of its Pod changes.
     fn wait_for_timer(&mut self, frontend: Frontend, now: Moment) {
         match self.ports.get(frontend).map(|claim| claim.phase) {
             Some(Phase::Draining { until: Some(at) } | Phase::Quarantined { until: Some(at) }) if at > now => {
@@ -168,18 +170,18 @@ impl State {
             Some(Phase::Quarantined { until: Some(until) }) => until <= now,
             Some(Phase::Active | Phase::Draining { .. } | Phase::Quarantined { until: None }) => false,
         };
-        // A mapping to the wrong Pod that cannot be corrected, because another process has its port, is removed.
+        // A mapping to the wrong Pod is removed if it cannot be corrected because another process uses the node port.
         let mapping_is_current = self.mapping_is_current(frontend);
         let is_taken = self.ports.is_taken(frontend);
         let is_wrong = backend.is_none() || self.is_lost(frontend);
         if mapping.is_some() && is_wrong {
             return Step::Needs(Op::RemoveMapping(frontend));
         }
-        let Gap { missing, excess } = self.gap(frontend);
+        let SourceDifference { missing, excess } = self.source_difference(frontend);
         let is_restricted = mapping.is_some_and(|mapping| mapping.is_restricted);
         if !is_restricted && !excess.is_empty() {
-            // The mapping is unrestricted and ignores these sources, but they would apply to the next restricted
-            // mapping of the frontend.
+            // The current mapping is unrestricted and ignores these sources, but the sources would apply to the next
+            // restricted mapping of the frontend.
             return Step::Needs(Op::ForgetSources(frontend, excess));
         }
         match (is_over, is_reserved) {
@@ -204,7 +206,7 @@ impl State {
         }
     }
 
-    /// Whether the kernel's mapping has the claim's target.
+    /// Whether the kernel's mapping leads to the Pod port that the claim requires.
     pub(in crate::core) fn mapping_is_current(&self, frontend: Frontend) -> bool {
         let mapping = self.observed.as_ref().and_then(|observed| observed.mappings.get(&frontend));
         let backend = self.ports.get(frontend).and_then(|claim| claim.backend);
@@ -217,25 +219,26 @@ impl State {
         !is_reserved && self.ports.is_taken(frontend) && !self.mapping_is_current(frontend)
     }
 
-    fn gap(&self, frontend: Frontend) -> Gap {
+    fn source_difference(&self, frontend: Frontend) -> SourceDifference {
         let claim = self.ports.get(frontend).filter(|claim| claim.backend.is_some());
         let there = self.observed.as_ref().and_then(|observed| observed.sources.get(&frontend));
         if there.is_none() && claim.is_none_or(|claim| !claim.sources.is_restricted()) {
-            return Gap::default();
+            return SourceDifference::default();
         }
         let claim = claim.filter(|_| !self.is_lost(frontend));
         let wanted: BTreeSet<_> = claim.into_iter().flat_map(|claim| claim.sources.ranges()).collect();
         let none = BTreeSet::new();
         let there = there.unwrap_or(&none);
-        Gap { missing: &wanted - there, excess: there - &wanted }
+        SourceDifference { missing: &wanted - there, excess: there - &wanted }
     }
 
     /// Whether some allowed clients of the frontend are dropped at present.
     pub(in crate::core) fn lacks_sources(&self, frontend: Frontend) -> bool {
-        !self.gap(frontend).missing.is_empty()
+        !self.source_difference(frontend).missing.is_empty()
     }
 
-    /// The Pods whose mappings change in this pass: their annotations wait, so that each annotation is written once.
+    /// The Pods for which this pass reserves a port, allows sources or writes a mapping. Their annotations are written
+    /// in a later pass, so that each annotation is written once.
     fn owners_of(&self, ops: &[Op]) -> BTreeSet<PodUid> {
         let frontend = |op: &Op| match op {
             Op::Reserve(frontend, _) | Op::AllowSources(frontend, _) | Op::UpsertMapping(frontend, _) => {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides the content of a Pod's annotation and readiness gate, and when to write them.
+//! Decides the content of a Pod's annotation and readiness gate, and when the agent writes them.
 
 use std::collections::BTreeSet;
 
-use super::State;
+use super::PlannerState;
 use crate::core::{
     model::{Frontend, Gate, Moment, NodePort, Pod, PodKey, PodUid},
     op::{GateReason, Op, PodWrite, RetryKey},
@@ -17,16 +17,16 @@ use crate::core::{
 /// The state of a write to a Pod whose result the watch has not shown yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) enum Write {
-    /// Sent to the executor; not answered yet.
+    /// The write was sent to the executor, and the API server has not answered yet.
     InFlight,
-    /// Failed, but the API server may have executed the write, because its answer may have been lost.
+    /// The write failed, but the API server may have executed the write, because only the answer may have been lost.
     Unconfirmed(PodWrite),
     /// The API server has no such Pod: no write until the watch reports the Pod again.
     Gone,
 }
 
 impl PodWrite {
-    /// Whether the Pod already has the content of this write.
+    /// Whether the Pod already has the annotation or the open gate that this write would set.
     pub(in crate::core) fn is_stored_in(&self, pod: &Pod) -> bool {
         match self {
             Self::Set(value) => pod.annotation.as_ref() == Some(value),
@@ -38,7 +38,8 @@ impl PodWrite {
 
 /// The next step for a Pod's annotation and gate.
 enum Publication {
-    /// No write: annotation and gate are correct, or the Pod is deleted, terminating, or has a write in flight.
+    /// No write is needed now: annotation and gate are correct, or the Pod is deleted, terminating, or has a write in
+    /// flight.
     Settled,
     /// No write yet: a precondition is missing.
     Waiting,
@@ -46,9 +47,9 @@ enum Publication {
     Needs(PodUid, PodWrite),
 }
 
-impl State {
-    /// The writes that are due. Pods in `blocked` have kernel operations in this pass, and are written after those,
-    /// once.
+impl PlannerState {
+    /// The writes that are due. Pods in `blocked` have kernel operations in this pass; each of these Pods is written
+    /// once, after these operations.
     pub(in crate::core) fn plan_annotations(&mut self, blocked: &BTreeSet<PodUid>, now: Moment) -> Vec<Op> {
         let mut ops = Vec::new();
         for pod in std::mem::take(&mut self.unpublished) {
@@ -70,7 +71,7 @@ impl State {
         ops
     }
 
-    /// Records since when a Pod needs a write, or that it needs none and no write is outstanding.
+    /// Records since when a Pod needs a write. Removes the time if the Pod needs no write and no write is outstanding.
     fn time_write(&mut self, key: &PodKey, needs_write: bool, now: Moment) {
         let Some(uid) = self.snapshot.pod(key).map(|pod| &pod.uid) else { return };
         if needs_write {
@@ -80,7 +81,8 @@ impl State {
         }
     }
 
-    /// Whether a watch event is already known and no write depends on it: the watch repeats the answer of each write.
+    /// Whether a watch event contains only what the agent knows already, and no write waits for the event. Such events
+    /// occur because the watch also reports each write of the agent.
     pub(in crate::core) fn is_echo(&self, pod: &Pod) -> bool {
         self.snapshot.pod(&pod.key) == Some(pod) && !self.writes.contains_key(&pod.uid)
     }
@@ -98,8 +100,8 @@ impl State {
         }
     }
 
-    /// Whether the Pod's annotation will be written without a further change: a write or an operation before it is
-    /// outstanding. A Pod that waits for a free node port does not count.
+    /// Whether the agent will write the Pod's annotation without a further change of the cluster: the write, or an
+    /// operation that precedes it, is outstanding. A Pod that waits for a free node port does not count.
     pub fn awaits_publication(&self, key: &PodKey) -> bool {
         let Some(pod) = self.snapshot.pod(key) else { return false };
         let is_examined = !self.dirty.contains(key) && !self.unpublished.contains(key);
@@ -112,7 +114,8 @@ impl State {
         !is_examined || is_written || lacks_mapping
     }
 
-    /// Whether a consumer may see the frontend in the Pod's annotation: the annotation has it, or a write may add it.
+    /// Whether load balancers may see the frontend in the Pod's annotation: the annotation names the frontend, or a
+    /// write may add it.
     pub(in crate::core) fn may_be_named(&self, owner: &Owner, frontend: Frontend) -> bool {
         let Owner { pod, uid, .. } = owner;
         let is_there = self.snapshot.pod(pod).is_some_and(|pod| pod.uid == *uid);
@@ -146,7 +149,7 @@ impl State {
             return Publication::Needs(pod.uid.clone(), PodWrite::Withdraw);
         }
         // AKO never removes a Pod whose annotation is removed while the Pod is being deleted. So a correct annotation
-        // stays until the deletion, and an incorrect one becomes `[]`.
+        // stays until the deletion, and an incorrect annotation becomes `[]`.
         let kept = pod.annotation.clone().filter(|_| self.names_only_its_own(pod));
         if !is_unconfirmed && (kept.is_some() || pod.annotation.is_none()) {
             return Publication::Settled;
@@ -162,8 +165,8 @@ impl State {
         }
     }
 
-    /// The gate opens after the annotation with all node ports is written, so that no consumer finds a ready Pod
-    /// without it. The gate of a Pod that is being deleted stays closed.
+    /// The gate opens after the annotation with all node ports is written, so that no load balancer finds a ready Pod
+    /// without the annotation. The gate of a Pod that is being deleted stays closed.
     fn gate(&self, pod: &Pod, entries: &[Entry]) -> Publication {
         let Gate::Closed { are_containers_ready } = pod.gate else { return Publication::Settled };
         let wanted = self.views.get(&pod.key).map(|view| &view.wanted);
@@ -206,8 +209,8 @@ impl State {
         wanted.into_iter().flatten().filter_map(entry).collect()
     }
 
-    /// The node port whose mapping leads to the Pod's port. While the Pod port moves to a new node port, this is the
-    /// old node port until the new mapping works.
+    /// The node port whose mapping leads to the Pod's port. While the Pod port moves to a new node port, the result is
+    /// the old node port until the new mapping works.
     fn working_node_port(&self, uid: &PodUid, port: WantedPort) -> Option<NodePort> {
         let mut working = self.ports.of_port(uid, port);
         working.retain(|frontend| self.works(*frontend));
@@ -215,7 +218,7 @@ impl State {
         working.first().map(|frontend| frontend.node_port)
     }
 
-    /// Whether the frontend's mapping exists and has the claim's target.
+    /// Whether the frontend's mapping exists and leads to the Pod port that the claim requires.
     fn works(&self, frontend: Frontend) -> bool {
         self.ports.get(frontend).is_some_and(Claim::is_in_use) && self.mapping_is_current(frontend)
     }

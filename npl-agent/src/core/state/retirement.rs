@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use super::State;
+use super::PlannerState;
 use crate::core::model::Pod;
 
-/// A step of the retirement.
+/// A step of the retirement, in the order in which the steps are completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RetirementStep {
-    /// Lists of Pods and Services, and a read of the kernel's maps.
+    /// The agent reads the lists of Pods and Services, and the kernel's maps.
     Prerequisites,
     /// The API server removes the annotations.
     Annotations,
@@ -17,7 +17,7 @@ pub enum RetirementStep {
     Mappings,
 }
 
-impl State {
+impl PlannerState {
     /// Whether this Node is being retired.
     pub const fn is_retiring(&self) -> bool {
         self.settings.is_retiring
@@ -28,8 +28,8 @@ impl State {
         self.is_retiring() && self.left_to_retire().is_empty()
     }
 
-    /// The steps that are left before this Node is retired, each as a phrase for operators. Empty unless the Node is
-    /// being retired.
+    /// The steps that are left before this Node is retired, each as a phrase for operators. The map is empty if the
+    /// Node is not being retired.
     pub fn left_to_retire(&self) -> BTreeMap<RetirementStep, String> {
         let mut left = BTreeMap::new();
         if !self.is_retiring() {

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Views of the held node ports, for tables, logs and metrics.
+//! Views of the allocated node ports, for tables, logs and metrics.
 
-use super::State;
+use super::PlannerState;
 use crate::core::{
     model::{Backend, Family, Frontend, PodKey, PodPort, Protocol},
     ports::{Phase, PortUsage},
 };
 
-/// A held node port.
+/// An allocated node port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MappingView<'a> {
     /// The frontend.
     pub frontend: Frontend,
     /// The backend of the mapping; `None` while there is no mapping.
     pub backend: Option<Backend>,
-    /// The Pod; `None` if it is not known.
+    /// The Pod; `None` if the agent does not know the Pod.
     pub pod: Option<&'a PodKey>,
-    /// The Pod's port; `None` if it is not known.
+    /// The Pod's port; `None` if the agent does not know the port.
     pub pod_port: Option<PodPort>,
-    /// The phase of its claim.
+    /// The phase of the node port's claim.
     pub phase: Phase,
 }
 
-impl State {
-    /// All held node ports.
+impl PlannerState {
+    /// All allocated node ports.
     pub fn mappings(&self) -> impl Iterator<Item = MappingView<'_>> {
         self.ports.iter().map(|(frontend, claim)| MappingView {
             frontend: *frontend,

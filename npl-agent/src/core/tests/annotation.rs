@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The exact text of written annotations, and reading of every known format and of malformed text.
+//! Tests the exact text of written annotations, and the reading of every known format and of malformed text.
 
 use std::collections::BTreeSet;
 
@@ -149,7 +149,7 @@ fn a_value_that_is_no_list_has_no_entries() {
 fn an_entry_with_an_additional_field_is_not_right() {
     let one = [entry(80, "192.0.2.1", 61000, Protocol::Tcp)];
     let right = encode(&one, AnnotationFormat::V2_0);
-    // Consumers in Go ignore the case of a name, and the last one wins.
+    // Readers in Go ignore the case of a field name, and use the last field of that name.
     let shadowed = right.replace("}]", r#","NODEPORT":1}]"#);
     assert!(!is_right(&shadowed, &one, AnnotationFormat::V2_0));
     assert!(!is_right(&right, &one, AnnotationFormat::V1_7));

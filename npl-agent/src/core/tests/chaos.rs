@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A test environment with faults: ops fail before or after their effect, patches hang, answers are lost, watches lag.
+//! A test environment with faults: ops fail before or after they take effect, patches are delayed, answers are lost,
+//! and watches deliver changes late.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -28,7 +29,7 @@ pub(super) enum Fate {
     Lost,
 }
 
-/// The Pod address of a mapping that other software has forged: no Pod has it.
+/// The Pod address of a mapping that other software has forged. No Pod has this address.
 fn forged_ip(family: Family) -> IpAddr {
     match family {
         Family::V4 => IpAddr::from([10, 0, 0, 99]),
@@ -44,13 +45,14 @@ pub(super) struct Chaos {
     answers: VecDeque<(Op, Result<Option<Pod>, Failure>)>,
     /// Changes that the watch of Pods has not delivered yet.
     lag: VecDeque<Change>,
-    /// Pods that were unreachable, or whose mapping or annotation other software changed, since the state last settled.
+    /// Pods that were unreachable, or whose mapping or annotation other software changed, since the state last
+    /// converged.
     excused: BTreeSet<PodUid>,
-    /// The published node ports when the state last settled.
+    /// The published node ports when the state last converged.
     former: BTreeMap<(PodUid, WantedPort), Frontend>,
     may_move: bool,
-    /// The numbers that a Service has had as `nodePort` or `healthCheckNodePort` since the state last settled. A mapping
-    /// may leave such a number at any later time, for example when another number becomes free.
+    /// The numbers that a Service has had as `nodePort` or `healthCheckNodePort` since the state last converged. A
+    /// mapping may leave such a number at any later time, for example when another number becomes free.
     service_ports: BTreeSet<NodePort>,
     /// Whether the current agent has run a pass. Before its first pass, the agent knows only the state that it adopted.
     has_looked: bool,
@@ -85,7 +87,7 @@ impl Chaos {
         self.excuse_unreachable();
     }
 
-    /// A mapping loses its node port if the Service uses the number as a `nodePort`.
+    /// Creates or changes a Service. A mapping may lose its node port if the Service uses the number as a `nodePort`.
     pub(super) fn put_service(&mut self, service: Service) {
         self.service_ports.extend(&service.node_ports);
         self.world.put_service(service);
@@ -105,7 +107,7 @@ impl Chaos {
         }
     }
 
-    /// Other software changes the kernel's map: it removes a mapping, or points the mapping to an unused address.
+    /// Other software changes the kernel's map: it removes a mapping, or changes the mapping to an unused Pod address.
     pub(super) fn meddle(&mut self, frontend: Frontend, is_forged: bool) {
         if is_forged {
             let pod_ip = forged_ip(frontend.family);
@@ -146,7 +148,7 @@ impl Chaos {
         }
     }
 
-    /// Kills the agent and starts another one. Another process may bind a port in between.
+    /// Kills the agent and starts another agent. Another process may bind a port in between.
     pub(super) fn restart(&mut self, stolen: Option<Frontend>) {
         while let Some(op) = self.in_flight.pop_front() {
             // Patches in flight may still reach the API server.
@@ -213,7 +215,7 @@ impl Chaos {
         is_idle
     }
 
-    /// Makes the API server process the oldest `count` patches in flight.
+    /// Makes the API server process the oldest `count` of the patches in flight.
     pub(super) fn serve(&mut self, count: usize, fates: &mut impl Iterator<Item = Fate>) {
         for _ in 0..count {
             let Some(op) = self.in_flight.pop_front() else { break };
@@ -258,14 +260,14 @@ impl Chaos {
             if is_idle && self.in_flight.is_empty() && self.lag.is_empty() {
                 let room = self.world.room;
                 match self.world.state.retries.values().min().copied() {
-                    // Ops that wait for space in a full map may wait forever.
+                    // The test enlarges a full map, because ops that wait for space may otherwise wait forever.
                     Some(_) if room < usize::MAX => self.world.room = usize::MAX,
                     Some(at) => self.world.now = at,
                     None => return self.assert_in_order(),
                 }
             }
         }
-        panic!("the state never settles");
+        panic!("the state does not converge");
     }
 
     pub(super) fn wait(&mut self, millis: u64) {
@@ -308,8 +310,8 @@ impl Chaos {
         );
     }
 
-    /// Excludes Pods that are unreachable according to the API server's or the agent's copy, because they may lack a
-    /// mapping.
+    /// Excludes Pods that are unreachable, according to the API server's or the agent's copy, from the assertions: such
+    /// a Pod may have no mapping.
     fn excuse_unreachable(&mut self) {
         let world = &self.world;
         let seen = |pod: &Pod| world.state.snapshot.pod(&pod.key).filter(|seen| seen.uid == pod.uid).cloned();
@@ -353,7 +355,7 @@ impl Chaos {
         }
         self.former = published;
         self.service_ports = self.world.services.values().flat_map(|service| &service.node_ports).copied().collect();
-        // A protocol that a Service adds may need another number than the other protocols have.
+        // If a Service adds a protocol, that protocol may need another number than the other protocols have.
         self.may_move = self.world.settings.protocol_pairing == ProtocolPairing::Merged;
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A node port number belongs to one Pod. AKO and F5 CIS ignore the protocol of an entry, so a TCP pool also has the
-//! number of a Pod's UDP entry, and both send to a withdrawn entry for some time.
+//! Tests that a node port number belongs to one Pod. AKO and F5 CIS ignore the protocol of an entry, so a TCP pool also
+//! contains the number of a Pod's UDP entry. Both also send to a withdrawn entry for some time.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 
@@ -16,7 +16,7 @@ use super::{
 use crate::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol, settings::ProtocolPairing};
 
 /// Events of a cluster in which only the agent writes annotations and mappings. No Pod has a `hostPort`, because users
-/// choose its number.
+/// choose the number of a `hostPort`.
 fn event() -> impl Strategy<Value = Event> {
     let cluster_event = cluster_event().prop_map(|mut event| {
         if let Event::Pod(pod) = &mut event {
@@ -54,7 +54,8 @@ proptest! {
         chaos.settle();
     }
 
-    /// No number that a published or recently withdrawn entry of one Pod names leads to another Pod, by any protocol.
+    /// A number that a published or recently withdrawn entry of one Pod names does not lead to another Pod, for any
+    /// protocol.
     #[test]
     fn a_number_that_one_pod_has_or_had_recently_never_leads_to_another(events in vec(event(), 0..60)) {
         let mut chaos = start();
@@ -151,7 +152,7 @@ fn both_families_of_a_port_share_a_number_and_other_ports_do_not() {
                 PortRangeExhausted: pod default/dns-1: no IPv6 node port is free for pod port 53/tcp: widen the agent's --port-range
                 PortRangeExhausted: pod default/dns-1: no IPv4 node port is free for pod port 53/udp: widen the agent's --port-range
                 PortRangeExhausted: pod default/dns-1: no IPv6 node port is free for pod port 53/udp: widen the agent's --port-range
-                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to every one of them: set the agent's --protocol-pairing=merged
+                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to each of these node ports: set the agent's --protocol-pairing=merged
         "#]],
     );
 }
@@ -259,7 +260,7 @@ fn merging_moves_one_protocol_to_the_number_of_the_other() {
             show
                 61000/tcp IPv4 of default/dns-0: Active
                 61001/udp IPv4 of default/dns-0: Active
-                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to every one of them: set the agent's --protocol-pairing=merged
+                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to each of these node ports: set the agent's --protocol-pairing=merged
             pairing merged
             start
                 reserve 61000/tcp IPv4
@@ -281,7 +282,7 @@ fn merging_moves_one_protocol_to_the_number_of_the_other() {
             show
                 61000/tcp IPv4 of default/dns-0: Active
                 61000/udp IPv4 of default/dns-0: Active
-                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to every one of them: set the agent's --protocol-pairing=merged
+                ProtocolsNotMerged: service default/dns: pod port 53 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to each of these node ports: set the agent's --protocol-pairing=merged
         "#]],
     );
 }

@@ -79,7 +79,7 @@ fn families() -> impl Strategy<Value = Vec<Family>> {
     select(vec![vec![Family::V4], vec![Family::V4, Family::V6], vec![Family::V6]])
 }
 
-/// Source ranges of both families, some of which contain others.
+/// Source ranges of both families. Some ranges contain other ranges.
 const RANGES: [&str; 6] =
     ["198.51.100.0/24", "198.51.100.7", "198.51.0.0/16", "203.0.113.0/24", "2001:db8::/32", "::/0"];
 
@@ -292,10 +292,10 @@ proptest! {
         let problems: Vec<_> = chaos.world.state.problems().map(Cow::into_owned).collect();
         let is_exhausted = problems.iter().any(|problem| matches!(problem.cause, Cause::RangeExhausted { .. }));
         let is_held_for_later = chaos.world.state.mappings().any(|view| view.backend.is_none());
-        // A node port that is held for a Pod without an address is in no annotation, so the next agent may allocate it
-        // to another Pod.
+        // A node port that is reserved for a Pod without an address is in no annotation, so the next agent may allocate
+        // the node port to another Pod.
         prop_assume!(!is_exhausted || !is_held_for_later);
-        // Only mappings show the next agent which of two Pods with one address was served.
+        // Without a mapping, the next agent cannot know which of two Pods with one address was served.
         let is_without_trace = |problem: &Problem| {
             let Cause::AddressConflict { ip, .. } = problem.cause else { return false };
             before.values().all(|backend| backend.pod_ip != ip)

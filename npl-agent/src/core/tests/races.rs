@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Races between a patch, its answer, and the watch event that shows it.
+//! Tests races between a patch, the answer to the patch, and the watch event that shows the patched Pod.
 
 use std::{collections::BTreeSet, iter};
 

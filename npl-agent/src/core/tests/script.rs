@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Scenarios as text: each line changes the cluster or the Node, and the ops that follow are listed below the line.
+//! Scenarios as text: each line changes the cluster or the Node, and the resulting ops are listed below that line.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,7 @@ use crate::core::{
     op::{GateReason, Op, PodWrite},
 };
 
-/// Runs a scenario, inserts the resulting ops, and compares the text with the expected one.
+/// Runs a scenario, inserts the resulting ops into the text, and compares the text with the expected text.
 ///
 /// Lines before `start` prepare the initial state. After a line that ends in `&`, the next line is applied before any
 /// pass.
@@ -173,7 +173,7 @@ pub(super) fn service(words: &[&str]) -> Service {
     service
 }
 
-/// A Pod as the kubelet reports it, with the uid and annotation of its former version.
+/// A Pod as the kubelet reports it, with the uid and annotation of the Pod's former version.
 pub(super) fn pod(words: &[&str], former: Option<&Pod>) -> Pod {
     let key = key(words[0]);
     let mut pod = Pod {
@@ -210,7 +210,7 @@ pub(super) fn pod(words: &[&str], former: Option<&Pod>) -> Pod {
     pod
 }
 
-/// `name:port/protocol`, and then `@host_port` or `@host_ip:host_port` if it has one.
+/// Parses `name:port/protocol`, followed by `@host_port` or `@host_ip:host_port` if the container port has a host port.
 fn container_port(text: &str) -> ContainerPort {
     let (name, rest) = text.split_once(':').unwrap();
     let (port, host) = rest.split_once('@').map_or((rest, None), |(port, host)| (port, Some(host)));
@@ -255,7 +255,7 @@ fn list(ranges: &BTreeSet<SourceRange>) -> String {
     ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// `podPort=nodeIP:nodePort/protocol` of each element.
+/// Formats each element of an annotation as `podPort=nodeIP:nodePort/protocol`.
 fn entries(value: &str) -> String {
     let values: Vec<serde_json::Value> = serde_json::from_str(value).unwrap();
     let entry = |value: &serde_json::Value| {

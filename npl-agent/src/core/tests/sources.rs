@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Valid and invalid lists of allowed sources.
+//! Tests valid and invalid lists of allowed sources.
 
 use std::net::IpAddr;
 
@@ -124,7 +124,7 @@ fn ranges_of_the_other_family_allow_no_source() {
     assert_eq!(Sources::Anyone.of_family(Family::V6), Sources::Anyone);
 }
 
-/// Random text of addresses, commas, slashes and other characters.
+/// Generates random text of addresses, commas, slashes and other characters.
 fn scribble() -> impl Strategy<Value = String> {
     let word = select(vec![
         "10.0.0.1",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counts of mappings and node ports, and which publications are outstanding, for metrics.
+//! Tests the counts of mappings and node ports in metrics, and which publications are outstanding.
 
 use super::{
     script::{key, node, pod, service},

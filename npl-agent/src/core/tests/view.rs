@@ -33,7 +33,7 @@ fn a_node_port_is_reserved_live_published_draining_and_quarantined_in_this_order
     let mut world = world();
     world.is_api_down = true;
     world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
-    assert_eq!(views(&world), [], "nothing is held before the first pass");
+    assert_eq!(views(&world), [], "no node port is allocated before the first pass");
     let reserve = world.state.pass(world.now).ops;
     assert_eq!((reserve.len(), only_state(&world)), (1, PortState::Reserved));
     world.settle();

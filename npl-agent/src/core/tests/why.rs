@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the chains of Pods and Services: each broken link is reported as the first one.
+//! Tests the chains of Pods and Services: for each kind of fault, the expected link is the first broken link.
 
 use npl_common::{reason::Reason, stats::MappingStats};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An in-memory model of kernel, sockets and API server, on which the core's ops run. It rejects ops that are out of
+//! An in-memory model of kernel, sockets and API server, on which the core's ops run. The model rejects ops in a wrong
 //! order.
 
 use std::{
@@ -17,7 +17,7 @@ use crate::core::{
     },
     op::{Failure, Op, PodWrite, RecentTraffic, RetryKey},
     publish::annotation::{self, SeenEntry},
-    state::State,
+    state::PlannerState,
 };
 
 /// Settings whose only relevant value is the port range.
@@ -38,13 +38,13 @@ pub(super) fn settings(port_range: &str) -> Settings {
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) settings: Settings,
-    pub(super) state: State,
+    pub(super) state: PlannerState,
     pub(super) now: Moment,
     /// The actual state of the kernel and the sockets, which may differ from the agent's observation.
     pub(super) real: Observed,
     /// How many allowed sources fit into the kernel's map.
     pub(super) room: usize,
-    /// Ports that other processes hold.
+    /// Ports that other processes have bound.
     pub(super) stolen: BTreeSet<Frontend>,
     /// Ports without a mapping that receive packets.
     pub(super) recent_traffic: BTreeSet<Frontend>,
@@ -54,7 +54,8 @@ pub(super) struct World {
     pub(super) resource_version: u64,
     pub(super) patches: usize,
     pub(super) is_api_down: bool,
-    /// When an annotation of a Pod last named a node port that it no longer names.
+    /// For each node port that a Pod's annotation no longer names, the time at which the annotation last named the node
+    /// port.
     withdrawn: BTreeMap<(NodePort, PodUid), Moment>,
     /// Whether no other software writes annotations and mappings, and the agent never restarts.
     pub(super) is_undisturbed: bool,
@@ -63,7 +64,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(settings: Settings) -> Self {
         Self {
-            state: State::new(settings.clone()),
+            state: PlannerState::new(settings.clone()),
             settings,
             now: Moment(1_000),
             real: Observed::default(),
@@ -87,10 +88,10 @@ impl World {
         self.list();
     }
 
-    /// As [`Self::start`], before the API server has answered.
+    /// Starts a new agent process as [`Self::start`] does, but the API server has not answered yet.
     pub(super) fn start_without_lists(&mut self) {
         self.real.reservations.clear();
-        self.state = State::new(self.settings.clone());
+        self.state = PlannerState::new(self.settings.clone());
         self.state.observe(self.real.clone());
     }
 
@@ -128,8 +129,8 @@ impl World {
         }
     }
 
-    /// Asserts that no consumer can use the mapping as one of another Pod. Consumers ignore the protocol of an entry,
-    /// and send to a withdrawn entry for some time.
+    /// Asserts that no load balancer can use the mapping as a mapping of another Pod. Some load balancers ignore the
+    /// protocol of an entry, and all send to a withdrawn entry for some time.
     fn assert_belongs_to_one_pod(&self, frontend: Frontend, backend: Backend) {
         let number = frontend.node_port;
         for pod in self.pods.values().filter(|pod| pod.uid.generation() != backend.generation) {
@@ -184,7 +185,7 @@ impl World {
                 done.push(op);
             }
         }
-        panic!("the state never settles; the last ops were {:?}", done.split_off(done.len() - 20));
+        panic!("the state does not converge; the last ops were {:?}", done.split_off(done.len() - 20));
     }
 
     /// Advances the time, and runs a pass at every deadline of the state.
@@ -261,7 +262,7 @@ impl World {
                 let same_target = former.is_some_and(|former| former.has_same_target(backend));
                 assert!(same_target || self.real.reservations.contains(frontend), "{op:?}: not reserved");
                 assert_eq!(frontend.family, Family::of(backend.pod_ip), "{op:?}: family");
-                assert_ne!(former, Some(*backend), "{op:?}: it was there");
+                assert_ne!(former, Some(*backend), "{op:?}: the mapping exists already");
                 let was_restricted = former.is_some_and(|former| former.is_restricted);
                 if backend.is_restricted && !was_restricted {
                     self.assert_allows_exactly_its_sources(*frontend);
@@ -269,42 +270,48 @@ impl World {
             }
             Op::ForgetSources(frontend, ranges) => {
                 let there = self.real.sources.get_mut(frontend).unwrap();
-                assert!(ranges.is_subset(there) && !ranges.is_empty(), "{op:?}: not there: {there:?}");
+                assert!(ranges.is_subset(there) && !ranges.is_empty(), "{op:?}: the kernel has only {there:?}");
                 there.retain(|range| !ranges.contains(range));
                 if there.is_empty() {
                     self.real.sources.remove(frontend);
                 }
                 let is_restricted = self.real.mappings.get(frontend).is_some_and(|mapping| mapping.is_restricted);
                 let wanted = self.wanted_sources(*frontend);
-                assert!(!is_restricted || ranges.is_disjoint(&wanted), "{op:?}: {wanted:?} are to be let in");
+                assert!(!is_restricted || ranges.is_disjoint(&wanted), "{op:?}: {wanted:?} must stay allowed");
             }
             Op::RemoveMapping(frontend) => {
                 assert!(self.real.mappings.remove(frontend).is_some(), "{op:?}: no such mapping");
             }
             Op::Release(frontend) => {
                 assert!(!self.real.mappings.contains_key(frontend), "{op:?}: still mapped");
-                assert!(!self.real.sources.contains_key(frontend), "{op:?}: its next owner would find sources");
+                assert!(
+                    !self.real.sources.contains_key(frontend),
+                    "{op:?}: the next owner of the port would find sources"
+                );
                 assert!(self.real.reservations.remove(frontend), "{op:?}: not reserved");
             }
-            Op::WritePod { .. } => unreachable!("not the kernel's"),
+            Op::WritePod { .. } => unreachable!("the kernel executes no patches"),
         }
         Ok(())
     }
 
     fn allow(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), Failure> {
         let wanted = self.wanted_sources(frontend);
-        assert!(ranges.is_subset(&wanted) && !ranges.is_empty(), "{ranges:?} for {frontend}, which is for {wanted:?}");
+        assert!(
+            ranges.is_subset(&wanted) && !ranges.is_empty(),
+            "{ranges:?} for {frontend}, which should allow {wanted:?}"
+        );
         for range in ranges {
             if self.real.sources.values().map(BTreeSet::len).sum::<usize>() >= self.room {
                 return Err(Failure::NoRoom { at: self.now.plus(1_000) });
             }
             let is_new = self.real.sources.entry(frontend).or_default().insert(*range);
-            assert!(is_new, "{range} of {frontend} was there");
+            assert!(is_new, "{range} of {frontend} is allowed already");
         }
         Ok(())
     }
 
-    /// The sources that the agent wants to allow for a frontend; none if the frontend is not restricted.
+    /// The sources that the agent wants to allow for a frontend. The set is empty if the frontend is not restricted.
     fn wanted_sources(&self, frontend: Frontend) -> BTreeSet<SourceRange> {
         self.state.ports.get(frontend).into_iter().flat_map(|claim| claim.sources.ranges()).collect()
     }
@@ -322,14 +329,14 @@ impl World {
     pub(super) fn lets_in(&self, frontend: Frontend, client: IpAddr) -> bool {
         let Some(backend) = self.real.mappings.get(&frontend) else { return false };
         let ranges = self.real.sources.get(&frontend).into_iter().flatten();
-        // Like the kernel's LPM trie: compares the bits of the prefix.
+        // Compares the bits of the prefix, as the kernel's LPM trie does.
         !backend.is_restricted
             || ranges.into_iter().any(|range| SourceRange::new(client, range.length()) == Some(*range))
     }
 
     /// Applies a patch in the API server, without a watch event.
     pub(super) fn patch(&mut self, op: &Op) -> Result<(), Failure> {
-        let Op::WritePod { pod: key, uid, value } = op else { unreachable!("not the API server's") };
+        let Op::WritePod { pod: key, uid, value } = op else { unreachable!("the API server executes only patches") };
         let Some(mut pod) = self.pods.get(key).filter(|pod| pod.uid == *uid).cloned() else {
             return Err(Failure::Gone);
         };
@@ -351,7 +358,7 @@ impl World {
         self.pods.get(key).map(annotation::named_by).unwrap_or_default()
     }
 
-    /// Whether the Pod has an address of every family that its annotation names, which no other running Pod has.
+    /// Whether the Pod has, for every family that its annotation names, an address that no other running Pod has.
     pub(super) fn is_reachable(&self, pod: &Pod) -> bool {
         let shares = |ip: &IpAddr| {
             self.pods.values().any(|other| !other.is_finished && other.key != pod.key && other.ips.contains(ip))

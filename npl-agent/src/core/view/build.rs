@@ -11,10 +11,10 @@ use crate::core::{
         select::{Exposure, WantedPort, requests},
     },
     publish::problem::{AffectedObject, Problem},
-    state::State,
+    state::PlannerState,
 };
 
-impl State {
+impl PlannerState {
     /// All allocated node ports, followed by all published host ports.
     pub fn node_port_views(&self, now: Moment) -> Vec<NodePortView> {
         let held = self.ports.iter().map(|(frontend, claim)| self.held_view(*frontend, claim, now));
@@ -51,7 +51,8 @@ impl State {
         self.problems().map(view).collect()
     }
 
-    /// For each Pod whose annotation or readiness gate needs a write: for how many milliseconds.
+    /// For each Pod whose annotation or readiness gate needs a write, the time in milliseconds since the write became
+    /// necessary.
     pub fn unpublished_millis(&self, now: Moment) -> Vec<u64> {
         let needs_write = |pod: &&Pod| self.unpublished.contains(&pod.key) || self.writes.contains_key(&pod.uid);
         let since = |pod: &Pod| self.needs_write_since.get(&pod.uid).copied().unwrap_or(now);

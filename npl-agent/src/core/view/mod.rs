@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The state of the agent in the format in which the commands read it from the local socket.
 //!
-//! Later versions may add fields but never rename them, because a command may read the state of an agent of another
+//! Later versions may add fields but never rename fields, because a command may read the state of an agent of another
 //! version.
 
 mod build;
@@ -26,23 +26,25 @@ pub struct AgentView {
     pub is_ready: bool,
     /// Whether the Node is being retired.
     pub is_retiring: bool,
-    /// What is left to withdraw before the Node is retired; empty unless it is being retired.
+    /// The steps that are left before the Node is retired; empty if the Node is not being retired.
     pub retirement_waits_for: Vec<String>,
-    /// The missing prerequisites of the first pass.
+    /// The prerequisites of the first pass that the agent still waits for.
     pub waits_for: Vec<String>,
     /// The published addresses of the Node.
     pub node_addresses: Vec<IpAddr>,
     /// The value of `--port-range`.
     pub port_range: String,
-    /// The watches of the API server.
+    /// The state of each watch of the API server.
     pub watches: Vec<WatchView>,
-    /// Whether an admission policy confines the agent's writes; `None` as long as the API server has not shown this.
+    /// Whether an admission policy confines the agent's writes; `None` until an answer of the API server has shown
+    /// this.
     pub is_confined: Option<bool>,
     /// The devices by which clients may reach the Node, with and without attached programs.
     pub devices: Vec<DeviceView>,
     /// Whether clients can reach the Node through a device with attached programs.
     pub reaches_clients: bool,
-    /// The devices that only programs of an earlier agent serve, because this agent's could not be attached there.
+    /// The devices that only programs of an earlier agent serve, because this agent's programs could not be attached to
+    /// them.
     pub former_programs_on: Vec<String>,
     /// All allocated node ports, and all published host ports.
     pub node_ports: Vec<NodePortView>,
@@ -54,7 +56,7 @@ pub struct AgentView {
     pub pending_patches: usize,
     /// The number of Pods whose annotation or readiness gate still needs a write.
     pub unpublished_pods: usize,
-    /// Since how many milliseconds each of these Pods needs the write.
+    /// For each of these Pods, the time in milliseconds since the write became necessary.
     pub unpublished_millis: Vec<u64>,
 }
 
@@ -162,11 +164,11 @@ pub struct NodePortView {
     pub pod: Option<String>,
     /// The Pod's port; `None` if the Pod is not known.
     pub pod_port: Option<PodPort>,
-    /// The Pod's address to which the mapping should lead; `None` while there is none.
+    /// The Pod's address to which the mapping should lead; `None` while the Pod has no such address.
     pub pod_ip: Option<IpAddr>,
     /// The names of the Services that request the port, in the Pod's namespace.
     pub services: Vec<String>,
-    /// Time since the agent allocated the port; `None` if an earlier agent did.
+    /// Time since the agent allocated the port; `None` if an earlier agent allocated the port.
     pub age_millis: Option<u64>,
     /// Time until the drain or the quarantine ends; `None` in other states.
     pub ends_in_millis: Option<u64>,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Explains why a Pod or a Service is served or not, by the chain of conditions from the Service to the last packet.
-//! The conditions are evaluated on the state from which operations are planned. The first broken link is the cause of
-//! all later broken links.
+//! The conditions are evaluated on the same state from which the agent plans operations. The first link that does not
+//! hold is the cause of all later links that do not hold.
 
 mod pod;
 mod service;
@@ -15,17 +15,17 @@ pub use self::traffic::{Traffic, add_traffic};
 use super::{
     model::{Frontend, ObjectKey, PodPort},
     pages,
-    state::State,
-    verdict::Verdict,
+    state::PlannerState,
+    verdict::HealthVerdict,
     view::AgentView,
 };
 
 /// The Pod or Service about which an operator asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Question {
-    /// A Pod, or one port of it.
+    /// A Pod, or one port of the Pod.
     Pod(ObjectKey, Option<PodPort>),
-    /// A Service, with all of its Pods on this Node.
+    /// A Service, with all Pods of this Node that the Service selects.
     Service(ObjectKey),
 }
 
@@ -204,7 +204,8 @@ pub struct Chain {
     pub subject: String,
     /// The node port; `None` if none is allocated.
     pub frontend: Option<Frontend>,
-    /// The links, in the order of the conditions. A link is left out if it depends on an earlier broken link.
+    /// The links, in the order of the conditions. A link is omitted if it depends on an earlier link that does not
+    /// hold.
     pub links: Vec<LinkReport>,
 }
 
@@ -221,13 +222,13 @@ impl Chain {
 pub struct Explanation {
     /// The chains: one for each requested port of each Pod.
     pub chains: Vec<Chain>,
-    /// One sentence for each Node whose agent gave no answer, so that chains are missing.
+    /// One sentence for each Node whose agent gave no answer. The chains of these Nodes are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }
 
 impl Explanation {
-    /// The answer about a Service on which NPL does not act, for this reason.
+    /// The answer about a Service on which NPL does not act; `reason` is the cause.
     pub fn of_inactive_service(key: &ObjectKey, reason: impl Into<String>) -> Self {
         let links = vec![LinkReport::broken(Link::Enabled, reason, pages::NO_ANNOTATION)];
         let chain = Chain { subject: format!("service {key}"), frontend: None, links };
@@ -241,19 +242,19 @@ impl Explanation {
 
     /// The verdict on the object of the question. A condition that does not hold takes precedence over a missing
     /// answer.
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> HealthVerdict {
         if !self.is_served() {
-            Verdict::AtRisk
+            HealthVerdict::AtRisk
         } else if self.missing.is_empty() {
-            Verdict::Healthy
+            HealthVerdict::Healthy
         } else {
-            Verdict::CannotTell
+            HealthVerdict::CannotTell
         }
     }
 }
 
-/// Answers a question from the state of the agent. The devices come from `view`.
-pub fn explain(state: &State, view: &AgentView, question: &Question) -> Explanation {
+/// Answers a question from the state of the agent. Only the devices are taken from `view`.
+pub fn explain(state: &PlannerState, view: &AgentView, question: &Question) -> Explanation {
     let chains = match question {
         Question::Pod(key, port) => pod::chains(state, view, key, *port, None),
         Question::Service(key) => service::chains(state, view, key),

@@ -9,13 +9,13 @@ use crate::core::{
     pages,
     ports::select::{Exposure, WantedPort, requests},
     publish::problem::{Cause, Problem},
-    state::State,
+    state::PlannerState,
     view::AgentView,
 };
 
-/// The chains of a Pod. A given port or Service restricts them to that port or Service.
+/// The chains of a Pod. If a port or Service is given, the result contains only the chains of that port or Service.
 pub(super) fn chains(
-    state: &State,
+    state: &PlannerState,
     view: &AgentView,
     key: &PodKey,
     only_port: Option<PodPort>,
@@ -24,7 +24,7 @@ pub(super) fn chains(
     let common = common_links(state, key);
     let pod = state.snapshot.pod(key).filter(|_| common.iter().all(|link| link.page.is_none()));
     let Some(pod) = pod else { return vec![Chain { subject: format!("pod {key}"), frontend: None, links: common }] };
-    let scene = Scene { state, view, pod };
+    let facts = PodFacts { state, view, pod };
     let services = || {
         let all = state.snapshot.services_of(pod);
         all.filter(|service| only_service.is_none_or(|key| service.key == *key))
@@ -34,11 +34,13 @@ pub(super) fn chains(
     };
     let wanted = state.views.get(key).map(|view| &view.wanted);
     let ports = wanted.into_iter().flat_map(|wanted| wanted.ports.keys()).copied().filter(is_asked_for);
-    let mut chains: Vec<Chain> = ports.map(|port| scene.chain(common.clone(), port)).collect();
-    chains.extend(services().flat_map(|service| scene.unresolved(&common, service, only_port)));
+    let mut chains: Vec<Chain> = ports.map(|port| facts.chain(common.clone(), port)).collect();
+    chains.extend(services().flat_map(|service| facts.unresolved(&common, service, only_port)));
     if chains.is_empty() {
         let port = only_port.map_or_else(|| "any port".to_owned(), |port| format!("port {port}"));
-        let text = format!("no Service that selects the Pod requests {port} of it in a family that both have");
+        let text = format!(
+            "no Service that selects the Pod requests {port} in an IP family that Service and Pod have in common"
+        );
         let links = [common, vec![LinkReport::broken(Link::PortResolved, text, pages::NO_ANNOTATION)]].concat();
         chains.push(Chain { subject: format!("pod {key}"), frontend: None, links });
     }
@@ -46,7 +48,7 @@ pub(super) fn chains(
 }
 
 /// The links that do not depend on a port, up to the first broken link.
-fn common_links(state: &State, key: &PodKey) -> Vec<LinkReport> {
+fn common_links(state: &PlannerState, key: &PodKey) -> Vec<LinkReport> {
     let mut links = Vec::new();
     let missing = state.missing_prerequisites();
     if let Some(missing) = missing.first() {
@@ -58,7 +60,7 @@ fn common_links(state: &State, key: &PodKey) -> Vec<LinkReport> {
         return vec![LinkReport::broken(Link::Agent, text, pages::NO_ANNOTATION)];
     }
     let Some(pod) = state.snapshot.pod(key) else {
-        let text = "the agent of this Node knows no such Pod: it runs on another Node, or does not exist";
+        let text = "the agent of this Node does not know this Pod: the Pod runs on another Node, or does not exist";
         return vec![LinkReport::broken(Link::Pod, text, pages::NO_ANNOTATION)];
     };
     if pod.is_finished {
@@ -70,7 +72,8 @@ fn common_links(state: &State, key: &PodKey) -> Vec<LinkReport> {
     if enabled.is_empty() {
         let text = format!(
             "no Service in namespace {} is enabled: the annotation DOMAIN/enabled must be exactly \"true\", the type \
-             ClusterIP or LoadBalancer, the selector not empty, and the labels those of --service-selector if it is set",
+             ClusterIP or LoadBalancer, the selector not empty, and the labels must match --service-selector if this \
+             flag is set",
             key.namespace
         );
         return vec![LinkReport::broken(Link::Enabled, text, pages::NO_ANNOTATION)];
@@ -101,7 +104,7 @@ fn difference(service: &Service, pod: &Pod) -> String {
     }
 }
 
-fn address(state: &State, pod: &Pod) -> LinkReport {
+fn address(state: &PlannerState, pod: &Pod) -> LinkReport {
     if pod.ips.is_empty() {
         let text = "the Pod has no address yet: the container runtime or the CNI has not created its network";
         return LinkReport::broken(Link::Address, text, pages::NO_ANNOTATION);
@@ -119,14 +122,14 @@ fn address(state: &State, pod: &Pod) -> LinkReport {
     LinkReport::ok(Link::Address, ips.join(", "))
 }
 
-/// A Pod that has an address and that a Service selects.
-struct Scene<'a> {
-    state: &'a State,
+/// The facts about a Pod that has an address and that a Service selects.
+struct PodFacts<'a> {
+    state: &'a PlannerState,
     view: &'a AgentView,
     pod: &'a Pod,
 }
 
-impl Scene<'_> {
+impl PodFacts<'_> {
     /// The chain of a port that a Service requests.
     fn chain(&self, mut links: Vec<LinkReport>, port: WantedPort) -> Chain {
         let WantedPort { pod_port, protocol, family } = port;
@@ -136,7 +139,7 @@ impl Scene<'_> {
         let exposure = self.state.views.get(&self.pod.key).and_then(|view| view.wanted.ports.get(&port));
         let frontend = match exposure {
             Some(Exposure::HostPort(node_port)) => {
-                let text = format!("host port {node_port}: the kernel or the CNI serves it without a mapping");
+                let text = format!("host port {node_port}: the kernel or the CNI serves this port without a mapping");
                 links.push(LinkReport::ok(Link::NodePort, text));
                 links.push(LinkReport::info(Link::KernelEntry, "not needed for a host port"));
                 Some(Frontend { family, node_port: *node_port, protocol })
@@ -171,7 +174,7 @@ impl Scene<'_> {
             return None;
         };
         if ports.is_taken(frontend) && !self.is_reserved(frontend) {
-            let text = format!("another process of the Node uses port {frontend}: find it with `ss -tulnp`");
+            let text = format!("another process of the Node uses port {frontend}: find the process with `ss -tulnp`");
             links.push(LinkReport::broken(Link::NodePort, text, pages::SIGNALS));
         } else {
             links.push(LinkReport::ok(Link::NodePort, format!("{frontend} is allocated")));
@@ -190,7 +193,9 @@ impl Scene<'_> {
             let target = observed.map(|backend| format!("{} port {}", backend.pod_ip, backend.pod_port));
             let text = format!("the kernel's mapping of {frontend} leads to {}", target.unwrap_or_default());
             if self.state.lacks_sources(frontend) {
-                let text = format!("{text}, and lacks some allowed sources: their clients are dropped");
+                let text = format!(
+                    "{text}, but some allowed sources are missing in the kernel: packets of their clients are dropped"
+                );
                 return LinkReport::broken(Link::KernelEntry, text, pages::SIZES);
             }
             return LinkReport::ok(Link::KernelEntry, text);
@@ -201,7 +206,10 @@ impl Scene<'_> {
                 format!("the kernel's mapping of {frontend} leads to {target}, and not to the Pod's address and port")
             }
             None => {
-                format!("the kernel has no mapping of {frontend}: the agent retries, and its log contains the error")
+                format!(
+                    "the kernel has no mapping of {frontend}: the agent tries again, and the agent's log contains the \
+                     error"
+                )
             }
         };
         LinkReport::broken(Link::KernelEntry, text, pages::SIZES)
@@ -212,7 +220,7 @@ impl Scene<'_> {
         let names =
             |frontend: Frontend| self.state.views.get(&self.pod.key).is_some_and(|view| view.named.contains(&frontend));
         if self.pod.is_terminating && !names(frontend) {
-            let text = "the Pod is being deleted, and its annotation is not changed any more";
+            let text = "the Pod is being deleted, and the agent no longer changes its annotation";
             return LinkReport::broken(Link::Annotation, text, pages::NO_ANNOTATION);
         }
         if !names(frontend) {
@@ -221,7 +229,8 @@ impl Scene<'_> {
             return LinkReport::broken(Link::Annotation, text, pages::NO_ANNOTATION);
         }
         if !self.state.has_right_annotation(self.pod, &entries) {
-            let text = "the annotation names the node port, but other parts of it are wrong, which the agent is about to correct";
+            let text = "the annotation names the node port, but other parts of the annotation are wrong; the agent is \
+                        about to correct them";
             return LinkReport::broken(Link::Annotation, text, pages::DIFFERENCE);
         }
         LinkReport::ok(Link::Annotation, "the Pod's annotation names the node port")

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Builds the chains of a Service, which are those of its Pods on this Node.
+//! Builds the chains of a Service: the chains of all Pods on this Node that the Service selects.
 
 use super::{Chain, Link, LinkReport, pod};
-use crate::core::{model::ServiceKey, pages, state::State, view::AgentView};
+use crate::core::{model::ServiceKey, pages, state::PlannerState, view::AgentView};
 
-pub(super) fn chains(state: &State, view: &AgentView, key: &ServiceKey) -> Vec<Chain> {
+pub(super) fn chains(state: &PlannerState, view: &AgentView, key: &ServiceKey) -> Vec<Chain> {
     let subject = || format!("service {key}");
     let alone = |links: Vec<LinkReport>| vec![Chain { subject: subject(), frontend: None, links }];
     let Some(service) = state.snapshot.service(key) else {
-        let text = "the agent acts on no Service of this name: it does not exist, its annotation DOMAIN/enabled is not \
-                    exactly \"true\", its type is NodePort or ExternalName, its selector is empty, or the agent's \
-                    --service-selector excludes its labels";
+        let text = "the agent does not act on a Service of this name: the Service does not exist, its annotation \
+                    DOMAIN/enabled is not exactly \"true\", its type is NodePort or ExternalName, its selector is \
+                    empty, or the agent's --service-selector excludes its labels";
         return alone(vec![LinkReport::broken(Link::Enabled, text, pages::NO_ANNOTATION)]);
     };
     let enabled = LinkReport::ok(Link::Enabled, format!("service {key} is enabled"));
@@ -22,7 +22,8 @@ pub(super) fn chains(state: &State, view: &AgentView, key: &ServiceKey) -> Vec<C
     if pods.is_empty() {
         let labels: Vec<String> = service.selector.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let text = format!(
-            "no Pod of this Node has the labels {} in namespace {}; Pods of other Nodes are served by the agents there",
+            "no Pod of this Node has the labels {} in namespace {}; Pods of other Nodes are served by the agents of \
+             those Nodes",
             labels.join(","),
             key.namespace
         );

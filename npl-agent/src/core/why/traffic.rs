@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The last links of a chain: whether packets were translated, and why others were not. Unlike the other links, these
-//! come from the kernel's counters, which the command itself reads.
+//! The last links of a chain: whether packets were translated, and why other packets were not. Unlike the other links,
+//! these links come from the kernel's counters, which the command itself reads.
 
 use npl_common::{reason::Reason, stats::MappingStats};
 
@@ -31,7 +31,7 @@ pub fn add_traffic(chain: &mut Chain, traffic: &Traffic<'_>) {
 
 fn last_packet(traffic: &Traffic<'_>, is_broken: bool) -> LinkReport {
     let Some(MappingStats { request_packets, reply_packets, .. }) = traffic.stats else {
-        return LinkReport::info(Link::LastPacket, "not counted without a mapping");
+        return LinkReport::info(Link::LastPacket, "the kernel has no mapping, so it counts no packets");
     };
     let age = traffic.last_packet_millis.map(|millis| format!(", the last one {} s ago", millis / 1_000));
     let text = format!("{request_packets} requests and {reply_packets} replies{}", age.unwrap_or_default());

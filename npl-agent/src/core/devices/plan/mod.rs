@@ -4,8 +4,8 @@
 //! Two rules decide the order:
 //!
 //! 1. A device never translates requests without translating replies. So the egress program is attached before the
-//!    ingress program and detached after it. The driver's XDP program, which translates requests before TC, is
-//!    detached first and attached last.
+//!    ingress program, and detached after the ingress program. The driver's XDP program, which translates requests
+//!    before TC, is detached first and attached last.
 //! 2. Programs are detached after all other programs are attached, so that a Pod or a client that moves to another
 //!    device is served without interruption.
 
@@ -25,12 +25,13 @@ use super::{
     redirect::{PodNextHop, ProgramSet},
 };
 
-/// The programs of each device, and the Pods that packets are redirected to.
+/// The programs of each device, and the Pods to which packets are redirected.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DevicePlan {
     /// The TC programs of each device, by its index.
     pub programs: BTreeMap<u32, ProgramSet>,
-    /// The next hop of each redirected Pod, by its address. Its device is among [`Self::programs`].
+    /// The next hop of each redirected Pod, by the Pod's address. The device of each next hop is among
+    /// [`Self::programs`].
     pub next_hops: BTreeMap<IpAddr, PodNextHop>,
     /// The ifindexes of devices whose driver runs the XDP program. Each is an uplink among [`Self::programs`].
     pub xdp: BTreeSet<u32>,
@@ -46,8 +47,8 @@ pub type AttachedHooks = BTreeSet<(u32, Direction)>;
 pub enum DeviceStep {
     /// Detach the XDP program from all devices except these.
     RetainXdp(BTreeSet<u32>),
-    /// Remove the next hops that the plan lacks or changes, so that the host's stack forwards the packets of those
-    /// Pods.
+    /// Remove the next hops that the plan does not contain or changes. The host's stack then forwards the packets of
+    /// those Pods.
     RetainNextHops,
     /// Attach a program, or replace an NPL program on the same hook.
     Attach {
@@ -69,7 +70,7 @@ pub enum DeviceStep {
     },
     /// Detach the program of a hook.
     Detach {
-        /// The device, by its index; it may already be removed.
+        /// The device, by its index. The device may have been removed.
         ifindex: u32,
         /// The hook.
         direction: Direction,
@@ -145,7 +146,7 @@ impl DevicePlan {
         }
     }
 
-    /// The devices with a program on every hook that the plan has for them.
+    /// The devices on which every hook of the plan has a program.
     pub fn attached_devices(&self, attached: &AttachedHooks) -> BTreeSet<u32> {
         let has_all = |(ifindex, set): &(&u32, &ProgramSet)| {
             set.directions().iter().all(|direction| attached.contains(&(**ifindex, *direction)))
@@ -171,7 +172,7 @@ impl DevicePlan {
 }
 
 impl ProgramSet {
-    /// The hooks of the set, in the order in which they are attached: hooks of replies first.
+    /// The hooks of the set, in the order in which programs are attached: hooks for replies first.
     pub const fn directions(self) -> &'static [Direction] {
         match self {
             Self::Uplink | Self::RedirectUplink | Self::OffloadUplink => &[Direction::Egress, Direction::Ingress],

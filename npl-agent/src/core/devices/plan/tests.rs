@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Properties that hold after every step, with any programs attached before and with any steps failing.
+//! Properties that hold after every step of a plan, whatever programs were attached before and whichever steps fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,8 @@ fn devices() -> Vec<Device> {
     DEVICES.map(|ifindex| device(ifindex, LinkLayer::Ethernet)).collect()
 }
 
-/// A model of the kernel's hooks with their programs, next hops and XDP devices. The last device was removed.
+/// A model of the kernel's hooks with their programs, next hops and XDP devices. In the model, the last device has been
+/// removed.
 #[derive(Debug, Clone, Default)]
 struct Kernel {
     programs: BTreeMap<(u32, Direction), &'static str>,

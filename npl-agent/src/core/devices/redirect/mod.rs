@@ -9,10 +9,10 @@ use std::{
 };
 
 use super::{
-    CILIUM_HOST, Device, DeviceKind, LinkLayer, Master,
+    Device, DeviceKind, LinkLayer, Master,
     attachments::{DeviceAttachments, Side},
 };
-use crate::core::model::Family;
+use crate::core::{model::Family, networks::CILIUM_HOST};
 
 /// `--forwarding`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub enum ProgramSet {
     Uplink,
     /// An uplink that redirects requests to Pods.
     RedirectUplink,
-    /// An uplink that redirects requests of offloaded flows: those with a recent stack observation.
+    /// An uplink that redirects requests of offloaded flows, which are flows with a recent stack observation.
     OffloadUplink,
     /// A Pod's device: translates replies at ingress and redirects them to the client.
     Pods,
@@ -82,8 +82,8 @@ pub enum ProgramSet {
 }
 
 impl ProgramSet {
-    /// The set of an uplink. The host's stack forwards packets if frames would need an Ethernet header, or if a VRF has
-    /// its own routes.
+    /// The set of an uplink. An uplink without Ethernet headers, or in a VRF with its own routes, does not redirect
+    /// packets: the host's stack forwards these packets.
     pub fn of_uplink(device: &Device, forwarding: Forwarding) -> Self {
         let is_plain = device.link_layer == LinkLayer::Ethernet && device.master != Some(Master::Vrf);
         match forwarding {
@@ -112,7 +112,7 @@ pub struct Route {
     pub ifindex: u32,
     /// Whether the route has a gateway.
     pub has_gateway: bool,
-    /// The MTU of the route in bytes, if it has one.
+    /// The MTU of the route in bytes; `None` if the route has no MTU.
     pub mtu: Option<u32>,
 }
 
@@ -127,7 +127,7 @@ pub struct PodNextHop {
     pub mtu: u16,
 }
 
-/// How a device leads to Pods.
+/// The kind of a device that leads to Pods. The kind decides how packets are redirected to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HopKind {
     /// A veth or netkit pair: its other end is in the Pod.
@@ -149,7 +149,7 @@ impl HopKind {
 /// Why the host's stack forwards packets to a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RedirectRefusal {
-    /// Clients also use the device, so replies could not be distinguished from requests.
+    /// Clients also use the device, so the programs could not distinguish replies from requests.
     IsUplink,
     /// The device is one end of a pair whose peer is on the Node.
     EndsOnTheNode,
@@ -161,15 +161,16 @@ pub enum RedirectRefusal {
     NoEthernet,
     /// The route to the Pod has a gateway.
     HasGateway,
-    /// A qdisc of the device shapes or polices traffic, and a redirect would bypass it.
+    /// A qdisc of the device shapes or polices traffic, and a redirect would bypass the qdisc.
     HasLimit,
-    /// The device has programs or filters of other software, and a redirect would bypass them.
+    /// The device has programs or filters of other software, which a redirect would bypass.
     HasFilters,
     /// Cilium forwards packets of its Pods by its own programs and devices.
     ForwardedByCilium,
     /// A policy engine filters packets in netfilter, which a redirect would bypass.
     NetworkPolicy,
-    /// An uplink has ingress programs or filters of other software after NPL's, and a redirect would bypass them.
+    /// An uplink has ingress programs or filters of other software that run after NPL's, and that a redirect would
+    /// bypass.
     UplinkHasFilters,
     /// Policy routing rules choose the uplink by a packet's mark, which the route look-up of a redirect ignores.
     RoutedByMark,
@@ -184,12 +185,14 @@ impl RedirectRefusal {
             Self::IsUplink => "its device is also an uplink",
             Self::EndsOnTheNode => "the veth peer of its device is on the Node",
             Self::UnknownKind => "its device is neither a veth pair into the Pod nor a bridge",
-            Self::IsEnslaved => "its device is enslaved to another one",
+            Self::IsEnslaved => "its device is enslaved to another device",
             Self::NoEthernet => "its device has no Ethernet headers",
             Self::HasGateway => "the route to the Pod has a gateway",
             Self::HasLimit => "a qdisc of its device shapes or polices traffic",
             Self::HasFilters => "its device has programs or filters of other software",
-            Self::ForwardedByCilium => "Cilium forwards packets of its Pods itself: a redirect would gain nothing",
+            Self::ForwardedByCilium => {
+                "Cilium forwards packets of its Pods by its own programs: a redirect would have no advantage"
+            }
             Self::NetworkPolicy => "a redirect would bypass the Node's NetworkPolicy",
             Self::UplinkHasFilters => "an uplink has programs or filters of other software behind NPL's",
             Self::RoutedByMark => {
@@ -210,8 +213,8 @@ pub fn next_hops(
     routed_by_mark: &BTreeSet<Family>,
 ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
     let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
-    // All uplinks are checked, because a reply may leave through another uplink than that of the request, and either
-    // both directions are redirected or neither.
+    // All uplinks are checked, because a reply may leave through another uplink than its request. Either both
+    // directions of a flow are redirected or neither.
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
     let has_cilium = devices.iter().any(|device| device.name == CILIUM_HOST);
     let decide = |(addr, route): (&IpAddr, &Route)| {
@@ -240,8 +243,8 @@ fn is_of_cilium(device: &Device) -> bool {
     device.name.starts_with("cilium_") || device.name.starts_with("lxc")
 }
 
-/// Whether a redirect at this uplink bypasses no other software. The host's stack forwards the packets of an uplink
-/// that is not redirected.
+/// Whether redirecting packets at this uplink bypasses no program of other software. This is also true for an uplink
+/// that does not redirect packets.
 fn is_clear(uplink: &Device, attachments: &BTreeMap<u32, DeviceAttachments>) -> bool {
     let has_others = || attachments.get(&uplink.ifindex).is_none_or(DeviceAttachments::has_others_behind_npl);
     !ProgramSet::of_uplink(uplink, Forwarding::Redirect).is_redirect_uplink() || !has_others()
@@ -286,7 +289,8 @@ fn hop_kind(device: &Device, uplinks: &BTreeSet<u32>) -> Result<HopKind, Redirec
 }
 
 /// Checks that a redirect bypasses no other software. Replies are redirected at ingress of the Pod's device. Redirected
-/// requests run the egress hook of a bridge, but bypass that of a device pair, because the peer receives them directly.
+/// requests run the egress hook of a bridge. They bypass the egress hook of a veth or netkit pair, because the peer
+/// device receives them directly.
 fn check_bypass(
     kind: HopKind,
     device: &Device,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests each reason for which packets to a Pod are not redirected, with networks to which the reason applies and
-//! similar ones to which it does not.
+//! Tests each reason for which packets to a Pod are not redirected: with networks to which the reason applies, and with
+//! similar networks to which it does not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -76,7 +76,7 @@ fn every_refusal_has_its_reason() {
         (veth(), vec![7], RedirectRefusal::IsUplink),
         (device(DeviceKind::Bridge), vec![2, 7], RedirectRefusal::IsUplink),
         (Device { peer_is_elsewhere: false, ..veth() }, vec![], RedirectRefusal::EndsOnTheNode),
-        (Device { master: Some(Master::TakesFrames), ..veth() }, vec![], RedirectRefusal::IsEnslaved),
+        (Device { master: Some(Master::ReceivesFrames), ..veth() }, vec![], RedirectRefusal::IsEnslaved),
         (Device { master: Some(Master::Vrf), ..veth() }, vec![], RedirectRefusal::IsEnslaved),
         (Device { link_layer: LinkLayer::None, ..veth() }, vec![], RedirectRefusal::NoEthernet),
         (device(DeviceKind::Other), vec![], RedirectRefusal::UnknownKind),
@@ -179,8 +179,8 @@ fn uplinks_without_ethernet_and_of_vrfs_do_not_redirect() {
     assert_eq!(carried(&Device { master: Some(Master::Vrf), ..plain() }), ProgramSet::Uplink);
 }
 
-/// Cilium forwards packets to its Pods itself. With its endpoint routes, Pods are reached through `lxc…`, otherwise by
-/// `cilium_host`.
+/// Cilium forwards packets to its Pods by its own programs. With Cilium's endpoint routes, Pods are reached through
+/// `lxc…` devices, otherwise through `cilium_host`.
 #[test]
 fn the_stack_forwards_packets_of_pods_of_cilium() {
     let pod = "10.244.1.5".parse().unwrap();

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A CNI with several interfaces marks connections to the Node and restores the mark on replies. The CNI does not mark
-//! a translated request, because its destination is the Pod's own address. So the nftables guard marks these
-//! connections.
+//! a translated request, because the destination of the request is the Pod's own address. So the nftables guard marks
+//! connections of translated requests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -58,7 +58,7 @@ impl fmt::Display for Mark {
 /// The packets that a rule applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Selector {
-    /// Packets with this source address, or some of them.
+    /// Packets with this source address. The rule may have further conditions.
     Source(IpAddr),
     /// Packets with this mark.
     Mark(Mark),
@@ -66,7 +66,7 @@ pub enum Selector {
 
 /// A policy routing rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rule {
+pub struct RoutingRule {
     /// The family.
     pub family: Family,
     /// The packets that the rule applies to.
@@ -90,8 +90,8 @@ pub struct DefaultRoute {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Routing {
     /// Rules in the order of their priority.
-    pub rules: Vec<Rule>,
-    /// Default routes, one for each device of each table.
+    pub rules: Vec<RoutingRule>,
+    /// Default routes: one entry for each outgoing device of each table.
     pub default_routes: BTreeSet<DefaultRoute>,
     /// The routing tables of all rules that match a mark, with or without other conditions.
     pub tables_of_marks: BTreeSet<(Family, u32)>,
@@ -110,7 +110,7 @@ pub struct IncomingRule {
     pub table: u32,
 }
 
-/// Connections to mark: those whose request arrived on a device.
+/// A rule of the nftables guard: it marks the connections whose request arrived on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Marking {
     /// The family.
@@ -128,16 +128,16 @@ pub struct ReplyRoutes {
     pub markings: BTreeSet<Marking>,
     /// Pods whose replies leave through the interface of the request only if their connections are marked.
     pub marked: BTreeSet<IpAddr>,
-    /// Pods whose replies no mark can lead through an uplink: before the Pod's rule, no rule for a mark selects a table
-    /// with a default route through an uplink.
+    /// Pods whose replies cannot be routed through an uplink by a mark. Before such a Pod's rule, no rule for a mark
+    /// selects a table with a default route through an uplink.
     pub unmarked: BTreeSet<IpAddr>,
-    /// Addresses of the Node with their own routing table, whose default routes leave through other uplinks than the
-    /// main table's. Replies of Pods use the main table, because they are routed before their source becomes the Node's
-    /// address.
+    /// Addresses of the Node with their own routing table, if this table has default routes through other uplinks than
+    /// the main table. Replies of Pods use the main table, because the kernel routes a reply before NPL changes the
+    /// source to the Node's address.
     pub misrouted_addresses: BTreeSet<IpAddr>,
 }
 
-/// Why some replies leave through another interface than that of their requests.
+/// Why some replies leave through another interface than the interface of their requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyRouteProblem {
     /// No rule before the Pods' rules selects the main table for a mark.
@@ -150,8 +150,8 @@ pub enum ReplyRouteProblem {
 }
 
 impl Routing {
-    /// The routes of replies of all Pods. The result does not depend on mappings, so it is known before a Pod's first
-    /// mapping.
+    /// The routes of replies of all Pods. The result does not depend on mappings, so it is correct for a Pod before the
+    /// Pod has a mapping.
     pub fn reply_routes(&self, devices: &[Device], uplinks: &BTreeSet<u32>) -> ReplyRoutes {
         let is_own = |addr: &IpAddr| devices.iter().any(|device| device.addresses.contains(addr));
         let mut routes = ReplyRoutes::default();
@@ -176,9 +176,10 @@ impl Routing {
         routes
     }
 
-    /// Whether replies of Pods to clients of a Node address leave through another uplink than those that a rule selects
-    /// for the address: the main table has other uplinks, and no earlier rule for a mark leads to the rule's uplinks.
-    fn misroutes(&self, rule: &Rule, leading: Option<&BTreeSet<Marking>>, uplinks: &BTreeSet<u32>) -> bool {
+    /// Whether replies of Pods to clients of a Node address leave through an uplink that the address's rule does not
+    /// select. This happens if the main table has other uplinks than the rule's table, and no earlier rule for a mark
+    /// leads to the uplinks of the rule's table.
+    fn misroutes(&self, rule: &RoutingRule, leading: Option<&BTreeSet<Marking>>, uplinks: &BTreeSet<u32>) -> bool {
         let of_rule = self.default_uplinks(rule.family, rule.table, uplinks);
         let of_marks: BTreeSet<u32> = leading.into_iter().flatten().map(|marking| marking.ifindex).collect();
         !of_rule.is_empty()
@@ -193,8 +194,8 @@ impl Routing {
         of_table.filter(|ifindex| uplinks.contains(ifindex)).collect()
     }
 
-    /// The families in which a packet's mark can choose the uplink: a rule selects a table other than the main one for
-    /// marked packets, and that table has a default route through an uplink.
+    /// The families in which a packet's mark can decide the uplink. In these families, a rule selects another table
+    /// than the main table for marked packets, and that table has a default route through an uplink.
     pub fn families_routed_by_mark(&self, uplinks: &BTreeSet<u32>) -> BTreeSet<Family> {
         let leads_out = |(family, table): &&(Family, u32)| {
             *table != MAIN_TABLE && !self.default_uplinks(*family, *table, uplinks).is_empty()
@@ -203,15 +204,15 @@ impl Routing {
     }
 
     /// The connections to mark for a rule: one marking for each uplink of the default routes in the rule's table.
-    fn markings(&self, rule: &Rule, mark: Mark, uplinks: &BTreeSet<u32>) -> BTreeSet<Marking> {
+    fn markings(&self, rule: &RoutingRule, mark: Mark, uplinks: &BTreeSet<u32>) -> BTreeSet<Marking> {
         let of_table = self.default_uplinks(rule.family, rule.table, uplinks).into_iter();
         of_table.map(|ifindex| Marking { family: rule.family, ifindex, mark }).collect()
     }
 }
 
 impl ReplyRoutes {
-    /// Adds the Pod of a rule. Later rules for the same address are ignored: a CNI may have several of them, for
-    /// different destinations.
+    /// Adds the Pod of a rule. Later rules for the same address are ignored: a CNI may create several rules for one
+    /// address, with different destinations.
     fn add_pod(&mut self, addr: IpAddr, leading: Option<&BTreeSet<Marking>>) {
         if self.marked.contains(&addr) || self.unmarked.contains(&addr) {
             return;
@@ -240,7 +241,7 @@ impl ReplyRoutes {
         }
     }
 
-    /// Keeps only the entries of these Pods; the markings and the Node's addresses stay.
+    /// Removes all Pods except these. The markings and the Node's addresses do not change.
     #[must_use]
     pub fn of(mut self, addresses: &BTreeSet<IpAddr>) -> Self {
         for addrs in [&mut self.marked, &mut self.unmarked] {

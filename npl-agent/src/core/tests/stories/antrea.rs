@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Behavior of Antrea's NodePortLocal that no other scenario covers, and faults of Antrea that NPL avoids.
+//! Tests behavior of Antrea's NodePortLocal that no other scenario covers, and faults of Antrea that NPL avoids.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

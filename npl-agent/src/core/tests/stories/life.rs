@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The events that end a mapping, and those that do not.
+//! Tests which events end a mapping, and which events do not.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Changes of mappings, ports and annotations by other software.
+//! Tests the reaction to changes of mappings, ports and annotations by other software.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 
@@ -93,7 +93,7 @@ fn a_port_that_another_process_uses_is_skipped() {
                 61003/tcp IPv4 of default/web-1: Active
                 61004/udp IPv4 of default/web-1: Active
                 61005/tcp IPv4 of default/web-2: Active
-                ProtocolsNotMerged: service default/web: pod port 8080 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to every one of them: set the agent's --protocol-pairing=merged
+                ProtocolsNotMerged: service default/web: pod port 8080 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to each of these node ports: set the agent's --protocol-pairing=merged
         "#]],
     );
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The published address of the Node.
+//! Tests of the published address of the Node.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

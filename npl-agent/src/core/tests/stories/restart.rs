@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! State that a new agent finds, and the part of it that the agent adopts.
+//! Tests which of the existing mappings, ports and annotations a restarted agent adopts.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which Pod ports Services select, and which of them are published.
+//! Tests which Pod ports Services request, and which of these ports are published.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 
@@ -355,7 +355,7 @@ fn sctp_is_served_if_protocols_names_it_and_withdrawn_otherwise() {
             show
                 61000/tcp IPv4 of default/web-0: Active
                 61001/sctp IPv4 of default/web-0: Active
-                ProtocolsNotMerged: service default/web: pod port 99 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to every one of them: set the agent's --protocol-pairing=merged
+                ProtocolsNotMerged: service default/web: pod port 99 has several protocols and a node port for each; load balancers that ignore the protocol of an entry, such as AKO and F5 CIS, send every protocol to each of these node ports: set the agent's --protocol-pairing=merged
             protocols tcp udp
             start
                 reserve 61000/tcp IPv4

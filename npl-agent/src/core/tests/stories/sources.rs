@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Allowed sources of a mapping, from the Service's annotation to the reuse of the node port.
+//! Tests the allowed sources of a mapping, from the Service's annotation to the reuse of the node port.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Recognizes the CNI, the policy engines and the Service proxy of a Node by the names of devices, nftables tables, and
+//! nftables and iptables chains.
+
+use std::collections::BTreeSet;
+
+/// The device that Cilium creates on every Node.
+pub const CILIUM_HOST: &str = "cilium_host";
+
+/// The role of recognized software in the Node's network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// The software connects Pods to the network.
+    Cni,
+    /// The software enforces NetworkPolicy.
+    PolicyEngine,
+    /// The software translates Service addresses.
+    ServiceProxy,
+}
+
+impl Role {
+    /// The key of the role's doctor check, and the role's name in the documentation.
+    pub const fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Cni => ("cni", "CNI"),
+            Self::PolicyEngine => ("policy_engine", "policy engine"),
+            Self::ServiceProxy => ("service_proxy", "Service proxy"),
+        }
+    }
+}
+
+/// A name of a device, table or chain by which the doctor recognizes software on the Node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Name {
+    /// A device whose name begins with this prefix.
+    Device(&'static str),
+    /// An nftables table with this name.
+    Table(&'static str),
+    /// An nftables or iptables chain whose name begins with this prefix.
+    Chain(&'static str),
+}
+
+/// How the software was tested with NPL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tested {
+    /// The software itself runs in the cluster tests.
+    InTests,
+    /// The software itself was run with NPL once, in a manual test.
+    ByHand,
+    /// The tests imitate the software's rules, marks and routes.
+    Imitated,
+    /// The software was not tested.
+    No,
+}
+
+impl Tested {
+    /// The description of the test in the documentation.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::InTests => "itself, in the tests",
+            Self::ByHand => "itself, by hand",
+            Self::Imitated => "its rules, in the tests",
+            Self::No => "no",
+        }
+    }
+}
+
+/// Software that NPL recognizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network {
+    /// The role of the software.
+    pub role: Role,
+    /// The name of the software.
+    pub name: &'static str,
+    /// The names that identify the software; one of them on the Node is sufficient.
+    pub names: &'static [Name],
+    /// How the software was tested with NPL.
+    pub tested: Tested,
+    /// The software's effect on node ports, for operators.
+    pub with_npl: &'static str,
+    /// Whether the software is a policy engine that filters in netfilter, so that redirected packets bypass its rules.
+    pub is_bypassed_by_redirect: bool,
+}
+
+/// The effect of CNIs that need no settings.
+const NOTHING_TO_SET: &str = "works without settings";
+/// The effect of a policy engine whose chains first accept packets of established connections.
+const KEEPS_OPEN_CONNECTIONS: &str = "its policies apply with `stack` and `offload` to new connections; open \
+                                      connections continue after a change of a policy, as they do without NPL";
+const AS_NETFILTER: &str = "its policies apply with `stack` and `offload`";
+
+const fn cni(name: &'static str, names: &'static [Name], tested: Tested, with_npl: &'static str) -> Network {
+    Network { role: Role::Cni, name, names, tested, with_npl, is_bypassed_by_redirect: false }
+}
+
+const fn in_netfilter(name: &'static str, names: &'static [Name], tested: Tested, with_npl: &'static str) -> Network {
+    Network { role: Role::PolicyEngine, name, names, tested, with_npl, is_bypassed_by_redirect: true }
+}
+
+const fn elsewhere(name: &'static str, names: &'static [Name], tested: Tested, with_npl: &'static str) -> Network {
+    Network { role: Role::PolicyEngine, name, names, tested, with_npl, is_bypassed_by_redirect: false }
+}
+
+const fn proxy(name: &'static str, names: &'static [Name], tested: Tested, with_npl: &'static str) -> Network {
+    Network { role: Role::ServiceProxy, name, names, tested, with_npl, is_bypassed_by_redirect: false }
+}
+
+/// All software that NPL recognizes.
+pub const NETWORKS: [Network; 24] = [
+    cni("bridge plug-in", &[Name::Device("cni0")], Tested::InTests, NOTHING_TO_SET),
+    cni("flannel", &[Name::Device("flannel."), Name::Chain("FLANNEL-")], Tested::InTests, NOTHING_TO_SET),
+    cni(
+        "Calico",
+        &[Name::Device("cali"), Name::Device("vxlan.calico")],
+        Tested::InTests,
+        "works without settings; Calico's felix deletes and restores all IPv6 routes when it starts and every 90 s, \
+         which loses IPv6 packets with and without NPL; with `routeRefreshInterval: 0`, felix does so only when it \
+         starts",
+    ),
+    cni("kube-router", &[Name::Device("kube-bridge")], Tested::ByHand, NOTHING_TO_SET),
+    cni(
+        "Cilium",
+        &[Name::Device(CILIUM_HOST)],
+        Tested::ByHand,
+        "Cilium's programs forward packets of Pods in every forwarding mode: `redirect` and `offload` have no effect; \
+         with `bpf.masquerade` set `--port-range` below 30000, for example 28000-29000",
+    ),
+    cni(
+        "Antrea",
+        &[Name::Device("antrea-gw")],
+        Tested::Imitated,
+        "disable Antrea's own NodePortLocal, or give NPL another `--annotation-domain`",
+    ),
+    cni("OVN-Kubernetes", &[Name::Device("ovn-k8s-mp")], Tested::No, "not tested"),
+    cni("Kube-OVN", &[Name::Device("ovn0")], Tested::No, "not tested"),
+    cni("Weave Net", &[Name::Device("weave")], Tested::No, "not tested"),
+    cni(
+        "AWS VPC CNI",
+        &[Name::Chain("AWS-SNAT-CHAIN")],
+        Tested::Imitated,
+        "works; see doctor `reply_routes` and `incoming_rules` for Pods of secondary interfaces and with security groups",
+    ),
+    cni("Azure CNI", &[Name::Device("azv")], Tested::No, "not tested"),
+    cni("GKE", &[Name::Device("gke")], Tested::No, "not tested"),
+    in_netfilter("Calico", &[Name::Chain("cali-"), Name::Table("calico")], Tested::ByHand, KEEPS_OPEN_CONNECTIONS),
+    in_netfilter(
+        "kube-router",
+        &[Name::Chain("KUBE-ROUTER-FORWARD"), Name::Chain("KUBE-POD-FW-"), Name::Chain("KUBE-NWPLCY-")],
+        Tested::ByHand,
+        KEEPS_OPEN_CONNECTIONS,
+    ),
+    in_netfilter("kube-network-policies", &[Name::Table("kube-network-policies")], Tested::No, AS_NETFILTER),
+    in_netfilter("Weave NPC", &[Name::Chain("WEAVE-NPC")], Tested::No, AS_NETFILTER),
+    in_netfilter("Azure NPM", &[Name::Chain("AZURE-NPM")], Tested::No, AS_NETFILTER),
+    elsewhere(
+        "Cilium",
+        &[Name::Device(CILIUM_HOST)],
+        Tested::ByHand,
+        "its policies apply in every forwarding mode, but those of its host firewall do not protect node ports",
+    ),
+    elsewhere(
+        "Antrea",
+        &[Name::Device("antrea-gw")],
+        Tested::No,
+        "is enforced by Open vSwitch; the host's stack forwards packets of its Pods in every forwarding mode",
+    ),
+    elsewhere(
+        "Kube-OVN",
+        &[Name::Device("ovn0")],
+        Tested::No,
+        "is enforced by Open vSwitch; the host's stack forwards packets of its Pods in every forwarding mode",
+    ),
+    proxy("kube-proxy (iptables)", &[Name::Chain("KUBE-SERVICES")], Tested::InTests, NOTHING_TO_SET),
+    proxy("kube-proxy (nftables)", &[Name::Table("kube-proxy")], Tested::InTests, NOTHING_TO_SET),
+    proxy("kube-proxy (IPVS)", &[Name::Device("kube-ipvs0")], Tested::No, "not tested"),
+    proxy(
+        "Cilium (if it replaces kube-proxy)",
+        &[Name::Device(CILIUM_HOST)],
+        Tested::ByHand,
+        "Services of type NodePort and host ports work together with node ports of NPL",
+    ),
+];
+
+/// The names of the Node's netfilter tables and chains.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RuleNames {
+    /// The names of nftables tables.
+    pub tables: BTreeSet<String>,
+    /// The names of all nftables chains, and of the legacy iptables chains that identify software in [`NETWORKS`].
+    pub chains: BTreeSet<String>,
+}
+
+/// The chain name prefixes in [`NETWORKS`].
+pub fn chain_prefixes() -> impl Iterator<Item = &'static str> {
+    let names = NETWORKS.iter().flat_map(|network| network.names);
+    names.filter_map(|name| if let Name::Chain(prefix) = name { Some(*prefix) } else { None })
+}
+
+/// The software that is recognized by the names of these devices, tables and chains.
+pub fn recognize(devices: &[&str], rules: &RuleNames) -> impl Iterator<Item = &'static Network> {
+    let is_present = |name: &Name| match name {
+        Name::Device(prefix) => devices.iter().any(|device| device.starts_with(prefix)),
+        Name::Table(name) => rules.tables.contains(*name),
+        Name::Chain(prefix) => rules.chains.iter().any(|name| name.starts_with(prefix)),
+    };
+    NETWORKS.iter().filter(move |network| network.names.iter().any(is_present))
+}
+
+/// The recognized policy engines whose rules redirected packets bypass.
+pub fn bypassed_engines(rules: &RuleNames) -> BTreeSet<&'static str> {
+    let found = recognize(&[], rules).filter(|network| network.is_bypassed_by_redirect);
+    found.map(|network| network.name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(tables: &[&str], chains: &[&str]) -> RuleNames {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        RuleNames { tables: owned(tables), chains: owned(chains) }
+    }
+
+    #[test]
+    fn each_software_is_recognized_by_each_of_its_names() {
+        for network in NETWORKS {
+            for name in network.names {
+                let (mut device, mut rules) = (String::new(), RuleNames::default());
+                match name {
+                    Name::Device(prefix) => device = format!("{prefix}1"),
+                    Name::Table(name) => drop(rules.tables.insert((*name).to_owned())),
+                    Name::Chain(prefix) => drop(rules.chains.insert(format!("{prefix}x"))),
+                }
+                assert!(
+                    recognize(&[device.as_str()], &rules).any(|found| *found == network),
+                    "{network:?} by {name:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn no_software_is_recognized_on_a_node_without_known_names() {
+        let plain = rules(&["filter", "npl"], &["FORWARD", "postrouting", "KUBE-MARK-MASQ"]);
+        assert_eq!(recognize(&["eth0"], &plain).count(), 0);
+        assert!(bypassed_engines(&plain).is_empty());
+    }
+
+    #[test]
+    fn only_engines_in_netfilter_are_bypassed() {
+        let engines = |chain: &str| bypassed_engines(&rules(&[], &[chain])).into_iter().collect::<Vec<_>>();
+        assert_eq!(engines("cali-tw-cali1"), ["Calico"]);
+        assert_eq!(engines("KUBE-POD-FW-ABC"), ["kube-router"]);
+        assert_eq!(engines("KUBE-SERVICES"), Vec::<&str>::new());
+        assert!(NETWORKS.iter().filter(|it| it.is_bypassed_by_redirect).all(|it| it.role == Role::PolicyEngine));
+    }
+}
