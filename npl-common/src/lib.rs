@@ -18,6 +18,7 @@
 #[macro_use]
 mod layout;
 
+pub mod association;
 pub mod catalog;
 pub mod config;
 pub mod conntrack;

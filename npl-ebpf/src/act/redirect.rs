@@ -22,7 +22,7 @@ use crate::{
     base::{
         context::{self, Access as _, gso_size, skb},
         error::RewriteError,
-        maps::UPLINK,
+        maps::{CONFIG, UPLINK},
         mode::needs_next_hop,
         verdict::Verdict,
     },
@@ -142,19 +142,21 @@ pub fn to_client<F: Family, const L2: usize>(
     }
 }
 
-/// Marks a reply that was translated at the Pod's device, so that the program on the uplink does not translate it
-/// again. If another program overwrites the mark, the program on the uplink looks up the reply's flow instead.
+/// Marks a reply that was translated at the Pod's device. The program on the uplink passes a marked packet without
+/// parsing it. If another program overwrites the mark, the program on the uplink looks up the reply's flow instead.
 #[inline(always)]
 pub fn mark_translated(ctx: &TcContext, config: &Config) {
     // SAFETY: the context is valid; the kernel preserves this field between the programs of two hooks.
     unsafe { (*skb(ctx)).cb[MARK] = config.seed as u32 };
 }
 
-/// Whether a packet has the mark of [`mark_translated`].
+/// Whether a packet has the mark of [`mark_translated`]. Zero is no mark: most packets have it, and so has the seed
+/// until the agent has written the configuration.
 #[inline(always)]
-pub fn is_marked(ctx: &TcContext, config: &Config) -> bool {
+pub fn is_marked(ctx: &TcContext) -> bool {
     // SAFETY: as above.
-    unsafe { (*skb(ctx)).cb[MARK] == config.seed as u32 }
+    let mark = unsafe { (*skb(ctx)).cb[MARK] };
+    mark != 0 && CONFIG.get(0).is_some_and(|config| config.seed as u32 == mark)
 }
 
 /// Index of the last word of `skb->cb` that programs may use. The stack does not overwrite this word.

@@ -6,6 +6,7 @@ use aya_ebpf::programs::TcContext;
 
 use super::trace;
 use crate::{
+    act::redirect,
     base::{context, verdict::Verdict},
     net::{
         V4, V6,
@@ -49,6 +50,9 @@ pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> Verdict {
 
 #[inline(always)]
 fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> Verdict {
+    if !H::ON_ARRIVAL && redirect::is_marked(ctx) {
+        return Verdict::UNRELATED;
+    }
     match Packet::<F>::parse::<L2>(ctx) {
         Ok(packet) => H::packet::<F, L2, true>(ctx, &packet, |_| ()),
         Err(unparsed) => unparsed.into(),

@@ -7,7 +7,7 @@ use npl_common::{
     conntrack::Segment,
     fragment_buffer::{SAVED, SavedFrame},
     half_open,
-    mapping::Endpoint,
+    mapping::{Endpoint, protocol},
     reason::Reason,
 };
 
@@ -74,7 +74,7 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
         let epoch = Epoch::now(config);
         let Some(sender) = Sender::of::<F, FAST_PATH>(&flow, &tuple, protocol, epoch) else {
-            let leaves_node = !Self::AT_POD && config.contains(pod_port) && !redirect::is_marked(ctx, config);
+            let leaves_node = !Self::AT_POD && config.contains(pod_port);
             return if leaves_node { Verdict::SLOW_PATH } else { Verdict::UNRELATED };
         };
         let endpoint = &sender.endpoint;
@@ -152,7 +152,13 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         // Flows are looked up by the sequence numbers of a reply, so this is the segment with which the Pod would
         // answer the quoted segment. The error changes no conntrack entry, because any host can send an ICMP error.
         let quoted = icmp::quoted_numbers(ctx, &quote);
-        let segment = Segment::new(quoted.acknowledgement(), quoted.sequence().wrapping_add(1), tcp_flag::ACK);
+        // An SCTP packet has a tag of its association, except an INIT, whose verification tag is 0.
+        let acknowledgement = if protocol == protocol::SCTP && quoted.acknowledgement() != 0 {
+            quoted.acknowledgement()
+        } else {
+            quoted.sequence().wrapping_add(1)
+        };
+        let segment = Segment::new(quoted.acknowledgement(), acknowledgement, tcp_flag::ACK);
         let Some(ResolvedFlow { nat, .. }) = ResolvedFlow::of(&Reply { flow, tuple, segment }, &sender) else {
             return if MODE == REDIRECT { Verdict::UNRELATED } else { Verdict::pass(Reason::UntrackedReply) };
         };
@@ -245,7 +251,10 @@ impl<F: Family> ResolvedFlow<F> {
                 let nat = flow_entry::established_nat::<F>(table_entry);
                 return Some(Self { source: FlowSource::FlowTable, table_entry, half_open: own_slot, nat });
             }
-            if reply.segment.flags & tcp_flag::SYN != 0 {
+            if reply.flow.is_of_other_association(reply.segment) {
+                return None;
+            }
+            if reply.segment.flags & tcp_flag::SYN != 0 && reply.flow.protocol != protocol::SCTP {
                 // The Pod accepts or opens a direct connection, which replaces the translated connection with the same
                 // flow tuple. The translated connection's entries are therefore removed.
                 reply.flow.remove();

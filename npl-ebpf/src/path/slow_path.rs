@@ -38,11 +38,6 @@ pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
 
 #[inline(always)]
 fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
-    // A reply that was translated at the Pod's device must not be recorded as an untranslated first fragment on the
-    // uplink.
-    if !H::ON_ARRIVAL && CONFIG.get(0).is_some_and(|config| redirect::is_marked(ctx, config)) {
-        return Verdict::UNRELATED.into_action();
-    }
     let action = run_steps::<F, H, L2>(ctx);
     // The mark is set after all steps: re-injected fragments are clones of the same skb, and a clone that the stack
     // forwards must not have the mark.

@@ -8,6 +8,7 @@
 //! A handshake does not affect the flow's entry until the Pod accepts the handshake.
 
 use npl_common::{
+    association::Tags,
     conntrack::{
         Action, Event, Numbers, Phase, Segment, State, handshake_key, is_handshake_reply, is_near_acknowledgement,
         mid_stream_key, reply_key, step,
@@ -433,6 +434,15 @@ impl<'k, F: Family> Flow<'k, F> {
         } else {
             None
         };
+        if self.protocol == protocol::SCTP && reply.flags & tcp_flag::SYN == 0 {
+            // Only after the handshake: a Pod answers every INIT, also a forged one.
+            let tags = field!(flow_state::<F>(entry), pod_acknowledgement);
+            let (before, tag) = (Tags(tags.load()), reply.acknowledgement());
+            let after = before.with_pod_packet(tag);
+            if after != before {
+                tags.store(after.0);
+            }
+        }
         let event = Event::from_pod(self.protocol, reply.flags, true);
         let is_kept = refresh(flow_state::<F>(entry), event, acknowledgement);
         if !is_kept {
@@ -443,20 +453,37 @@ impl<'k, F: Family> Flow<'k, F> {
 
     #[inline(always)]
     fn refresh_by_client(&self, state: *mut FlowState, segment: Segment) {
-        let is_proven = self.protocol != protocol::TCP
-            || is_near_acknowledgement(segment.sequence(), field!(state, pod_acknowledgement).load());
+        let numbers = field!(state, pod_acknowledgement).load();
+        let is_proven = match self.protocol {
+            protocol::TCP => is_near_acknowledgement(segment.sequence(), numbers),
+            protocol::SCTP => Tags(numbers).admit_client_packet(segment.acknowledgement()),
+            _ => true,
+        };
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
     }
 
-    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation, or if the packet is a
-    /// SYN-ACK and no retransmission: the Pod has then accepted another connection.
+    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation, if a TCP segment is a
+    /// SYN-ACK and no retransmission (the Pod has then accepted another connection), or if an SCTP packet has the
+    /// verification tag of another association.
     #[inline(always)]
     pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
         let entry = self.table_entry()?;
         let state = flow_state::<F>(entry);
         let is_of_pod = field!(state, generation).load() == generation;
-        let is_of_flow = reply.flags & tcp_flag::SYN == 0 || state_of(state).may_repeat_syn_ack();
+        let is_of_flow = if self.protocol == protocol::SCTP {
+            has_tag(state, reply)
+        } else {
+            reply.flags & tcp_flag::SYN == 0 || state_of(state).may_repeat_syn_ack()
+        };
         if is_of_pod && is_of_flow { Some(entry) } else { None }
+    }
+
+    /// Whether a Pod's SCTP packet belongs to another association with the flow's tuple than the one in the flow table:
+    /// a direct association, or a forged INIT that the Pod answers.
+    #[inline(always)]
+    pub fn is_of_other_association(&self, reply: Segment) -> bool {
+        self.protocol == protocol::SCTP
+            && self.table_entry().is_some_and(|entry| !has_tag(flow_state::<F>(entry), reply))
     }
 
     /// The entry of the handshake that a Pod's packet accepts or rejects, looked up by the packet's acknowledgement
@@ -557,6 +584,12 @@ pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, number
 #[inline(always)]
 const fn has_handshake(protocol: u8) -> bool {
     protocol != protocol::UDP
+}
+
+/// Whether a Pod's SCTP packet has a verification tag of an entry's association.
+#[inline(always)]
+fn has_tag(state: *mut FlowState, reply: Segment) -> bool {
+    Tags(field!(state, pod_acknowledgement).load()).admit_pod_packet(reply.acknowledgement())
 }
 
 /// The sequence and acknowledgement number of the client's mid-stream segment that opened an entry.

@@ -2,6 +2,7 @@
 //! Entries of the flow table, see [`npl_common::flow`]. Other processors may write the fields of an entry concurrently.
 
 use npl_common::{
+    association::Tags,
     conntrack::{Action, Event, Segment, State, step},
     flow::{FlowState, REFRESH_INTERVAL_JIFFIES},
     mapping::protocol,
@@ -65,9 +66,12 @@ pub fn new_entry<F: Family>(protocol: u8, nat: &NatAddress<F>, generation: u32, 
         last_seen_ns: nanoseconds(),
         generation,
         refreshed: jiffies(),
-        // The sequence number of the client's establishing segment, until a refresh records the Pod's acknowledgement
-        // number.
-        pod_acknowledgement: if protocol == protocol::TCP { segment.sequence() } else { 0 },
+        pod_acknowledgement: match protocol {
+            // Until a refresh records the Pod's acknowledgement number.
+            protocol::TCP => segment.sequence(),
+            protocol::SCTP => Tags::of_client_packet(segment.acknowledgement()).0,
+            _ => 0,
+        },
         node_port: nat.port,
         client_tcp_flags: segment.flags,
         pod_tcp_flags: 0,
