@@ -116,7 +116,7 @@ pub const NETWORKS: [Network; 24] = [
         "works without settings; felix deletes and restores all IPv6 routes at its start and every 90 s, which loses \
          IPv6 packets also without NPL; with `routeRefreshInterval: 0` only at its start",
     ),
-    cni("kube-router", &[Trace::Device("kube-bridge")], Tested::ByHand, NOTHING_TO_SET),
+    cni("kube-router", &[Trace::Device("kube-bridge")], Tested::InTests, NOTHING_TO_SET),
     cni(
         "Cilium",
         &[Trace::Device(CILIUM_HOST)],
@@ -141,11 +141,11 @@ pub const NETWORKS: [Network; 24] = [
     ),
     cni("Azure CNI", &[Trace::Device("azv")], Tested::No, "not tested"),
     cni("GKE", &[Trace::Device("gke")], Tested::No, "not tested"),
-    in_netfilter("Calico", &[Trace::Chain("cali-"), Trace::Table("calico")], Tested::ByHand, KEEPS_OPEN_CONNECTIONS),
+    in_netfilter("Calico", &[Trace::Chain("cali-"), Trace::Table("calico")], Tested::InTests, KEEPS_OPEN_CONNECTIONS),
     in_netfilter(
         "kube-router",
         &[Trace::Chain("KUBE-ROUTER-FORWARD"), Trace::Chain("KUBE-POD-FW-"), Trace::Chain("KUBE-NWPLCY-")],
-        Tested::ByHand,
+        Tested::InTests,
         KEEPS_OPEN_CONNECTIONS,
     ),
     in_netfilter("kube-network-policies", &[Trace::Table("kube-network-policies")], Tested::No, AS_NETFILTER),
