@@ -80,6 +80,12 @@ impl Process {
         self.child.wait().with_context(|| format!("wait for {}", self.name))
     }
 
+    /// Kills the process and its children with SIGKILL.
+    pub fn kill_group(&mut self) -> Result<ExitStatus> {
+        signal::killpg(self.pid()?, Signal::SIGKILL).with_context(|| format!("kill {} and its children", self.name))?;
+        self.child.wait().with_context(|| format!("wait for {}", self.name))
+    }
+
     /// Sends SIGTERM, and SIGKILL if the process has not exited after `grace`.
     pub fn terminate(&mut self, grace: Duration) -> Result<ExitStatus> {
         if self.exit_status().is_none() {

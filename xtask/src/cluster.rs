@@ -15,8 +15,8 @@ use crate::{build, process};
 #[command(disable_help_flag = true)]
 pub(crate) struct Options {
     /// `up [--nodes 2] [--kube-proxy none|iptables|nftables]
-    /// [--cni bridge|flannel-vxlan|flannel-host-gw|calico-vxlan|calico-vxlan-nftables]`, `down [--all]`, `status`,
-    /// `kubectl …`, `exec NODE …`.
+    /// [--cni bridge|flannel-vxlan|flannel-host-gw|calico-vxlan|calico-vxlan-nftables|calico-routes|
+    /// calico-routes-nftables|kube-router]`, `down [--all]`, `status`, `kubectl …`, `exec NODE …`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

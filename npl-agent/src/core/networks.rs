@@ -117,7 +117,7 @@ pub const NETWORKS: [Network; 24] = [
          which loses IPv6 packets with and without NPL; with `routeRefreshInterval: 0`, felix does so only when it \
          starts",
     ),
-    cni("kube-router", &[Name::Device("kube-bridge")], Tested::ByHand, NOTHING_TO_SET),
+    cni("kube-router", &[Name::Device("kube-bridge")], Tested::InTests, NOTHING_TO_SET),
     cni(
         "Cilium",
         &[Name::Device(CILIUM_HOST)],
@@ -142,11 +142,11 @@ pub const NETWORKS: [Network; 24] = [
     ),
     cni("Azure CNI", &[Name::Device("azv")], Tested::No, "not tested"),
     cni("GKE", &[Name::Device("gke")], Tested::No, "not tested"),
-    in_netfilter("Calico", &[Name::Chain("cali-"), Name::Table("calico")], Tested::ByHand, KEEPS_OPEN_CONNECTIONS),
+    in_netfilter("Calico", &[Name::Chain("cali-"), Name::Table("calico")], Tested::InTests, KEEPS_OPEN_CONNECTIONS),
     in_netfilter(
         "kube-router",
         &[Name::Chain("KUBE-ROUTER-FORWARD"), Name::Chain("KUBE-POD-FW-"), Name::Chain("KUBE-NWPLCY-")],
-        Tested::ByHand,
+        Tested::InTests,
         KEEPS_OPEN_CONNECTIONS,
     ),
     in_netfilter("kube-network-policies", &[Name::Table("kube-network-policies")], Tested::No, AS_NETFILTER),

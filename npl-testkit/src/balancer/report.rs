@@ -42,8 +42,8 @@ pub struct Report {
     pub pods: BTreeMap<String, u64>,
     /// Correct responses by protocol and family; `true` is IPv6.
     pub answered: BTreeMap<(Protocol, bool), u64>,
-    /// Failed requests by kind.
-    pub failed: BTreeMap<Kind, u64>,
+    /// Failed requests by kind and family; `true` is IPv6.
+    pub failed: BTreeMap<(Kind, bool), u64>,
     /// The first failures.
     pub failures: Vec<Failure>,
     /// Requests that were not sent because there was no member.
@@ -70,7 +70,12 @@ impl Report {
 
     /// The number of failures of one kind.
     pub fn count(&self, kind: Kind) -> u64 {
-        self.failed.get(&kind).copied().unwrap_or_default()
+        self.count_in(kind, false) + self.count_in(kind, true)
+    }
+
+    /// The number of failures of one kind in one family.
+    pub fn count_in(&self, kind: Kind, is_v6: bool) -> u64 {
+        self.failed.get(&(kind, is_v6)).copied().unwrap_or_default()
     }
 
     pub(super) fn record(&mut self, member: &Member, outcome: Option<(Kind, String)>, at: Duration, took: Duration) {
@@ -80,7 +85,7 @@ impl Report {
             self.slowest = self.slowest.max(took);
             return;
         };
-        *self.failed.entry(kind).or_default() += 1;
+        *self.failed.entry((kind, member.server.is_ipv6())).or_default() += 1;
         if self.failures.len() < KEPT {
             self.failures.push(Failure { at, member: member.clone(), kind, error });
         }
@@ -137,6 +142,7 @@ mod tests {
         other.record(&member, Some((Kind::Wrong, "web-1 responded".to_owned())), Duration::ZERO, Duration::ZERO);
         report.add(other);
         assert_eq!((report.requests(), report.rate(), report.failures.len()), (4, 2, 2));
+        assert_eq!((report.count_in(Kind::Lost, true), report.count_in(Kind::Lost, false)), (1, 0));
         assert_eq!(
             report.to_string(),
             "4 requests in 2.0 s (2/s): answered 1 udp/IPv6 by 1 Pods; refused 0, lost 1, wrong Pod or client address 1, \

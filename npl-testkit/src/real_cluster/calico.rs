@@ -12,10 +12,10 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::binaries::find_directory;
-use super::cni::{self, Cni, wait_for_registration};
+use super::cni::{self, wait_for_registration};
 use super::init::{SETTINGS, TEMPORARY};
 use super::network::{NodeNumber, POD_RANGES};
-use super::space::Space;
+use super::provider::Place;
 use crate::api_client::ApiClient;
 use crate::cluster::Cluster;
 use crate::control_plane::{Account, ControlPlane, write_secret};
@@ -53,30 +53,32 @@ pub(super) fn account() -> Account {
     Account::new(USER, &["system:masters"])
 }
 
-/// Calico, if the cluster uses it.
+/// How packets between Pods of different Nodes are transported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encapsulation {
+    Vxlan,
+    None,
+}
+
+/// Felix's dataplane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dataplane {
+    Iptables,
+    Nftables,
+}
+
+/// Calico's programs and settings.
 #[derive(Clone, Debug)]
 pub(super) struct Calico {
     folder: PathBuf,
-    /// Felix's `nftablesMode`.
-    nftables: &'static str,
-}
-
-/// Calico's processes on a Node.
-#[derive(Debug)]
-pub(super) struct Daemons {
-    _felix: Process,
-    _tunnel_addresses: Process,
+    encapsulation: Encapsulation,
+    dataplane: Dataplane,
 }
 
 impl Calico {
-    /// Returns `None` for other networks. Finds the programs before anything is started.
-    pub(super) fn find(cni: Cni) -> Result<Option<Self>> {
-        let nftables = match cni {
-            Cni::Bridge | Cni::FlannelVxlan | Cni::FlannelHostGw => return Ok(None),
-            Cni::CalicoVxlan => "Disabled",
-            Cni::CalicoVxlanNftables => "Enabled",
-        };
-        Ok(Some(Self { folder: find_directory(VARIABLE, "Calico", &FILES)?, nftables }))
+    /// Finds the programs.
+    pub(super) fn find(encapsulation: Encapsulation, dataplane: Dataplane) -> Result<Self> {
+        Ok(Self { folder: find_directory(VARIABLE, "Calico", &FILES)?, encapsulation, dataplane })
     }
 
     /// Adds Calico's CNI plug-ins to those of the machine, in a directory of the Node. Returns its path inside the
@@ -104,29 +106,34 @@ impl Calico {
         cluster.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "--filename", &file]).map(drop)
     }
 
-    /// Registers a Node whose kubelet runs with Calico, starts its daemons and configures the CNI plug-ins.
+    /// Registers a Node whose kubelet runs with Calico, configures the CNI plug-ins, and starts Felix and the process
+    /// that assigns addresses to tunnel devices.
     pub(super) fn start(
         &self,
-        space: &Space,
-        node: NodeNumber,
-        directory: &Path,
+        place: Place<'_>,
         plane: &ControlPlane,
         client: &ApiClient,
-    ) -> Result<Daemons> {
-        wait_for_registration(client, node)?;
+    ) -> Result<(Process, Process)> {
+        let Place { number, space, directory, .. } = place;
+        wait_for_registration(client, number)?;
         write_secret(&directory.join("run/npl/calico.kubeconfig"), &plane.kubeconfig(USER)?)?;
         tools::copy_program(&self.folder.join("calico-node"), &directory.join("run/npl/calico-node"))?;
-        space.output(self.command(node, &["-startup"])).context("register the Node with Calico")?;
-        let log = |name: &str| directory.join("log").join(name);
+        space.output(self.command(number, &["-startup"])).context("register the Node with Calico")?;
+        let felix = self.run(place)?;
+        let tunnel_addresses = self.command(number, &["-allocate-tunnel-addrs"]);
+        let name = format!("Calico's tunnel addresses of {}", number.name());
+        let tunnel_addresses = space.spawn(&name, tunnel_addresses, &directory.join("log/calico-tunnel.log"))?;
+        cni::write(directory, &settings(number))?;
+        Ok((felix, tunnel_addresses))
+    }
+
+    /// Starts Felix on a Node that [`Self::start`] has prepared.
+    pub(super) fn run(&self, place: Place<'_>) -> Result<Process> {
+        let Place { number, space, directory, .. } = place;
         let mut felix = Command::new("sh");
         felix.args(["-c", FELIX, "/run/npl/calico-node"]);
-        self.set_variables(&mut felix, node);
-        let felix = space.spawn(&format!("felix of {}", node.name()), felix, &log("felix.log"))?;
-        let tunnel_addresses = self.command(node, &["-allocate-tunnel-addrs"]);
-        let name = format!("Calico's tunnel addresses of {}", node.name());
-        let tunnel_addresses = space.spawn(&name, tunnel_addresses, &log("calico-tunnel.log"))?;
-        cni::write(directory, &settings(node))?;
-        Ok(Daemons { _felix: felix, _tunnel_addresses: tunnel_addresses })
+        self.set_variables(&mut felix, number);
+        space.spawn(&format!("felix of {}", number.name()), felix, &directory.join("log/felix.log"))
     }
 
     fn command(&self, node: NodeNumber, arguments: &[&str]) -> Command {
@@ -138,32 +145,44 @@ impl Calico {
 
     fn set_variables(&self, command: &mut Command, node: NodeNumber) {
         let [v4, v6] = POD_RANGES;
+        let nftables = match self.dataplane {
+            Dataplane::Iptables => "Disabled",
+            Dataplane::Nftables => "Enabled",
+        };
+        // Felix adds the routes to the Pods of other Nodes instead of BIRD, from the addresses that `-startup` registers
+        // for this backend.
+        let (backend, vxlan, routes) = match self.encapsulation {
+            Encapsulation::Vxlan => ("vxlan", "Always", "Disabled"),
+            Encapsulation::None => ("bird", "Never", "Enabled"),
+        };
         let variables = [
             ("NODENAME", node.name()),
             ("FELIX_FELIXHOSTNAME", node.name()),
             ("IP", node.v4().to_string()),
-            ("IP6", node.v6().to_string()),
+            // Felix finds the uplink of its IPv6 routes only by the address with its prefix length.
+            ("IP6", format!("{}/64", node.v6())),
             ("CALICO_IPV4POOL_CIDR", v4.to_owned()),
             ("CALICO_IPV6POOL_CIDR", v6.to_owned()),
-            ("FELIX_NFTABLESMODE", self.nftables.to_owned()),
+            ("CALICO_NETWORKING_BACKEND", backend.to_owned()),
+            ("CALICO_IPV4POOL_VXLAN", vxlan.to_owned()),
+            ("CALICO_IPV6POOL_VXLAN", vxlan.to_owned()),
+            ("FELIX_PROGRAMCLUSTERROUTES", routes.to_owned()),
+            ("FELIX_NFTABLESMODE", nftables.to_owned()),
         ];
         command.envs(variables).envs(VARIABLES).current_dir(TEMPORARY);
     }
 }
 
 /// The settings that all Nodes share.
-const VARIABLES: [(&str, &str); 22] = [
+const VARIABLES: [(&str, &str); 19] = [
     ("TMPDIR", TEMPORARY),
     ("KUBECONFIG", "/run/npl/calico.kubeconfig"),
     ("DATASTORE_TYPE", "kubernetes"),
     ("FELIX_DATASTORETYPE", "kubernetes"),
     ("FELIX_TYPHAK8SSERVICENAME", "none"),
     ("WAIT_FOR_DATASTORE", "true"),
-    ("CALICO_NETWORKING_BACKEND", "vxlan"),
     ("CLUSTER_TYPE", "k8s"),
     ("CALICO_IPV4POOL_IPIP", "Never"),
-    ("CALICO_IPV4POOL_VXLAN", "Always"),
-    ("CALICO_IPV6POOL_VXLAN", "Always"),
     ("CALICO_IPV4POOL_NAT_OUTGOING", "true"),
     ("CALICO_IPV6POOL_NAT_OUTGOING", "true"),
     ("FELIX_IPV6SUPPORT", "true"),

@@ -16,6 +16,9 @@ use crate::poll;
 /// The directory of the CNI configuration, relative to the Node's directory.
 const FOLDER: &str = "run/npl/cni";
 
+/// The file with the CNI configuration, relative to the Node's directory and to the root inside the Node.
+pub(super) const FILE: &str = "run/npl/cni/10-npl.conflist";
+
 /// The CNI plug-in that connects a cluster's Pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Cni {
@@ -30,6 +33,12 @@ pub enum Cni {
     CalicoVxlan,
     /// Calico with VXLAN and the nftables dataplane.
     CalicoVxlanNftables,
+    /// Calico with routes between the Nodes, without encapsulation, and the iptables dataplane.
+    CalicoRoutes,
+    /// Calico with routes between the Nodes, without encapsulation, and the nftables dataplane.
+    CalicoRoutesNftables,
+    /// kube-router with BGP routes between the Nodes, without encapsulation.
+    KubeRouter,
 }
 
 /// The time limit for a kubelet to register its Node, which takes 2 s on an idle machine.
@@ -43,6 +52,13 @@ pub(super) fn wait_for_registration(client: &ApiClient, node: NodeNumber) -> Res
     Ok(path)
 }
 
+/// Waits until a kubelet has registered its Node, and sets the Node's Pod ranges.
+pub(super) fn assign_ranges(client: &ApiClient, node: NodeNumber) -> Result<()> {
+    let path = wait_for_registration(client, node)?;
+    let ranges = [node.pods_v4(), node.pods_v6()];
+    client.merge_patch(&path, &json!({"spec": {"podCIDR": ranges[0], "podCIDRs": ranges}})).map(drop)
+}
+
 impl fmt::Display for Cni {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -51,34 +67,43 @@ impl fmt::Display for Cni {
             Self::FlannelHostGw => "flannel-host-gw",
             Self::CalicoVxlan => "calico-vxlan",
             Self::CalicoVxlanNftables => "calico-vxlan-nftables",
+            Self::CalicoRoutes => "calico-routes",
+            Self::CalicoRoutesNftables => "calico-routes-nftables",
+            Self::KubeRouter => "kube-router",
         })
     }
 }
 
 impl Cni {
-    /// Whether packets of Pods that leave the cluster are masqueraded to the Node's address.
+    /// Whether the Nodes exchange packets of Pods by routes of the machines, which the CNI does not create.
+    pub(super) const fn needs_routes(self) -> bool {
+        matches!(self, Self::Bridge)
+    }
+
+    /// Whether packets of Pods to other Nodes and to other machines are masqueraded to the Node's address.
     pub const fn masquerades(self) -> bool {
-        match self {
-            Self::Bridge => false,
-            Self::FlannelVxlan | Self::FlannelHostGw | Self::CalicoVxlan | Self::CalicoVxlanNftables => true,
-        }
+        !matches!(self, Self::Bridge | Self::KubeRouter)
     }
 
     /// Whether the network enforces NetworkPolicy.
     pub const fn has_policy_engine(self) -> bool {
-        match self {
-            Self::Bridge | Self::FlannelVxlan | Self::FlannelHostGw => false,
-            Self::CalicoVxlan | Self::CalicoVxlanNftables => true,
-        }
+        self.is_calico() || matches!(self, Self::KubeRouter)
     }
 
     /// Whether a bridge on each Node connects the Node's Pods. The Node then uses the bridge's address as the source of
     /// its packets to these Pods.
     pub const fn has_bridge(self) -> bool {
-        match self {
-            Self::Bridge | Self::FlannelVxlan | Self::FlannelHostGw => true,
-            Self::CalicoVxlan | Self::CalicoVxlanNftables => false,
-        }
+        !self.is_calico()
+    }
+
+    /// Whether a restart of the CNI's daemon loses packets over IPv6, with and without NPL: Felix deletes and restores
+    /// all IPv6 routes at its start.
+    pub const fn loses_ipv6_at_restart(self) -> bool {
+        self.is_calico()
+    }
+
+    const fn is_calico(self) -> bool {
+        matches!(self, Self::CalicoVxlan | Self::CalicoVxlanNftables | Self::CalicoRoutes | Self::CalicoRoutesNftables)
     }
 }
 
@@ -97,8 +122,7 @@ pub(super) fn configure(directory: &Path, node: NodeNumber, mtu: Option<u32>) ->
 /// Writes the CNI configuration.
 pub(super) fn write(directory: &Path, settings: &Value) -> Result<()> {
     // containerd reads the file as soon as it appears, so create it atomically.
-    let (unfinished, file) =
-        (directory.join(FOLDER).join(".unfinished"), directory.join(FOLDER).join("10-npl.conflist"));
+    let (unfinished, file) = (directory.join(FOLDER).join(".unfinished"), directory.join(FILE));
     fs::write(&unfinished, settings.to_string()).with_context(|| format!("write {}", unfinished.display()))?;
     fs::rename(&unfinished, &file).with_context(|| format!("create {}", file.display()))
 }

@@ -10,10 +10,10 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::binaries::find_directory;
-use super::cni::{self, Cni, wait_for_registration};
+use super::cni;
 use super::init::{SETTINGS, TEMPORARY};
 use super::network::{NodeNumber, POD_RANGES};
-use super::space::Space;
+use super::provider::Place;
 use crate::api_client::ApiClient;
 use crate::control_plane::{Account, ControlPlane, write_secret};
 use crate::poll;
@@ -37,7 +37,7 @@ pub(super) fn account() -> Account {
     Account::new(USER, &["system:masters"])
 }
 
-/// The flannel daemon, if the cluster uses flannel.
+/// The flannel daemon.
 #[derive(Clone, Debug)]
 pub(super) struct Flannel {
     /// The daemon's binary.
@@ -47,43 +47,21 @@ pub(super) struct Flannel {
 }
 
 impl Flannel {
-    /// Returns `None` for networks without flannel. Finds the binary before anything is started.
-    pub(super) fn find(cni: Cni) -> Result<Option<Self>> {
-        let backend = match cni {
-            Cni::Bridge | Cni::CalicoVxlan | Cni::CalicoVxlanNftables => return Ok(None),
-            Cni::FlannelVxlan => "vxlan",
-            Cni::FlannelHostGw => "host-gw",
-        };
+    /// Finds the binary of a daemon with this backend.
+    pub(super) fn find(backend: &'static str) -> Result<Self> {
         let program = find_directory(VARIABLE, "flannel", &["flannel"])?.join("flannel");
-        Ok(Some(Self { program, backend }))
+        Ok(Self { program, backend })
     }
 
-    /// Sets the Pod range of a Node whose kubelet runs, and starts the Node's flannel daemon.
-    pub(super) fn start(
-        &self,
-        space: &Space,
-        node: NodeNumber,
-        directory: &Path,
-        plane: &ControlPlane,
-        client: &ApiClient,
-    ) -> Result<Process> {
-        let path = wait_for_registration(client, node)?;
-        let ranges = [node.pods_v4(), node.pods_v6()];
-        client.merge_patch(&path, &json!({"spec": {"podCIDR": ranges[0], "podCIDRs": ranges}}))?;
-
-        let folder = directory.join("run/npl");
+    /// Sets the Pod ranges of a Node whose kubelet runs, and starts the Node's flannel daemon.
+    pub(super) fn start(&self, place: Place<'_>, plane: &ControlPlane, client: &ApiClient) -> Result<Process> {
+        cni::assign_ranges(client, place.number)?;
+        let folder = place.directory.join("run/npl");
         write_secret(&folder.join("flannel.kubeconfig"), &plane.kubeconfig(USER)?)?;
         let file = folder.join("flannel.json");
         fs::write(&file, self.settings().to_string()).with_context(|| format!("write {}", file.display()))?;
-        let program = folder.join("flannel");
-        tools::copy_program(&self.program, &program)?;
-        let mut command = Command::new(Path::new(SETTINGS).join("flannel"));
-        command
-            .args(["--kube-subnet-mgr", "--kubeconfig-file=/run/npl/flannel.kubeconfig"])
-            .args(["--net-config-path=/run/npl/flannel.json", "--ip-masq", "--iface=eth0"])
-            .env("NODE_NAME", node.name())
-            .env("TMPDIR", TEMPORARY);
-        space.spawn(&format!("flannel of {}", node.name()), command, &directory.join("log/flannel.log"))
+        tools::copy_program(&self.program, &folder.join("flannel"))?;
+        run(place)
     }
 
     fn settings(&self) -> serde_json::Value {
@@ -95,6 +73,18 @@ impl Flannel {
             "Backend": {"Type": self.backend},
         })
     }
+}
+
+/// Starts the daemon of a Node that [`Flannel::start`] has prepared.
+pub(super) fn run(place: Place<'_>) -> Result<Process> {
+    let Place { number, space, directory, .. } = place;
+    let mut command = Command::new(Path::new(SETTINGS).join("flannel"));
+    command
+        .args(["--kube-subnet-mgr", "--kubeconfig-file=/run/npl/flannel.kubeconfig"])
+        .args(["--net-config-path=/run/npl/flannel.json", "--ip-masq", "--iface=eth0"])
+        .env("NODE_NAME", number.name())
+        .env("TMPDIR", TEMPORARY);
+    space.spawn(&format!("flannel of {}", number.name()), command, &directory.join("log/flannel.log"))
 }
 
 /// Waits until flannel has written the subnet file and configures the bridge accordingly.

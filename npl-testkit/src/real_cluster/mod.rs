@@ -14,9 +14,11 @@ mod controllers;
 mod flannel;
 mod init;
 mod kube_proxy;
+mod kube_router;
 mod kubelet;
 mod network;
 mod node;
+mod provider;
 pub mod publication;
 mod space;
 
@@ -29,16 +31,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 
 use self::binaries::{Images, Programs};
-use self::calico::Calico;
 pub use self::cni::Cni;
 use self::controllers::Controllers;
-use self::flannel::Flannel;
 pub use self::init::{InitArguments, run as run_init};
 pub use self::kube_proxy::KubeProxy;
 use self::network::Network;
 pub use self::network::{CLIENT, MAX_NODES, NodeNumber};
 pub use self::node::Node;
 use self::node::Parts;
+use self::provider::Provider;
 pub use self::space::Space;
 use crate::cluster::Cluster;
 use crate::control_plane::{Account, ControlPlane};
@@ -98,25 +99,20 @@ impl RealCluster {
     pub fn start_in(run: Run, options: &Options) -> Result<Self> {
         let Options { nodes, kube_proxy, cni, init_program } = options;
         ensure!((1..=MAX_NODES).contains(nodes), "a cluster has 1 to {MAX_NODES} Nodes, not {nodes}");
-        let (programs, images, flannel) = (Programs::find()?, Images::find()?, Flannel::find(*cni)?);
-        let calico = Calico::find(*cni)?;
+        let (programs, images, provider) = (Programs::find()?, Images::find()?, Provider::find(*cni)?);
         let network = Network::build(&run, *nodes)?;
-        if *cni == Cni::Bridge {
+        if cni.needs_routes() {
             network.route_pods().context("add the routes to Pods")?;
         }
-        let parts = Parts { init_program: init_program.clone(), programs, images, flannel, calico };
+        let parts = Parts { init_program: init_program.clone(), programs, images, provider };
         let (plane, mut booted) = boot_all(&run, &network, &parts)?;
         let controllers = Controllers::start(&plane, &network.lan, &parts.programs)?;
         booted.iter_mut().try_for_each(|node| node.join(&plane, *kube_proxy))?;
         let cluster = Cluster::new(&plane)?;
-        if let Some(flannel) = &parts.flannel {
-            booted.iter_mut().try_for_each(|node| node.start_flannel(flannel, &plane, cluster.client()))?;
-            booted.iter().try_for_each(Node::connect_pods)?;
-        }
-        if let Some(calico) = &parts.calico {
-            calico.define(&cluster)?;
-            booted.iter_mut().try_for_each(|node| node.start_calico(calico, &plane, cluster.client()))?;
-        }
+        parts.provider.define(&cluster)?;
+        booted.iter_mut().try_for_each(|node| node.start_network(&plane, cluster.client()))?;
+        let numbers: Vec<NodeNumber> = booted.iter().map(Node::number).collect();
+        booted.iter().try_for_each(|node| node.connect_pods(&numbers))?;
         let Network { lan, client, nodes: _ } = network;
         let this = Self { nodes: booted, _controllers: controllers, cluster, plane, cni: *cni, lan, client, run };
         this.wait_until_ready()?;
@@ -220,7 +216,7 @@ fn boot_all(run: &Run, network: &Network, parts: &Parts) -> Result<(ControlPlane
     let kubelets = network.nodes.iter().map(|(number, _)| Account::new(&kubelet::user(*number), &[kubelet::GROUP]));
     let accounts: Vec<Account> = kubelets
         .chain(controllers::accounts())
-        .chain([Account::new(kube_proxy::USER, &[]), flannel::account(), calico::account()])
+        .chain([Account::new(kube_proxy::USER, &[]), flannel::account(), calico::account(), kube_router::account()])
         .collect();
     thread::scope(|scope| {
         let mut boots = Vec::new();

@@ -8,11 +8,10 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::binaries::{Images, Programs};
-use super::calico::{self, Calico};
-use super::flannel::{self, Flannel};
 use super::init::{self, InitArguments};
 use super::kube_proxy::{self, KubeProxy};
 use super::network::NodeNumber;
+use super::provider::{Daemons, Place, Provider};
 use super::space::{Init, Space};
 use super::{cni, containerd, kubelet};
 use crate::api_client::ApiClient;
@@ -28,8 +27,8 @@ pub struct Node {
     netns: Netns,
     directory: PathBuf,
     cgroup: String,
-    flannel: Option<Process>,
-    calico: Option<calico::Daemons>,
+    provider: Provider,
+    network: Option<Daemons>,
     kube_proxy: Option<Process>,
     kubelet: Option<Process>,
     containerd: Process,
@@ -42,8 +41,7 @@ pub(super) struct Parts {
     pub(super) init_program: PathBuf,
     pub(super) programs: Programs,
     pub(super) images: Images,
-    pub(super) flannel: Option<Flannel>,
-    pub(super) calico: Option<Calico>,
+    pub(super) provider: Provider,
 }
 
 impl Node {
@@ -53,13 +51,8 @@ impl Node {
         let directory = run.file(&name);
         init::prepare_folders(&directory)?;
         cni::create_folder(&directory)?;
-        if parts.flannel.is_none() && parts.calico.is_none() {
-            cni::configure(&directory, number, None)?;
-        }
-        let plugins = match &parts.calico {
-            Some(calico) => calico.add_plugins(&directory, &parts.programs.cni)?,
-            None => parts.programs.cni.clone(),
-        };
+        let provider = parts.provider.clone();
+        let plugins = provider.prepare(&directory, number, &parts.programs.cni)?;
         containerd::configure(&directory, &plugins)?;
         let cgroup = run.cgroup(&name)?;
         let arguments = InitArguments {
@@ -73,8 +66,8 @@ impl Node {
         let containerd = containerd::start(init.space(), &name, &directory)?;
         containerd::import(&directory, &parts.images)?;
         let (netns, cgroup) = (netns.clone(), arguments.cgroup);
-        let (flannel, calico, kube_proxy, kubelet) = (None, None, None, None);
-        Ok(Self { number, netns, directory, cgroup, flannel, calico, kube_proxy, kubelet, containerd, init })
+        let (network, kube_proxy, kubelet) = (None, None, None);
+        Ok(Self { number, netns, directory, cgroup, provider, network, kube_proxy, kubelet, containerd, init })
     }
 
     /// Starts the components that connect to the API server.
@@ -85,23 +78,20 @@ impl Node {
         Ok(())
     }
 
-    /// Starts flannel on a Node that has joined the cluster.
-    pub(super) fn start_flannel(&mut self, flannel: &Flannel, plane: &ControlPlane, client: &ApiClient) -> Result<()> {
-        let daemon = flannel.start(self.init.space(), self.number, &self.directory, plane, client)?;
-        self.flannel = Some(daemon);
+    /// Starts the daemons that connect the Pods of a Node that has joined the cluster.
+    pub(super) fn start_network(&mut self, plane: &ControlPlane, client: &ApiClient) -> Result<()> {
+        self.network = self.provider.start(self.place(), plane, client)?;
         Ok(())
     }
 
-    /// Starts Calico on a Node that has joined the cluster.
-    pub(super) fn start_calico(&mut self, calico: &Calico, plane: &ControlPlane, client: &ApiClient) -> Result<()> {
-        let daemons = calico.start(self.init.space(), self.number, &self.directory, plane, client)?;
-        self.calico = Some(daemons);
-        Ok(())
+    /// Waits until the Node's Pods can be connected. All Nodes have their daemons.
+    pub(super) fn connect_pods(&self, all: &[NodeNumber]) -> Result<()> {
+        self.network.iter().try_for_each(|daemons| self.provider.connect(self.place(), daemons, all))
     }
 
-    /// Configures the Pod network from flannel's subnet file. Has no effect without flannel.
-    pub(super) fn connect_pods(&self) -> Result<()> {
-        self.flannel.iter().try_for_each(|daemon| flannel::connect_pods(daemon, self.number, &self.directory))
+    fn place(&self) -> Place<'_> {
+        let Self { number, netns, directory, init, .. } = self;
+        Place { number: *number, netns, space: init.space(), directory }
     }
 
     /// The Node's name, such as `node-1`.
@@ -150,6 +140,19 @@ impl Node {
     pub fn restart_kubelet(&mut self) -> Result<()> {
         self.kubelet = None;
         self.kubelet = Some(kubelet::start(self.init.space(), self.number, &self.directory)?);
+        Ok(())
+    }
+
+    /// Kills the daemon that connects the Node's Pods and enforces policies, and starts it again. Running Pods keep
+    /// their network. Has no effect without a daemon.
+    pub fn restart_network(&mut self) -> Result<()> {
+        let Some(daemons) = &mut self.network else { return Ok(()) };
+        daemons.main.kill_group()?;
+        if let Some(main) = self.provider.restart(self.place())?
+            && let Some(daemons) = &mut self.network
+        {
+            daemons.main = main;
+        }
         Ok(())
     }
 

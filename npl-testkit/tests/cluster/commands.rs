@@ -4,9 +4,11 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use npl_testkit::tools;
+use npl_testkit::real_cluster::{Cni, KubeProxy};
+use npl_testkit::{poll, tools};
 
-use crate::world::World;
+use crate::agent;
+use crate::world::{LIMIT, World};
 
 /// The documents with such commands, and the prefix of a line that can be run unchanged.
 const DOCUMENTS: [&str; 2] = ["README.md", "docs/operate.md"];
@@ -34,4 +36,33 @@ pub(crate) fn the_commands_of_the_documents_run_in_the_agents_pod(world: &mut Wo
         }
     }
     assert!(subcommands.into_iter().eq(OUTPUTS.map(|(name, _)| name.to_owned())));
+}
+
+/// The doctor must name the CNI, the policy engine and the Service proxy that the cluster has.
+pub(crate) fn doctor_names_the_network_of_the_node(world: &mut World) {
+    world.wait_for_shop(4);
+    let cni = match world.cluster.cni() {
+        Cni::Bridge => "bridge plug-in",
+        Cni::FlannelVxlan | Cni::FlannelHostGw => "flannel",
+        Cni::CalicoVxlan | Cni::CalicoVxlanNftables | Cni::CalicoRoutes | Cni::CalicoRoutesNftables => "Calico",
+        Cni::KubeRouter => "kube-router",
+    };
+    let service_proxy = match world.kube_proxy {
+        KubeProxy::None => "no known Service proxy",
+        KubeProxy::Iptables => "kube-proxy (iptables)",
+        KubeProxy::Nftables => "kube-proxy (nftables)",
+    };
+    let policy_engine = if world.cluster.cni().has_policy_engine() { cni } else { "no known policy engine" };
+    for node in world.cluster.nodes() {
+        let agent = agent::on(world, &node.name());
+        for (key, expected) in [("cni", cni), ("policy_engine", policy_engine), ("service_proxy", service_proxy)] {
+            let is_named = || {
+                let findings = world.agent_command(&agent, &["doctor", "--output", "json"]);
+                let findings: Vec<serde_json::Value> = serde_json::from_str(&findings).unwrap();
+                let finding = findings.into_iter().find(|it| it["key"] == key).unwrap();
+                finding["found"].as_str().unwrap().starts_with(expected).then_some(())
+            };
+            poll::until(&format!("{key} of {} to be {expected}", node.name()), LIMIT, is_named).unwrap();
+        }
+    }
 }

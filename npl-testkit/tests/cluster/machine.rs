@@ -10,8 +10,9 @@ use npl_testkit::tools;
 
 use crate::world::World;
 
-/// Files that a kubelet, a container runtime or kube-proxy would modify.
-const FILES: [&str; 8] = [
+/// Files that a kubelet, a container runtime, kube-proxy or kube-router would modify.
+const FILES: [&str; 9] = [
+    "/etc/iproute2/rt_tables",
     "/proc/sys/vm/overcommit_memory",
     "/proc/sys/vm/panic_on_oom",
     "/proc/sys/kernel/panic",

@@ -50,6 +50,7 @@ const TESTS: &[ClusterTest] = &[
         "the_commands_of_the_documents_run_in_the_agents_pod",
         commands::the_commands_of_the_documents_run_in_the_agents_pod,
     ),
+    ClusterTest::new("doctor_names_the_network_of_the_node", commands::doctor_names_the_network_of_the_node),
     ClusterTest::new(
         "kubectl_npl_test_passes_and_names_a_broken_path",
         path_test::kubectl_npl_test_passes_and_names_a_broken_path,
@@ -135,17 +136,33 @@ const OFFLOAD_TESTS: &[ClusterTest] = &[
     ),
 ];
 
-/// Tests for networks with a policy engine.
-const POLICY_TESTS: &[ClusterTest] = &[ClusterTest::new(
-    "a_network_policy_admits_the_named_clients_alone",
-    network_policy::a_network_policy_admits_the_named_clients_alone,
-)];
+/// Tests for networks whose CNI has a daemon.
+const DAEMON_TESTS: &[ClusterTest] =
+    &[ClusterTest::new("network_daemons_are_killed_and_restarted", restarts::network_daemons_are_killed_and_restarted)];
 
-/// The tests of [`POLICY_TESTS`], repeated after [`OFFLOAD_TESTS`] have enabled offload.
-const OFFLOAD_POLICY_TESTS: &[ClusterTest] = &[ClusterTest::new(
-    "a_network_policy_admits_the_named_clients_alone_while_agents_offload",
-    network_policy::a_network_policy_admits_the_named_clients_alone,
-)];
+/// Tests for networks with a policy engine.
+const POLICY_TESTS: &[ClusterTest] = &[
+    ClusterTest::new(
+        "a_network_policy_admits_the_named_clients_alone",
+        network_policy::a_network_policy_admits_the_named_clients_alone,
+    ),
+    ClusterTest::new(
+        "redirect_is_refused_until_network_policy_is_ignored",
+        network_policy::redirect_is_refused_until_network_policy_is_ignored,
+    ),
+];
+
+/// Tests that are repeated after [`OFFLOAD_TESTS`] have enabled offload, on networks with a policy engine.
+const OFFLOAD_POLICY_TESTS: &[ClusterTest] = &[
+    ClusterTest::new(
+        "a_network_policy_admits_the_named_clients_alone_while_agents_offload",
+        network_policy::a_network_policy_admits_the_named_clients_alone,
+    ),
+    ClusterTest::new(
+        "network_daemons_are_killed_and_restarted_while_agents_offload",
+        restarts::network_daemons_are_killed_and_restarted,
+    ),
+];
 
 /// Tests of an installation by Helm, which takes over the agents of the manifest.
 const CHART: &[ClusterTest] = &[
@@ -183,10 +200,13 @@ fn main() -> ExitCode {
         let suite = |network: &Network| {
             if network.cni.has_policy_engine() {
                 // The test that publishes two hundred Pods leaves them running, so the policy tests run before it.
-                let tests = [POLICY_TESTS, TESTS, OFFLOAD_TESTS, OFFLOAD_POLICY_TESTS, CHART, UNINSTALL];
+                let tests = [POLICY_TESTS, DAEMON_TESTS, TESTS, OFFLOAD_TESTS, OFFLOAD_POLICY_TESTS, CHART, UNINSTALL];
                 return Suite::new(*network, &tests);
             }
-            Suite::new(*network, &[TESTS, OFFLOAD_TESTS, CHART, UNINSTALL])
+            if network.cni == Cni::Bridge {
+                return Suite::new(*network, &[TESTS, OFFLOAD_TESTS, CHART, UNINSTALL]);
+            }
+            Suite::new(*network, &[DAEMON_TESTS, TESTS, OFFLOAD_TESTS, CHART, UNINSTALL])
         };
         networks.iter().map(suite).collect()
     })

@@ -35,7 +35,7 @@ pub(crate) fn pods_are_replaced_under_the_same_names_with_a_delayed_balancer(wor
     let uids =
         |world: &World| world.pods(NAMESPACE, "app=store").into_iter().map(|pod| pod.uid).collect::<BTreeSet<_>>();
     let (mut before, mut named) = (BTreeSet::new(), BTreeSet::new());
-    Under { delay: LATE }.load(world, |world| {
+    Under { delay: LATE, ..Under::default() }.load(world, |world| {
         (before, named) = (uids(world), names(world, "store"));
         load::renew(world, "statefulset/store");
     });

@@ -8,6 +8,7 @@ use npl_testkit::poll;
 use npl_testkit::real_cluster::{Node, client_addresses};
 use serde_json::{Value, json};
 
+use crate::agent;
 use crate::clients::{self, Client};
 use crate::traffic::{PORTS, assert_served};
 use crate::world::{LIMIT, NAMESPACE, Pod, World};
@@ -20,12 +21,25 @@ fn policies() -> String {
 
 /// A NetworkPolicy for the Pods of the shop with these ingress rules.
 fn policy(ingress: &Value) -> Value {
+    policy_for(&json!({"matchLabels": {"app": "web"}}), ingress)
+}
+
+/// A NetworkPolicy that denies all clients of all Pods of the shop's namespace.
+fn default_deny() -> Value {
+    policy_for(&json!({}), &json!([]))
+}
+
+fn policy_for(pods: &Value, ingress: &Value) -> Value {
     json!({
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": {"name": NAME},
-        "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress"], "ingress": ingress},
+        "spec": {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": ingress},
     })
+}
+
+fn wait(what: &str, is_reached: &dyn Fn() -> bool) {
+    poll::until(what, LIMIT, || is_reached().then_some(())).unwrap();
 }
 
 /// The number of a Pod's annotation entries at which a client gets an answer. The client connects to all entries in
@@ -49,9 +63,6 @@ pub(crate) fn a_network_policy_admits_the_named_clients_alone(world: &mut World)
     let outside = clients::outside(world);
     let other = world.cluster.nodes().iter().map(Node::name).find(|name| *name != pod.node).unwrap();
     let other = clients::node(world, &other);
-    let wait = |what: &str, is_reached: &dyn Fn() -> bool| {
-        poll::until(what, LIMIT, || is_reached().then_some(())).unwrap();
-    };
     let api = world.cluster.cluster().client();
     let blocks: Vec<Value> = client_addresses()
         .into_iter()
@@ -67,7 +78,50 @@ pub(crate) fn a_network_policy_admits_the_named_clients_alone(world: &mut World)
     assert_eq!(answering(world, &other, pod), 0);
 
     api.delete(&path).unwrap();
-    wait("the end of the policy", &|| {
-        [&outside, &other].into_iter().all(|client| answering(world, client, pod) == PORTS)
-    });
+    let all_answer = |clients: &[&Client]| clients.iter().all(|client| answering(world, client, pod) == PORTS);
+    wait("the end of the policy", &|| all_answer(&[&outside, &other]));
+
+    api.create(&policies(), &default_deny()).unwrap();
+    wait("the refusal of all clients", &|| answering(world, &outside, pod) + answering(world, &other, pod) == 0);
+    api.delete(&path).unwrap();
+    wait("the end of the default policy", &|| all_answer(&[&outside, &other]));
+}
+
+/// Waits until the policy engine of every Node has enforced a new NetworkPolicy, and its removal.
+pub(crate) fn wait_for_the_engine(world: &World) {
+    let shop = world.wait_for_shop(4);
+    let outside = clients::outside(world);
+    let api = world.cluster.cluster().client();
+    api.create(&policies(), &default_deny()).unwrap();
+    wait("the policy on every Node", &|| shop.values().all(|pod| answering(world, &outside, pod) == 0));
+    api.delete(&format!("{}/{NAME}", policies())).unwrap();
+    wait("the end of the policy", &|| shop.values().all(|pod| answering(world, &outside, pod) == PORTS));
+}
+
+/// Without a further option, an agent with `--forwarding redirect` forwards through the stack on a Node with a policy
+/// engine, so that policies apply. With the option, the agent redirects, and policies do not apply.
+pub(crate) fn redirect_is_refused_until_network_policy_is_ignored(world: &mut World) {
+    let pod = world.wait_for_shop(4).into_values().next().unwrap();
+    let outside = clients::outside(world);
+    let api = world.cluster.cluster().client();
+    let reports = |subcommand: &str, text: &str| {
+        let agent = agent::on(world, &pod.node);
+        let is_reported = || world.agent_command(&agent, &[subcommand]).contains(text);
+        wait(&format!("{subcommand} to report `{text}`"), &is_reported);
+    };
+
+    world.set_agent_variables(&["NPL_FORWARDING=redirect"]);
+    reports("doctor", "--forwarding redirect is refused");
+    reports("status", "--forwarding redirect is refused");
+    api.create(&policies(), &default_deny()).unwrap();
+    wait("the policy to apply", &|| answering(world, &outside, &pod) == 0);
+
+    world.set_agent_variables(&["NPL_IGNORE_NETWORK_POLICY=true"]);
+    reports("doctor", "redirected packets bypass the NetworkPolicy");
+    wait("redirected packets to bypass the policy", &|| answering(world, &outside, &pod) == PORTS);
+
+    world.set_agent_variables(&["NPL_FORWARDING-", "NPL_IGNORE_NETWORK_POLICY-"]);
+    wait("the policy to apply again", &|| answering(world, &outside, &pod) == 0);
+    api.delete(&format!("{}/{NAME}", policies())).unwrap();
+    wait("the end of the policy", &|| answering(world, &outside, &pod) == PORTS);
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use npl_testkit::poll;
 
 use crate::load::{self, Under};
+use crate::network_policy;
 use crate::world::{AGENT_NAMESPACE, LIMIT, World};
 
 /// The agent's image in the manifest, and under the name of another release.
@@ -84,6 +85,21 @@ pub(crate) fn interrupt_the_api_server(world: &mut World) {
 pub(crate) fn etcd_is_restarted(world: &mut World) {
     Under::default().load(world, |world| {
         world.cluster.plane().restart_etcd().unwrap();
+        load::renew(world, "deployment/elastic");
+    });
+}
+
+/// Kills the CNI's daemon on every Node. New Pods, and a policy where the daemon is a policy engine, show that the daemon
+/// that was started again works.
+pub(crate) fn network_daemons_are_killed_and_restarted(world: &mut World) {
+    let may_lose_ipv6 = world.cluster.cni().loses_ipv6_at_restart();
+    Under { may_lose_ipv6, ..Under::default() }.load(world, |world| {
+        for node in world.cluster.nodes_mut() {
+            node.restart_network().unwrap();
+        }
+        if world.cluster.cni().has_policy_engine() {
+            network_policy::wait_for_the_engine(world);
+        }
         load::renew(world, "deployment/elastic");
     });
 }

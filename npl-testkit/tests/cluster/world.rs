@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use npl_testkit::cluster::{Entry, annotation_of, pods_with_label};
-use npl_testkit::real_cluster::{Options, RealCluster, is_ready};
+use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster, is_ready};
 use npl_testkit::residue::Residue;
 use npl_testkit::{poll, tools};
 use serde_json::Value;
@@ -26,6 +26,7 @@ pub(crate) const LIMIT: Duration = Duration::from_mins(1);
 /// A running cluster.
 pub(crate) struct World {
     pub(crate) cluster: RealCluster,
+    pub(crate) kube_proxy: KubeProxy,
     /// The state of the host before the cluster was started.
     pub(crate) machine: Machine,
     /// The number of requests under load; each received a response from the intended Pod.
@@ -54,7 +55,7 @@ impl World {
         let cluster = RealCluster::start(&options).unwrap();
         let ready = start.elapsed();
         let platform = platform(&cluster);
-        let world = Self { cluster, machine, answered: 0, platform };
+        let world = Self { cluster, kube_proxy, machine, answered: 0, platform };
         let manifests = [
             tools::repository_file("deploy/npl.yaml"),
             tools::repository_file("npl-testkit/tests/cluster/manifests/shop.yaml"),
@@ -86,6 +87,19 @@ impl World {
     pub(crate) fn wait_for_rollout(&self, namespace: &str, what: &str) {
         let timeout = format!("--timeout={}s", (LIMIT * poll::patience()).as_secs());
         self.kubectl(&["rollout", "status", what, "--namespace", namespace, &timeout]);
+    }
+
+    /// Sets environment variables of all agents, or unsets them (`NAME-`), and waits for the rollout.
+    pub(crate) fn set_agent_variables(&self, variables: &[&str]) {
+        let agents = ["set", "env", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE];
+        self.kubectl(&[&agents[..], variables].concat());
+        self.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
+    }
+
+    /// Runs a subcommand of the agent's program in an agent's Pod.
+    pub(crate) fn agent_command(&self, agent: &Pod, arguments: &[&str]) -> String {
+        let exec = ["exec", &agent.name, "--namespace", AGENT_NAMESPACE, "--", "/npl-agent"];
+        self.kubectl(&[&exec[..], arguments].concat())
     }
 
     /// The Pods with this label that are not terminating.

@@ -16,123 +16,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
+use super::parts::{CALICO, CONTROL_PLANE, FLANNEL, GRPC, HELM, KUBE_ROUTER, NODES, Part};
 use super::prometheus;
 use crate::{cache, paths, process};
 
-/// Linker flags of Kubernetes' binaries; `VERSION` and `MINOR` are replaced by its version.
-const LINKER_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=VERSION \
-     -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=MINOR";
-
-/// Compiler flags that reduce the build time by 40 %: no debug information, which the linker would remove anyway, and
-/// no inlining.
+/// No debug information, which the linker would remove, and no inlining: this reduces the build time by 40 %.
 const COMPILER_FLAGS: &str = "all=-dwarf=false -l";
-
-/// The programs that every command needs which starts a real API server.
-const CONTROL_PLANE: Part = Part {
-    name: "control-plane",
-    words: "Kubernetes' API server and etcd",
-    time: "3 to 5 minutes",
-    module: "control-plane",
-    versioned: "k8s.io/kubernetes",
-    linker_flags: LINKER_FLAGS,
-    packages: &["go.etcd.io/etcd/server/v3", "k8s.io/kubernetes/cmd/kube-apiserver"],
-    files: &[],
-    variables: &[],
-};
-
-/// The programs of real Nodes.
-const NODES: Part = Part {
-    name: "kubernetes",
-    words: "kubelet, kube-proxy, scheduler and controllers",
-    time: "3 minutes",
-    module: "control-plane",
-    versioned: "k8s.io/kubernetes",
-    linker_flags: LINKER_FLAGS,
-    packages: &[
-        "k8s.io/kubernetes/cmd/kubelet",
-        "k8s.io/kubernetes/cmd/kube-controller-manager",
-        "k8s.io/kubernetes/cmd/kube-scheduler",
-        "k8s.io/kubernetes/cmd/kube-proxy",
-    ],
-    files: &[],
-    variables: &[],
-};
-
-/// The programs of Nodes whose Pod network is flannel.
-const FLANNEL: Part = Part {
-    name: "flannel",
-    words: "flannel's daemon",
-    time: "2 minutes",
-    module: "flannel",
-    versioned: "github.com/flannel-io/flannel",
-    linker_flags: "-s -w -X github.com/flannel-io/flannel/pkg/version.Version=VERSION",
-    packages: &["github.com/flannel-io/flannel"],
-    files: &[],
-    variables: &[],
-};
-
-/// The programs of Nodes whose Pod network and policy engine is Calico.
-const CALICO: Part = Part {
-    name: "calico",
-    words: "Calico's daemon and CNI plug-in",
-    time: "4 minutes",
-    module: "calico",
-    versioned: "github.com/projectcalico/calico",
-    linker_flags: "-s -w",
-    packages: &[
-        "github.com/projectcalico/calico/node/cmd/calico-node",
-        "github.com/projectcalico/calico/cni-plugin/cmd/calico",
-    ],
-    files: &["manifests/crds.yaml"],
-    // The eBPF dataplane of Calico's Felix needs a C compiler; stubs replace it, and all other features work.
-    variables: &[("CGO_ENABLED", "0")],
-};
-
-/// Helm, which renders and installs the chart. Without these linker flags, Helm renders for Kubernetes 1.20.
-const HELM: Part = Part {
-    name: "helm",
-    words: "Helm",
-    time: "2 to 3 minutes",
-    module: "helm",
-    versioned: "helm.sh/helm/v3",
-    linker_flags: "-s -w -X helm.sh/helm/v3/internal/version.version=VERSION \
-         -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=36 \
-         -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=36",
-    packages: &["helm.sh/helm/v3/cmd/helm"],
-    files: &[],
-    variables: &[],
-};
-
-/// The gRPC client and server for the test of gRPC with xDS and without a proxy.
-const GRPC: Part = Part {
-    name: "grpc",
-    words: "a gRPC client and server",
-    time: "half a minute",
-    module: "grpc",
-    versioned: "google.golang.org/grpc",
-    linker_flags: "-s -w",
-    packages: &["npl/grpc"],
-    files: &[],
-    variables: &[("CGO_ENABLED", "0")],
-};
-
-/// Programs that are compiled together into one directory of the cache.
-struct Part {
-    /// The name of the directory in the cache, and in messages.
-    name: &'static str,
-    words: &'static str,
-    time: &'static str,
-    /// The directory of the Go module in npl-testkit.
-    module: &'static str,
-    /// The Go module whose version is the version of the part.
-    versioned: &'static str,
-    linker_flags: &'static str,
-    packages: &'static [&'static str],
-    /// Files of the versioned module that are copied beside the programs.
-    files: &'static [&'static str],
-    /// Variables of the compiler.
-    variables: &'static [(&'static str, &'static str)],
-}
 
 /// What a command needs in addition to an API server, in the order in which it is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -143,6 +32,8 @@ pub(crate) enum Component {
     Flannel,
     /// `calico-node`, `calico` and `crds.yaml`.
     Calico,
+    /// `kube-router`.
+    KubeRouter,
     /// `helm`.
     Helm,
     /// `prometheus` and `promtool`.
@@ -159,6 +50,7 @@ impl Component {
         let mut extent = Extent::from([Self::Nodes]);
         extent.extend(names("flannel").then_some(Self::Flannel));
         extent.extend(names("calico").then_some(Self::Calico));
+        extent.extend(names("kube-router").then_some(Self::KubeRouter));
         extent
     }
 
@@ -168,6 +60,7 @@ impl Component {
             Self::Nodes => "NPL_KUBERNETES_DIR",
             Self::Flannel => "NPL_FLANNEL_DIR",
             Self::Calico => "NPL_CALICO_DIR",
+            Self::KubeRouter => "NPL_KUBE_ROUTER_DIR",
             Self::Helm => "NPL_HELM_DIR",
             Self::Prometheus => "NPL_PROMETHEUS_DIR",
         }
@@ -178,6 +71,7 @@ impl Component {
             Self::Nodes => obtain(&NODES, cancelled),
             Self::Flannel => obtain(&FLANNEL, cancelled),
             Self::Calico => obtain(&CALICO, cancelled),
+            Self::KubeRouter => obtain(&KUBE_ROUTER, cancelled),
             Self::Helm => obtain(&HELM, cancelled),
             Self::Prometheus => prometheus::obtain(),
         }
@@ -380,17 +274,19 @@ fn version_of(module: &str, requirements: &str) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Component, LINKER_FLAGS, at_version, version_of};
+    use super::super::parts::LINKER_FLAGS;
+    use super::{Component, at_version, version_of};
 
     #[test]
     fn only_the_networks_of_the_command_are_built() {
-        use Component::{Calico, Flannel, Nodes};
+        use Component::{Calico, Flannel, KubeRouter, Nodes};
         for (networks, extent) in [
             (&["bridge/iptables"][..], &[Nodes][..]),
             (&["flannel-vxlan/nftables", "bridge/none"], &[Nodes, Flannel]),
             (&["calico-vxlan/iptables"], &[Nodes, Calico]),
             (&["calico-vxlan/iptables", "flannel-vxlan/none"], &[Nodes, Flannel, Calico]),
-            (&["every"], &[Nodes, Flannel, Calico]),
+            (&["kube-router/iptables"], &[Nodes, KubeRouter]),
+            (&["every"], &[Nodes, Flannel, Calico, KubeRouter]),
         ] {
             let networks: Vec<String> = networks.iter().map(|network| (*network).to_owned()).collect();
             assert!(Component::of_networks(&networks).iter().eq(extent), "{networks:?}");

@@ -7,6 +7,7 @@ mod balancers;
 mod bpf_linker;
 mod kernels;
 mod kubernetes;
+mod parts;
 mod prometheus;
 
 use std::time::Instant;

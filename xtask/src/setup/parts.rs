@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The Go programs that are compiled from modules of npl-testkit.
+
+/// Linker flags of Kubernetes' binaries; `VERSION` and `MINOR` are replaced by its version.
+pub(super) const LINKER_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=VERSION \
+     -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=MINOR";
+
+/// Programs that are compiled together into one directory of the cache.
+pub(super) struct Part {
+    /// The name of the directory in the cache, and in messages.
+    pub(super) name: &'static str,
+    pub(super) words: &'static str,
+    pub(super) time: &'static str,
+    /// The directory of the Go module in npl-testkit.
+    pub(super) module: &'static str,
+    /// The required module whose version is the version of the part.
+    pub(super) versioned: &'static str,
+    pub(super) linker_flags: &'static str,
+    pub(super) packages: &'static [&'static str],
+    /// Files of the versioned module that are copied beside the programs.
+    pub(super) files: &'static [&'static str],
+    /// Variables of the compiler.
+    pub(super) variables: &'static [(&'static str, &'static str)],
+}
+
+/// The programs of every command that starts a real API server.
+pub(super) const CONTROL_PLANE: Part = Part {
+    name: "control-plane",
+    words: "Kubernetes' API server and etcd",
+    time: "3 to 5 minutes",
+    module: "control-plane",
+    versioned: "k8s.io/kubernetes",
+    linker_flags: LINKER_FLAGS,
+    packages: &["go.etcd.io/etcd/server/v3", "k8s.io/kubernetes/cmd/kube-apiserver"],
+    files: &[],
+    variables: &[],
+};
+
+/// The programs of real Nodes.
+pub(super) const NODES: Part = Part {
+    name: "kubernetes",
+    words: "kubelet, kube-proxy, scheduler and controllers",
+    time: "3 minutes",
+    module: "control-plane",
+    versioned: "k8s.io/kubernetes",
+    linker_flags: LINKER_FLAGS,
+    packages: &[
+        "k8s.io/kubernetes/cmd/kubelet",
+        "k8s.io/kubernetes/cmd/kube-controller-manager",
+        "k8s.io/kubernetes/cmd/kube-scheduler",
+        "k8s.io/kubernetes/cmd/kube-proxy",
+    ],
+    files: &[],
+    variables: &[],
+};
+
+/// The programs of Nodes whose Pod network is flannel.
+pub(super) const FLANNEL: Part = Part {
+    name: "flannel",
+    words: "flannel's daemon",
+    time: "2 minutes",
+    module: "flannel",
+    versioned: "github.com/flannel-io/flannel",
+    linker_flags: "-s -w -X github.com/flannel-io/flannel/pkg/version.Version=VERSION",
+    packages: &["github.com/flannel-io/flannel"],
+    files: &[],
+    variables: &[],
+};
+
+/// The programs of Nodes whose Pod network and policy engine is Calico.
+pub(super) const CALICO: Part = Part {
+    name: "calico",
+    words: "Calico's daemon and CNI plug-in",
+    time: "4 minutes",
+    module: "calico",
+    versioned: "github.com/projectcalico/calico",
+    linker_flags: "-s -w",
+    packages: &[
+        "github.com/projectcalico/calico/node/cmd/calico-node",
+        "github.com/projectcalico/calico/cni-plugin/cmd/calico",
+    ],
+    files: &["manifests/crds.yaml"],
+    // The eBPF dataplane of Calico's Felix needs a C compiler; stubs replace it, and all other features work.
+    variables: &[("CGO_ENABLED", "0")],
+};
+
+/// The programs of Nodes whose Pod network and policy engine is kube-router.
+pub(super) const KUBE_ROUTER: Part = Part {
+    name: "kube-router",
+    words: "kube-router",
+    time: "2 minutes",
+    module: "kube-router",
+    versioned: "github.com/cloudnativelabs/kube-router/v2",
+    linker_flags: "-s -w -X github.com/cloudnativelabs/kube-router/v2/pkg/version.Version=VERSION",
+    packages: &["github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"],
+    files: &[],
+    variables: &[("CGO_ENABLED", "0")],
+};
+
+/// Helm, which renders and installs the chart. Without these linker flags, Helm renders for Kubernetes 1.20.
+pub(super) const HELM: Part = Part {
+    name: "helm",
+    words: "Helm",
+    time: "2 to 3 minutes",
+    module: "helm",
+    versioned: "helm.sh/helm/v3",
+    linker_flags: "-s -w -X helm.sh/helm/v3/internal/version.version=VERSION \
+         -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=36 \
+         -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=36",
+    packages: &["helm.sh/helm/v3/cmd/helm"],
+    files: &[],
+    variables: &[],
+};
+
+/// The gRPC client and server of the test of proxyless gRPC.
+pub(super) const GRPC: Part = Part {
+    name: "grpc",
+    words: "a gRPC client and server",
+    time: "half a minute",
+    module: "grpc",
+    versioned: "google.golang.org/grpc",
+    linker_flags: "-s -w",
+    packages: &["npl/grpc"],
+    files: &[],
+    variables: &[("CGO_ENABLED", "0")],
+};
