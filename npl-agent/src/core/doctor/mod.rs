@@ -28,7 +28,7 @@ use super::{
         redirect::Forwarding,
         reply_routing::{Marking, Routing},
     },
-    model::{Family, settings::PortRange},
+    model::{Family, PodPort, Protocol, settings::PortRange},
 };
 
 /// The facts about the Node. The value of an unreadable fact is the error.
@@ -46,7 +46,7 @@ pub struct Facts {
     pub rights: Option<Rights>,
     /// Whether an agent uses this BPF file system.
     pub is_agent_running: bool,
-    /// Whether an admission policy confines the running agent, as the agent has found at its start.
+    /// Whether an admission policy confines the running agent, by the agent's last check.
     pub is_confined: Result<Option<bool>, String>,
     /// The pinned datapath.
     pub datapath: Result<Datapath, String>,
@@ -121,6 +121,8 @@ pub struct Datapath {
     pub mappings: BTreeMap<Family, usize>,
     /// The Pod addresses of the mappings.
     pub pods: BTreeSet<IpAddr>,
+    /// The protocols and ports of each Pod address.
+    pub pod_ports: BTreeMap<IpAddr, BTreeSet<(Protocol, PodPort)>>,
     /// The mode in which packets to Pods are redirected; `None` if the stack forwards all packets.
     pub forwarding: Option<Forwarding>,
     /// Whether the agent refuses `--forwarding redirect` because of a policy engine.
