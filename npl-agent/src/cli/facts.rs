@@ -129,8 +129,11 @@ fn datapath(inspection: &Inspection) -> DatapathFacts {
     };
     let attached = inspection.links.iter().filter(|(_, directions)| is_in_both(directions));
     let mut mappings = BTreeMap::new();
+    let mut pod_ports = BTreeMap::<_, BTreeSet<_>>::new();
     for mapping in &inspection.mappings {
         *mappings.entry(mapping.frontend.family).or_default() += 1;
+        let port = (mapping.frontend.protocol, mapping.backend.pod_port);
+        pod_ports.entry(mapping.backend.pod_ip).or_default().insert(port);
     }
     DatapathFacts {
         is_installed: inspection.is_installed,
@@ -140,7 +143,8 @@ fn datapath(inspection: &Inspection) -> DatapathFacts {
         socket_hooks: inspection.socket_hooks.clone(),
         port_range: inspection.config.and_then(port_range),
         mappings,
-        pods: inspection.mappings.iter().map(|mapping| mapping.backend.pod_ip).collect(),
+        pods: pod_ports.keys().copied().collect(),
+        pod_ports,
         forwarding: forwarding(inspection),
         is_redirect_refused: inspection.is_redirect_refused,
     }

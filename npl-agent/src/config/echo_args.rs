@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The hidden commands that the Pods of `kubectl npl test` run.
 
+use std::{fmt, str::FromStr};
+
 use clap::{Args, Subcommand};
 
 use crate::core::{model::Protocol, path_test::Probe};
@@ -16,6 +18,8 @@ pub enum EchoCommand {
         #[arg(value_name = "PROTOCOL,ADDRESS:PORT,BYTES", required = true)]
         probes: Vec<Probe>,
     },
+    /// Print the addresses of all network devices as a JSON array.
+    Addresses,
     /// Open one connection. Send one request at the start and one for each line of standard input, and print each
     /// observation as a line of JSON.
     Hold {
@@ -32,11 +36,32 @@ pub struct EchoServeArgs {
     #[arg(long)]
     pub name: String,
 
-    /// The port.
-    #[arg(long)]
-    pub port: u16,
+    /// The ports.
+    #[arg(long, value_name = "PROTOCOL:PORT", value_delimiter = ',', required = true)]
+    pub listen: Vec<Listen>,
+}
 
-    /// The protocols.
-    #[arg(long, value_delimiter = ',', required = true)]
-    pub protocols: Vec<Protocol>,
+/// A port of the echo server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listen {
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// The port.
+    pub port: u16,
+}
+
+impl FromStr for Listen {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (protocol, port) = text.split_once(':').ok_or("give PROTOCOL:PORT, for example tcp:7777")?;
+        let (protocol, port) = (protocol.parse().ok(), port.parse().ok());
+        protocol.zip(port).map(|(protocol, port)| Self { protocol, port }).ok_or("the protocol or port is invalid")
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.protocol, self.port)
+    }
 }

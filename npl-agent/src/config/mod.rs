@@ -5,7 +5,7 @@ pub mod args;
 pub mod echo_args;
 pub mod environment;
 pub mod kubectl_args;
-mod label_selector;
+pub mod label_selector;
 pub mod value;
 
 use std::{error::Error as _, net::SocketAddr, path::PathBuf, time::Duration};

@@ -97,6 +97,12 @@ pub enum DatapathError {
     /// Another command traces packets on this Node.
     #[error("another `npl-agent trace` runs on this Node: end that command, or wait until it ends")]
     AlreadyTracing,
+    /// The programs log each verdict instead of writing records.
+    #[error(
+        "the programs on this Node are of a trace build, which writes each verdict to the agent's log: read that log, or \
+         install another build"
+    )]
+    TraceBuildLogs,
     /// A pin of a running agent was removed or replaced.
     #[error(
         "{path} was removed or replaced while this agent was running: the agent exits, and its restart recreates the \

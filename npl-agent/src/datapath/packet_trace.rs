@@ -66,6 +66,9 @@ impl PacketTrace {
     ///
     /// If another command traces packets, or a map cannot be opened or written.
     pub fn arm(pins: &Pins, filter: TraceFilter) -> Result<Self, DatapathError> {
+        if has_only_logging_programs(pins)? {
+            return Err(DatapathError::TraceBuildLogs);
+        }
         let lock = lock(pins)?;
         let missing = [MAP_TRACE_FILTER, MAP_TRACE_CPU, MAP_TRACE_RING].map(|name| pins.map(name));
         if let Some(pin) = missing.into_iter().find(|pin| !pin.exists()) {
@@ -157,8 +160,15 @@ impl Drop for PacketTrace {
     }
 }
 
-/// Prevents a second command from turning tracing on with another filter. The lock is on the folder of the pins, which
-/// only root can open; the agent's lock is on the parent of this folder.
+/// Whether all programs are of a trace build, which logs verdicts and writes no records. While an agent replaces the
+/// programs of another build, both builds are pinned.
+fn has_only_logging_programs(pins: &Pins) -> Result<bool, DatapathError> {
+    let builds = pins.builds()?;
+    Ok(!builds.is_empty() && builds.iter().all(|build| pins.logs(build).exists()))
+}
+
+/// Excludes a second command that would arm another filter. The lock is on the folder of the pins, which only root can
+/// open; the agent's lock is on its parent.
 fn lock(pins: &Pins) -> Result<Flock<File>, DatapathError> {
     let folder = pins.version();
     let opened = File::open(folder).map_err(|source| pin_error("open", folder, source))?;
@@ -169,4 +179,28 @@ fn lock(pins: &Pins) -> Result<Flock<File>, DatapathError> {
             pin_error("lock", folder, errno.into())
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_trace_build_is_recognized_by_its_logs() {
+        let folder = std::env::temp_dir().join(format!("npl-agent-trace-{}", std::process::id()));
+        let pins = Pins::new(&folder);
+        let is_recognized = |build: &str, has_logs: bool| {
+            fs::create_dir_all(pins.programs_of(build)).unwrap();
+            if has_logs {
+                fs::write(pins.logs(build), "").unwrap();
+            }
+            has_only_logging_programs(&pins).unwrap()
+        };
+        assert!(!has_only_logging_programs(&pins).unwrap());
+        assert!(is_recognized("trace", true));
+        assert!(!is_recognized("other", false));
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -36,6 +36,8 @@ const REPLACED_DIR: &str = "replaced";
 const XDP_SUFFIX: &str = "xdp";
 /// The prefix of a constants map's pin.
 pub(super) const CONSTANTS: &str = "constants_";
+/// The ring buffer of logs, which only the trace build has.
+pub(super) const LOGS: &str = "AYA_LOGS";
 
 /// The suffix of a TC link's pin.
 const fn suffix(direction: Direction) -> &'static str {
@@ -250,6 +252,11 @@ impl Pins {
         names.retain(|name| !name.starts_with(CONSTANTS));
         names.sort_unstable();
         Ok(names)
+    }
+
+    /// The pin of the ring buffer of logs, which only the programs of a trace build have.
+    pub(super) fn logs(&self, build: &str) -> PathBuf {
+        self.programs_of(build).join(format!("{CONSTANTS}{LOGS}"))
     }
 
     /// The pins of all maps with constants of a build's programs.

@@ -17,11 +17,8 @@ use super::{
     attach::Hooks,
     error::DatapathError,
     object::embedded_object,
-    pins::{CONSTANTS, Pins, pin_error},
+    pins::{CONSTANTS, LOGS, Pins, pin_error},
 };
-
-/// The ring buffer of logs.
-const LOGS: &str = "AYA_LOGS";
 
 /// The maps that only the trace build has: the ring buffer of logs, and the records of packets to log.
 const MAPS: [&str; 2] = [LOGS, "npl_log_note"];

@@ -3,7 +3,6 @@
 
 use std::{
     fmt,
-    future::pending,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -173,8 +172,8 @@ async fn read(kubeconfig: Option<&Path>, user_agent: &str) -> Result<(Client, St
     Ok((client, url))
 }
 
-/// Checks the permissions until the API server gives a definite answer, then the admission policy. Resolves only if the
-/// API server denies the agent access.
+/// Checks the permissions until the API server gives a definite answer, then the admission policy for as long as the
+/// agent runs. Resolves only if the API server denies the agent access.
 pub(super) async fn refusal(
     client: Client,
     url: String,
@@ -184,8 +183,7 @@ pub(super) async fn refusal(
     if let Err(refusal) = wait_for_access(&client, &url, &node_name).await {
         return refusal;
     }
-    confinement::check(&client, &node_name, &confinement).await;
-    pending().await
+    confinement::keep_checking(&client, &node_name, &confinement).await
 }
 
 /// Loads the given kubeconfig, or the service account of the Pod. `KUBECONFIG` of the environment is ignored, since it

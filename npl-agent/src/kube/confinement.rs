@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks at start that an admission policy such as that of `deploy/npl.yaml` confines this agent. Without the check, a
-//! missing policy, or one for another service account, would go unnoticed, because every write of the agent succeeds
-//! without a policy.
+//! Checks at start, and later at long intervals, that an admission policy such as that of `deploy/npl.yaml` confines this
+//! agent. Without the check, a missing policy, or one for another service account, would go unnoticed, because every
+//! write of the agent succeeds without a policy.
 
-use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use kube::{
     Api, Client, Resource as _,
@@ -12,7 +12,7 @@ use kube::{
 };
 use serde::de::IgnoredAny;
 use serde_json::json;
-use tokio::time::sleep;
+use tokio::{sync::watch, time::sleep};
 use tracing::{debug, warn};
 
 use super::{
@@ -27,14 +27,22 @@ const LABEL: &str = "npl-agent-dry-run";
 /// Number of dry runs until a missing policy is reported: the API server applies a new policy only after a few seconds.
 const ATTEMPTS: usize = 6;
 
-/// The result of the check, for the agent's commands. Clones share the same result.
+/// The time between two checks. Each usually costs one dry run of a patch.
+const INTERVAL: Duration = Duration::from_mins(15);
+
+/// The result of the last check that had one, for the agent's commands. Clones share the same result.
 #[derive(Debug, Clone, Default)]
-pub struct ConfinementResult(Arc<OnceLock<bool>>);
+pub struct ConfinementResult(watch::Sender<Option<bool>>);
 
 impl ConfinementResult {
     /// Whether an admission policy confines this agent; `None` as long as the API server has not shown this.
     pub fn is_confined(&self) -> Option<bool> {
-        self.0.get().copied()
+        *self.0.borrow()
+    }
+
+    /// Whether the result differs from the one before.
+    fn replace(&self, is_confined: bool) -> bool {
+        self.0.send_replace(Some(is_confined)) != Some(is_confined)
     }
 }
 
@@ -49,27 +57,37 @@ enum Confinement {
     Unknown,
 }
 
-/// Logs a warning if the API server would let this agent change more of a Pod than its annotation and condition.
-pub(super) async fn check(client: &Client, node_name: &str, result: &ConfinementResult) {
-    let found = confirmed(client, node_name).await;
-    if found != Confinement::Unknown {
-        result.0.get_or_init(|| found == Confinement::Confined);
-    }
-    match found {
-        Confinement::Confined => debug!("an admission policy confines this agent"),
-        Confinement::Unknown => debug!("the API server did not show whether an admission policy confines this agent"),
-        Confinement::Unconfined => warn!(
-            "no admission policy confines this agent: its token may change labels and status of every Pod; apply the \
-             ValidatingAdmissionPolicy npl-agent and its binding of deploy/npl.yaml, and let its matchConditions name the \
-             agent's service account"
-        ),
+/// Repeats the check, since the policy may be removed or applied while the agent runs. A warning is logged whenever the
+/// API server begins to let this agent change more of a Pod than its annotation and condition.
+pub(super) async fn keep_checking(client: &Client, node_name: &str, result: &ConfinementResult) -> ! {
+    let mut dry_run = DryRun { client, node_name, pod: None };
+    loop {
+        let found = confirmed(&mut dry_run).await;
+        if found == Confinement::Unknown {
+            debug!("the API server did not show whether an admission policy confines this agent");
+        } else if result.replace(found == Confinement::Confined) {
+            log(found);
+        }
+        sleep(INTERVAL).await;
     }
 }
 
-async fn confirmed(client: &Client, node_name: &str) -> Confinement {
+fn log(found: Confinement) {
+    if found == Confinement::Confined {
+        debug!("an admission policy confines this agent");
+    } else {
+        warn!(
+            "no admission policy confines this agent: its token may change labels and status of every Pod; apply the \
+             ValidatingAdmissionPolicy npl-agent and its binding of deploy/npl.yaml, and let its matchConditions name the \
+             agent's service account"
+        );
+    }
+}
+
+async fn confirmed(dry_run: &mut DryRun<'_>) -> Confinement {
     let mut last = Confinement::Unknown;
     for delay in Jittered::new().take(ATTEMPTS) {
-        match bounded(probe(client, node_name)).await {
+        match bounded(dry_run.probe()).await {
             Ok(Confinement::Confined) => return Confinement::Confined,
             Ok(other) => last = other,
             Err(err) => debug!(err = root_cause(&err), "checking the admission policy failed"),
@@ -79,19 +97,44 @@ async fn confirmed(client: &Client, node_name: &str) -> Confinement {
     last
 }
 
-/// Adds a label to a Pod of this Node, in a dry run that stores nothing.
-async fn probe(client: &Client, node_name: &str) -> kube::Result<Confinement> {
-    let of_this_node = ListParams::default().fields(&format!("spec.nodeName={node_name}")).limit(1);
-    let pods = Api::<PodObject>::all(client.clone()).list(&of_this_node).await?;
-    let Some(pod) = pods.items.into_iter().next().map(|pod| pod.metadata.object) else {
-        return Ok(Confinement::Unknown);
-    };
+/// A write to a Pod of this Node that stores nothing.
+struct DryRun<'a> {
+    client: &'a Client,
+    node_name: &'a str,
+    /// Namespace and name of the Pod. A list of Pods costs the API server more than the write.
+    pod: Option<(String, String)>,
+}
+
+impl DryRun<'_> {
+    /// A Pod of this Node.
+    async fn find_pod(&self) -> kube::Result<Option<(String, String)>> {
+        let of_this_node = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name)).limit(1);
+        let pods = Api::<PodObject>::all(self.client.clone()).list(&of_this_node).await?;
+        let pod = pods.items.into_iter().next().map(|pod| pod.metadata.object);
+        Ok(pod.map(|pod| (pod.namespace.unwrap_or_default(), pod.name.unwrap_or_default())))
+    }
+
+    /// Adds a label to a Pod of this Node.
+    async fn probe(&mut self) -> kube::Result<Confinement> {
+        if self.pod.is_none() {
+            self.pod = self.find_pod().await?;
+        }
+        let Some((namespace, name)) = &self.pod else { return Ok(Confinement::Unknown) };
+        let answer = write(self.client, namespace, name).await;
+        if !matches!(answer, Ok(Confinement::Confined)) {
+            // The Pod may have been deleted, or moved.
+            self.pod = None;
+        }
+        answer
+    }
+}
+
+async fn write(client: &Client, namespace: &str, name: &str) -> kube::Result<Confinement> {
     let label = Patch::Merge(json!({ "metadata": { "labels": { LABEL: "true" } } }));
     let params = PatchParams { dry_run: true, ..PatchParams::default() };
-    let url = PodObject::url_path(&(), pod.namespace.as_deref());
-    let request = Request::new(url)
-        .patch_subresource("status", pod.name.as_deref().unwrap_or_default(), &params, &label)
-        .map_err(kube::Error::BuildRequest)?;
+    let url = PodObject::url_path(&(), Some(namespace));
+    let request =
+        Request::new(url).patch_subresource("status", name, &params, &label).map_err(kube::Error::BuildRequest)?;
     match client.request::<IgnoredAny>(request).await {
         Ok(_stored_nothing) => Ok(Confinement::Unconfined),
         // An admission policy rejects with 422, a webhook with any other error. A 404 (the Pod was deleted) or a 409
@@ -109,12 +152,15 @@ mod tests {
     use super::*;
     use crate::kube::mock::{MockServer, api_server, refusal};
 
+    /// Less than the interval, which is longer than the mock server waits for a request.
+    const ALMOST: Duration = Duration::from_mins(14);
     const DENIED: &str = "pods \"web-0\" is forbidden: ValidatingAdmissionPolicy 'npl-agent' with binding 'npl-agent' denied \
                           request: npl-agent may not write to a Pod's labels and finalizers";
 
     async fn confinement(server: impl AsyncFnOnce(&mut MockServer)) -> Confinement {
         let (client, mut mock) = api_server();
-        let (result, ()) = tokio::join!(confirmed(&client, "worker-1"), server(&mut mock));
+        let mut dry_run = DryRun { client: &client, node_name: "worker-1", pod: None };
+        let (result, ()) = tokio::join!(confirmed(&mut dry_run), server(&mut mock));
         result
     }
 
@@ -125,9 +171,12 @@ mod tests {
         let items: Vec<_> =
             pods.iter().map(|name| json!({ "metadata": { "namespace": "shop", "name": name } })).collect();
         list.answer(200, json!({ "metadata": {}, "items": items }).to_string());
-        if pods.is_empty() {
-            return;
+        if !pods.is_empty() {
+            answer_dry_run(server, code, body).await;
         }
+    }
+
+    async fn answer_dry_run(server: &mut MockServer, code: u16, body: &str) {
         let patch = server.next_request().await;
         assert_eq!(patch.line, "PATCH /api/v1/namespaces/shop/pods/web-0/status?&dryRun=All");
         assert_eq!(patch.body, json!({ "metadata": { "labels": { LABEL: "true" } } }));
@@ -171,5 +220,31 @@ mod tests {
             }
         });
         assert_eq!(found.await, Confinement::Unknown);
+    }
+    /// Without this, the doctor would report the state at the agent's start for ever.
+    #[tokio::test(start_paused = true)]
+    async fn a_policy_that_is_removed_and_applied_again_is_noticed() {
+        let denied = refusal(422, "Invalid", DENIED);
+        let (client, mut server) = api_server();
+        let result = ConfinementResult::default();
+        let served = async {
+            answer(&mut server, &["web-0"], 422, &denied).await;
+            // The same Pod is used again, until an answer leaves open whether it still exists.
+            sleep(ALMOST).await;
+            assert_eq!(result.is_confined(), Some(true));
+            answer_dry_run(&mut server, 200, "{}").await;
+            for _ in 1..ATTEMPTS {
+                answer(&mut server, &["web-0"], 200, "{}").await;
+            }
+            sleep(ALMOST).await;
+            assert_eq!(result.is_confined(), Some(false));
+            answer(&mut server, &["web-0"], 422, &denied).await;
+            sleep(ALMOST).await;
+            assert_eq!(result.is_confined(), Some(true));
+        };
+        tokio::select! {
+            never = keep_checking(&client, "worker-1", &result) => never,
+            () = served => {}
+        }
     }
 }

@@ -294,6 +294,7 @@ const fn meta_field(key: u32) -> Field {
         value::META_IIFNAME => Field::InName,
         value::META_OIFNAME => Field::OutName,
         value::META_NFPROTO => Field::Protocol,
+        value::META_L4PROTO => Field::Transport,
         _ => Field::Other,
     }
 }
@@ -308,9 +309,14 @@ const fn ct_field(key: u32) -> Field {
 
 fn header_field(data: &[u8]) -> Field {
     let position = || {
-        (number(data, of::PAYLOAD_BASE)? == value::NETWORK_HEADER).then_some(())?;
         let offset = usize::try_from(number(data, of::PAYLOAD_OFFSET)?).ok()?;
-        Some(Field::Header { offset, length: usize::try_from(number(data, of::PAYLOAD_LENGTH)?).ok()? })
+        let length = usize::try_from(number(data, of::PAYLOAD_LENGTH)?).ok()?;
+        match (number(data, of::PAYLOAD_BASE)?, offset, length) {
+            (value::NETWORK_HEADER, ..) => Some(Field::Header { offset, length }),
+            // TCP, UDP and SCTP have the destination port at the same place.
+            (value::TRANSPORT_HEADER, 2, 2) => Some(Field::DestinationPort),
+            _ => None,
+        }
     };
     position().unwrap_or(Field::Other)
 }
@@ -458,6 +464,30 @@ mod tests {
         let jump = Rule { conditions: vec![Condition::unclear()], verdict: Verdict::Jump("next".to_owned()) };
         assert_eq!(read, [jump]);
         assert_eq!(finished(&[("counter", Vec::new())], &[]), [], "a rule without a verdict");
+    }
+
+    #[test]
+    fn the_protocol_and_the_destination_port_are_read() {
+        let protocol = ("meta", vec![number(of::META_TO, 1), number(of::META_KEY, value::META_L4PROTO)]);
+        let port = |offset| {
+            let position = [
+                (of::PAYLOAD_TO, 1),
+                (of::PAYLOAD_BASE, value::TRANSPORT_HEADER),
+                (of::PAYLOAD_OFFSET, offset),
+                (of::PAYLOAD_LENGTH, 2),
+            ];
+            ("payload", position.map(|(kind, value)| number(kind, value)).into())
+        };
+        let is = |value: &[u8]| {
+            let operator = number(of::COMPARED_HOW, value::EQUAL);
+            ("cmp", vec![number(of::COMPARED, 1), operator, data(of::COMPARED_WITH, value)])
+        };
+        let fields = |port| {
+            let read = finished(&[protocol.clone(), is(&[6]), port, is(&[0x1e, 0x61]), immediate(0, None)], &[]);
+            read[0].conditions.iter().map(|condition| condition.field.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(fields(port(2)), [Field::Transport, Field::DestinationPort], "tcp dport 7777 drop");
+        assert_eq!(fields(port(0)), [Field::Transport, Field::Other], "tcp sport 7777 drop");
     }
 
     fn set(elements: &[Vec<DefaultNla>]) -> Vec<u8> {

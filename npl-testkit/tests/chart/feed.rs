@@ -11,6 +11,8 @@ const SERVICE: (&str, &str) = ("Service", "npl-feed");
 const BUDGET: (&str, &str) = ("PodDisruptionBudget", "npl-feed");
 const POD_MONITOR: (&str, &str) = ("PodMonitor", "npl-feed");
 const ENABLED: (&str, &str) = ("feed.enabled", "true");
+/// `feed.allow` requires that the Service keeps the addresses of the clients.
+const LOCAL: (&str, &str) = ("feed.service.externalTrafficPolicy", "\"Local\"");
 
 /// The values that set one field of one object each.
 const FIELDS: &[Case] = &[
@@ -55,6 +57,15 @@ const FIELDS: &[Case] = &[
         pod!("/spec/volumes/0/secret"),
         r#"{"secretName":"s","items":[{"key":"k","path":"token"}]}"#,
     ),
+    // Text that YAML reads as a number stays text.
+    case(
+        &[("feed.tokenSecret.name", "\"1\""), ("feed.tokenSecret.key", "\"2\"")],
+        DEPLOYMENT,
+        pod!("/spec/volumes/0/secret"),
+        r#"{"secretName":"1","items":[{"key":"2","path":"token"}]}"#,
+    ),
+    case(&[("feed.tls.secretName", "\"1\"")], DEPLOYMENT, pod!("/spec/volumes/0/secret/secretName"), "\"1\""),
+    case(&[("feed.priorityClassName", "\"1\"")], DEPLOYMENT, pod!("/spec/priorityClassName"), "\"1\""),
     case(
         &[("feed.tls.secretName", "\"c\"")],
         DEPLOYMENT,
@@ -172,7 +183,8 @@ fn each_value_of_the_feed_sets_its_field() {
 #[test]
 fn each_option_becomes_a_variable_of_the_feed() {
     let default = rendered(&[ENABLED]);
-    let set: Vec<(&str, &str)> = VARIABLES.iter().map(|(path, json, ..)| (*path, *json)).chain([ENABLED]).collect();
+    let set = VARIABLES.iter().map(|(path, json, ..)| (*path, *json));
+    let set: Vec<(&str, &str)> = set.chain([ENABLED, LOCAL]).collect();
     let objects = rendered(&set);
     for (path, json, name, expected) in VARIABLES {
         assert_eq!(variable_of(&objects, DEPLOYMENT, name), Some(*expected), "{path}={json}");

@@ -177,5 +177,7 @@ fn the_notes_name_the_next_steps_and_warn_of_a_missing_policy(world: &World) {
     }
     assert!(feed.contains("WARNING: the feed answers every client"), "{feed}");
     assert!(!notes("feed.enabled=true,feed.tokenSecret.name=a").contains("WARNING"));
+    let local = notes("feed.enabled=true,feed.allow={192.0.2.0/24},feed.service.externalTrafficPolicy=Local");
+    assert!(local.contains("WARNING: a Node without a replica of the feed does not answer"), "{local}");
     assert!(notes("cleanup.enabled=true").contains("rollout status daemonset/npl-cleanup"));
 }

@@ -4,7 +4,7 @@
 use npl_testkit::{helm, tools};
 
 /// Wrong values, each with a part of the error message.
-const WRONG: [(&str, &str); 14] = [
+const WRONG: [(&str, &str); 24] = [
     ("prot=1", "additional properties 'prot' not allowed"),
     ("config.portrange=1-2", "additional properties 'portrange' not allowed"),
     ("config.portRange=61000", "portRange"),
@@ -18,6 +18,28 @@ const WRONG: [(&str, &str); 14] = [
     ("feed.dns.port=53", "port"),
     ("feed.service.type=ExternalName", "must be one of 'ClusterIP', 'NodePort', 'LoadBalancer'"),
     ("feed.allow={192.0.2.0-24}", "allow"),
+    (
+        "feed.enabled=true,feed.allow={192.0.2.0/24}",
+        "feed.allow with feed.service.type=NodePort requires feed.service.externalTrafficPolicy=Local: otherwise, kube-proxy",
+    ),
+    (
+        "feed.enabled=true,feed.allow={192.0.2.0/24},feed.service.type=LoadBalancer",
+        "feed.allow with feed.service.type=LoadBalancer requires",
+    ),
+    ("feed.enabled=true,feed.http.port=18000", "feed.xds.port and feed.http.port must differ"),
+    ("feed.enabled=true,feed.xds.enabled=false,feed.dns.port=8080", "feed.dns.port and feed.http.port must differ"),
+    ("feed.enabled=true,feed.xds.port=5353", "feed.dns.port and feed.xds.port must differ"),
+    (
+        "feed.enabled=true,feed.service.nodePorts.xds=30153",
+        "feed.service.nodePorts.dns and feed.service.nodePorts.xds must differ",
+    ),
+    (
+        "feed.enabled=true,feed.hostNetwork=true,metrics.enabled=true,metrics.port=8080",
+        "feed.http.port and metrics.port must differ with feed.hostNetwork",
+    ),
+    ("commonLabels.app\\.kubernetes\\.io/version=v1", "commonLabels must not contain app.kubernetes.io/version"),
+    ("podLabels.app\\.kubernetes\\.io/component=a", "podLabels must not contain app.kubernetes.io/component"),
+    ("feed.podLabels.app\\.kubernetes\\.io/name=a", "feed.podLabels must not contain app.kubernetes.io/name"),
     ("feed.enabled=true,feed.tls.clientCertificates=true", "feed.tls.clientCertificates requires feed.tls.secretName"),
 ];
 
@@ -26,6 +48,22 @@ fn a_wrong_value_is_refused_with_its_name() {
     for (wrong, words) in WRONG {
         let error = helm::template(&["--set", wrong]).unwrap_err().to_string();
         assert!(error.contains(words), "{wrong}: {error}");
+    }
+}
+
+#[test]
+fn values_that_only_resemble_wrong_ones_are_accepted() {
+    for right in [
+        "feed.enabled=true,feed.allow={192.0.2.0/24},feed.service.type=ClusterIP",
+        "feed.enabled=true,feed.allow={192.0.2.0/24},feed.service.externalTrafficPolicy=Local",
+        // Without the feed, its values have no effect.
+        "feed.allow={192.0.2.0/24},feed.http.port=18000",
+        "feed.enabled=true,feed.xds.enabled=false,feed.http.port=18000",
+        "feed.enabled=true,feed.service.nodePorts.xds=0,feed.service.nodePorts.dns=0",
+        "feed.enabled=true,metrics.enabled=true,metrics.port=8080",
+        "commonLabels.team=a,podLabels.app=b",
+    ] {
+        helm::template(&["--set", right]).unwrap();
     }
 }
 

@@ -2,19 +2,20 @@
 //! The steps on emulated machines: packet tests under other kernels, the agent's tests that need a machine of their
 //! own, and a real cluster.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
-use super::{Suite, ready};
+use super::{Suite, UPGRADE_TESTS, ready};
 use crate::demo::Parts;
 use crate::emulation::{Guest, Threads};
 use crate::setup::Kernel;
 use crate::tally::{Counts, Tally};
-use crate::test_binary::{Kind, TestBinary};
+use crate::test_binary::{Kind, TestBinary, listed};
 use crate::{build, paths};
 
 /// The time limit of a guest (an emulated machine). Emulation is ten to thirty times slower than the host; guests that
@@ -49,6 +50,9 @@ const OWN_MACHINE_TESTS: [&str; 4] = ["--test-threads=1", "--include-ignored", "
 const EMULATED_CLUSTER_TESTS: [&str; 3] =
     ["the_agent_is_ready", "every_client_is_answered", "a_node_reaches_its_own_pods"];
 
+/// The step that checks [`selections`].
+const SELECTIONS: &str = "parts of test names that select tests";
+
 /// The factor for all deadlines on an emulated machine.
 const EMULATED_PATIENCE: &str = "15";
 
@@ -76,6 +80,9 @@ impl Suite<'_> {
     /// Runs guests in parallel, because each uses one processor; the slowest start first.
     pub(super) fn run_emulated(&self, tally: &mut Tally) {
         let (options, kernels) = (self.options, self.options.emulated_kernels());
+        if options.filter().is_none() {
+            tally.check(SELECTIONS, || self.check_selections());
+        }
         if kernels.is_empty() {
             return;
         }
@@ -119,6 +126,37 @@ impl Suite<'_> {
             }
         }
     }
+}
+
+impl Suite<'_> {
+    /// Checks that each part of a name selects a test: after a rename, the test would silently run on no guest, or on a
+    /// guest that cannot run it.
+    fn check_selections(&self) -> Result<()> {
+        let mut tests = BTreeMap::<Kind, BTreeSet<String>>::new();
+        for binary in self.binaries.iter().filter(|binary| !selections(binary.kind).is_empty()) {
+            tests.entry(binary.kind).or_default().extend(listed(binary.command().arg("--list"))?);
+        }
+        let missing: Vec<&str> = tests.iter().flat_map(|(kind, tests)| unmatched(&selections(*kind), tests)).collect();
+        ensure!(missing.is_empty(), "no test has these parts in its name: {}", missing.join(", "));
+        Ok(())
+    }
+}
+
+/// The parts of names by which steps select or skip tests of a kind.
+fn selections(kind: Kind) -> Vec<&'static str> {
+    let parts: &[&[&'static str]] = match kind {
+        Kind::Kernel => &[&[LOADING_TESTS], &FIRST_SHARE, &SKIPPED_ON_NEWER_KERNELS, &NEED_A_TUN_DEVICE],
+        Kind::Agent => &[&OWN_MACHINE_TESTS, &[UPGRADE_TESTS]],
+        Kind::RealCluster => &[&EMULATED_CLUSTER_TESTS],
+        Kind::Unit | Kind::TestKit | Kind::Chart => &[],
+    };
+    parts.concat().into_iter().filter(|part| !part.starts_with("--")).collect()
+}
+
+/// The parts that are in no test's name.
+fn unmatched<'a>(parts: &[&'a str], tests: &BTreeSet<String>) -> Vec<&'a str> {
+    let is_unmatched = |part: &&&str| !tests.iter().any(|test| test.contains(**part));
+    parts.iter().filter(is_unmatched).copied().collect()
 }
 
 /// Runs a guest. Its tests are selected by name, so that a guest without tests is a mistake.
@@ -189,7 +227,16 @@ fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest
 
 #[cfg(test)]
 mod tests {
-    use super::shares;
+    use super::{Kind, selections, shares, unmatched};
+
+    #[test]
+    fn a_part_of_a_name_that_selects_no_test_is_found() {
+        let parts = selections(Kind::Kernel);
+        let tests = parts.iter().map(|part| format!("{part}::one")).collect();
+        assert_eq!(unmatched(&parts, &tests), [""; 0]);
+        let renamed = parts.iter().map(|part| part.replace("links::pins", "links::files")).collect();
+        assert_eq!(unmatched(&parts, &renamed), ["links::pins"]);
+    }
 
     /// Whether the test harness runs a test for these arguments.
     fn is_run(test: &str, arguments: &[&str]) -> bool {

@@ -8,10 +8,13 @@ mod client;
 mod server;
 
 use std::{
+    collections::BTreeSet,
     io::{self, BufRead as _, Read},
     net::IpAddr,
 };
 
+use anyhow::Context as _;
+use nix::ifaddrs::getifaddrs;
 use serde::{Deserialize, Serialize};
 use socket2::Type;
 
@@ -42,6 +45,7 @@ pub fn run(command: &EchoCommand) -> anyhow::Result<()> {
     match command {
         EchoCommand::Serve(args) => server::serve(args),
         EchoCommand::Ask { probes } => print_json(&ask_all(probes)),
+        EchoCommand::Addresses => print_json(&addresses()?),
         EchoCommand::Hold { probe } => {
             let connection = client::Connection::open(*probe);
             print(&(serde_json::to_string(&connection.observe())? + "\n"))?;
@@ -52,6 +56,17 @@ pub fn run(command: &EchoCommand) -> anyhow::Result<()> {
             Ok(())
         }
     }
+}
+
+/// The addresses of all devices of this network namespace, without those by which only the host itself is reached.
+fn addresses() -> anyhow::Result<BTreeSet<IpAddr>> {
+    let all = getifaddrs().context("read the addresses of the network devices")?;
+    let addresses = all.filter_map(|it| {
+        let address = it.address?;
+        let v4 = address.as_sockaddr_in().map(|it| IpAddr::from(it.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|it| it.ip().into()))
+    });
+    Ok(addresses.filter(|ip| !ip.is_loopback()).collect())
 }
 
 /// The arguments of `socket` for a protocol.
@@ -88,7 +103,7 @@ mod tests {
 
     use super::{client, server};
     use crate::{
-        config::echo_args::EchoServeArgs,
+        config::echo_args::{EchoServeArgs, Listen},
         core::{
             model::Protocol,
             path_test::{LARGE, Observation, Probe, Reply, SMALL},
@@ -97,7 +112,7 @@ mod tests {
 
     /// Starts a server whose threads end with the test process.
     fn start(protocol: Protocol) -> SocketAddr {
-        let args = EchoServeArgs { name: "echo-1".to_owned(), port: 0, protocols: vec![protocol] };
+        let args = EchoServeArgs { name: "echo-1".to_owned(), listen: vec![Listen { protocol, port: 0 }] };
         let [port] = server::start(&args).unwrap()[..] else { panic!("one port") };
         (Ipv4Addr::LOCALHOST, port).into()
     }

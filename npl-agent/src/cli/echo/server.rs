@@ -13,7 +13,11 @@ use anyhow::Context as _;
 use socket2::{Domain, Socket, Type};
 
 use super::{Header, MAGIC, MAX_BYTES, framed, read_framed, socket_kind};
-use crate::{cli::note, config::echo_args::EchoServeArgs, core::model::Protocol};
+use crate::{
+    cli::note,
+    config::echo_args::{EchoServeArgs, Listen},
+    core::model::Protocol,
+};
 
 /// The time after which an idle connection is closed.
 const IDLE: Duration = Duration::from_mins(2);
@@ -35,17 +39,17 @@ pub(super) fn serve(args: &EchoServeArgs) -> anyhow::Result<()> {
 pub(super) fn start(args: &EchoServeArgs) -> anyhow::Result<Vec<u16>> {
     let name: Arc<str> = args.name.as_str().into();
     let mut ports = Vec::new();
-    for protocol in &args.protocols {
-        let socket = match bind(*protocol, args.port) {
-            Err(error) if *protocol == Protocol::Sctp => {
+    for Listen { protocol, port } in args.listen.iter().copied() {
+        let socket = match bind(protocol, port) {
+            Err(error) if protocol == Protocol::Sctp => {
                 note(&format!("the kernel offers no SCTP: {error}"));
                 continue;
             }
-            bound => bound.with_context(|| format!("bind port {}/{protocol}", args.port))?,
+            bound => bound.with_context(|| format!("bind port {port}/{protocol}"))?,
         };
         ports.extend(socket.local_addr()?.as_socket().map(|address| address.port()));
         let name = Arc::clone(&name);
-        if *protocol == Protocol::Udp {
+        if protocol == Protocol::Udp {
             thread::spawn(move || answer_datagrams(&socket.into(), &name));
         } else {
             thread::spawn(move || accept(&socket.into(), &name));

@@ -5,7 +5,9 @@
 //! The plug-in runs `kubectl` for every request, so it uses the user's contexts, credentials and proxies.
 
 mod check;
+mod child;
 mod cluster;
+mod interrupt;
 mod mappings;
 mod members;
 mod nodes;
@@ -14,17 +16,20 @@ mod test;
 mod why;
 
 use std::{
+    cell::OnceCell,
     ffi::OsStr,
     io::Write as _,
     os::unix::process::CommandExt as _,
     path::Path,
-    process::{Command, ExitCode, Stdio},
+    process::{Child, Command, ExitCode, Output, Stdio},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
 use clap::CommandFactory as _;
 use serde_json::Value;
 
+use self::interrupt::Interrupt;
 use crate::{
     cli::generate,
     config::kubectl_args::{ConnectionArgs, KubectlCli, KubectlCommand},
@@ -44,7 +49,7 @@ pub fn is_plugin(program: Option<&OsStr>) -> bool {
 ///
 /// If kubectl cannot be run or refuses a request.
 pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
-    let kubectl = Kubectl { connection: &cli.connection };
+    let kubectl = Kubectl { program: "kubectl", connection: &cli.connection, interrupt: None };
     match &cli.command {
         KubectlCommand::Mappings(args) => mappings::show(kubectl, args),
         KubectlCommand::Members(args) => members::show(kubectl, args),
@@ -57,28 +62,55 @@ pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// The time for which the creation of an object may go on after a Ctrl-C.
+const CREATION: Duration = Duration::from_secs(5);
+
 /// Runs kubectl with the user's connection options.
 #[derive(Debug, Clone, Copy)]
 struct Kubectl<'a> {
+    program: &'a str,
     connection: &'a ConnectionArgs,
+    /// What ends a request besides kubectl itself.
+    interrupt: Option<&'a Interrupt>,
 }
 
-impl Kubectl<'_> {
+impl<'a> Kubectl<'a> {
+    /// Ends each request when a signal arrives or the time limit is over.
+    const fn within(self, interrupt: &'a Interrupt) -> Self {
+        Self { interrupt: Some(interrupt), ..self }
+    }
+
+    fn check(self) -> anyhow::Result<()> {
+        self.interrupt.map_or(Ok(()), Interrupt::check)
+    }
+
     fn command(self, arguments: &[&str]) -> Command {
-        let ConnectionArgs { context, kubeconfig, .. } = self.connection;
-        let mut command = Command::new("kubectl");
-        command.args(context.iter().flat_map(|context| ["--context", context]));
-        if let Some(kubeconfig) = kubeconfig {
-            command.arg("--kubeconfig").arg(kubeconfig);
-        }
-        command.args(arguments).stdin(Stdio::null());
+        let mut command = Command::new(self.program);
+        command.args(self.options()).args(arguments).stdin(Stdio::null());
         command
+    }
+
+    /// The options of kubectl that select the cluster.
+    fn options(self) -> Vec<&'a OsStr> {
+        let ConnectionArgs { context, kubeconfig, .. } = self.connection;
+        let context = context.iter().flat_map(|context| ["--context".as_ref(), context.as_ref()]);
+        let kubeconfig = kubeconfig.iter().flat_map(|file| ["--kubeconfig".as_ref(), file.as_os_str()]);
+        context.chain(kubeconfig).collect()
+    }
+
+    /// The command line that a user can repeat.
+    fn line(self, arguments: &[&str]) -> String {
+        let options = self.options();
+        let options = options.iter().map(|option| option.to_string_lossy());
+        let words = options.chain(arguments.iter().map(|argument| (*argument).into()));
+        format!("kubectl {}", words.collect::<Vec<_>>().join(" "))
     }
 
     /// The exit code and standard output of kubectl. If kubectl fails without standard output, its standard error is
     /// returned as the error.
     fn output(self, arguments: &[&str]) -> anyhow::Result<(i32, String)> {
-        let output = self.command(arguments).output().context("run kubectl: it must be on the PATH")?;
+        let mut command = self.command(arguments);
+        let output = child::output(start(&mut command)?, || self.check())?;
         let code = output.status.code().context("kubectl was killed by a signal")?;
         if code != 0 && output.stdout.is_empty() {
             bail!("`kubectl {}`: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim_end());
@@ -86,20 +118,31 @@ impl Kubectl<'_> {
         Ok((code, String::from_utf8_lossy(&output.stdout).into_owned()))
     }
 
-    /// Creates an object. A Ctrl-C of the terminal does not reach this kubectl, so that each object either exists or was
-    /// refused.
+    /// Creates an object. A Ctrl-C does not interrupt the creation at once, so that usually each object either exists or
+    /// was refused.
     fn create(self, object: &Value) -> anyhow::Result<()> {
         let mut command = self.command(&["create", "--filename", "-"]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        let mut kubectl = command.spawn().context("run kubectl: it must be on the PATH")?;
+        let mut kubectl = start(command.stdin(Stdio::piped()).process_group(0))?;
         if let Some(mut input) = kubectl.stdin.take() {
             // If kubectl ends before it has read the object, its standard error contains the reason.
             drop(input.write_all(object.to_string().as_bytes()));
         }
-        let output = kubectl.wait_with_output()?;
-        let reason = String::from_utf8_lossy(&output.stderr);
-        anyhow::ensure!(output.status.success(), "`kubectl create`: {}", reason.trim_end());
-        Ok(())
+        let interrupted = OnceCell::new();
+        let check = || {
+            self.check().or_else(|error| {
+                let since: &Instant = interrupted.get_or_init(Instant::now);
+                if since.elapsed() < CREATION { Ok(()) } else { Err(error) }
+            })
+        };
+        let output = child::output(kubectl, check)?;
+        succeeded(&output).context("`kubectl create`")
+    }
+
+    /// Removes an object and waits for its end. A Ctrl-C of the terminal does not reach this kubectl.
+    fn delete(self, arguments: &[&str]) -> anyhow::Result<()> {
+        let mut command = self.command(&[&["delete"], arguments].concat());
+        let output = child::output(start(command.process_group(0))?, || self.check())?;
+        succeeded(&output)
     }
 
     /// The elements of a Kubernetes list in JSON.
@@ -114,6 +157,16 @@ impl Kubectl<'_> {
         };
         Ok(items)
     }
+}
+
+fn start(command: &mut Command) -> anyhow::Result<Child> {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("run kubectl: it must be on the PATH")
+}
+
+/// The standard error of a failed command as the error.
+fn succeeded(output: &Output) -> anyhow::Result<()> {
+    anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim_end());
+    Ok(())
 }
 
 /// The elements of the array at a JSON pointer of an object; none if the field is absent.

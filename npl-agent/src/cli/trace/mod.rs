@@ -3,17 +3,23 @@
 
 mod output;
 mod pcap;
+mod writer;
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, thread, time::Duration};
 
 use anyhow::{Context as _, bail};
+use npl_common::packet_trace::TraceRecord;
 use tokio::{
     io::unix::AsyncFd,
-    signal::unix::{SignalKind, signal},
-    time::{Instant, MissedTickBehavior, interval, sleep_until},
+    signal::unix::{Signal, SignalKind, signal},
+    sync::oneshot,
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 
-use self::output::Output;
+use self::{
+    output::{Output, Record},
+    writer::Writer,
+};
 use super::note;
 use crate::{
     config::args::TraceArgs,
@@ -21,12 +27,14 @@ use crate::{
         packet_trace::{PacketSelection, Step, TracedEndpoint},
         view::AgentView,
     },
-    datapath::{PacketTrace, Pins, TRACE_LEASE, preflight},
+    datapath::{LeftOut, PacketTrace, Pins, TRACE_LEASE, preflight},
     local,
 };
 
 /// How many times the command renews the filter's lease within the length of the lease.
 const EXTENSIONS: u32 = 3;
+/// The time for which an interrupted command waits for the reader of the output.
+const READER: Duration = Duration::from_millis(500);
 
 /// Arms the filter, and prints or writes the records. The command ends when the time or the number of records is
 /// reached, when the operator interrupts the command, or when the reader of the output closes it.
@@ -40,67 +48,136 @@ pub async fn run(args: &TraceArgs) -> anyhow::Result<()> {
     let selection = selection(args).await?;
     let filter = selection.filter(args.rate)?;
     let mut trace = PacketTrace::arm(&Pins::new(bpffs), filter)?;
-    let mut output = Output::new(args)?;
+    let writer = Writer::start(Output::new(args)?)?;
+    let mut signals = Signals::watch()?;
     note(&format!("following packets for {}; interrupt with Ctrl-C", humantime(args.duration)));
     let mut shown = Shown { selection: &selection, limit: args.count.unwrap_or(u64::MAX), records: 0 };
-    follow(args, &mut trace, &mut output, &mut shown).await?;
+    let end = follow(args, &mut trace, &writer, &mut shown, &mut signals).await?;
     trace.disarm();
-    // What the programs wrote before the filter was off.
-    while shown.take_batch(&mut trace, &mut output)? == Batch::Full {}
-    output.flush()?;
-    let (shown, left_out) = (shown.records, trace.left_out()?);
-    note(&format!("{shown} records"));
-    if left_out.rate_limited > 0 {
-        note(&format!(
-            "{} more records exceeded --rate {} per second and CPU: select fewer packets, or raise it",
-            left_out.rate_limited, args.rate
-        ));
+    let written = writer.written();
+    let rest = async {
+        // What the programs wrote before the filter was off.
+        while writer.has_room().await && shown.take_batch(&mut trace, &writer) == Batch::Full {}
+        writer.finish().await
+    };
+    let limit = async { if end == End::Interrupted { sleep(READER).await } else { signals.next().await } };
+    tokio::select! {
+        biased;
+        finished = rest => finished?,
+        () = limit => {}
     }
-    if left_out.lost > 0 {
-        note(&format!(
-            "{} more records were lost, because the ring buffer was full: select fewer packets",
-            left_out.lost
-        ));
-    }
+    let written = written.load(Ordering::Relaxed);
+    let unwritten = shown.records.saturating_sub(written) + shown.rest_of(&mut trace);
+    report(summary(written, unwritten, trace.left_out()?, args.rate), &mut signals).await;
     Ok(())
 }
 
-/// Hands the records to `output` until the command ends.
+/// The sentences at the end of the command.
+fn summary(written: u64, unwritten: u64, left_out: LeftOut, rate: u64) -> Vec<String> {
+    let mut sentences = vec![format!("{written} records")];
+    if unwritten > 0 {
+        sentences
+            .push(format!("{unwritten} more records were not written, because the reader of the output paused it"));
+    }
+    if left_out.rate_limited > 0 {
+        sentences.push(format!(
+            "{} more records exceeded --rate {rate} per second and CPU: select fewer packets, or raise it",
+            left_out.rate_limited
+        ));
+    }
+    if left_out.lost > 0 {
+        sentences.push(format!(
+            "{} more records were lost, because the ring buffer was full: select fewer packets, or read the output without \
+             pauses",
+            left_out.lost
+        ));
+    }
+    sentences
+}
+
+/// Prints the sentences. Standard error may be the same paused pipe as the output.
+async fn report(sentences: Vec<String>, signals: &mut Signals) {
+    let (done, printed) = oneshot::channel::<()>();
+    thread::spawn(move || {
+        for sentence in sentences {
+            note(&sentence);
+        }
+        drop(done);
+    });
+    tokio::select! {
+        _ = printed => {}
+        () = signals.next() => {}
+    }
+}
+
+/// The signals that end the command.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn watch() -> anyhow::Result<Self> {
+        let [interrupt, terminate] = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
+        Ok(Self {
+            interrupt: interrupt.context("wait for signals")?,
+            terminate: terminate.context("wait for signals")?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// Why no more records are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// The time is over, the wanted number of records is reached, or the reader of the output has gone away.
+    Complete,
+    /// A signal has arrived.
+    Interrupted,
+}
+
+/// Hands the records to `writer` until the command ends.
 async fn follow(
     args: &TraceArgs,
     trace: &mut PacketTrace,
-    output: &mut Output,
+    writer: &Writer<Record>,
     shown: &mut Shown<'_>,
-) -> anyhow::Result<()> {
+    signals: &mut Signals,
+) -> anyhow::Result<End> {
     let descriptor = trace.readiness().context("wait for records")?;
     #[expect(unsafe_code, reason = "tokio cannot know that the descriptor stays the same")]
     // SAFETY: the descriptor is owned, and always returns the same file descriptor number.
     let readiness = unsafe { AsyncFd::register(descriptor) }.context("wait for records")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("wait for signals")?;
-    let mut terminate = signal(SignalKind::terminate()).context("wait for signals")?;
     let mut lease = interval(TRACE_LEASE / EXTENSIONS);
     lease.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let end = Instant::now() + args.duration;
     loop {
+        let wait = async {
+            writer.has_room().await;
+            readiness.readable().await
+        };
         let mut ready = tokio::select! {
             biased;
-            _ = interrupt.recv() => return Ok(()),
-            _ = terminate.recv() => return Ok(()),
-            () = sleep_until(end) => return Ok(()),
+            () = signals.next() => return Ok(End::Interrupted),
+            () = writer.ended() => return Ok(End::Complete),
+            () = sleep_until(end) => return Ok(End::Complete),
             _ = lease.tick() => {
                 trace.extend()?;
                 continue;
             }
-            ready = readiness.readable() => ready.context("wait for records")?,
+            ready = wait => ready.context("wait for records")?,
         };
-        match shown.take_batch(trace, output)? {
+        match shown.take_batch(trace, writer) {
             // The kernel reports the next record only if the ring buffer was empty before it.
             Batch::Last => ready.clear_ready(),
             Batch::Full => {}
-            Batch::Enough => return Ok(()),
-        }
-        if !output.flush()? {
-            return Ok(());
+            Batch::Enough => return Ok(End::Complete),
         }
     }
 }
@@ -115,11 +192,11 @@ enum Batch {
     Last,
     /// The ring buffer may have more records.
     Full,
-    /// The wanted number of records is reached, or the reader of the output has gone away.
+    /// The wanted number of records is reached.
     Enough,
 }
 
-/// The records that are handed to the output.
+/// The records that are handed to the writer.
 struct Shown<'a> {
     selection: &'a PacketSelection,
     limit: u64,
@@ -127,23 +204,34 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    fn take_batch(&mut self, trace: &mut PacketTrace, output: &mut Output) -> anyhow::Result<Batch> {
-        for _ in 0..BATCH {
+    /// Hands over as many records as the writer has room for.
+    fn take_batch(&mut self, trace: &mut PacketTrace, writer: &Writer<Record>) -> Batch {
+        for _ in 0..BATCH.min(writer.room()) {
             if self.records >= self.limit {
-                return Ok(Batch::Enough);
+                return Batch::Enough;
             }
-            let Some(record) = trace.next_record() else { return Ok(Batch::Last) };
-            let Some(step) = Step::of(&record) else { continue };
-            let Some((before, after)) = step.packets() else { continue };
-            if !self.selection.admits(&before, after.as_ref()) {
-                continue;
+            let Some(record) = trace.next_record() else { return Batch::Last };
+            if let Some(record) = self.admitted(&record) {
+                writer.add(record);
+                self.records += 1;
             }
-            if !output.add(&step, &before, after.as_ref())? {
-                return Ok(Batch::Enough);
-            }
-            self.records += 1;
         }
-        Ok(Batch::Full)
+        Batch::Full
+    }
+
+    /// The number of wanted records that are still in the ring buffer.
+    fn rest_of(&self, trace: &mut PacketTrace) -> u64 {
+        let mut rest = 0;
+        while let Some(record) = trace.next_record().filter(|_| self.records + rest < self.limit) {
+            rest += u64::from(self.admitted(&record).is_some());
+        }
+        rest
+    }
+
+    fn admitted(&self, record: &TraceRecord) -> Option<Record> {
+        let step = Step::of(record)?;
+        let (before, after) = step.packets()?;
+        self.selection.admits(&before, after.as_ref()).then_some(Record { step, before, after })
     }
 }
 
@@ -233,7 +321,22 @@ mod tests {
         view::{AgentView, NodePortView, PortState},
     };
 
-    use super::{addresses_behind, endpoints_of};
+    use super::{LeftOut, addresses_behind, endpoints_of, summary};
+
+    #[test]
+    fn records_that_are_not_shown_are_counted_at_the_end() {
+        assert_eq!(summary(3, 0, LeftOut::default(), 9), ["3 records"]);
+        let left_out = LeftOut { rate_limited: 5, lost: 6 };
+        let sentences = summary(3, 4, left_out, 9);
+        for words in [
+            "3 records",
+            "4 more records were not written",
+            "5 more records exceeded --rate 9",
+            "6 more records were lost",
+        ] {
+            assert!(sentences.iter().any(|it| it.starts_with(words)), "{words}: {sentences:?}");
+        }
+    }
 
     fn view(pod: &str, node_port: u16, pod_ip: &str) -> NodePortView {
         NodePortView {

@@ -9,7 +9,7 @@ use std::{
 use nix::net::if_::if_indextoname;
 use serde::Serialize;
 
-use super::pcap::Capture;
+use super::{pcap::Capture, writer::Sink};
 use crate::{
     cli::write_out,
     config::args::{OutputFormat, TraceArgs},
@@ -62,9 +62,19 @@ impl Output {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Ok(Self { kind, boot: now.saturating_sub(kernel_clock()), names: BTreeMap::new() })
     }
+}
 
-    /// Prints or writes a record; `false` if the reader of the output has gone away.
-    pub(super) fn add(&mut self, step: &Step, before: &Packet, after: Option<&Packet>) -> anyhow::Result<bool> {
+/// A record with its packets.
+#[derive(Debug)]
+pub(super) struct Record {
+    pub(super) step: Step,
+    pub(super) before: Packet,
+    pub(super) after: Option<Packet>,
+}
+
+impl Sink<Record> for Output {
+    fn add(&mut self, Record { step, before, after }: &Record) -> anyhow::Result<bool> {
+        let after = after.as_ref();
         let device = self.names.entry(step.ifindex).or_insert_with(|| name_of(step.ifindex));
         let time = self.boot + Duration::from_nanos(step.nanoseconds);
         match &mut self.kind {
@@ -80,8 +90,7 @@ impl Output {
         }
     }
 
-    /// Hands over all buffered output; `false` if its reader has gone away.
-    pub(super) fn flush(&mut self) -> anyhow::Result<bool> {
+    fn flush(&mut self) -> anyhow::Result<bool> {
         if let Kind::Capture(capture) = &mut self.kind { capture.flush() } else { Ok(true) }
     }
 }

@@ -2,8 +2,8 @@
 //! Whether forward chains of nftables drop or reject requests that NPL has translated.
 //!
 //! To kernel conntrack, a translated request is a new connection from the client to the Pod, without the status `dnat`.
-//! The rules are evaluated for such a packet, as far as its fields are known. A chain is reported only if no rule
-//! before the drop or reject rule may accept the packet.
+//! The rules are evaluated for such a packet, as far as its fields are known. A chain is a warning only if its drop or
+//! reject rule certainly matches, and no rule before it may accept the packet; otherwise, the chain is only named.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::core::{
     devices::{Device, DeviceKind},
-    model::Family,
+    model::{Family, PodPort, Protocol},
 };
 
 /// The base chains of the forward hook, and all chains that they jump to.
@@ -98,6 +98,10 @@ pub enum Field {
     OutIndex,
     /// The IP family: `meta nfproto`.
     Protocol,
+    /// The transport protocol: `meta l4proto`.
+    Transport,
+    /// The destination port of TCP, UDP or SCTP.
+    DestinationPort,
     /// The packet's mark: `meta mark`.
     Mark,
     /// The state of the connection in kernel conntrack: `ct state`.
@@ -134,12 +138,15 @@ const KUBE_PROXY_MARK: u32 = 0x4000;
 const MAX_DEPTH: usize = 16;
 /// The maximum number of Pods for which the rules are evaluated.
 const SAMPLES: usize = 3;
+/// The maximum number of ports of each Pod for which the rules are evaluated.
+const PORTS: usize = 4;
 
 /// A translated request, for which the rules are evaluated.
 struct Request<'a> {
     family: Family,
     uplink: &'a Device,
     pod: Option<(IpAddr, &'a Device)>,
+    port: Option<(Protocol, PodPort)>,
 }
 
 impl Request<'_> {
@@ -156,6 +163,8 @@ impl Request<'_> {
             Field::OutName => name(to_pod?),
             Field::InIndex => self.uplink.ifindex.to_ne_bytes().to_vec(),
             Field::OutIndex => to_pod?.ifindex.to_ne_bytes().to_vec(),
+            Field::Transport => vec![self.port?.0.number()],
+            Field::DestinationPort => self.port?.1.0.to_be_bytes().to_vec(),
             Field::Protocol => vec![if self.family == Family::V4 { 2 } else { 10 }],
             Field::Mark if condition.mask == KUBE_PROXY_MARK.to_ne_bytes() => vec![0; 4],
             Field::State => STATE_NEW.to_ne_bytes().to_vec(),
@@ -212,51 +221,92 @@ enum End {
     Open,
 }
 
-/// The verdict of a chain, and whether an earlier rule may have accepted the request.
+/// The verdict of a chain, and what earlier rules may have done with the request.
 #[derive(Debug, Clone, Copy)]
-struct Walk {
+struct ChainOutcome<'a> {
     end: End,
+    /// The chain whose rule drops or rejects the request.
+    refused_in: Option<&'a str>,
     may_accept: bool,
+    /// The chain with a rule that drops or rejects the request if it has unknown fields that the rule requires.
+    may_refuse_in: Option<&'a str>,
+}
+
+impl<'a> ChainOutcome<'a> {
+    const fn ended(end: End, refused_in: Option<&'a str>) -> Self {
+        Self { end, refused_in, may_accept: false, may_refuse_in: None }
+    }
+
+    /// The walk after a chain or a verdict that follows this part.
+    fn then(self, inner: Self) -> Self {
+        Self {
+            may_accept: self.may_accept || inner.may_accept,
+            may_refuse_in: self.may_refuse_in.or(inner.may_refuse_in),
+            ..inner
+        }
+    }
+}
+
+/// Whether a base chain drops or rejects a request, with the words about the rule or policy.
+enum Refusal {
+    Certain(String),
+    Possible(String),
 }
 
 impl ForwardChains {
-    /// The rule or policy by which the chain drops the request; `None` if the chain accepts it or may accept it.
-    fn refusal(&self, chain: &BaseChain, request: &Request<'_>) -> Option<&'static str> {
-        let covers = match chain.table.family {
+    /// The rule or policy by which the chain drops or may drop the request.
+    fn refusal(&self, base: &BaseChain, request: &Request<'_>) -> Option<Refusal> {
+        let covers = match base.table.family {
             "ip" => request.family == Family::V4,
             "ip6" => request.family == Family::V6,
             _ => true,
         };
-        let walk = self.walk(&chain.table, &chain.name, request, 0);
-        match walk.end {
-            _ if !covers || walk.may_accept => None,
-            End::Refused => Some("drops or rejects by a rule"),
-            End::Open if chain.drops_by_default => Some("drops by default (policy drop)"),
-            End::Open | End::Accepted => None,
+        if !covers {
+            return None;
         }
+        let of_chain = |chain: &str| if chain == base.name { String::new() } else { format!(" of chain {chain}") };
+        let walk = self.walk(&base.table, &base.name, request, 0);
+        let (verbs, how) = match (walk.end, walk.refused_in) {
+            (End::Refused, chain) => {
+                ("drops or rejects", format!("by a rule{}", chain.map(of_chain).unwrap_or_default()))
+            }
+            (End::Open, _) if base.drops_by_default => ("drops", "by default (policy drop)".to_owned()),
+            (End::Open | End::Accepted, _) => {
+                let how = format!("by a rule{}, depending on", of_chain(walk.may_refuse_in?));
+                return Some(Refusal::Possible(format!("{how} conditions that this check does not evaluate")));
+            }
+        };
+        Some(if walk.may_accept {
+            Refusal::Possible(format!("{how}, unless an earlier rule accepts them"))
+        } else {
+            Refusal::Certain(format!("{verbs} {how}"))
+        })
     }
 
-    fn walk(&self, table: &Table, chain: &str, request: &Request<'_>, depth: usize) -> Walk {
+    fn walk<'a>(&'a self, table: &Table, chain: &'a str, request: &Request<'_>, depth: usize) -> ChainOutcome<'a> {
         let rules = self.rules.get(&(table.clone(), chain.to_owned())).filter(|_| depth <= MAX_DEPTH);
-        let mut walk = Walk { end: End::Open, may_accept: rules.is_none() };
+        let mut walk = ChainOutcome { may_accept: rules.is_none(), ..ChainOutcome::ended(End::Open, None) };
         for rule in rules.into_iter().flatten() {
             let is_certain = match request.matches_all(rule) {
                 Some(false) => continue,
                 matched => matched.is_some(),
             };
             let inner = match &rule.verdict {
-                Verdict::Accept => Walk { end: End::Accepted, may_accept: false },
-                Verdict::Refuse => Walk { end: End::Refused, may_accept: false },
-                Verdict::Return => Walk { end: End::Open, may_accept: false },
+                Verdict::Accept => ChainOutcome::ended(End::Accepted, None),
+                Verdict::Refuse => ChainOutcome::ended(End::Refused, Some(chain)),
+                Verdict::Return => ChainOutcome::ended(End::Open, None),
                 Verdict::Jump(to) | Verdict::Goto(to) => self.walk(table, to, request, depth + 1),
             };
             let leaves = matches!(rule.verdict, Verdict::Return | Verdict::Goto(_));
-            walk.may_accept |= inner.may_accept;
+            let after = walk.then(inner);
             if !is_certain {
                 // If the rule may not match, evaluation may continue with a rule that accepts.
-                walk.may_accept |= inner.end == End::Accepted || leaves;
+                walk.may_accept = after.may_accept || inner.end == End::Accepted || leaves;
+                walk.may_refuse_in = after.may_refuse_in.or(inner.refused_in);
             } else if inner.end != End::Open || leaves {
-                return Walk { end: inner.end, ..walk };
+                return after;
+            } else {
+                walk = ChainOutcome { end: End::Open, ..after };
             }
         }
         walk
@@ -269,16 +319,23 @@ pub(super) fn forward_chains(facts: &Facts) -> Finding {
         Ok(chains) => chains,
         Err(reason) => return Finding::unknown(key, reason, ASK_AS_ROOT),
     };
+    let mut possible = None;
     for request in Family::ALL.into_iter().flat_map(|family| requests(facts, family)) {
-        let refused = chains.base.iter().find_map(|chain| Some((chain, chains.refusal(chain, &request)?)));
-        if let Some((chain, how)) = refused {
-            return finding(key, chain, how, &request);
+        for chain in &chains.base {
+            match chains.refusal(chain, &request) {
+                Some(Refusal::Certain(how)) => return finding(key, chain, &how, &request),
+                Some(Refusal::Possible(how)) => possible = possible.or(Some((chain, how))),
+                None => {}
+            }
         }
     }
-    let found = format!("forward chains of nftables that drop or reject requests: none of {}", chains.base.len());
-    if chains.has_legacy_filter {
-        return Finding::ok(key, format!("{found}; iptables-legacy is not checked: see `iptables-legacy -S FORWARD`"));
-    }
+    let possible = possible.map(|(BaseChain { table, name, .. }, how)| {
+        format!("; chain {name} of nftables table {} {} may drop requests {how}", table.family, table.name)
+    });
+    let legacy = "; iptables-legacy is not checked: see `iptables-legacy -S FORWARD`";
+    let legacy = if chains.has_legacy_filter { legacy } else { "" };
+    let (count, possible) = (chains.base.len(), possible.unwrap_or_default());
+    let found = format!("forward chains of nftables that drop or reject requests: none of {count}{possible}{legacy}");
     Finding::ok(key, found)
 }
 
@@ -294,9 +351,20 @@ fn requests(facts: &Facts, family: Family) -> Vec<Request<'_>> {
     let uplinks = uplinks.filter(|device| device.kind != DeviceKind::Tunnel && has_address(device));
     let to_each = |uplink| {
         let pods = if pods.is_empty() { vec![None] } else { pods.iter().copied().map(Some).collect() };
-        pods.into_iter().map(move |pod| Request { family, uplink, pod })
+        pods.into_iter().flat_map(move |pod| {
+            let ports = ports_of(facts, pod.map(|(ip, _device)| ip));
+            ports.into_iter().map(move |port| Request { family, uplink, pod, port })
+        })
     };
     uplinks.flat_map(to_each).collect()
+}
+
+/// Some of the mapped ports of a Pod, or an unknown port.
+fn ports_of(facts: &Facts, pod: Option<IpAddr>) -> Vec<Option<(Protocol, PodPort)>> {
+    let datapath = facts.datapath.as_ref().ok();
+    let ports = pod.zip(datapath).and_then(|(pod, datapath)| datapath.pod_ports.get(&pod));
+    let known: Vec<_> = ports.into_iter().flatten().copied().map(Some).take(PORTS).collect();
+    if known.is_empty() { vec![None] } else { known }
 }
 
 fn finding(key: &'static str, chain: &BaseChain, how: &str, request: &Request<'_>) -> Finding {
@@ -461,6 +529,86 @@ mod tests {
             ),
             (|it| it.forward_chains = Err("EPERM".to_owned()), KEY, State::Unknown, "EPERM", "as root"),
         ]);
+    }
+
+    /// A chain with the policy accept and these rules.
+    fn accepting(facts: &mut Facts, rules: Vec<Rule>) {
+        facts.forward_chains = Ok(chains(&table("inet", "fw"), false, rules));
+    }
+
+    /// The mapped Pod listens on TCP port 8080.
+    fn to_port(port: u16) -> Vec<Condition> {
+        vec![is(Field::Transport, &[6]), is(Field::DestinationPort, &port.to_be_bytes())]
+    }
+
+    #[test]
+    fn a_drop_rule_of_an_accepting_chain_is_reported_if_it_matches_pods() {
+        let drops = "chain fwd of nftables table inet fw drops or rejects by a rule: IPv4 requests by eth0";
+        check(&[
+            (|it| accepting(it, vec![rule(Vec::new(), Verdict::Refuse)]), KEY, State::Warning, drops, "daddr"),
+            (
+                |it| accepting(it, vec![rule(vec![is(Field::InName, b"eth0")], Verdict::Refuse)]),
+                KEY,
+                State::Warning,
+                drops,
+                "",
+            ),
+            (|it| accepting(it, vec![rule(vec![to_pod_network()], Verdict::Refuse)]), KEY, State::Warning, drops, ""),
+            (|it| accepting(it, vec![rule(to_port(8080), Verdict::Refuse)]), KEY, State::Warning, drops, ""),
+            (|it| accepting(it, vec![rule(to_port(8081), Verdict::Refuse)]), KEY, State::Ok, "none of 1", ""),
+            (
+                |it| accepting(it, vec![rule(vec![is(Field::InName, b"wlan0")], Verdict::Refuse)]),
+                KEY,
+                State::Ok,
+                "none of 1",
+                "",
+            ),
+            (
+                |it| {
+                    let rules = vec![rule(to_port(8080), Verdict::Accept), rule(Vec::new(), Verdict::Refuse)];
+                    accepting(it, rules);
+                },
+                KEY,
+                State::Ok,
+                "none of 1",
+                "",
+            ),
+        ]);
+    }
+
+    #[test]
+    fn a_rule_that_may_drop_is_named_without_a_warning() {
+        let found = |rules: Vec<Rule>| {
+            let mut facts = well();
+            accepting(&mut facts, rules);
+            let finding = super::forward_chains(&facts);
+            assert_eq!(finding.state, State::Ok, "{finding:?}");
+            finding.found
+        };
+        let unclear = |verdict| rule(vec![Condition::unclear()], verdict);
+        let conditional = found(vec![unclear(Verdict::Refuse)]);
+        let words = "chain fwd of nftables table inet fw may drop requests by a rule, depending on conditions";
+        assert!(conditional.contains(words), "{conditional}");
+        let excepted = found(vec![unclear(Verdict::Accept), rule(Vec::new(), Verdict::Refuse)]);
+        let words = "may drop requests by a rule, unless an earlier rule accepts them";
+        assert!(excepted.contains(words), "{excepted}");
+        // A rule that accepts the request makes later rules irrelevant.
+        let accepted = found(vec![rule(Vec::new(), Verdict::Accept), unclear(Verdict::Refuse)]);
+        assert!(!accepted.contains("may drop"), "{accepted}");
+        assert!(!found(vec![established()]).contains("may drop"));
+    }
+
+    #[test]
+    fn the_chain_with_the_rule_is_named() {
+        let mut facts = well();
+        let mut all = chains(&table("inet", "fw"), false, vec![rule(Vec::new(), Verdict::Jump("deny".to_owned()))]);
+        all.rules.insert((table("inet", "fw"), "deny".to_owned()), vec![rule(Vec::new(), Verdict::Refuse)]);
+        facts.forward_chains = Ok(all);
+        let found = super::forward_chains(&facts).found;
+        assert!(
+            found.contains("chain fwd of nftables table inet fw drops or rejects by a rule of chain deny"),
+            "{found}"
+        );
     }
 
     #[test]

@@ -117,13 +117,13 @@ pub(super) fn admission_policy(facts: &Facts) -> Finding {
             key,
             "no admission policy confines the agent",
             "the agent's token may change labels and status of every Pod: apply the ValidatingAdmissionPolicy npl-agent \
-             and its binding of deploy/npl.yaml, and restart the agent",
+             and its binding of deploy/npl.yaml; the agent checks this every 15 minutes, and when it starts",
         ),
         Ok(None) => Finding::unknown(
             key,
             "the agent has not found out whether an admission policy confines it",
-            "the agent tries a write to a Pod of this Node when it starts: check again when a Pod runs here, after a \
-             restart of the agent",
+            "the agent tries a write to a Pod of this Node when it starts and every 15 minutes: check again when a Pod \
+             runs here, or restart the agent",
         ),
         Err(reason) => Finding::unknown(key, reason, "name the folder of the agent's socket with --runtime-dir"),
     }

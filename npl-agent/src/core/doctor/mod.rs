@@ -25,7 +25,7 @@ use super::{
         redirect::Forwarding,
         reply_routing::{Marking, Routing},
     },
-    model::{Family, settings::PortRange},
+    model::{Family, PodPort, Protocol, settings::PortRange},
     networks::{Role, RuleNames},
 };
 
@@ -44,7 +44,7 @@ pub struct Facts {
     pub rights: Option<Rights>,
     /// Whether an agent uses this BPF file system.
     pub is_agent_running: bool,
-    /// Whether an admission policy confines the running agent; the agent determines this when it starts.
+    /// Whether an admission policy confines the running agent, by the agent's last check.
     pub is_confined: Result<Option<bool>, String>,
     /// The pinned datapath.
     pub datapath: Result<DatapathFacts, String>,
@@ -119,6 +119,8 @@ pub struct DatapathFacts {
     pub mappings: BTreeMap<Family, usize>,
     /// The Pod addresses of the mappings.
     pub pods: BTreeSet<IpAddr>,
+    /// The protocols and ports of each Pod address.
+    pub pod_ports: BTreeMap<IpAddr, BTreeSet<(Protocol, PodPort)>>,
     /// The mode in which packets to Pods are redirected; `None` if the stack forwards all packets.
     pub forwarding: Option<Forwarding>,
     /// Whether the agent refuses `--forwarding redirect` because of a policy engine.

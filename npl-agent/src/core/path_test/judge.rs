@@ -47,13 +47,10 @@ pub fn judge(facts: PathFacts<'_>, path: &Path, observation: &Observation) -> Ro
         Observation::NoAnswer(reason) | Observation::Refused(reason) => {
             (Outcome::Failed, format!("{}: {reason}", probe.address))
         }
-        Observation::Answered(reply) if reply.pod != server.pod => {
-            (Outcome::Failed, format!("{}: Pod {} answers instead of {}", probe.address, reply.pod, server.pod))
+        Observation::Answered(reply) if reply.pod != server.identity => {
+            (Outcome::Failed, format!("{}: Pod {} answers instead of {}", probe.address, reply.pod, server.identity))
         }
-        Observation::Answered(reply) => match client_address(path.client, client, server, reply) {
-            Ok(detail) => (Outcome::Passed, detail),
-            Err(detail) => (Outcome::Failed, detail),
-        },
+        Observation::Answered(reply) => client_address(path.client, client, server, reply),
     };
     let size = if probe.bytes == LARGE { format!(", {LARGE} bytes") } else { String::new() };
     Row {
@@ -66,18 +63,15 @@ pub fn judge(facts: PathFacts<'_>, path: &Path, observation: &Observation) -> Ro
     }
 }
 
-/// Checks the client's address that the echo Pod sees. Returns a sentence: `Ok` if the address is acceptable.
-fn client_address(
-    client: Client,
-    client_server: Option<&Server>,
-    server: &Server,
-    reply: &Reply,
-) -> Result<String, String> {
-    let seen = reply.seen;
-    if reply.local == Some(seen) {
-        return Ok(format!("the Pod sees the client's address {seen}"));
+/// The result of the client's address that the echo Pod sees.
+fn client_address(client: Client, client_server: Option<&Server>, server: &Server, reply: &Reply) -> (Outcome, String) {
+    let Reply { seen, local, .. } = *reply;
+    if local == Some(seen) {
+        return (Outcome::Passed, format!("the Pod sees the client's address {seen}"));
     }
-    let is_nodes_own = server.node_ips.contains(&seen) || server.pod_ranges.iter().any(|range| range.contains(seen));
+    let Server { node, node_ips, device_ips, pod_ranges, .. } = server;
+    let is_nodes_own =
+        node_ips.contains(&seen) || device_ips.contains(&seen) || pod_ranges.iter().any(|range| range.contains(seen));
     let (is_expected, remark) = match (client, client_server) {
         (Client::Itself, _) => (server.pod_ips.contains(&seen), "an address of the Pod"),
         (Client::OwnNode, _) => (server.client_ips.contains(&seen), "the client's address"),
@@ -85,13 +79,18 @@ fn client_address(
         (Client::OtherNode, Some(from)) if from.node_ips.contains(&seen) => {
             (true, "the address of the client's Node, which masquerades its Pods")
         }
+        (Client::OtherNode | Client::Outside, _) if !is_nodes_own && device_ips.is_empty() && pod_ranges.is_empty() => {
+            let own = format!("whether {seen} is an address of Node {node} is unknown");
+            return (Outcome::Unknown, format!("the Pod sees {seen} instead of the client's address; {own}"));
+        }
         (Client::OtherNode | Client::Outside, _) => {
             (!is_nodes_own, "an address that a gateway between client and Node has substituted")
         }
     };
     if is_expected {
-        return Ok(format!("the Pod sees {seen}, {remark}"));
+        return (Outcome::Passed, format!("the Pod sees {seen}, {remark}"));
     }
-    let own = reply.local.map(|ip| format!(" {ip}")).unwrap_or_default();
-    Err(format!("the Pod sees {seen} instead of the client's address{own}: Node {} masquerades requests", server.node))
+    let own = local.map(|ip| format!(" {ip}")).unwrap_or_default();
+    let detail = format!("the Pod sees {seen} instead of the client's address{own}: Node {node} masquerades requests");
+    (Outcome::Failed, detail)
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The paths to node ports that `kubectl npl test` tries, and the judgement of the observations on them.
 
+mod drain;
 mod judge;
 mod probe;
 #[cfg(test)]
@@ -15,6 +16,7 @@ use std::{
 use serde::Serialize;
 
 pub use self::{
+    drain::{Elapsed, new_connection, open_connection, withdrawal},
     judge::{PathFacts, judge, publication},
     probe::{Observation, Probe, Reply, UnknownProbe},
 };
@@ -36,12 +38,16 @@ pub struct Server {
     pub node: String,
     /// The name of the Pod.
     pub pod: String,
+    /// The name that the Pod's answers contain, which no other test uses.
+    pub identity: String,
     /// The addresses of the Pod.
     pub pod_ips: BTreeSet<IpAddr>,
     /// The addresses of the client Pod on the same Node.
     pub client_ips: BTreeSet<IpAddr>,
     /// The addresses of the Node.
     pub node_ips: BTreeSet<IpAddr>,
+    /// The addresses of all devices of the Node; empty if they are unknown.
+    pub device_ips: BTreeSet<IpAddr>,
     /// The Node's ranges of Pod addresses; empty if the Node object names none.
     pub pod_ranges: BTreeSet<SourceRange>,
     /// The protocols that the Node's agent maps.

@@ -19,9 +19,11 @@ fn server(number: u8) -> Server {
     Server {
         node: format!("node-{number}"),
         pod: format!("echo-{number}"),
+        identity: format!("echo-{number}.npl-test-a"),
         pod_ips: [ip(&format!("10.244.{number}.7"))].into(),
         client_ips: [ip(&format!("10.244.{number}.8"))].into(),
         node_ips: [ip(&format!("192.0.2.{number}"))].into(),
+        device_ips: BTreeSet::new(),
         pod_ranges: [format!("10.244.{number}.0/24").parse().unwrap()].into(),
         protocols: [Protocol::Tcp, Protocol::Udp].into(),
         serves_local_pods: true,
@@ -29,17 +31,21 @@ fn server(number: u8) -> Server {
     }
 }
 
-fn answered(pod: &str, seen: &str, local: &str) -> Observation {
-    Observation::Answered(Reply { pod: pod.to_owned(), seen: ip(seen), local: Some(ip(local)) })
+fn answered(identity: &str, seen: &str, local: &str) -> Observation {
+    Observation::Answered(Reply { pod: identity.to_owned(), seen: ip(seen), local: Some(ip(local)) })
 }
 
 /// The row of the first path of a client to node-1.
 fn judged(client: Client, observation: &Observation, unreachable: &[&str]) -> Row {
-    let servers = [server(1), server(2)];
-    let (paths, _) = plan(&servers);
+    judged_of(&[server(1), server(2)], client, observation, unreachable)
+}
+
+/// The row of the first path of a client to the first server.
+fn judged_of(servers: &[Server], client: Client, observation: &Observation, unreachable: &[&str]) -> Row {
+    let (paths, _) = plan(servers);
     let path = paths.iter().find(|path| path.client == client && path.server == 0).unwrap();
     let unreachable = unreachable.iter().map(|text| ip(text)).collect();
-    judge(PathFacts { servers: &servers, unreachable: &unreachable }, path, observation)
+    judge(PathFacts { servers, unreachable: &unreachable }, path, observation)
 }
 
 #[test]
@@ -101,17 +107,38 @@ fn a_request_without_an_answer_fails_unless_the_workstation_reaches_nothing_ther
     assert_eq!(judged(Client::OtherNode, &not_sent, &[]).result, Outcome::Unknown);
 }
 
+/// Two tests at the same time have Pods with the same names.
 #[test]
-fn an_answer_of_another_pod_fails() {
-    let row = judged(Client::Outside, &answered("echo-2", "198.51.100.9", "198.51.100.9"), &[]);
-    assert_eq!(row.result, Outcome::Failed);
-    assert!(row.detail.contains("Pod echo-2 answers instead of echo-1"), "{row:?}");
+fn an_answer_of_another_pod_or_of_another_test_fails() {
+    for other in ["echo-2.npl-test-a", "echo-1.npl-test-b"] {
+        let row = judged(Client::Outside, &answered(other, "198.51.100.9", "198.51.100.9"), &[]);
+        assert_eq!(row.result, Outcome::Failed);
+        assert!(row.detail.contains(&format!("Pod {other} answers instead of echo-1.npl-test-a")), "{row:?}");
+    }
+}
+
+/// Node objects of some CNIs name no ranges of Pod addresses.
+#[test]
+fn the_addresses_of_the_nodes_devices_show_masquerading_without_a_pod_range() {
+    let devices: BTreeSet<IpAddr> = [ip("192.0.2.1"), ip("10.244.1.1")].into();
+    let result = |device_ips: &BTreeSet<IpAddr>, client, seen, local| {
+        let first = Server { pod_ranges: BTreeSet::new(), device_ips: device_ips.clone(), ..server(1) };
+        judged_of(&[first, server(2)], client, &answered("echo-1.npl-test-a", seen, local), &[]).result
+    };
+    for (client, local) in [(Client::Outside, "198.51.100.9"), (Client::OtherNode, "10.244.2.8")] {
+        assert_eq!(result(&devices, client, "10.244.1.1", local), Outcome::Failed);
+        assert_eq!(result(&devices, client, "203.0.113.1", local), Outcome::Passed);
+        // The agent is of a version that does not print the addresses.
+        assert_eq!(result(&BTreeSet::new(), client, "10.244.1.1", local), Outcome::Unknown);
+        assert_eq!(result(&BTreeSet::new(), client, "192.0.2.1", local), Outcome::Failed);
+        assert_eq!(result(&BTreeSet::new(), client, local, local), Outcome::Passed);
+    }
 }
 
 #[test]
 fn the_address_that_the_pod_sees_must_not_be_of_its_own_node() {
-    let result = |client, seen, local| judged(client, &answered("echo-1", seen, local), &[]).result;
-    // The Pod may see the client's own address, or the address of a gateway outside of the Node.
+    let result = |client, seen, local| judged(client, &answered("echo-1.npl-test-a", seen, local), &[]).result;
+    // The client's own address, or that of a gateway outside of the Node.
     assert_eq!(result(Client::Outside, "198.51.100.9", "198.51.100.9"), Outcome::Passed);
     assert_eq!(result(Client::Outside, "203.0.113.1", "198.51.100.9"), Outcome::Passed);
     assert_eq!(result(Client::OtherNode, "10.244.2.8", "10.244.2.8"), Outcome::Passed);

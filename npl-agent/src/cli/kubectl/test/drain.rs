@@ -3,23 +3,29 @@
 //! after the drain.
 
 use std::{
-    io::{self, BufRead as _, BufReader, Write as _},
-    process::{Child, ChildStdin, ChildStdout, Stdio},
+    io::{self, Write as _},
+    process::{Child, ChildStdin, Stdio},
+    sync::mpsc::Receiver,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 
 use super::{
     clients,
-    interrupt::Interrupt,
     scene::{PUBLICATION, Scene, client_pod},
 };
 use crate::{
-    cli::{kubectl::Kubectl, note},
+    cli::{
+        kubectl::{Kubectl, child, interrupt::Interrupt},
+        note,
+    },
     core::{
         model::{Family, Protocol},
-        path_test::{Client, Observation, Outcome, Path, Probe, Row},
+        path_test::{
+            Client, Elapsed, Observation, Outcome, Path, Probe, Row, Server, new_connection, open_connection,
+            withdrawal,
+        },
     },
 };
 
@@ -28,29 +34,39 @@ const LONGEST: Duration = Duration::from_secs(35);
 /// The maximum time between the end of the drain and the removal of the mapping.
 const MARGIN: Duration = Duration::from_secs(8);
 
+/// The limit for an observation of a client in a Pod, which has limits of its own.
+const OBSERVATION: Duration = Duration::from_secs(20);
+
 /// An open connection of a client in a Pod. Dropping it ends the client.
-struct OpenConnection {
-    kubectl: Child,
+struct OpenConnection<'a> {
+    interrupt: &'a Interrupt,
+    process: Child,
     input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    output: Receiver<String>,
 }
 
-impl OpenConnection {
-    fn open(kubectl: Kubectl<'_>, scene: &Scene<'_>, pod: &str, probe: Probe) -> anyhow::Result<Self> {
-        let mut command = kubectl.command(&scene.exec_arguments(pod, &["--stdin"], &["hold", &probe.to_string()]));
+impl<'a> OpenConnection<'a> {
+    fn open(test: Test<'a>, pod: &str, probe: Probe) -> anyhow::Result<Self> {
+        let probe = probe.to_string();
+        let mut command = test.kubectl.command(&test.scene.exec_arguments(pod, &["--stdin"], &["hold", &probe]));
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut kubectl = command.spawn().context("run kubectl")?;
-        let (Some(input), Some(output)) = (kubectl.stdin.take(), kubectl.stdout.take()) else {
+        let mut process = command.spawn().context("run kubectl")?;
+        let (Some(input), Some(output)) = (process.stdin.take(), process.stdout.take()) else {
             return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
         };
-        Ok(Self { kubectl, input, output: BufReader::new(output) })
+        let mut connection = Self { interrupt: test.interrupt, process, input, output: child::lines(output) };
+        let first = connection.read()?;
+        ensure!(matches!(first, Observation::Answered(_)), "the connection was not opened: {first:?}");
+        Ok(connection)
     }
 
-    /// The next observation, which the client's own time limits bound.
     fn read(&mut self) -> anyhow::Result<Observation> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        ensure!(!line.is_empty(), "the client in the Pod has ended");
+        let start = Instant::now();
+        let check = || {
+            ensure!(start.elapsed() < OBSERVATION, "the client in the Pod prints no observation");
+            self.interrupt.check()
+        };
+        let line = child::receive(&self.output, check)?.context("the client in the Pod has ended")?;
         serde_json::from_str(&line).context("decode the observation")
     }
 
@@ -60,43 +76,51 @@ impl OpenConnection {
     }
 }
 
-impl Drop for OpenConnection {
+impl Drop for OpenConnection<'_> {
     fn drop(&mut self) {
         // The process may have ended already.
-        drop(self.kubectl.kill());
-        drop(self.kubectl.wait());
+        drop(self.process.kill());
+        drop(self.process.wait());
     }
 }
 
-/// Withdraws the node ports of all echo Pods, and follows a connection of the first TCP path that has passed.
-pub(super) fn rows(
-    kubectl: Kubectl<'_>,
-    scene: &Scene<'_>,
-    interrupt: &Interrupt,
-    working: Option<&Path>,
-) -> anyhow::Result<Vec<Row>> {
+/// What all steps need.
+#[derive(Clone, Copy)]
+pub(super) struct Test<'a> {
+    pub(super) kubectl: Kubectl<'a>,
+    pub(super) scene: &'a Scene<'a>,
+    pub(super) interrupt: &'a Interrupt,
+}
+
+/// Withdraws the node ports of all echo Pods, and follows a connection of the first TCP path that has passed. An error
+/// is a row, so that earlier rows are printed.
+pub(super) fn rows(test: Test<'_>, published: &[Server], working: Option<&Path>) -> Vec<Row> {
+    let mut rows = Vec::new();
+    if let Err(error) = follow(test, published, working, &mut rows) {
+        let nodes: Vec<&str> = test.scene.sites.iter().map(|site| site.node.as_str()).collect();
+        rows.push(Row::about("drain", &nodes.join(", "), Outcome::Unknown, format!("{error:#}")));
+    }
+    rows
+}
+
+fn follow(test: Test<'_>, published: &[Server], working: Option<&Path>, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+    let scene = test.scene;
     let followed =
         working.and_then(|path| Some((path, scene.sites.get(path.server)?, client_pod(path.client_server?))));
-    let open = followed.as_ref().map(|(path, _site, pod)| -> anyhow::Result<OpenConnection> {
-        let mut connection = OpenConnection::open(kubectl, scene, pod, path.probe)?;
-        let first = connection.read()?;
-        ensure!(matches!(first, Observation::Answered(_)), "the connection was not opened: {first:?}");
-        Ok(connection)
-    });
-    let mut rows = Vec::new();
+    let open = followed.as_ref().map(|(path, _site, pod)| OpenConnection::open(test, pod, path.probe));
     let start = Instant::now();
     scene.disable()?;
-    rows.extend(withdrawal(scene, interrupt, start)?);
+    rows.extend(withdrawals(test, published, start)?);
     let (Some((path, site, pod)), Some(open)) = (followed, open) else {
         let reason = "no TCP path from a Pod has passed";
         let nodes = scene.sites.first().map(|site| site.node.as_str()).unwrap_or_default();
         rows.push(Row::about("drain", nodes, Outcome::NotTried, reason));
-        return Ok(rows);
+        return Ok(());
     };
     rows.push(row(path, &site.node, "open connection during the drain", during(open, site.drain(), start)));
-    let after = after(kubectl, scene, interrupt, (&pod, path.probe), site.drain(), start)?;
+    let after = after(test, (&pod, path.probe), site.drain(), start)?;
     rows.push(row(path, &site.node, "new connection after the drain", after));
-    Ok(rows)
+    Ok(())
 }
 
 /// The paths that [`rows`] can follow: TCP from a client Pod.
@@ -109,46 +133,41 @@ fn row(path: &Path, node: &str, name: &str, (result, detail): (Outcome, String))
     Row { protocol: Some(path.probe.protocol), family: Some(family), ..Row::about(name, node, result, detail) }
 }
 
-/// Waits until the annotations name no node port.
-fn withdrawal(scene: &Scene<'_>, interrupt: &Interrupt, start: Instant) -> anyhow::Result<Vec<Row>> {
-    let mut left = Vec::new();
-    interrupt.until(PUBLICATION, || {
-        left = scene.servers()?.0.into_iter().map(|server| !server.entries.is_empty()).collect();
-        Ok((!left.contains(&true)).then_some(()))
+/// Waits until the annotations name no node port. The API server may fail for a moment.
+fn withdrawals(test: Test<'_>, published: &[Server], start: Instant) -> anyhow::Result<Vec<Row>> {
+    let mut left = Err(anyhow!("the annotations were not read"));
+    test.interrupt.until(PUBLICATION, || {
+        left = test.scene.servers();
+        let is_withdrawn = left.as_ref().is_ok_and(|(servers, _)| servers.iter().all(|it| it.entries.is_empty()));
+        Ok(is_withdrawn.then_some(()))
     })?;
-    let elapsed = start.elapsed().as_secs_f32();
-    let rows = scene.sites.iter().zip(left).map(|(site, is_left)| {
-        let (result, detail) = if is_left {
-            (Outcome::Failed, format!("after {elapsed:.1} s, the annotation still names node ports"))
-        } else {
-            (Outcome::Passed, format!("the annotation names no node port after {elapsed:.1} s"))
-        };
-        Row::about("withdrawal", &site.node, result, detail)
+    let elapsed = since(start);
+    let rows = published.iter().zip(left?.0).map(|(before, after)| {
+        withdrawal(&before.node, !before.entries.is_empty(), !after.entries.is_empty(), elapsed)
     });
     Ok(rows.collect())
 }
 
+fn since(start: Instant) -> Elapsed {
+    millis(start.elapsed())
+}
+
+fn millis(duration: Duration) -> Elapsed {
+    Elapsed(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+}
+
 /// Whether the open connection is still answered.
-fn during(open: anyhow::Result<OpenConnection>, drain: Duration, start: Instant) -> (Outcome, String) {
-    let observation = open.and_then(|mut connection| connection.observe());
-    if start.elapsed() >= drain {
-        return (Outcome::NotTried, format!("the drain of {drain:?} is shorter than the withdrawal took"));
-    }
-    match observation {
-        Ok(Observation::Answered(_)) => {
-            (Outcome::Passed, format!("answered {:.1} s after the withdrawal", start.elapsed().as_secs_f32()))
-        }
-        Ok(Observation::NoAnswer(reason) | Observation::Refused(reason)) => (Outcome::Failed, reason),
-        Ok(Observation::NotSent(reason)) => (Outcome::Unknown, reason),
+fn during(open: anyhow::Result<OpenConnection<'_>>, drain: Duration, start: Instant) -> (Outcome, String) {
+    let sent = since(start);
+    match open.and_then(|mut connection| connection.observe()) {
+        Ok(observation) => open_connection(&observation, sent, since(start), millis(drain)),
         Err(error) => (Outcome::Unknown, format!("{error:#}")),
     }
 }
 
 /// Waits until a new connection is not answered.
 fn after(
-    kubectl: Kubectl<'_>,
-    scene: &Scene<'_>,
-    interrupt: &Interrupt,
+    test: Test<'_>,
     (pod, probe): (&str, Probe),
     drain: Duration,
     start: Instant,
@@ -157,25 +176,18 @@ fn after(
         return Ok((Outcome::NotTried, format!("the drain lasts {drain:?}; the test waits at most {LONGEST:?}")));
     }
     note(&format!("waiting for the end of the drain, {drain:?}"));
-    let mut last = Ok(None);
+    let mut last = (Outcome::Unknown, "no request was sent".to_owned());
     let limit = (drain + MARGIN).saturating_sub(start.elapsed());
-    interrupt.until(limit, || {
-        last = clients::ask_in(kubectl, scene, pod, &[probe]).map(|observed| observed.into_iter().next());
-        Ok(matches!(last, Ok(Some(Observation::NoAnswer(_) | Observation::Refused(_)))).then_some(()))
+    test.interrupt.until(limit, || {
+        let sent = since(start);
+        let observed = clients::ask_in(test.kubectl, test.scene, pod, &[probe]);
+        let observed = observed.and_then(|it| it.into_iter().next().context("the client has printed no observation"));
+        let is_end = matches!(observed, Ok(Observation::NoAnswer(_) | Observation::Refused(_)));
+        last = match observed {
+            Ok(observation) => new_connection(&observation, sent, millis(drain)),
+            Err(error) => (Outcome::Unknown, format!("{error:#}")),
+        };
+        Ok(is_end.then_some(()))
     })?;
-    let elapsed = start.elapsed().as_secs_f32();
-    Ok(match last {
-        Ok(Some(Observation::NoAnswer(reason) | Observation::Refused(reason))) if start.elapsed() < drain => {
-            (Outcome::Failed, format!("{elapsed:.1} s after the withdrawal, before the end of the drain: {reason}"))
-        }
-        Ok(Some(Observation::NoAnswer(reason) | Observation::Refused(reason))) => {
-            (Outcome::Passed, format!("{elapsed:.1} s after the withdrawal: {reason}"))
-        }
-        Ok(Some(Observation::Answered(_))) => {
-            (Outcome::Failed, format!("still answered {elapsed:.1} s after the withdrawal"))
-        }
-        Ok(Some(Observation::NotSent(reason))) => (Outcome::Unknown, reason),
-        Ok(None) => (Outcome::Unknown, "the client has printed no observation".to_owned()),
-        Err(error) => (Outcome::Unknown, format!("{error:#}")),
-    })
+    Ok(last)
 }

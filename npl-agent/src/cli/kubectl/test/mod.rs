@@ -3,39 +3,60 @@
 
 mod clients;
 mod drain;
-mod interrupt;
 mod report;
 mod scene;
 mod site;
 
-use std::{collections::BTreeSet, process::ExitCode};
+use std::{collections::BTreeSet, process::ExitCode, time::Duration};
 
 use self::{
-    interrupt::Interrupt,
     report::Report,
     scene::{PUBLICATION, Scene},
 };
-use super::Kubectl;
+use super::{Kubectl, interrupt::Interrupt};
 use crate::{
     cli::note,
     config::kubectl_args::TestArgs,
-    core::path_test::{Outcome, PathFacts, Row, Server, judge, plan, publication},
+    core::{
+        path_test::{Outcome, PathFacts, Row, Server, judge, plan, publication},
+        verdict::HealthVerdict,
+    },
 };
 
-/// Prints the result of every path. The exit code is 1 if a path fails, else 2 if a result is unknown.
+/// The limit for the whole test except the removal of its objects: more than the sum of the limits of all steps.
+const LIMIT: Duration = Duration::from_mins(4);
+
+/// Prints the result of every path. The exit code is 1 if a path fails, else 2 if a result is unknown or objects of the
+/// test are left.
 pub(super) fn run(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<ExitCode> {
-    let interrupt = Interrupt::watch()?;
+    let interrupt = Interrupt::watch(LIMIT)?;
+    let kubectl = kubectl.within(&interrupt);
     scene::name_leftovers(kubectl)?;
     let sites = site::choose(kubectl, args)?;
     let names: Vec<&str> = sites.iter().map(|site| site.node.as_str()).collect();
     note(&format!("testing the paths to {}", names.join(" and ")));
-    let scene = Scene::create(kubectl, &sites, args.image.as_deref())?;
-    let rows = all_rows(kubectl, &scene, &interrupt)?;
-    let report = Report::new(kubectl, &sites, rows);
+    let scene = Scene::new(kubectl, &sites)?;
+    let verdict = test(kubectl, args, &scene, &interrupt);
+    let is_removed = scene.remove(&interrupt);
+    Ok(ExitCode::from(exit_code(verdict?, is_removed)))
+}
+
+fn test(
+    kubectl: Kubectl<'_>,
+    args: &TestArgs,
+    scene: &Scene<'_>,
+    interrupt: &Interrupt,
+) -> anyhow::Result<HealthVerdict> {
+    scene.create(args.image.as_deref())?;
+    let report = Report::new(kubectl, scene.sites, all_rows(kubectl, scene, interrupt)?);
     report.print(args.output)?;
-    note(&format!("removing Namespace {}", scene.namespace));
-    drop(scene);
-    Ok(ExitCode::from(report.verdict().exit_code()))
+    Ok(report.verdict())
+}
+
+/// The exit code of a test, whose objects were removed or are left.
+fn exit_code(verdict: HealthVerdict, is_removed: bool) -> u8 {
+    let verdict = if verdict == HealthVerdict::Healthy && !is_removed { HealthVerdict::CannotTell } else { verdict };
+    verdict.exit_code()
 }
 
 fn all_rows(kubectl: Kubectl<'_>, scene: &Scene<'_>, interrupt: &Interrupt) -> anyhow::Result<Vec<Row>> {
@@ -51,7 +72,7 @@ fn all_rows(kubectl: Kubectl<'_>, scene: &Scene<'_>, interrupt: &Interrupt) -> a
     let working = has_passed.map(|(path, _row)| path).find(|path| drain::can_follow(path)).cloned();
     rows.extend(judged);
     rows.extend(not_tried);
-    rows.extend(drain::rows(kubectl, scene, interrupt, working.as_ref())?);
+    rows.extend(drain::rows(drain::Test { kubectl, scene, interrupt }, &servers, working.as_ref()));
     Ok(rows)
 }
 
@@ -68,4 +89,15 @@ fn published(scene: &Scene<'_>, interrupt: &Interrupt) -> anyhow::Result<(Vec<Se
     let waited = format!("{} s", PUBLICATION.as_secs());
     let rows = servers.iter().map(|server| publication(server, &server.wanted(&families), &waited)).collect();
     Ok((servers, rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_that_are_left_change_the_exit_code_of_a_healthy_cluster() {
+        assert_eq!([true, false].map(|is_removed| exit_code(HealthVerdict::Healthy, is_removed)), [0, 2]);
+        assert_eq!([true, false].map(|is_removed| exit_code(HealthVerdict::AtRisk, is_removed)), [1, 1]);
+    }
 }

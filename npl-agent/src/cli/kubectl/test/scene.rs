@@ -5,23 +5,24 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    os::unix::process::CommandExt as _,
     time::Duration,
 };
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use serde_json::{Value, json};
 
-use super::{interrupt::Interrupt, site::Site};
+use super::site::Site;
 use crate::{
     cli::{
         kubectl::{
             Kubectl, cluster,
+            interrupt::Interrupt,
             nodes::{self, PROGRAM},
             text_at,
         },
         note,
     },
+    config::{echo_args::Listen, label_selector},
     core::{
         model::{Family, Protocol},
         path_test::Server,
@@ -39,34 +40,55 @@ const SERVICE: &str = "echo";
 const CONTAINER: &str = "echo";
 /// The hidden command of `npl-agent` that the Pods run.
 const COMMAND: &str = "echo";
-const PORT: u16 = 7_777;
 /// The limit for the start of the Pods, whose image the Nodes have pulled already.
 const START: Duration = Duration::from_secs(40);
 /// The limit for the publication of all node ports.
 pub(super) const PUBLICATION: Duration = Duration::from_secs(15);
 /// The limit for the removal of all objects.
-const REMOVAL: &str = "--timeout=60s";
+const REMOVAL: Duration = Duration::from_secs(90);
+/// The limit for one attempt of the removal.
+const ATTEMPT: &str = "--timeout=60s";
+/// The number of attempts to remove the objects.
+const ATTEMPTS: usize = 3;
+/// The beginning of the Namespaces' names.
+const PREFIX: &str = "npl-test-";
 
-/// The objects of a running test. Dropping it removes them.
+/// The port of the echo Pods. The ports of all protocols differ, because a Pod port of several protocols needs one node
+/// port that is free for all of them.
+const fn port(protocol: Protocol) -> u16 {
+    match protocol {
+        Protocol::Tcp => 7_777,
+        Protocol::Udp => 7_778,
+        Protocol::Sctp => 7_779,
+    }
+}
+
+/// The objects of a test.
 #[derive(Debug)]
 pub(super) struct Scene<'a> {
     kubectl: Kubectl<'a>,
     pub(super) namespace: String,
     pub(super) sites: &'a [Site],
+    /// The labels by which all agents select the Service.
+    service_labels: BTreeMap<String, String>,
 }
 
 /// Writes the names of Namespaces that another test has not removed to standard error.
 pub(super) fn name_leftovers(kubectl: Kubectl<'_>) -> anyhow::Result<()> {
     let selector = format!("{}={}", LABEL.0, LABEL.1);
     for namespace in kubectl.list(&["namespaces", "--selector", &selector])? {
-        let name = text_at(&namespace, "/metadata/name");
-        if namespace.pointer("/metadata/deletionTimestamp").is_none() {
-            note(&format!(
-                "Namespace {name} is of another test: unless it is still running, `kubectl delete namespace {name}`"
-            ));
+        if let Some(name) = leftover(&namespace) {
+            let remedy = kubectl.line(&["delete", "namespace", name]);
+            note(&format!("Namespace {name} is of another test: unless it is still running, `{remedy}`"));
         }
     }
     Ok(())
+}
+
+/// The name of a Namespace that a test has created and nobody removes. Other Namespaces may have the same label.
+fn leftover(namespace: &Value) -> Option<&str> {
+    let is_being_removed = namespace.pointer("/metadata/deletionTimestamp").is_some();
+    Some(text_at(namespace, "/metadata/name")).filter(|name| !is_being_removed && name.starts_with(PREFIX))
 }
 
 /// The name of a Node's echo Pod.
@@ -80,21 +102,31 @@ pub(super) fn client_pod(index: usize) -> String {
 }
 
 impl<'a> Scene<'a> {
-    /// Creates all objects.
-    pub(super) fn create(kubectl: Kubectl<'a>, sites: &'a [Site], image: Option<&str>) -> anyhow::Result<Self> {
+    /// Chooses the names of the objects.
+    pub(super) fn new(kubectl: Kubectl<'a>, sites: &'a [Site]) -> anyhow::Result<Self> {
         let suffix: String = std::iter::repeat_with(fastrand::lowercase).take(5).collect();
-        let scene = Self { kubectl, namespace: format!("npl-test-{suffix}"), sites };
-        kubectl.create(&scene.namespace_object())?;
+        let selectors = sites.iter().filter_map(Site::service_selector).collect();
+        let service_labels = label_selector::satisfying(&selectors).map_err(|requirements| {
+            anyhow!(
+                "the test has one Service, and its labels cannot satisfy the requirements `{requirements}` of the \
+                 agents' --service-selector"
+            )
+        })?;
+        Ok(Self { kubectl, namespace: format!("{PREFIX}{suffix}"), sites, service_labels })
+    }
+
+    /// Creates all objects.
+    pub(super) fn create(&self, image: Option<&str>) -> anyhow::Result<()> {
+        self.kubectl.create(&self.namespace_object())?;
         // The Pods' own service account exists before them; the controller creates `default` later.
-        let account = scene.object("ServiceAccount", "v1", SERVICE, &BTreeMap::new());
-        let mut objects = vec![account, scene.service()];
-        for (index, site) in sites.iter().enumerate() {
+        let account = self.object("ServiceAccount", "v1", SERVICE);
+        let mut objects = vec![account, self.service()];
+        for (index, site) in self.sites.iter().enumerate() {
             let image = image.unwrap_or(&site.agent.image);
-            objects.push(scene.pod(&echo_pod(index), "echo", site, image));
-            objects.push(scene.pod(&client_pod(index), "client", site, image));
+            objects.push(self.pod(&echo_pod(index), "echo", site, image));
+            objects.push(self.pod(&client_pod(index), "client", site, image));
         }
-        kubectl.create(&json!({"apiVersion": "v1", "kind": "List", "items": objects}))?;
-        Ok(scene)
+        self.kubectl.create(&json!({"apiVersion": "v1", "kind": "List", "items": objects}))
     }
 
     fn namespace_object(&self) -> Value {
@@ -105,10 +137,8 @@ impl<'a> Scene<'a> {
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": labels}})
     }
 
-    fn object(&self, kind: &str, version: &str, name: &str, labels: &BTreeMap<String, String>) -> Value {
-        let mut labels = labels.clone();
-        labels.insert(LABEL.0.to_owned(), LABEL.1.to_owned());
-        let metadata = json!({"name": name, "namespace": self.namespace, "labels": labels});
+    fn object(&self, kind: &str, version: &str, name: &str) -> Value {
+        let metadata = json!({"name": name, "namespace": self.namespace, "labels": {LABEL.0: LABEL.1}});
         json!({"apiVersion": version, "kind": kind, "metadata": metadata})
     }
 
@@ -118,14 +148,14 @@ impl<'a> Scene<'a> {
     }
 
     fn service(&self) -> Value {
-        let labels = self.sites.iter().flat_map(Site::service_labels).collect();
-        let mut service = self.object("Service", "v1", SERVICE, &labels);
+        let mut service = self.object("Service", "v1", SERVICE);
         let ports: Vec<Value> = self
             .protocols()
             .iter()
-            .map(|it| json!({"name": it.as_str(), "port": PORT, "protocol": it.as_str().to_ascii_uppercase()}))
+            .map(|it| json!({"name": it.as_str(), "port": port(*it), "protocol": it.as_str().to_ascii_uppercase()}))
             .collect();
         let keys = AnnotationKeys::new(&self.kubectl.connection.annotation_domain);
+        service["metadata"]["labels"] = json!(self.service_labels);
         service["metadata"]["annotations"] = json!({keys.enabled: "true"});
         service["spec"] = json!({
             "selector": {LABEL.0: LABEL.1, ROLE: "echo"}, "ports": ports, "ipFamilyPolicy": "PreferDualStack",
@@ -133,22 +163,18 @@ impl<'a> Scene<'a> {
         service
     }
 
+    /// The name that a Pod's answers contain. Another test at the same time has Pods with the same names.
+    fn identity(&self, pod: &str) -> String {
+        format!("{pod}.{}", self.namespace)
+    }
+
     /// A Pod that Pod Security Admission admits on the level "restricted".
     fn pod(&self, name: &str, role: &str, site: &Site, image: &str) -> Value {
-        let labels = [(ROLE.to_owned(), role.to_owned())].into();
-        let mut pod = self.object("Pod", "v1", name, &labels);
-        let protocols: Vec<&str> = self.protocols().into_iter().map(Protocol::as_str).collect();
-        let command = [
-            PROGRAM,
-            COMMAND,
-            "serve",
-            "--name",
-            name,
-            "--port",
-            &PORT.to_string(),
-            "--protocols",
-            &protocols.join(","),
-        ];
+        let mut pod = self.object("Pod", "v1", name);
+        pod["metadata"]["labels"][ROLE] = json!(role);
+        let ports = self.protocols().into_iter().map(|protocol| Listen { protocol, port: port(protocol) }.to_string());
+        let (identity, ports) = (self.identity(name), ports.collect::<Vec<_>>().join(","));
+        let command = [PROGRAM, COMMAND, "serve", "--name", &identity, "--listen", &ports];
         let container = json!({
             "name": CONTAINER,
             "image": image,
@@ -217,9 +243,11 @@ impl<'a> Scene<'a> {
             Ok(Server {
                 node: site.node.clone(),
                 pod: echo_pod(index),
+                identity: self.identity(&echo_pod(index)),
                 pod_ips: ips(&echo.ips),
                 client_ips: ips(&client.ips),
                 node_ips: site.node_ips.clone(),
+                device_ips: site.device_ips.clone(),
                 pod_ranges: site.pod_ranges.clone(),
                 protocols: site.protocols(),
                 serves_local_pods: site.serves_local_pods(),
@@ -247,21 +275,28 @@ impl<'a> Scene<'a> {
         nodes::exec_in([&self.namespace, pod, CONTAINER], options, &[&[COMMAND], arguments].concat())
     }
 
-    fn remove(&self) -> anyhow::Result<()> {
-        let arguments = ["delete", "namespace", &self.namespace, "--ignore-not-found", "--wait", REMOVAL];
-        let mut command = self.kubectl.command(&arguments);
-        // A second Ctrl-C does not interrupt the removal.
-        let output = command.process_group(0).output().context("run kubectl")?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim_end());
-        Ok(())
-    }
-}
-
-impl Drop for Scene<'_> {
-    fn drop(&mut self) {
-        if let Err(error) = self.remove() {
-            note(&format!("Namespace {0} is left, `kubectl delete namespace {0}`: {error:#}", self.namespace));
+    /// Removes all objects. If that fails, writes the command that removes them to standard error, and returns `false`.
+    pub(super) fn remove(&self, interrupt: &Interrupt) -> bool {
+        let arguments = ["delete", "namespace", &self.namespace];
+        note(&format!("removing Namespace {}; another Ctrl-C leaves it behind", self.namespace));
+        let removed = self.try_remove(&interrupt.renewed(REMOVAL));
+        if let Err(error) = &removed {
+            let remedy = self.kubectl.line(&arguments);
+            note(&format!("Namespace {} is left, `{remedy}`: {error:#}", self.namespace));
         }
+        removed.is_ok()
+    }
+
+    fn try_remove(&self, limit: &Interrupt) -> anyhow::Result<()> {
+        let arguments = ["namespace", &self.namespace, "--ignore-not-found", "--wait", ATTEMPT];
+        let (mut last, mut attempts) = (Ok(()), 0);
+        let removed = limit.until(REMOVAL, || {
+            attempts += 1;
+            last = self.kubectl.within(limit).delete(&arguments);
+            Ok((last.is_ok() || attempts == ATTEMPTS).then_some(()))
+        });
+        // The reason of kubectl says more than that of the time limit.
+        last.and(removed.map(drop))
     }
 }
 
@@ -296,20 +331,5 @@ fn progress(pod: &Value) -> Progress {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_container_that_has_ended_is_reported_at_once() {
-        let pod = |status: Value| json!({"metadata": {"name": "echo-1"}, "status": {"containerStatuses": [status]}});
-        assert_eq!(progress(&pod(json!({"state": {"running": {}}}))), Progress::Running);
-        let waiting = json!({"state": {"waiting": {"reason": "ErrImageNeverPull", "message": "no image"}}});
-        let text = "Pod echo-1 does not run: ErrImageNeverPull no image";
-        assert_eq!(progress(&pod(waiting)), Progress::Waiting(text.to_owned()));
-        let ended = json!({"reason": "Error", "message": "unrecognized subcommand 'echo'\n"});
-        let back_off =
-            json!({"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}});
-        let text = "the container of Pod echo-1 has ended: Error unrecognized subcommand 'echo'";
-        assert_eq!(progress(&pod(back_off)), Progress::Ended(text.to_owned()));
-    }
-}
+#[path = "scene_tests.rs"]
+mod tests;

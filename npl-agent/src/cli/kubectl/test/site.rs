@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     cli::kubectl::{
         Kubectl, is_ready, items_at,
-        nodes::{AgentPod, agents},
+        nodes::{AgentPod, agents, exec},
         text_at,
     },
     config::{kubectl_args::TestArgs, value},
@@ -24,11 +24,14 @@ use crate::{
 const NODES: usize = 2;
 
 /// A Node of the test.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Site {
     pub(super) node: String,
     pub(super) agent: AgentPod,
+    /// The addresses in the Node object.
     pub(super) node_ips: BTreeSet<IpAddr>,
+    /// The addresses of all devices of the Node; empty if they are unknown.
+    pub(super) device_ips: BTreeSet<IpAddr>,
     pub(super) pod_ranges: BTreeSet<SourceRange>,
 }
 
@@ -54,12 +57,17 @@ impl Site {
         named.unwrap_or(Duration::from_secs(30))
     }
 
-    /// The labels of a Service that satisfy the equality requirements of the agent's `--service-selector`.
-    pub(super) fn service_labels(&self) -> BTreeMap<String, String> {
-        let requirements = self.variable("NPL_SERVICE_SELECTOR").unwrap_or_default().split(',');
-        let equal = requirements.filter(|text| !text.contains("!=") && !text.contains('('));
-        let pairs = equal.filter_map(|text| text.split_once("==").or_else(|| text.split_once('=')));
-        pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned())).collect()
+    /// The agent's `--service-selector`.
+    pub(super) fn service_selector(&self) -> Option<&str> {
+        self.variable("NPL_SERVICE_SELECTOR").filter(|text| !text.is_empty())
+    }
+
+    /// Reads the addresses of the Node's devices in the agent's Pod, which runs on the host network. An agent of an earlier
+    /// version does not print them.
+    fn with_device_ips(mut self, kubectl: Kubectl<'_>) -> Self {
+        let output = exec(kubectl, &self.agent, &["echo", "addresses"]);
+        self.device_ips = output.ok().and_then(|(_code, text)| serde_json::from_str(&text).ok()).unwrap_or_default();
+        self
     }
 }
 
@@ -80,13 +88,15 @@ pub(super) fn choose(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<Ve
         let ready = nodes.iter().filter(|node| is_ready(node) && !is_cordoned(node));
         let sites: Vec<Site> = ready.filter_map(|node| site(node, &agents)).take(NODES).collect();
         ensure!(!sites.is_empty(), "no Node with a running agent is ready and schedulable");
-        return Ok(sites);
+        return Ok(sites.into_iter().map(|site| site.with_device_ips(kubectl)).collect());
     }
     let wanted: BTreeSet<&String> = args.node.iter().collect();
     let named = wanted.into_iter().map(|name| {
         let node = nodes.iter().find(|node| text_at(node, "/metadata/name") == name);
         let node = node.with_context(|| format!("the cluster has no Node {name}"))?;
-        site(node, &agents).with_context(|| format!("no agent runs on Node {name}: `kubectl npl status` says why"))
+        let site = site(node, &agents);
+        let site = site.with_context(|| format!("no agent runs on Node {name}: `kubectl npl status` says why"))?;
+        Ok(site.with_device_ips(kubectl))
     });
     named.collect()
 }
@@ -98,6 +108,7 @@ fn site(node: &Value, agents: &BTreeMap<String, AgentPod>) -> Option<Site> {
         node: name.to_owned(),
         agent: agents.get(name)?.clone(),
         node_ips: addresses.filter_map(|it| text_at(it, "/address").parse().ok()).collect(),
+        device_ips: BTreeSet::new(),
         pod_ranges: ranges.filter_map(|it| it.as_str()?.parse().ok()).collect(),
     })
 }
@@ -132,12 +143,11 @@ mod tests {
             ("NPL_PROTOCOLS", "tcp,sctp"),
             ("NPL_LOCAL_CLIENTS", "host"),
             ("NPL_DRAIN", "1m"),
-            ("NPL_SERVICE_SELECTOR", "example.com/npl=yes, team==a,tier!=b,zone in (c,d)"),
+            ("NPL_SERVICE_SELECTOR", "team==a,zone in (c,d)"),
         ]);
         assert_eq!(set.protocols(), [Protocol::Tcp, Protocol::Sctp].into());
         assert!(!set.serves_local_pods());
         assert_eq!(set.drain(), Duration::from_mins(1));
-        let labels = [("example.com/npl", "yes"), ("team", "a")];
-        assert_eq!(set.service_labels(), labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+        assert_eq!((set.service_selector(), default.service_selector()), (Some("team==a,zone in (c,d)"), None));
     }
 }

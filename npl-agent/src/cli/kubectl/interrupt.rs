@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Ctrl-C, termination and a time limit end a command between two steps, so that it can remove its objects.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// The interval at which conditions are checked.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Whether a signal has arrived, or the time limit is over.
+#[derive(Debug, Clone)]
+pub(super) struct Interrupt {
+    signals: Arc<AtomicUsize>,
+    /// The number of signals that arrived before this limit began.
+    earlier: usize,
+    start: Instant,
+    limit: Duration,
+}
+
+impl Interrupt {
+    /// Replaces the default effect of SIGINT, SIGTERM and SIGHUP, which would end the process at once.
+    pub(super) fn watch(limit: Duration) -> anyhow::Result<Self> {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().context("watch for signals")?;
+        let signals = {
+            let _context = runtime.enter();
+            [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal)
+        };
+        let [interrupt, terminate, hangup] = signals;
+        let (mut interrupt, mut terminate, mut hangup) = (interrupt?, terminate?, hangup?);
+        let watched = Self::new(limit);
+        let counter = Arc::clone(&watched.signals);
+        thread::spawn(move || {
+            runtime.block_on(async {
+                loop {
+                    tokio::select! {
+                        _ = interrupt.recv() => {}
+                        _ = terminate.recv() => {}
+                        _ = hangup.recv() => {}
+                    }
+                    counter.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        });
+        Ok(watched)
+    }
+
+    /// A time limit that begins now, without signals.
+    pub(super) fn new(limit: Duration) -> Self {
+        Self { signals: Arc::default(), earlier: 0, start: Instant::now(), limit }
+    }
+
+    /// A time limit for the removal of objects, which begins now and which only a further signal interrupts.
+    pub(super) fn renewed(&self, limit: Duration) -> Self {
+        let signals = Arc::clone(&self.signals);
+        Self { earlier: signals.load(Ordering::Relaxed), signals, start: Instant::now(), limit }
+    }
+
+    /// An error once a signal has arrived, or the time limit is over.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        ensure!(self.signals.load(Ordering::Relaxed) == self.earlier, "interrupted");
+        ensure!(self.start.elapsed() < self.limit, "the time limit of {} s is over", self.limit.as_secs());
+        Ok(())
+    }
+
+    /// Repeats `read` until it returns a result; `None` after the time limit.
+    pub(super) fn until<T>(
+        &self,
+        limit: Duration,
+        mut read: impl FnMut() -> anyhow::Result<Option<T>>,
+    ) -> anyhow::Result<Option<T>> {
+        let start = Instant::now();
+        loop {
+            self.check()?;
+            if let Some(found) = read()? {
+                return Ok(Some(found));
+            }
+            if start.elapsed() >= limit {
+                return Ok(None);
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_further_signal_interrupts_the_removal() {
+        let interrupt = Interrupt::new(Duration::from_mins(1));
+        assert!(interrupt.check().is_ok());
+        interrupt.signals.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(interrupt.check().unwrap_err().to_string(), "interrupted");
+        let removal = interrupt.renewed(Duration::from_mins(1));
+        assert!(removal.check().is_ok());
+        interrupt.signals.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(removal.check().unwrap_err().to_string(), "interrupted");
+    }
+
+    #[test]
+    fn the_time_limit_ends_the_command() {
+        let error = Interrupt::new(Duration::ZERO).check().unwrap_err();
+        assert_eq!(error.to_string(), "the time limit of 0 s is over");
+    }
+}

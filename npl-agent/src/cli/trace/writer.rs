@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A thread that writes the records, so that a reader that pauses the output blocks neither signals nor the filter's
+//! lease.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use anyhow::Context as _;
+use tokio::sync::{
+    mpsc::{self, Receiver, Sender, error::TryRecvError},
+    oneshot,
+};
+
+/// The number of records that wait for the reader of the output. While so many wait, further records stay in the ring
+/// buffer, whose lost records the programs count.
+pub(super) const CAPACITY: usize = 1_024;
+
+/// The destination of records.
+pub(super) trait Sink<T>: Send + 'static {
+    /// Writes a record; `false` if the reader of the output has gone away.
+    fn add(&mut self, record: &T) -> anyhow::Result<bool>;
+
+    /// Hands over all buffered output; `false` if its reader has gone away.
+    fn flush(&mut self) -> anyhow::Result<bool>;
+}
+
+/// The records on their way to the output.
+pub(super) struct Writer<T> {
+    records: Sender<T>,
+    written: Arc<AtomicU64>,
+    result: oneshot::Receiver<anyhow::Result<()>>,
+}
+
+impl<T: Send + 'static> Writer<T> {
+    /// Starts the thread.
+    pub(super) fn start(mut sink: impl Sink<T>) -> anyhow::Result<Self> {
+        let (records, mut waiting) = mpsc::channel(CAPACITY);
+        let (report, result) = oneshot::channel();
+        let written = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&written);
+        let thread = thread::Builder::new().name("output".to_owned());
+        let started = thread.spawn(move || {
+            let ended = write(&mut sink, &mut waiting, &counter);
+            // The command may have ended without this thread.
+            drop(report.send(ended));
+        });
+        started.context("start the thread that writes the records")?;
+        Ok(Self { records, written, result })
+    }
+
+    /// The number of records that can be added at present.
+    pub(super) fn room(&self) -> usize {
+        self.records.capacity()
+    }
+
+    /// Adds a record for which there is room.
+    pub(super) fn add(&self, record: T) {
+        // Without its reader, the output is complete.
+        drop(self.records.try_send(record));
+    }
+
+    /// Waits until a record can be added; `false` if the thread has ended.
+    pub(super) async fn has_room(&self) -> bool {
+        self.records.reserve().await.is_ok()
+    }
+
+    /// Waits until the thread has ended, because the reader of the output has gone away, or by an error.
+    pub(super) async fn ended(&self) {
+        self.records.closed().await;
+    }
+
+    /// The records that the sink has accepted.
+    pub(super) fn written(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.written)
+    }
+
+    /// Waits until all records are written.
+    pub(super) async fn finish(self) -> anyhow::Result<()> {
+        drop(self.records);
+        self.result.await.context("the thread that writes the records ended")?
+    }
+}
+
+fn write<T>(sink: &mut impl Sink<T>, waiting: &mut Receiver<T>, written: &AtomicU64) -> anyhow::Result<()> {
+    loop {
+        let next = match waiting.try_recv() {
+            Err(TryRecvError::Empty) => {
+                if !sink.flush()? {
+                    return Ok(());
+                }
+                waiting.blocking_recv()
+            }
+            next => next.ok(),
+        };
+        let Some(record) = next else { return sink.flush().map(drop) };
+        if !sink.add(&record)? {
+            return Ok(());
+        }
+        written.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::mpsc::{Receiver, channel},
+        time::Duration,
+    };
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// An output whose reader accepts a record for each message, and goes away with its end.
+    struct Reader(Receiver<()>);
+
+    impl Sink<u64> for Reader {
+        fn add(&mut self, _record: &u64) -> anyhow::Result<bool> {
+            Ok(self.0.recv().is_ok())
+        }
+
+        fn flush(&mut self) -> anyhow::Result<bool> {
+            Ok(true)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_pauses_the_output_blocks_only_the_thread() {
+        let (accept, accepted) = channel();
+        let writer = Writer::start(Reader(accepted)).unwrap();
+        let mut added = 0;
+        // The thread holds one record, and the others wait.
+        while added <= CAPACITY {
+            assert!(timeout(LIMIT, writer.has_room()).await.unwrap());
+            writer.add(0);
+            added += 1;
+        }
+        assert_eq!((writer.room(), writer.written().load(Ordering::Relaxed)), (0, 0));
+        assert!(timeout(Duration::ZERO, writer.has_room()).await.is_err(), "the records stay in the ring buffer");
+        for _ in 0..added {
+            accept.send(()).unwrap();
+        }
+        let written = writer.written();
+        timeout(LIMIT, writer.finish()).await.unwrap().unwrap();
+        assert_eq!(usize::try_from(written.load(Ordering::Relaxed)), Ok(added));
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_goes_away_ends_the_output() {
+        let (accept, accepted) = channel();
+        let writer = Writer::start(Reader(accepted)).unwrap();
+        drop(accept);
+        writer.add(0);
+        timeout(LIMIT, writer.ended()).await.unwrap();
+        assert!(!timeout(LIMIT, writer.has_room()).await.unwrap());
+        timeout(LIMIT, writer.finish()).await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Judges the withdrawal of node ports and the drain. The agent sees the request for the withdrawal a little later.
+
+use std::fmt;
+
+use super::{Observation, Outcome, Row};
+
+/// The time since the withdrawal was requested, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Elapsed(pub u64);
+
+impl fmt::Display for Elapsed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{} s", self.0 / 1_000, self.0 % 1_000 / 100)
+    }
+}
+
+/// The row about the withdrawal of an echo Pod's node ports, of which some were published if `was_published`.
+pub fn withdrawal(node: &str, was_published: bool, is_left: bool, elapsed: Elapsed) -> Row {
+    let (result, detail) = match (was_published, is_left) {
+        (_, true) => (Outcome::Failed, format!("after {elapsed}, the annotation still names node ports")),
+        (true, false) => (Outcome::Passed, format!("the annotation names no node port after {elapsed}")),
+        (false, false) => (Outcome::NotTried, "no node port was published".to_owned()),
+    };
+    Row::about("withdrawal", node, result, detail)
+}
+
+/// The result of a request on an open connection, which must be answered if it was sent during the drain.
+pub fn open_connection(
+    observation: &Observation,
+    sent: Elapsed,
+    observed: Elapsed,
+    drain: Elapsed,
+) -> (Outcome, String) {
+    if sent >= drain {
+        return (Outcome::NotTried, format!("the drain of {drain} is shorter than the withdrawal took"));
+    }
+    match observation {
+        Observation::Answered(_) => (Outcome::Passed, format!("answered {sent} after the withdrawal")),
+        Observation::NoAnswer(_) | Observation::Refused(_) if observed >= drain => {
+            (Outcome::NotTried, format!("the drain of {drain} ended while the request was sent"))
+        }
+        Observation::NoAnswer(reason) | Observation::Refused(reason) => (Outcome::Failed, reason.clone()),
+        Observation::NotSent(reason) => (Outcome::Unknown, reason.clone()),
+    }
+}
+
+/// The result of a new connection, which must be answered if the request was sent during the drain, and not after it.
+pub fn new_connection(observation: &Observation, sent: Elapsed, drain: Elapsed) -> (Outcome, String) {
+    match observation {
+        Observation::NoAnswer(reason) | Observation::Refused(reason) if sent < drain => {
+            (Outcome::Failed, format!("{sent} after the withdrawal, before the end of the drain: {reason}"))
+        }
+        Observation::NoAnswer(reason) | Observation::Refused(reason) => {
+            (Outcome::Passed, format!("{sent} after the withdrawal: {reason}"))
+        }
+        Observation::Answered(_) => (Outcome::Failed, format!("still answered {sent} after the withdrawal")),
+        Observation::NotSent(reason) => (Outcome::Unknown, reason.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::path_test::Reply;
+
+    const DRAIN: Elapsed = seconds(30);
+
+    const fn seconds(seconds: u64) -> Elapsed {
+        Elapsed(seconds * 1_000)
+    }
+
+    fn refused() -> Observation {
+        Observation::Refused("connect: connection refused".to_owned())
+    }
+
+    fn answered() -> Observation {
+        let ip = [192, 0, 2, 7].into();
+        Observation::Answered(Reply { pod: "echo-1".to_owned(), seen: ip, local: Some(ip) })
+    }
+
+    #[test]
+    fn a_withdrawal_passes_only_if_node_ports_were_published() {
+        let result = |was_published, is_left| withdrawal("node-1", was_published, is_left, seconds(1)).result;
+        assert_eq!(result(true, false), Outcome::Passed);
+        assert_eq!(result(true, true), Outcome::Failed);
+        assert_eq!(result(false, false), Outcome::NotTried);
+    }
+
+    #[test]
+    fn times_are_shown_in_tenths_of_a_second() {
+        let (result, detail) = new_connection(&refused(), Elapsed(30_290), DRAIN);
+        let text = "30.2 s after the withdrawal: connect: connection refused".to_owned();
+        assert_eq!((result, detail), (Outcome::Passed, text));
+    }
+
+    #[test]
+    fn a_request_counts_at_the_time_at_which_it_was_sent() {
+        // The observation of a request that is not answered comes some seconds later.
+        assert_eq!(new_connection(&refused(), seconds(29), DRAIN).0, Outcome::Failed);
+        assert_eq!(new_connection(&refused(), seconds(30), DRAIN).0, Outcome::Passed);
+        assert_eq!(new_connection(&answered(), seconds(38), DRAIN).0, Outcome::Failed);
+        assert_eq!(open_connection(&answered(), seconds(29), seconds(31), DRAIN).0, Outcome::Passed);
+        assert_eq!(open_connection(&refused(), seconds(2), seconds(3), DRAIN).0, Outcome::Failed);
+        assert_eq!(open_connection(&refused(), seconds(29), seconds(31), DRAIN).0, Outcome::NotTried);
+        assert_eq!(open_connection(&answered(), seconds(30), seconds(31), DRAIN).0, Outcome::NotTried);
+    }
+}
