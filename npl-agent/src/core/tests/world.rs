@@ -48,6 +48,8 @@ pub(super) struct World {
     pub(super) stolen: BTreeSet<Frontend>,
     /// Ports without a mapping that receive packets.
     pub(super) recent_traffic: BTreeSet<Frontend>,
+    /// The kernel's map of unmapped traffic: when a port last lost a mapping or received a packet without a mapping.
+    pub(super) last_unmapped: BTreeMap<NodePort, Moment>,
     pub(super) pods: BTreeMap<PodKey, Pod>,
     pub(super) services: BTreeMap<ServiceKey, Service>,
     pub(super) node: Option<Node>,
@@ -56,7 +58,7 @@ pub(super) struct World {
     pub(super) is_api_down: bool,
     /// When an annotation of a Pod last named a node port that it no longer names.
     withdrawn: BTreeMap<(NodePort, PodUid), Moment>,
-    /// Whether no other software writes annotations and mappings, and the agent never restarts.
+    /// Whether no other software writes annotations and mappings.
     pub(super) is_undisturbed: bool,
 }
 
@@ -70,6 +72,7 @@ impl World {
             room: usize::MAX,
             stolen: BTreeSet::new(),
             recent_traffic: BTreeSet::new(),
+            last_unmapped: BTreeMap::new(),
             pods: BTreeMap::new(),
             services: BTreeMap::new(),
             node: None,
@@ -90,8 +93,12 @@ impl World {
     /// As [`Self::start`], before the API server has answered.
     pub(super) fn start_without_lists(&mut self) {
         self.real.reservations.clear();
+        self.last_unmapped.extend(self.recent_traffic.iter().map(|recent| (recent.node_port, self.now)));
+        self.forget_late_withdrawals();
         self.state = State::new(self.settings.clone());
         self.state.observe(self.real.clone());
+        let ages = self.last_unmapped.iter().map(|(node_port, at)| (*node_port, self.now.0 - at.0));
+        self.state.resume_quarantine(ages, self.now);
     }
 
     /// Delivers the API server's lists.
@@ -125,6 +132,17 @@ impl World {
         let left = successor.map(annotation::named_by).unwrap_or_default();
         for entry in annotation::named_by(former).difference(&left) {
             self.withdrawn.insert((entry.node_port, former.uid.clone()), self.now);
+        }
+    }
+
+    /// A new agent learns from the kernel when a mapping was removed. If the mapping was removed before its annotation,
+    /// because the Pod had finished or lost its address, the new agent does not learn when the annotation was withdrawn.
+    fn forget_late_withdrawals(&mut self) {
+        for ((number, _), at) in &mut self.withdrawn {
+            let is_mapped = self.real.mappings.keys().any(|frontend| frontend.node_port == *number);
+            if let Some(unmapped) = self.last_unmapped.get(number).filter(|_| !is_mapped) {
+                *at = (*at).min(*unmapped);
+            }
         }
     }
 
@@ -280,6 +298,7 @@ impl World {
             }
             Op::RemoveMapping(frontend) => {
                 assert!(self.real.mappings.remove(frontend).is_some(), "{op:?}: no such mapping");
+                self.last_unmapped.insert(frontend.node_port, self.now);
             }
             Op::Release(frontend) => {
                 assert!(!self.real.mappings.contains_key(frontend), "{op:?}: still mapped");
