@@ -305,11 +305,12 @@ pub const MAPS: &[Map] = &[
         capacity: unmapped::PORTS,
         key: Content::U32("node port"),
         value: Content::U64(
-            "time of the last packet in units of 2^30 ns (1.07 s) of `CLOCK_MONOTONIC`; 0 if there was none",
+            "time of the last packet or removal in units of 2^30 ns (1.07 s) of `CLOCK_MONOTONIC`; 0 if there was none",
         ),
-        purpose: "Unmapped traffic: time of the last packet to each node port without a mapping. While the traffic \
-                  lasts, the agent assigns such a port only if no other port is free.",
-        written_by: "programs, and the agent when it removes a UDP mapping",
+        purpose: "Unmapped traffic: time of the last packet to each node port without a mapping, or of the removal of its \
+                  last mapping. While the traffic lasts, the agent assigns such a port only if no other port is free. A \
+                  restarted agent keeps the port in quarantine.",
+        written_by: "programs, and the agent when it removes a mapping",
         when_full: NEVER,
     },
     Map {

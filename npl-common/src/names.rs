@@ -68,7 +68,8 @@ pub const MAP_SCTP_BUFFER: &str = "npl_sctp_reasm";
 pub const MAP_HOST_CONNECTION_V4: &str = "npl_hostconn_v4";
 /// As [`MAP_HOST_CONNECTION_V4`], IPv6.
 pub const MAP_HOST_CONNECTION_V6: &str = "npl_hostconn_v6";
-/// Time of the last packet to an unmapped node port, IPv4: array of `u64` by port, see [`crate::unmapped`].
+/// Time of the last packet to an unmapped node port, or of the removal of its mapping, IPv4: array of `u64` by port, see
+/// [`crate::unmapped`].
 pub const MAP_UNMAPPED_V4: &str = "npl_unmapped_v4";
 /// As [`MAP_UNMAPPED_V4`], IPv6.
 pub const MAP_UNMAPPED_V6: &str = "npl_unmapped_v6";

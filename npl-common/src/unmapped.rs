@@ -3,8 +3,9 @@
 //! new mapping, the sender, such as a load balancer that still probes a removed member, would reach the new Pod. Until
 //! the traffic ceases, the agent therefore assigns the port only if no other port is free.
 //!
-//! The array has one word per port: the time of the last packet in the unit of [`crate::fragment::time`], or 0 if there
-//! was none.
+//! One word per port: the time of the last packet, or of the removal of the last mapping if no packet arrived since, in
+//! [`crate::fragment::time`]'s unit; 0 if there was neither. The words outlive the agent, so that a port stays in
+//! quarantine across a restart of the agent.
 
 /// Number of elements, one for each port. The elements take 512 KiB.
 pub const PORTS: u32 = 65_536;
@@ -20,9 +21,23 @@ pub const fn silence(word: u64, now: u64) -> Option<u64> {
     if word == 0 || silence > LIFETIME { None } else { Some(silence) }
 }
 
+/// The time that has certainly passed since the last packet or removal at `now`, in nanoseconds; `None` if there was
+/// neither. Both times are rounded down, so one unit may be missing.
+pub const fn least_age(word: u64, now: u64) -> Option<u64> {
+    if word == 0 { None } else { Some(now.saturating_sub(word).saturating_sub(1).saturating_mul(1 << 30)) }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{LIFETIME, silence};
+    use super::{LIFETIME, least_age, silence};
+
+    #[test]
+    fn an_age_is_never_longer_than_the_time_since_the_last_packet() {
+        assert_eq!(least_age(0, 5), None);
+        assert_eq!(least_age(6, 5), Some(0));
+        assert_eq!(least_age(5, 6), Some(0), "a packet at the end of unit 5 may be a nanosecond old");
+        assert_eq!(least_age(5, 8), Some(2 << 30));
+    }
 
     #[test]
     fn traffic_has_ceased_after_its_lifetime() {

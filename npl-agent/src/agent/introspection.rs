@@ -82,7 +82,7 @@ impl Introspection {
             is_retiring: state.is_retiring(),
             waits_for: state.missing_prerequisites().iter().map(ToString::to_string).collect(),
             node_addresses: state.node_ips().collect(),
-            port_range: state.port_range(),
+            port_range: state.port_range().to_string(),
             watches: self.contacts.views(),
             is_confined: self.confinement.is_confined(),
             devices: self.devices.clone(),

@@ -172,6 +172,9 @@ impl Reconciler {
         mut network: impl Stream<Item = ()> + Unpin,
     ) -> Result<(), LoopError> {
         self.look_at_mappings()?;
+        let ages = self.executor.datapath.unmapped_ages(self.state.port_range())?;
+        let now = self.now();
+        self.state.resume_quarantine(ages.into_iter().map(|(node_port, age)| (node_port, millis(age))), now);
         self.look_at_network().await?;
         let mut resync = interval(self.resync);
         resync.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -234,9 +234,9 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
     pub drain: Duration,
 
-    /// Keep a node port unused for this long after its mapping is removed, so that late packets do not reach another
-    /// Pod. Give numbers with the units ms, s, m and h, at most a day. Ports that still receive datagrams are reused
-    /// last.
+    /// Keep a node port unused for this long after its mapping is removed, also across restarts of the agent, so that
+    /// late packets do not reach another Pod: numbers with the units ms, s, m and h, at most a day. Ports that still
+    /// receive packets are reused last.
     #[arg(long, env = "NPL_QUARANTINE", value_name = "DURATION", default_value = "60s", value_parser = value::duration)]
     pub quarantine: Duration,
 

@@ -27,7 +27,7 @@ use super::{
 use crate::{
     core::{
         devices::{Device, Direction, plan::DevicePlan, redirect::PodNextHop},
-        model::{Backend, Frontend, settings::PortRange, sources::SourceRange},
+        model::{Backend, Frontend, NodePort, settings::PortRange, sources::SourceRange},
         sizes::{MaxFlows, TableSizes},
     },
     process::selinux,
@@ -289,6 +289,16 @@ impl Datapath {
     /// If a BPF map operation fails.
     pub fn time_until_quiet(&self, frontend: Frontend) -> Result<Option<Duration>, DatapathError> {
         self.tables.time_until_quiet(frontend)
+    }
+
+    /// The time since each node port of a range lost its last mapping or received its last packet without a mapping,
+    /// rounded down. Ports without a record are left out. The records outlive the agent, but not the Node's kernel.
+    ///
+    /// # Errors
+    ///
+    /// If a BPF map operation fails.
+    pub fn unmapped_ages(&self, range: PortRange) -> Result<BTreeMap<NodePort, Duration>, DatapathError> {
+        self.tables.unmapped_ages(range)
     }
 
     /// The allowed sources of every frontend, including frontends whose mapping does not restrict sources.

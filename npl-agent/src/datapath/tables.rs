@@ -33,6 +33,7 @@ use crate::core::{
     flows::half_open::HalfOpenExpiry,
     model::{
         Backend, Family, Frontend, NodePort, Protocol,
+        settings::PortRange,
         sources::{SourceRange, Sources},
     },
 };
@@ -308,19 +309,30 @@ impl Tables {
 
     /// Time until a node port without a mapping counts as unused: see [`super::Datapath::time_until_quiet`].
     pub(super) fn time_until_quiet(&self, frontend: Frontend) -> Result<Option<Duration>, DatapathError> {
-        let mut last = 0;
-        for family in Family::ALL {
-            last = last.max(self.family(family).last_unmapped(frontend.node_port)?);
-        }
+        let last = self.last_unmapped(frontend.node_port)?;
         Ok(unmapped::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + unmapped::LIFETIME - silence)))
     }
 
-    /// Sets the time of the last datagram to a UDP node port to the current time. The agent calls this function before
-    /// it removes a mapping, because clients of the mapping may still send.
-    pub(super) fn record_unmapped_traffic(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
-        if frontend.protocol != Protocol::Udp {
-            return Ok(());
+    /// The ages of the records of unmapped traffic: see [`super::Datapath::unmapped_ages`].
+    pub(super) fn unmapped_ages(&self, range: PortRange) -> Result<BTreeMap<NodePort, Duration>, DatapathError> {
+        let now = kernel_time();
+        let mut ages = BTreeMap::new();
+        for node_port in (range.start().0..=range.end().0).map(NodePort) {
+            let age = unmapped::least_age(self.last_unmapped(node_port)?, now);
+            ages.extend(age.map(|nanoseconds| (node_port, Duration::from_nanos(nanoseconds))));
         }
+        Ok(ages)
+    }
+
+    /// Time of the last packet to an unmapped node port, by any protocol or family.
+    fn last_unmapped(&self, node_port: NodePort) -> Result<u64, DatapathError> {
+        let mut times = Family::ALL.into_iter().map(|family| self.family(family).last_unmapped(node_port));
+        times.try_fold(0, |last, time| Ok(time?.max(last)))
+    }
+
+    /// Sets the time of the last packet to a node port to now. Called before a mapping is removed, because its clients
+    /// and load balancers may still send, also after a restart of the agent.
+    pub(super) fn record_unmapped_traffic(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         self.family_mut(frontend.family).set_last_unmapped(frontend.node_port, kernel_time())
     }
 

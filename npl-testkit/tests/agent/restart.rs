@@ -6,16 +6,18 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use aya::programs::ProgramInfo;
 use npl_common::names::{ABI_VERSION, PIN_ROOT, PROGRAM_DIR, PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS};
 use npl_testkit::cluster::Entry;
+use npl_testkit::consumers::{Ako, Consumer, PoolPort, Pools};
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::tools;
-use npl_testkit::traffic::{Direction, Load, Transfer};
+use npl_testkit::traffic::{self, Direction, Load, Transfer};
 
-use crate::world::{LIMIT, World};
+use crate::world::{LIMIT, POD_PORT, World};
 
 const MIB: u64 = 1024 * 1024;
 
@@ -171,6 +173,35 @@ fn changes_while_no_agent_runs_are_applied_at_the_next_start() {
     world.assert_served("web-2");
     assert_eq!(world.wait_for_entries("web-1", 2), kept);
     world.wait_for_kernel_mappings(4);
+}
+
+/// The load balancer keeps a removed member, as AKO does for up to 21 s, while the agents of all Nodes are replaced.
+#[test]
+fn a_member_that_a_load_balancer_keeps_across_a_restart_leads_to_no_other_pod() {
+    let mut world = World::with_agent(&["--quarantine", "10m", "--port-range", "61000-61005"]);
+    world.create_service();
+    world.enable_service();
+    let started = Instant::now();
+    let pool = |protocol| PoolPort { service: "web".to_owned(), target: POD_PORT, protocol };
+    let ports = [Protocol::Tcp, Protocol::Udp].map(pool).to_vec();
+    let mut pools = Pools::new(Consumer::Ako(Ako::Current), Duration::from_secs(300), ports);
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let annotation = |world: &World, pod: &str| world.annotations.history(pod).pop().and_then(|seen| seen.value);
+    pools.observe("web-0", &["web"], annotation(&world, "web-0").as_deref(), started.elapsed());
+    world.delete_pod("web-0");
+    world.wait_for_kernel_mappings(0);
+    pools.observe("web-0", &["web"], None, started.elapsed());
+    world.agent().kill().unwrap();
+    world.agent().restart().unwrap();
+    world.create_pod("web-1");
+    world.assert_served("web-1");
+    pools.observe("web-1", &["web"], annotation(&world, "web-1").as_deref(), started.elapsed());
+    let now = started.elapsed();
+    assert_eq!(pools.members(now).filter(|member| member.pod == "web-0").count(), 4, "kept members, two in each pool");
+    let client = &world.topology.client().netns;
+    let answers = |server, protocol| traffic::request(client, protocol, server, "who?").ok().map(|answer| answer.pod);
+    assert_eq!(pools.misdirected(now, answers), []);
 }
 
 #[test]

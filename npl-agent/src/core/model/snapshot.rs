@@ -71,6 +71,8 @@ struct NodePortService {
 /// A Pod's claim to an address, ordered by time. The Pod with the greatest claim holds the address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct AddressClaim {
+    /// How often the store had been restored before that event: versions of an earlier store do not compare.
+    restores: u64,
     /// The Pod's resource version in the first event that shows the address.
     resource_version: u64,
     evidence: ClaimEvidence,
@@ -101,6 +103,8 @@ pub(in crate::core) struct Snapshot {
     /// All Services with a `nodePort` or `healthCheckNodePort`, including Services on which NPL does not act.
     node_port_services: BTreeMap<ServiceKey, NodePortService>,
     by_service_port: BTreeMap<NodePort, BTreeSet<ServiceKey>>,
+    /// How often the API server's store was restored from a backup since the start.
+    restores: u64,
 }
 
 impl Snapshot {
@@ -175,9 +179,10 @@ impl Snapshot {
     pub(in crate::core) fn order_claims(&mut self, evidence: &BTreeMap<(IpAddr, PodKey), ClaimEvidence>) {
         for ((ip, key), evidence) in evidence {
             let Some(claims) = self.by_ip.get_mut(ip) else { continue };
-            let newest = claims.values().map(|claim| claim.resource_version).max().unwrap_or_default();
-            if let Some(claim) = claims.get_mut(key) {
-                *claim = AddressClaim { resource_version: newest, evidence: *evidence };
+            let version = |claim: &AddressClaim| (claim.restores, claim.resource_version);
+            let newest = claims.values().map(version).max();
+            if let (Some(claim), Some((restores, resource_version))) = (claims.get_mut(key), newest) {
+                *claim = AddressClaim { restores, resource_version, evidence: *evidence };
             }
         }
     }
@@ -219,6 +224,7 @@ impl Snapshot {
     /// Resets the known resource version of every Pod to 0 after etcd was restored from a backup. The restored versions
     /// are lower than the known versions, but must not count as outdated.
     fn forget_versions(&mut self) {
+        self.restores += 1;
         for pod in self.pods.values_mut() {
             pod.resource_version = 0;
         }
@@ -269,7 +275,8 @@ impl Snapshot {
             }
         }
         for ip in contended_ips(&pod) {
-            let new = AddressClaim { resource_version: pod.resource_version, evidence: ClaimEvidence::Unmapped };
+            let (restores, resource_version) = (self.restores, pod.resource_version);
+            let new = AddressClaim { restores, resource_version, evidence: ClaimEvidence::Unmapped };
             let sharers = self.by_ip.entry(ip).or_default();
             touched.pods.extend(sharers.keys().cloned());
             sharers.insert(pod.key.clone(), former_claims.get(&ip).copied().unwrap_or(new));

@@ -137,6 +137,9 @@ pub(in crate::core) struct PortTable {
     /// Unmapped port numbers that received packets recently, and until when other numbers are preferred. The protocol
     /// does not matter, because some load balancers ignore the protocol of an entry.
     recent_traffic: BTreeMap<NodePort, Moment>,
+    /// Numbers that were quarantined when this agent started, and until when. Their former owners are not known, unless
+    /// an annotation names the number.
+    quarantined: BTreeMap<NodePort, Moment>,
 }
 
 impl PortTable {
@@ -148,6 +151,7 @@ impl PortTable {
             cursor: None,
             taken: BTreeMap::new(),
             recent_traffic: BTreeMap::new(),
+            quarantined: BTreeMap::new(),
         }
     }
 
@@ -250,10 +254,12 @@ impl PortTable {
         is_its && self.is_well_placed(frontend)
     }
 
-    /// Whether the number is not allocated to a Pod, and no other process uses the number for one of these protocols.
+    /// Whether no Pod holds the number or held it recently, and no other process uses the number by one of these
+    /// protocols.
     fn is_free(&self, family: Family, node_port: NodePort, protocols: &[Protocol]) -> bool {
         let is_available = |protocol: &Protocol| self.is_available(Frontend { family, node_port, protocol: *protocol });
-        protocols.iter().all(is_available) && self.of_number(node_port).next().is_none()
+        let is_held = self.quarantined.contains_key(&node_port) || self.of_number(node_port).next().is_some();
+        protocols.iter().all(is_available) && !is_held
     }
 
     /// A free frontend with a number that the Pod already uses for the same Pod port and protocol in the other family.
@@ -316,6 +322,11 @@ impl PortTable {
         self.recent_traffic.insert(node_port, until);
     }
 
+    /// Keeps a number from being allocated.
+    pub(in crate::core) fn quarantine(&mut self, node_port: NodePort, until: Moment) {
+        self.quarantined.insert(node_port, until);
+    }
+
     /// Places the cursor after the highest port in use. A restarted agent does not know which ports were freed last;
     /// those ports are likely below the highest port in use.
     pub(in crate::core) fn place_cursor(&mut self) {
@@ -337,15 +348,19 @@ impl PortTable {
         self.taken.contains_key(&frontend)
     }
 
-    /// Drops expired records of ports that other processes use or that received packets, and returns the ports that may
-    /// be free again.
-    pub(in crate::core) fn expire_taken(&mut self, now: Moment) -> Vec<Frontend> {
+    /// Drops records that have expired. Returns the ports that other processes may have released, and whether a number
+    /// may be free again.
+    pub(in crate::core) fn expire(&mut self, now: Moment) -> (Vec<Frontend>, bool) {
         self.recent_traffic.retain(|_, until| *until > now);
-        self.taken.extract_if(.., |_, until| *until <= now).map(|(frontend, _)| frontend).collect()
+        let released: Vec<_> =
+            self.taken.extract_if(.., |_, until| *until <= now).map(|(frontend, _)| frontend).collect();
+        let has_freed = self.quarantined.extract_if(.., |_, until| *until <= now).count() > 0;
+        let may_allocate = has_freed || !released.is_empty();
+        (released, may_allocate)
     }
 
-    pub(in crate::core) fn next_taken_expiry(&self) -> Option<Moment> {
-        self.taken.values().min().copied()
+    pub(in crate::core) fn next_expiry(&self) -> Option<Moment> {
+        self.taken.values().chain(self.quarantined.values()).min().copied()
     }
 
     /// The use of the range for a family and protocol. A number that is allocated for any protocol or family is not
@@ -361,7 +376,10 @@ impl PortTable {
             }
         }
         let taken = self.taken.keys().filter(|frontend| is_here(frontend));
-        let held = self.claims.keys().chain(taken).map(|frontend| frontend.node_port);
+        let claimed: BTreeSet<NodePort> = self.claims.keys().map(|frontend| frontend.node_port).collect();
+        let unclaimed: Vec<_> = self.quarantined.keys().filter(|node_port| !claimed.contains(node_port)).collect();
+        usage.quarantined += unclaimed.len();
+        let held = claimed.iter().chain(unclaimed).copied().chain(taken.map(|frontend| frontend.node_port));
         let held: BTreeSet<NodePort> = held.filter(|node_port| self.range.contains(*node_port)).collect();
         usage.free = self.range.len().saturating_sub(held.len());
         usage

@@ -1,21 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Adoption by a restarted agent: first of the mappings in the kernel, then of the node ports that annotations name.
+//! A restarted agent adopts existing mappings first, then the ports that annotations name, and keeps ports in quarantine
+//! that an earlier agent unmapped.
 
 use std::collections::BTreeMap;
 
 use crate::core::{
     model::{
-        Backend, Frontend, Moment, Pod,
+        Backend, Frontend, Moment, NodePort, Pod,
         snapshot::{ClaimEvidence, Snapshot},
     },
     op::{Op, RecentTraffic, RetryKey},
     ports::{
-        Claim, Owner,
+        Claim, Owner, Phase,
         select::{Exposure, Selector, WantedPort},
     },
     publish::annotation,
     state::PlannerState,
 };
+
+impl State {
+    /// Keeps node ports in quarantine that an earlier agent unmapped, or that received packets without a mapping, `ages`
+    /// in milliseconds ago. Call it once, before the first pass.
+    pub fn resume_quarantine(&mut self, ages: impl IntoIterator<Item = (NodePort, u64)>, now: Moment) {
+        for (node_port, age) in ages {
+            if let Some(rest @ 1..) = self.settings.quarantine_millis.checked_sub(age) {
+                self.ports.quarantine(node_port, now.plus(rest));
+            }
+        }
+    }
+}
 
 /// Reserves the ports of existing mappings before the API server has answered, because reserving a thousand ports takes
 /// long.
@@ -27,7 +40,8 @@ pub(in crate::core) fn reservations(state: &PlannerState, now: Moment) -> Vec<Op
     missing.map(|frontend| Op::Reserve(*frontend, RecentTraffic::Tolerated)).filter(is_due).collect()
 }
 
-/// Assigns every existing mapping to its Pod, and reserves for every Pod the free ports that its annotation names.
+/// Assigns every existing mapping to its Pod, and reserves for every Pod the free ports that its annotation names. A
+/// named port that the Pod no longer needs is quarantined, because consumers use the port until it is withdrawn.
 ///
 /// Adoption runs once, when all lists are complete. Later, an annotation on a new Pod comes from the Pod's template,
 /// and the node ports in such an annotation are not reserved.
@@ -127,10 +141,14 @@ fn adopt_annotations(state: &mut PlannerState) {
             let needs_claim = wanted.ports.get(&port).copied().is_some_and(Exposure::needs_claim);
             let is_free =
                 state.ports.is_free_for(frontend, &pod.uid) && !state.snapshot.is_used_by_others(entry.node_port);
-            if needs_claim && is_free && state.ports.of_port(&pod.uid, port).is_empty() {
-                let owner = Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port };
-                state.ports.insert(frontend, Claim { was_mapped: true, ..Claim::new(owner) });
+            if !is_free || pod.host_network {
+                continue;
             }
+            let is_held = state.ports.of_port(&pod.uid, port).into_iter().any(|held| state.ports.is_active(held));
+            let phase = if needs_claim && !is_held { Phase::Active } else { Phase::Quarantined { until: None } };
+            let owner = Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port };
+            state.ports.insert(frontend, Claim { was_mapped: true, phase, ..Claim::new(owner) });
+            state.unsettled.insert(frontend);
         }
     }
 }

@@ -62,9 +62,9 @@ impl PlannerState {
         let later = self.timers.split_off(&(now.plus(1), FIRST_FRONTEND));
         let due = std::mem::replace(&mut self.timers, later);
         self.unsettled.extend(due.into_iter().map(|(_, frontend)| frontend));
-        let freed = self.ports.expire_taken(now);
-        if !freed.is_empty() {
-            self.unsettled.extend(freed);
+        let (released, may_allocate) = self.ports.expire(now);
+        self.unsettled.extend(released);
+        if may_allocate {
             self.retry_waiting_for_port();
         }
     }
@@ -258,6 +258,6 @@ impl PlannerState {
         let deadlines = self.unsettled.iter().filter_map(until);
         let retries = self.retries.values().copied();
         let timers = self.timers.first().map(|(at, _)| *at);
-        deadlines.chain(retries).chain(timers).chain(self.ports.next_taken_expiry()).filter(|at| *at > now).min()
+        deadlines.chain(retries).chain(timers).chain(self.ports.next_expiry()).filter(|at| *at > now).min()
     }
 }

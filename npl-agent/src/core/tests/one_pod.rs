@@ -30,6 +30,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => frontend().prop_map(Event::Return),
         1 => frontend().prop_map(Event::Send),
         1 => frontend().prop_map(Event::Cease),
+        2 => prop::option::weighted(0.3, frontend()).prop_map(Event::Restart),
         6 => (0..4_usize).prop_map(Event::Deliver),
         10 => fates().prop_map(Event::Pass),
         6 => (0..3_usize, fates()).prop_map(|(count, fates)| Event::Serve(count, fates)),
@@ -54,8 +55,8 @@ proptest! {
         chaos.settle();
     }
 
-    /// A number that a published or recently withdrawn entry of one Pod names does not lead to another Pod, for any
-    /// protocol.
+    /// No number that a published or recently withdrawn entry of one Pod names leads to another Pod, by any protocol,
+    /// even if the agent restarts in between.
     #[test]
     fn a_number_that_one_pod_has_or_had_recently_never_leads_to_another(events in vec(event(), 0..60)) {
         let mut chaos = start();

@@ -261,3 +261,28 @@ fn a_restored_store_replaces_all_known_pods() {
     assert_eq!(world.published(&key("a/p")).len(), 1, "the restored Pod has lost its annotation");
     assert!(!world.state.mappings().any(|mapping| mapping.pod == Some(&key("a/q")) && mapping.backend.is_some()));
 }
+
+/// A claim from before the restore has a higher resource version than every later claim.
+#[test]
+fn after_a_restore_the_newest_claim_holds_an_address() {
+    let mut world = World::new(settings("61000-61003"));
+    world.put_node(node(&["192.0.2.1"]));
+    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    world.put_pod(pod(&["a/q", "app=x", "10.0.0.6"], None));
+    world.start();
+    world.settle();
+    world.resource_version = 1_000_000;
+    world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
+    world.settle();
+    world.resource_version = 900_000;
+    world.pods.values_mut().for_each(|pod| pod.resource_version = 900_000);
+    world.state.apply(Change::StoreRestored);
+    world.list();
+    world.settle();
+    world.assert_published_works();
+    let former = world.pods[&key("a/q")].clone();
+    world.put_pod(pod(&["a/q", "app=x", "10.0.0.5"], Some(&former)));
+    world.settle();
+    let generations: Vec<_> = world.real.mappings.values().map(|backend| backend.generation).collect();
+    assert_eq!(generations, [former.uid.generation()], "only the Pod whose status is current is served");
+}

@@ -48,6 +48,8 @@ pub(super) struct World {
     pub(super) stolen: BTreeSet<Frontend>,
     /// Ports without a mapping that receive packets.
     pub(super) recent_traffic: BTreeSet<Frontend>,
+    /// The kernel's map of unmapped traffic: when a port last lost a mapping or received a packet without a mapping.
+    pub(super) last_unmapped: BTreeMap<NodePort, Moment>,
     pub(super) pods: BTreeMap<PodKey, Pod>,
     pub(super) services: BTreeMap<ServiceKey, Service>,
     pub(super) node: Option<Node>,
@@ -57,7 +59,7 @@ pub(super) struct World {
     /// For each node port that a Pod's annotation no longer names, the time at which the annotation last named the node
     /// port.
     withdrawn: BTreeMap<(NodePort, PodUid), Moment>,
-    /// Whether no other software writes annotations and mappings, and the agent never restarts.
+    /// Whether no other software writes annotations and mappings.
     pub(super) is_undisturbed: bool,
 }
 
@@ -71,6 +73,7 @@ impl World {
             room: usize::MAX,
             stolen: BTreeSet::new(),
             recent_traffic: BTreeSet::new(),
+            last_unmapped: BTreeMap::new(),
             pods: BTreeMap::new(),
             services: BTreeMap::new(),
             node: None,
@@ -91,8 +94,12 @@ impl World {
     /// Starts a new agent process as [`Self::start`] does, but the API server has not answered yet.
     pub(super) fn start_without_lists(&mut self) {
         self.real.reservations.clear();
+        self.last_unmapped.extend(self.recent_traffic.iter().map(|recent| (recent.node_port, self.now)));
+        self.forget_late_withdrawals();
         self.state = PlannerState::new(self.settings.clone());
         self.state.observe(self.real.clone());
+        let ages = self.last_unmapped.iter().map(|(node_port, at)| (*node_port, self.now.0 - at.0));
+        self.state.resume_quarantine(ages, self.now);
     }
 
     /// Delivers the API server's lists.
@@ -129,8 +136,19 @@ impl World {
         }
     }
 
-    /// Asserts that no load balancer can use the mapping as a mapping of another Pod. Some load balancers ignore the
-    /// protocol of an entry, and all send to a withdrawn entry for some time.
+    /// A new agent learns from the kernel when a mapping was removed. If the mapping was removed before its annotation,
+    /// because the Pod had finished or lost its address, the new agent does not learn when the annotation was withdrawn.
+    fn forget_late_withdrawals(&mut self) {
+        for ((number, _), at) in &mut self.withdrawn {
+            let is_mapped = self.real.mappings.keys().any(|frontend| frontend.node_port == *number);
+            if let Some(unmapped) = self.last_unmapped.get(number).filter(|_| !is_mapped) {
+                *at = (*at).min(*unmapped);
+            }
+        }
+    }
+
+    /// Asserts that no consumer can use the mapping as one of another Pod. Consumers ignore the protocol of an entry,
+    /// and send to a withdrawn entry for some time.
     fn assert_belongs_to_one_pod(&self, frontend: Frontend, backend: Backend) {
         let number = frontend.node_port;
         for pod in self.pods.values().filter(|pod| pod.uid.generation() != backend.generation) {
@@ -281,6 +299,7 @@ impl World {
             }
             Op::RemoveMapping(frontend) => {
                 assert!(self.real.mappings.remove(frontend).is_some(), "{op:?}: no such mapping");
+                self.last_unmapped.insert(frontend.node_port, self.now);
             }
             Op::Release(frontend) => {
                 assert!(!self.real.mappings.contains_key(frontend), "{op:?}: still mapped");

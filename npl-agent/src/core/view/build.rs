@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use super::{NodePortView, PortState, PortUsageView, RefusalView};
 use crate::core::{
-    model::{Family, Frontend, Moment, Pod, PodKey},
+    model::{Family, Frontend, Moment, Pod, PodKey, settings::PortRange},
     ports::{
         Claim, Phase, PortUsage,
         select::{Exposure, WantedPort, requests},
@@ -60,8 +60,8 @@ impl PlannerState {
     }
 
     /// The value of `--port-range`.
-    pub fn port_range(&self) -> String {
-        self.settings.port_range.to_string()
+    pub const fn port_range(&self) -> PortRange {
+        self.settings.port_range
     }
 
     /// The state of a claim's node port.

@@ -82,14 +82,20 @@ fn only_traffic_to_an_unmapped_node_port_is_recorded() {
     });
 }
 
+/// The load balancer of a removed TCP member may send its next request after the agent has restarted.
 #[test]
-fn removed_udp_mapping_counts_as_recently_used() {
-    with_mappings(|lab| {
-        for protocol in [Tcp, Sctp] {
-            lab.remove(family(), protocol, NODE_PORT);
+fn removal_of_a_mapping_of_each_protocol_is_recorded_for_the_next_agent() {
+    for protocol in [Tcp, Udp, Sctp] {
+        with_mappings(|lab| {
+            let range = "61000-61100".parse().unwrap();
             assert_eq!(time_until_quiet(lab, NODE_PORT), None, "{protocol}");
-        }
-        lab.remove(family(), Udp, NODE_PORT);
-        assert_recent_traffic(lab, NODE_PORT);
-    });
+            assert_eq!(lab.datapath.unmapped_ages(range).unwrap().get(&NodePort(NODE_PORT)), None, "{protocol}");
+            lab.remove(family(), protocol, NODE_PORT);
+            assert_recent_traffic(lab, NODE_PORT);
+            let ages = lab.datapath.unmapped_ages(range).unwrap();
+            let age = ages[&NodePort(NODE_PORT)];
+            assert!(age < Duration::from_secs(LIFETIME / 2), "{protocol}: {age:?}");
+            assert_eq!(ages.len(), 1, "{protocol}: {ages:?}");
+        });
+    }
 }

@@ -261,7 +261,7 @@ fn a_host_port_inside_the_range_is_published_after_a_restart_too() {
 }
 
 #[test]
-fn an_annotation_with_two_node_ports_of_one_pod_port_reserves_one() {
+fn an_annotation_with_two_node_ports_of_one_pod_port_keeps_one() {
     check(
         r#"node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -279,14 +279,17 @@ fn an_annotation_with_two_node_ports_of_one_pod_port_reserves_one() {
             write default/web-0 [{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61001,"protocol":"tcp"},{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61002,"protocol":"tcp"}]
             start
                 reserve 61001/tcp IPv4
+                reserve 61002/tcp IPv4
                 map 61001/tcp IPv4 -> 10.0.0.5 8080
                 annotate default/web-0 8080=192.0.2.1:61001/tcp
             show
                 61001/tcp IPv4 of default/web-0: Active
+                61002/tcp IPv4 of default/web-0: Quarantined { until: Some(Moment(61000)) }
             gone default/web-0
                 unmap 61001/tcp IPv4
             wait 60s
                 release 61001/tcp IPv4
+                release 61002/tcp IPv4
             show
         "#]],
     );

@@ -256,6 +256,113 @@ fn a_restarted_agent_does_not_begin_with_the_ports_that_were_freed_last() {
 }
 
 #[test]
+fn a_restarted_agent_allocates_no_port_that_was_unmapped_within_the_quarantine() {
+    check(
+        "range 61000-61002
+         node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/a app=web 10.0.0.5 &
+         pod default/b app=web 10.0.0.6 &
+         pod default/c app=web 10.0.0.7
+         gone default/c
+         wait 5s
+         start
+         pod default/d app=web 10.0.0.8
+         wait 50s
+         show
+         wait 5s",
+        &expect![[r#"
+            range 61000-61002
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/a app=web 10.0.0.5 &
+            pod default/b app=web 10.0.0.6 &
+            pod default/c app=web 10.0.0.7
+                reserve 61000/tcp IPv4
+                reserve 61001/tcp IPv4
+                reserve 61002/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                map 61001/tcp IPv4 -> 10.0.0.6 8080
+                map 61002/tcp IPv4 -> 10.0.0.7 8080
+                annotate default/a 8080=192.0.2.1:61000/tcp
+                annotate default/b 8080=192.0.2.1:61001/tcp
+                annotate default/c 8080=192.0.2.1:61002/tcp
+            gone default/c
+                unmap 61002/tcp IPv4
+            wait 5s
+            start
+                reserve 61000/tcp IPv4
+                reserve 61001/tcp IPv4
+            pod default/d app=web 10.0.0.8
+            wait 50s
+            show
+                61000/tcp IPv4 of default/a: Active
+                61001/tcp IPv4 of default/b: Active
+                PortRangeExhausted: pod default/d: no IPv4 node port is free for pod port 8080/tcp: widen the agent's --port-range
+            wait 5s
+                reserve 61002/tcp IPv4
+                map 61002/tcp IPv4 -> 10.0.0.8 8080
+                annotate default/d 8080=192.0.2.1:61002/tcp
+        "#]],
+    );
+}
+
+#[test]
+fn a_port_that_an_annotation_still_names_at_the_start_is_quarantined_until_it_is_withdrawn() {
+    check(
+        "range 61000-61001
+         node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/a app=web 10.0.0.5
+         api down
+         pod default/a app=web 10.0.0.5 finished
+         wait 100s
+         start
+         pod default/b app=web 10.0.0.6
+         pod default/c app=web 10.0.0.7
+         api
+         wait 59s
+         wait 10s",
+        &expect![[r#"
+            range 61000-61001
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/a app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            api down
+            pod default/a app=web 10.0.0.5 finished
+                withdraw default/a
+                unmap 61000/tcp IPv4
+            wait 100s
+                withdraw default/a, 100 times
+            start
+                reserve 61000/tcp IPv4
+                withdraw default/a
+            pod default/b app=web 10.0.0.6
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/b 8080=192.0.2.1:61001/tcp
+            pod default/c app=web 10.0.0.7
+            api
+            wait 59s
+                withdraw default/a
+                annotate default/b 8080=192.0.2.1:61001/tcp
+            wait 10s
+                release 61000/tcp IPv4
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.7 8080
+                annotate default/c 8080=192.0.2.1:61000/tcp
+        "#]],
+    );
+}
+
+#[test]
 fn a_mapping_to_a_former_address_is_removed_when_its_port_is_lost() {
     check(
         "node 192.0.2.1
