@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A TCP proxy in front of the API server that can delay, close or reject connections.
+//! A TCP proxy in front of the API server that can delay, close or reject connections, or swallow their data.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -26,6 +26,10 @@ struct Shared {
     is_over: AtomicBool,
     is_closed: AtomicBool,
     delay_millis: AtomicU64,
+    /// The number of accepted connections.
+    accepted: AtomicU64,
+    /// Connections with a lower number deliver nothing.
+    swallowed: AtomicU64,
     /// The number of bytes that the server has sent.
     from_server: AtomicU64,
     connections: Mutex<Vec<TcpStream>>,
@@ -43,6 +47,8 @@ impl Proxy {
             is_over: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             delay_millis: AtomicU64::new(0),
+            accepted: AtomicU64::new(0),
+            swallowed: AtomicU64::new(0),
             from_server: AtomicU64::new(0),
             connections: Mutex::default(),
         });
@@ -84,6 +90,12 @@ impl Proxy {
         self.shared.is_closed.store(false, Ordering::SeqCst);
     }
 
+    /// Discards the data of the present connections in both directions, as a proxy does whose server has disappeared:
+    /// the connections stay open, and the kernel acknowledges all segments. New connections are forwarded.
+    pub fn swallow(&self) {
+        self.shared.swallowed.store(self.shared.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
     /// The number of bytes that the server has sent on all connections.
     pub fn bytes_from_server(&self) -> u64 {
         self.shared.from_server.load(Ordering::SeqCst)
@@ -118,15 +130,20 @@ impl Shared {
         }
         connections.extend([client_kept, server_kept]);
         drop(connections);
+        let number = self.accepted.fetch_add(1, Ordering::SeqCst);
         for (from, to, is_server) in [(client_read, server, false), (server_read, client, true)] {
             let shared = Arc::clone(self);
-            thread::spawn(move || shared.pass_on(from, to, is_server));
+            thread::spawn(move || shared.pass_on(from, to, number, is_server));
         }
     }
 
-    fn pass_on(&self, mut from: TcpStream, mut to: TcpStream, is_server: bool) {
+    fn pass_on(&self, mut from: TcpStream, mut to: TcpStream, number: u64, is_server: bool) {
         let mut buffer = [0; 16 * 1024];
+        let is_swallowed = || number < self.swallowed.load(Ordering::SeqCst);
         while let Ok(length @ 1..) = from.read(&mut buffer) {
+            if is_swallowed() {
+                continue;
+            }
             if is_server {
                 self.from_server.fetch_add(u64::try_from(length).unwrap_or(u64::MAX), Ordering::SeqCst);
             }
@@ -135,7 +152,10 @@ impl Shared {
                 break;
             }
         }
-        // Closing both connections ends the thread that copies in the other direction.
+        if is_swallowed() {
+            return;
+        }
+        // Ends the thread that copies in the other direction.
         drop((from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both)));
     }
 }

@@ -8,21 +8,13 @@ use std::{
 };
 
 use http::{HeaderValue, header::USER_AGENT};
-use hyper_timeout::TimeoutConnector;
-use hyper_util::{
-    client::legacy::{Builder, connect::HttpConnector},
-    rt::TokioExecutor,
-};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use kube::{
     Api, Client, Config,
     api::{ListParams, PostParams},
-    client::ConfigExt as _,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use tokio::time::{sleep, timeout};
-use tower::{BoxError, ServiceBuilder, timeout::TimeoutLayer};
-use tower_http::decompression::DecompressionLayer;
 use tracing::{debug, info, warn};
 
 use super::{
@@ -31,38 +23,12 @@ use super::{
     failure::{CERTIFICATE_ADVICE, FailureKind, REFUSALS_TO_CONFIRM, is_certificate_error, one_line, root_cause},
     objects::NodeObject,
     renewal::renewing,
-    token::TokenFile,
+    transport::{self, LIVENESS},
 };
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time limit for the headers of an answer. The API server sends the headers of a watch immediately, and those of a
-/// list when the list is complete.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit between two reads of an answer's body. The limit exceeds the duration of a watch, so that a watch without
-/// events is not interrupted.
-const READ_TIMEOUT: Duration = Duration::from_secs(super::watch::WATCH_SECONDS as u64 + 10);
-const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The time limits after which TCP closes a connection whose peer no longer answers.
-#[derive(Debug, Clone, Copy)]
-struct Liveness {
-    /// Time without a packet after which TCP sends keep-alive probes.
-    idle: Duration,
-    /// Time between two probes.
-    interval: Duration,
-    /// Time without an acknowledgment of data or probes after which the connection fails.
-    unacknowledged: Duration,
-}
-
-/// A watch is silent for long times, so only probes distinguish a dead connection from a cluster without changes.
-const LIVENESS: Liveness = Liveness {
-    idle: Duration::from_secs(10),
-    interval: Duration::from_secs(5),
-    unacknowledged: Duration::from_secs(20),
-};
-
-/// Why the agent cannot use the API server. On each of these errors the agent exits, because a retry would fail too.
+/// Why the agent cannot use the API server. The agent exits with these errors, because retries do not help.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The file of `--kubeconfig` is missing or invalid.
@@ -167,8 +133,8 @@ async fn read(kubeconfig: Option<&Path>, user_agent: &str) -> Result<(Client, St
     let user_agent = HeaderValue::from_str(&format!("{user_agent}/{}", env!("CARGO_PKG_VERSION")));
     config.headers.extend(user_agent.ok().map(|value| (USER_AGENT, value)));
     let url = config.cluster_url.to_string();
-    let client =
-        build(config, LIVENESS).map_err(|err| ConnectError::Client { url: url.clone(), reason: one_line(&err) })?;
+    let client = transport::build(config, LIVENESS)
+        .map_err(|err| ConnectError::Client { url: url.clone(), reason: one_line(&err) })?;
     Ok((client, url))
 }
 
@@ -195,36 +161,6 @@ async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     let failed = |err: KubeconfigError| ConnectError::Kubeconfig { path: path.to_owned(), reason: one_line(&err) };
     let file = Kubeconfig::read_from(path).map_err(failed)?;
     Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(failed)
-}
-
-/// Builds kube's client stack with three changes. Requests are not retried, because a retry minutes later would send an
-/// outdated patch. Nagle's algorithm, which delays a patch by 40 ms, is disabled. TCP probes silent connections.
-fn build(mut config: Config, liveness: Liveness) -> kube::Result<Client> {
-    let token = TokenFile::take(&mut config.auth_info)?;
-    let (for_requests, for_responses) = (token.clone(), token);
-    let mut tcp = HttpConnector::new();
-    tcp.enforce_http(false);
-    tcp.set_nodelay(true);
-    tcp.set_keepalive(Some(liveness.idle));
-    tcp.set_keepalive_interval(Some(liveness.interval));
-    tcp.set_tcp_user_timeout(Some(liveness.unacknowledged));
-    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
-    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-    connector.set_read_timeout(Some(READ_TIMEOUT));
-    connector.set_write_timeout(Some(WRITE_TIMEOUT));
-    connector.set_reset_reader_on_write(true);
-    let service = ServiceBuilder::new()
-        .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
-        .layer(config.base_uri_layer())
-        // Lists above 128 KiB arrive compressed. kube requests watches without compression.
-        .layer(DecompressionLayer::new())
-        .map_request(move |request| TokenFile::authorize(for_requests.as_ref(), request))
-        .map_response(move |response| TokenFile::invalidate_if_refused(for_responses.as_ref(), response))
-        .option_layer(config.auth_layer()?)
-        .layer(config.extra_headers_layer()?)
-        .map_err(BoxError::from)
-        .service(Builder::new(TokioExecutor::new()).build(connector));
-    Ok(Client::new(service, config.default_namespace))
 }
 
 /// The result of one check of all permissions.

@@ -1,21 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::io::Write as _;
-
-use flate2::{Compression, write::GzEncoder};
-use futures::StreamExt as _;
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
-};
 
 use super::*;
-use crate::kube::{
-    mock::{MockServer, api_server, refusal},
-    objects::PodObject,
-    source::{Page, Selection, Source},
-};
+use crate::kube::mock::{MockServer, api_server, refusal};
 
 const URL: &str = "https://192.0.2.1:6443/";
 
@@ -144,77 +132,6 @@ async fn an_unreadable_kubeconfig_is_named() {
         "use kubeconfig /nonexistent/kubeconfig: failed to read kubeconfig from '\"/nonexistent/kubeconfig\"': \
          No such file or directory (os error 2); give --kubeconfig a readable file with a current context"
     );
-}
-
-/// Makes the kernel drop every packet that arrives for the socket, like a firewall that has lost its conntrack entry of
-/// the connection.
-fn swallow_packets(socket: &TcpStream) {
-    let drop_all = [socket2::SockFilter::new(0x06, 0, 0, 0)]; // BPF_RET | BPF_K: keep 0 bytes
-    socket2::SockRef::from(socket).attach_filter(&drop_all).unwrap();
-}
-
-#[tokio::test]
-async fn a_connection_that_died_silently_fails_soon() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let server = tokio::spawn(async move {
-        let (mut socket, _client) = listener.accept().await.unwrap();
-        let mut request = [0; 1024];
-        assert!(socket.read(&mut request).await.unwrap() > 0);
-        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
-        socket.write_all(head.as_bytes()).await.unwrap();
-        socket
-    });
-    let second = Duration::from_secs(1);
-    let liveness = Liveness { idle: second, interval: second, unacknowledged: second };
-    let client = build(Config::new(url.parse().unwrap()), liveness).unwrap();
-    let mut events = Source::<PodObject>::new(client, Selection::default()).watch("10", 240).await.unwrap();
-    let socket = server.await.unwrap();
-    swallow_packets(&socket);
-    let end = timeout(Duration::from_secs(20), events.next()).await.expect("the watch still waits");
-    assert!(!matches!(end, Some(Ok(_))), "an event from a dead connection");
-}
-
-/// Accepts one connection, sends a response with these headers and this body, and returns the request in lower case.
-async fn respond_once(listener: &TcpListener, headers: &str, body: &[u8]) -> String {
-    let (mut socket, _client) = listener.accept().await.unwrap();
-    let mut request = [0; 4096];
-    let length = socket.read(&mut request).await.unwrap();
-    let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n{headers}\r\n", body.len());
-    socket.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
-    String::from_utf8_lossy(&request[..length]).to_lowercase()
-}
-
-#[tokio::test]
-async fn lists_are_requested_compressed_and_watches_are_not() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let client = build(Config::new(url.parse().unwrap()), LIVENESS).unwrap();
-    let source = Source::<PodObject>::new(client, Selection::default());
-
-    let pods = json!({ "metadata": { "resourceVersion": "10" }, "items": [{ "metadata": { "name": "web-0" } }] });
-    let mut compressed = GzEncoder::new(Vec::new(), Compression::fast());
-    compressed.write_all(pods.to_string().as_bytes()).unwrap();
-    let compressed = compressed.finish().unwrap();
-    let page = Page { size: None, token: None };
-    let (list, request) =
-        tokio::join!(source.page(&page), respond_once(&listener, "content-encoding: gzip\r\n", &compressed));
-    let names: Vec<_> = list.unwrap().items.into_iter().map(|pod| pod.metadata.object.name).collect();
-    assert_eq!(names, [Some("web-0".to_owned())]);
-    assert!(request.contains("\naccept-encoding: gzip\r"), "{request}");
-
-    // The API server of Kubernetes 1.37 and later compresses each event of a watch separately, and the decoder cannot
-    // read such a stream.
-    let (watch, request) = tokio::join!(source.watch("10", 240), respond_once(&listener, "", b""));
-    assert!(watch.is_ok());
-    assert!(request.contains("\naccept-encoding: identity\r"), "{request}");
-}
-
-#[test]
-fn a_dead_connection_is_noticed_within_half_a_minute() {
-    let Liveness { idle, interval, unacknowledged } = LIVENESS;
-    // The kernel checks the limit for unacknowledged data only when it sends a keep-alive probe.
-    assert!(idle + interval <= unacknowledged && unacknowledged + interval <= Duration::from_secs(30));
 }
 
 #[test]

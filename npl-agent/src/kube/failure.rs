@@ -79,6 +79,12 @@ impl RequestFailure {
         let cause = "the answer has no resource version".to_owned();
         Self { kind: FailureKind::Malformed, cause, after: None }
     }
+
+    /// A watch without the bookmark that is due, as when a proxy holds the connection of an API server that is gone.
+    pub(super) fn without_bookmark(silence: Duration) -> Self {
+        let cause = format!("no event or bookmark for {} s", silence.as_secs());
+        Self { kind: FailureKind::Unreachable, cause, after: None }
+    }
 }
 
 /// The header `Retry-After` in seconds, at most one minute. The API server never sends the header's other form, a date.

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An API server for tests, which passes each request to the test and sends the answer that the test chooses.
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
+use futures::{StreamExt as _, stream};
 use http::{Request, Response};
+use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::body::{Bytes, Frame};
 use kube::{Client, client::Body};
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -15,18 +18,20 @@ use crate::metrics::{Counts, DatapathCounters, Metrics};
 /// clock waits for retries.
 const LIMIT: Duration = Duration::from_mins(10);
 
-pub(super) struct MockServer(mock::Handle<Request<Body>, Response<Body>>);
+type AnswerBody = UnsyncBoxBody<Bytes, Infallible>;
+
+pub(super) struct MockServer(mock::Handle<Request<Body>, Response<AnswerBody>>);
 
 pub(super) struct ReceivedRequest {
     /// Method, path and query of the request.
     pub(super) line: String,
     pub(super) content_type: String,
     pub(super) body: Value,
-    answer: SendResponse<Response<Body>>,
+    answer: SendResponse<Response<AnswerBody>>,
 }
 
 pub(super) fn api_server() -> (Client, MockServer) {
-    let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
+    let (service, handle) = mock::pair::<Request<Body>, Response<AnswerBody>>();
     (Client::new(service, "default"), MockServer(handle))
 }
 
@@ -70,7 +75,14 @@ impl ReceivedRequest {
         for (name, value) in headers {
             response = response.header(*name, *value);
         }
-        self.answer.send_response(response.body(Body::from(body.into().into_bytes())).unwrap());
+        self.answer.send_response(response.body(Full::from(body.into()).boxed_unsync()).unwrap());
+    }
+
+    /// Sends this body and does not end it, as the API server does in a watch.
+    pub(super) fn answer_without_end(self, body: impl Into<String>) {
+        let first = Frame::data(Bytes::from(body.into()));
+        let body = StreamBody::new(stream::iter([Ok(first)]).chain(stream::pending()));
+        self.answer.send_response(Response::new(body.boxed_unsync()));
     }
 
     pub(super) fn break_connection(self) {
@@ -78,7 +90,7 @@ impl ReceivedRequest {
     }
 
     /// Leaves the request without an answer for as long as the returned value exists.
-    pub(super) fn keep_waiting(self) -> SendResponse<Response<Body>> {
+    pub(super) fn keep_waiting(self) -> SendResponse<Response<AnswerBody>> {
         self.answer
     }
 }

@@ -23,6 +23,7 @@ mod renewal;
 pub mod retire;
 pub mod source;
 mod token;
+mod transport;
 pub mod watch;
 pub mod watch_health;
 pub mod watched;

@@ -7,7 +7,7 @@
 //! After a watch that did not end on time, the agent therefore first requests the newest version, and lists all objects
 //! again if the newest version is lower.
 
-use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
+use std::{convert::Infallible, fmt, mem, sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use kube::{Client, api::WatchEvent};
@@ -34,6 +34,10 @@ pub(super) const WATCH_SECONDS: u32 = 240;
 const WATCH_LENGTH: Duration = Duration::from_secs(WATCH_SECONDS as u64);
 /// How much later than requested the API server may end a watch.
 const WATCH_TOLERANCE: Duration = Duration::from_secs(5);
+
+/// Time without an event after which a watch is dead if the API server has sent bookmarks so far: it sends them at
+/// least every 75 s. HTTP/1.1, which some proxies use, has no ping that fails earlier.
+const LONGEST_SILENCE: Duration = Duration::from_secs(90);
 
 /// The objects that the agent of a Node watches.
 #[derive(Debug, Clone)]
@@ -90,8 +94,8 @@ impl<C: fmt::Debug + Send + 'static> Watch<C> {
     /// Lists and follows the selected objects of one kind, until the receiver of the changes is dropped.
     pub async fn follow<W: Watched<Change = C>>(self, client: Client, selection: Selection) -> WatchedResource {
         let health = WatchHealth::new(W::SUBJECT, Arc::clone(&self.observer));
-        let mut follower =
-            Follower::<W> { watch: self, source: Source::new(client, selection), delays: Jittered::new(), health };
+        let (source, delays) = (Source::new(client, selection), Jittered::new());
+        let mut follower = Follower::<W> { watch: self, source, delays, health, receives_bookmarks: false };
         let Err(ReceiverDropped) = follower.run().await;
         W::SUBJECT
     }
@@ -135,6 +139,8 @@ struct Follower<W: Watched> {
     source: Source<W>,
     delays: Jittered,
     health: WatchHealth,
+    /// Whether the API server has sent a bookmark since the last watch without one that was due.
+    receives_bookmarks: bool,
 }
 
 impl<W: Watched> Follower<W> {
@@ -223,7 +229,15 @@ impl<W: Watched> Follower<W> {
         };
         self.health.record_start();
         let mut was_idle = true;
-        while let Ok(Some(event)) = timeout(WATCH_LENGTH + WATCH_TOLERANCE, events.next()).await {
+        loop {
+            let limit = if self.receives_bookmarks { LONGEST_SILENCE } else { WATCH_LENGTH + WATCH_TOLERANCE };
+            let event = match timeout(limit, events.next()).await {
+                Ok(Some(event)) => event,
+                Err(_silent) if mem::take(&mut self.receives_bookmarks) => {
+                    return Ok(End::Failed(RequestFailure::without_bookmark(limit)));
+                }
+                Ok(None) | Err(_) => break,
+            };
             let (seen, change) = match event {
                 Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
                     (object.meta().resource_version.clone(), self.watch.convert(object).map(W::applied))
@@ -231,7 +245,10 @@ impl<W: Watched> Follower<W> {
                 Ok(WatchEvent::Deleted(object)) => {
                     (object.meta().resource_version.clone(), self.watch.convert(object).map(W::gone))
                 }
-                Ok(WatchEvent::Bookmark(bookmark)) => (Some(bookmark.metadata.resource_version), None),
+                Ok(WatchEvent::Bookmark(bookmark)) => {
+                    self.receives_bookmarks = true;
+                    (Some(bookmark.metadata.resource_version), None)
+                }
                 Ok(WatchEvent::Error(status)) => return Ok(End::Failed(RequestFailure::of_status(&status))),
                 Err(failure) => return Ok(End::Failed(failure)),
             };

@@ -258,6 +258,39 @@ async fn a_watch_that_ends_on_time_resumes_without_a_version_check() {
     assert!(again.line.contains("watch=true"), "{}", again.line);
 }
 
+fn open_watch(request: ReceivedRequest, event: &Value) -> Instant {
+    request.answer_without_end(format!("{event}\n"));
+    Instant::now()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_without_the_bookmark_that_is_due_is_replaced() {
+    let mut scene = watching::<PodObject>(None);
+    list(scene.server.next_request().await, &[]);
+    let _list = scene.change().await;
+    let metadata = json!({ "resourceVersion": "12" });
+    let bookmark = json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": metadata } });
+    let opened = open_watch(scene.server.next_request().await, &bookmark);
+    newest(scene.server.next_request().await, 12);
+    // The API server sends bookmarks after 60 to 75 s.
+    assert!((76..=100).contains(&opened.elapsed().as_secs()), "{:?}", opened.elapsed());
+    assert!(scene.counts(r#"npl_watch_errors_total{subject="pods",kind="unreachable"} 1"#));
+    let again = scene.server.next_request().await;
+    assert!(again.line.contains("watch=true") && again.line.contains("resourceVersion=12"), "{}", again.line);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_of_an_api_server_without_bookmarks_may_be_silent() {
+    let mut scene = watching::<PodObject>(None);
+    list(scene.server.next_request().await, &[]);
+    let _list = scene.change().await;
+    let opened = open_watch(scene.server.next_request().await, &json!({ "type": "ADDED", "object": pod("a", 11) }));
+    assert_eq!(names(&scene.change().await), ["set a"]);
+    let again = scene.server.next_request().await;
+    assert!(again.line.contains("watch=true"), "{}", again.line);
+    assert!(opened.elapsed() >= WATCH_LENGTH, "{:?}", opened.elapsed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_always_ends_at_once_is_repeated_with_growing_delays() {
     let mut scene = watching::<ServiceObject>(None);

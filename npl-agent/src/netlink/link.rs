@@ -19,29 +19,37 @@ pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     let driver = if kind == DeviceKind::Physical { driver::driver(&name) } else { None };
     let of_mtu = |attribute: &LinkAttribute| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None };
     let mtu = link.attributes.iter().find_map(of_mtu).unwrap_or_default();
+    let peer_is_elsewhere = link.attributes.iter().any(|it| matches!(it, LinkAttribute::LinkNetNsId(_)));
+    // An ifindex of another network namespace could be that of any device here.
+    let shares_network_of = shared_device(link).filter(|_| !peer_is_elsewhere);
     Some(Device {
         ifindex: link.header.index,
         name,
         kind,
         link_layer: link_layer(link),
         master: master(link),
-        peer_is_elsewhere: link.attributes.iter().any(|it| matches!(it, LinkAttribute::LinkNetNsId(_))),
+        peer_is_elsewhere,
         has_default_route: false,
         has_gateway_route: false,
         addresses: Vec::new(),
-        link: LinkFacts { driver, mtu, is_closed: is_closed(link), ..LinkFacts::default() },
+        link: LinkFacts { driver, mtu, is_closed: is_closed(link), shares_network_of, ..LinkFacts::default() },
     })
 }
 
 /// The ifindex of the lower device whose frames this VLAN, macvlan or ipvlan device receives; `None` for other devices.
 pub(super) fn carrier(link: &LinkMessage) -> Option<u32> {
-    let takes_frames = matches!(
-        info_kind(link)?,
-        InfoKind::Vlan | InfoKind::MacVlan | InfoKind::MacVtap | InfoKind::IpVlan | InfoKind::IpVtap
-    );
-    let of_link =
-        |attribute: &LinkAttribute| if let LinkAttribute::Link(index) = attribute { Some(*index) } else { None };
-    link.attributes.iter().find_map(of_link).filter(|_| takes_frames)
+    if matches!(info_kind(link)?, InfoKind::Vlan) { lower_device(link) } else { shared_device(link) }
+}
+
+/// The ifindex of the lower device whose network this macvlan or ipvlan device shares.
+fn shared_device(link: &LinkMessage) -> Option<u32> {
+    let is_shared =
+        matches!(info_kind(link)?, InfoKind::MacVlan | InfoKind::MacVtap | InfoKind::IpVlan | InfoKind::IpVtap);
+    lower_device(link).filter(|_| is_shared)
+}
+
+fn lower_device(link: &LinkMessage) -> Option<u32> {
+    link.attributes.iter().find_map(|it| if let LinkAttribute::Link(index) = it { Some(*index) } else { None })
 }
 
 /// The ifindex of the master device, such as a bond or a bridge; `None` if this link is a virtual device or has no
@@ -206,6 +214,24 @@ mod tests {
         for (message, expected) in table {
             assert_eq!(link_layer(&message), expected, "{message:?}");
         }
+    }
+
+    #[test]
+    fn macvlan_and_ipvlan_devices_share_the_network_of_a_device_of_the_same_namespace() {
+        let shared = |kind: InfoKind, other: Vec<LinkAttribute>| {
+            let mut message = link(LinkLayerType::Ether, vec![LinkInfo::Kind(kind)]);
+            message.attributes.extend([LinkAttribute::IfName("shim".to_owned()), LinkAttribute::Link(2)]);
+            message.attributes.extend(other);
+            let device = device(&message).unwrap();
+            (device.kind, device.link.shares_network_of, carrier(&message))
+        };
+        for kind in [InfoKind::MacVlan, InfoKind::MacVtap, InfoKind::IpVlan, InfoKind::IpVtap] {
+            assert_eq!(shared(kind.clone(), vec![]), (DeviceKind::Other, Some(2), Some(2)), "{kind:?}");
+            let elsewhere = shared(kind, vec![LinkAttribute::LinkNetNsId(0)]);
+            assert_eq!(elsewhere, (DeviceKind::Other, None, Some(2)));
+        }
+        assert_eq!(shared(InfoKind::Vlan, vec![]), (DeviceKind::Other, None, Some(2)));
+        assert_eq!(shared(InfoKind::Veth, vec![]), (DeviceKind::Veth, None, None), "the link of a veth is its peer");
     }
 
     #[test]

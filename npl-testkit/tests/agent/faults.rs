@@ -125,6 +125,18 @@ fn interrupted_watches_miss_no_change() {
     bystander.end(&world);
 }
 
+/// A proxy whose API server has disappeared still acknowledges the agent's TCP segments.
+#[test]
+fn connections_whose_data_a_proxy_swallows_are_replaced_within_half_a_minute() {
+    let mut world = World::behind_proxy(&[]);
+    let bystander = Bystander::begin(&mut world);
+    world.proxy().swallow();
+    world.create_pod("web-1");
+    world.wait_for_log("watch of pods is interrupted");
+    world.assert_served("web-1");
+    bystander.end(&world);
+}
+
 #[test]
 fn an_expired_watch_restarts_from_a_list() {
     let mut world = World::behind_proxy(&[]);

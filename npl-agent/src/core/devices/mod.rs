@@ -116,7 +116,9 @@ pub struct LinkFacts {
     pub has_physical_port: bool,
     /// Whether VLAN, macvlan or ipvlan devices are on top of the device.
     pub has_upper_devices: bool,
-    /// Whether the device is a netkit device that drops packets unless a program passes them.
+    /// The ifindex of the device whose network it shares, if it is a macvlan or ipvlan device.
+    pub shares_network_of: Option<u32>,
+    /// Whether it is a netkit device that drops packets unless a program passes them.
     pub is_closed: bool,
     /// Whether the device has an `ingress` qdisc, which has no egress hook, unlike `clsact`.
     pub has_ingress_queue: bool,

@@ -20,7 +20,7 @@ pub struct PodRoutes {
     known: BTreeSet<IpAddr>,
     /// The routes; addresses without a route are absent.
     routes: BTreeMap<IpAddr, Route>,
-    /// The uplinks whose network may contain Pods, by their index.
+    /// The devices through which Pods on the network of an uplink are reached, by ifindex, with the name of the uplink.
     uplinks: BTreeMap<u32, String>,
 }
 
@@ -33,8 +33,8 @@ impl PodRoutes {
         known: BTreeSet<IpAddr>,
         routes: BTreeMap<IpAddr, Route>,
     ) {
-        let has_clients = |device: &&Device| is_of_node_network(device, node_ips);
-        self.uplinks = devices.iter().filter(has_clients).map(|device| (device.ifindex, device.name.clone())).collect();
+        let uplink = |device: &Device| Some((device.ifindex, network_of(device, devices, node_ips)?.name.clone()));
+        self.uplinks = devices.iter().filter_map(uplink).collect();
         (self.known, self.routes) = (known, routes);
     }
 
@@ -59,9 +59,25 @@ impl PodRoutes {
     }
 }
 
-/// Whether clients may be on the network of this device, so that a Pod on the same network reaches them without the
-/// Node. A device of another kind with an address, such as a port of Open vSwitch, may connect a CNI's Pods to the
-/// Node.
+/// The uplink on whose network a device reaches Pods. A macvlan or ipvlan device on the Node (a shim) leads to Pods on
+/// the network of the device below it.
+pub fn network_of<'a>(device: &'a Device, devices: &'a [Device], node_ips: &[IpAddr]) -> Option<&'a Device> {
+    if is_of_node_network(device, node_ips) {
+        return Some(device);
+    }
+    let lower = device.link.shares_network_of?;
+    devices.iter().find(|it| it.ifindex == lower && leaves_the_node(it, node_ips))
+}
+
+/// Whether the network of a device extends beyond the Node. Unlike an uplink, such a device may have no address.
+fn leaves_the_node(device: &Device, node_ips: &[IpAddr]) -> bool {
+    is_of_node_network(device, node_ips)
+        || matches!(device.kind, DeviceKind::Physical | DeviceKind::Other)
+        || device.link.has_physical_port
+}
+
+/// Whether clients are on the device's own network, so that a Pod there reaches them without the Node. Devices of other
+/// kinds with an address, such as those of Open vSwitch, may connect a CNI's Pods to the Node.
 fn is_of_node_network(device: &Device, node_ips: &[IpAddr]) -> bool {
     match choose_by_rules(device, node_ips) {
         Ok(UplinkReason::HasNodeAddress | UplinkReason::HasDefaultRoute) => device.kind != DeviceKind::Tunnel,
@@ -73,6 +89,7 @@ fn is_of_node_network(device: &Device, node_ips: &[IpAddr]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::devices::LinkFacts;
 
     const POD: &str = "192.0.2.77";
     const NODE_IP: &str = "192.0.2.10";
@@ -86,14 +103,21 @@ mod tests {
     }
 
     fn found(device: &Device, route: Route) -> Option<String> {
+        found_among(std::slice::from_ref(device), route)
+    }
+
+    fn found_among(devices: &[Device], route: Route) -> Option<String> {
         let mut routes = PodRoutes::default();
-        routes.replace(
-            std::slice::from_ref(device),
-            &[ip(NODE_IP)],
-            [ip(POD)].into(),
-            BTreeMap::from([(ip(POD), route)]),
-        );
+        routes.replace(devices, &[ip(NODE_IP)], [ip(POD)].into(), BTreeMap::from([(ip(POD), route)]));
         routes.on_node_network().remove(&ip(POD))
+    }
+
+    /// The uplink that is found for a Pod behind a macvlan or ipvlan device above `lower`.
+    fn found_behind_shim(lower: Device) -> Option<String> {
+        let lower = Device { ifindex: 2, name: "lower".to_owned(), ..lower };
+        let shim = device(DeviceKind::Other, &["192.0.2.11"]);
+        let link = LinkFacts { shares_network_of: Some(2), ..shim.link.clone() };
+        found_among(&[lower, Device { link, ..shim }], DIRECT)
     }
 
     const DIRECT: Route = Route { ifindex: 7, has_gateway: false, mtu: None };
@@ -121,6 +145,39 @@ mod tests {
         for device in table {
             assert_eq!(found(&device, DIRECT), None, "{device:?}");
         }
+    }
+
+    #[test]
+    fn a_pod_behind_a_macvlan_or_ipvlan_device_is_on_the_network_of_the_device_below() {
+        let bridge = device(DeviceKind::Bridge, &[]);
+        let with_port = LinkFacts { has_physical_port: true, ..bridge.link.clone() };
+        for lower in [
+            device(DeviceKind::Physical, &[NODE_IP]),
+            device(DeviceKind::Physical, &[]),
+            // A VLAN or a bond.
+            device(DeviceKind::Other, &[]),
+            // The uplink of a Node that is a container.
+            device(DeviceKind::Veth, &[NODE_IP]),
+            Device { link: with_port, ..bridge },
+        ] {
+            assert_eq!(found_behind_shim(lower.clone()).as_deref(), Some("lower"), "{lower:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_behind_a_macvlan_device_of_a_network_inside_the_node_is_not_on_the_nodes_network() {
+        for kind in [DeviceKind::Dummy, DeviceKind::Veth, DeviceKind::Bridge] {
+            assert_eq!(found_behind_shim(device(kind, &[])), None, "{kind:?}");
+        }
+    }
+
+    /// The AWS VPC CNI, Azure's and Cilium's ENI mode give Pods addresses of the Node's subnet and route them by veth
+    /// pairs.
+    #[test]
+    fn a_pod_behind_a_veth_pair_with_an_address_of_the_nodes_subnet_is_not_on_the_nodes_network() {
+        let uplink = Device { ifindex: 2, ..device(DeviceKind::Physical, &[NODE_IP]) };
+        let pair = Device { peer_is_elsewhere: true, ..device(DeviceKind::Veth, &[]) };
+        assert_eq!(found_among(&[uplink, pair], DIRECT), None);
     }
 
     #[test]

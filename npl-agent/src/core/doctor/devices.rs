@@ -2,7 +2,9 @@
 //! Checks of the Node's devices.
 
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
-use crate::core::devices::{Device, DeviceSelection, HAS_INGRESS_QUEUE, choose, local_addresses};
+use crate::core::devices::{
+    Device, DeviceSelection, HAS_INGRESS_QUEUE, choose, local_addresses, node_network::network_of,
+};
 
 /// Checks for devices that clients may use but that the programs do not support.
 pub(super) fn devices(facts: &Facts) -> Finding {
@@ -57,7 +59,30 @@ pub(super) fn addresses(facts: &Facts) -> Finding {
     Finding::warning(key, found, advice)
 }
 
-/// Checks for programs of other software that run ahead of NPL's programs and may prevent them from running.
+/// Checks for macvlan and ipvlan devices on the network of an uplink, which lead to Pods without node ports.
+pub(super) fn node_network(facts: &Facts) -> Finding {
+    let key = "node_network";
+    let devices = match &facts.devices {
+        Ok(devices) => devices,
+        Err(reason) => return Finding::unknown(key, reason, ASK_AS_ROOT),
+    };
+    let shims = devices.iter().filter(|device| !device.addresses.is_empty()).filter_map(|device| {
+        let uplink = network_of(device, devices, &[]).filter(|uplink| uplink.ifindex != device.ifindex)?;
+        Some(format!("{} on {}", device.name, uplink.name))
+    });
+    let shims: Vec<String> = shims.collect();
+    if shims.is_empty() {
+        return Finding::ok(key, "no macvlan or ipvlan device of the Node is on the network of an uplink");
+    }
+    Finding::warning(
+        key,
+        format!("macvlan or ipvlan devices on the network of an uplink: {}", shims.join("; ")),
+        "Pods that the Node reaches by such a device get no node port (Event PodOnNodeNetwork): let the load balancer use \
+         their addresses, or attach them to a network behind the Node",
+    )
+}
+
+/// Checks for programs of other software that run ahead of NPL's, and may end the chain.
 pub(super) fn program_order(facts: &Facts) -> Finding {
     let key = "program_order";
     let ahead = match &facts.programs_ahead {
@@ -92,9 +117,9 @@ pub(super) fn program_order(facts: &Facts) -> Finding {
 mod tests {
     use super::super::{
         DatapathFacts, Facts, State,
-        tests::{check, first_device},
+        tests::{check, first_device, well},
     };
-    use crate::core::devices::LinkLayer;
+    use crate::core::devices::{Device, DeviceKind, LinkFacts, LinkLayer};
 
     #[test]
     fn addresses_that_do_not_fit_are_reported() {
@@ -120,6 +145,28 @@ mod tests {
             (|it| it.datapath = Err("EPERM".to_owned()), key, State::Unknown, "EPERM", "as root"),
             (|it| it.datapath = Ok(DatapathFacts::default()), key, State::Ok, "see the check datapath", ""),
         ]);
+    }
+
+    fn add_shim(facts: &mut Facts, addresses: &[&str]) {
+        let link = LinkFacts { shares_network_of: Some(first_device(facts).ifindex), ..LinkFacts::default() };
+        let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
+        let shim = Device { link, addresses, ..Device::new(9, "shim", DeviceKind::Other) };
+        facts.devices.as_mut().unwrap().push(shim);
+    }
+
+    #[test]
+    fn macvlan_and_ipvlan_devices_on_the_network_of_an_uplink_are_reported() {
+        let key = "node_network";
+        check(&[
+            (|it| it.devices = Err("EPERM".to_owned()), key, State::Unknown, "EPERM", "as root"),
+            // A virtual machine's macvtap device leads to no Pod.
+            (|it| add_shim(it, &[]), key, State::Ok, "no macvlan or ipvlan device", ""),
+        ]);
+        let mut facts = well();
+        add_shim(&mut facts, &["192.0.2.11"]);
+        let finding = super::node_network(&facts);
+        assert_eq!(finding.state, State::Warning);
+        assert!(finding.found.ends_with("shim on eth0"), "{finding:?}");
     }
 
     const KEY: &str = "devices";

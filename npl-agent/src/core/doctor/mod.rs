@@ -246,6 +246,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         kernel::datapath(facts),
         devices::devices(facts),
         devices::addresses(facts),
+        devices::node_network(facts),
         devices::program_order(facts),
         receive_offload::fraglists(facts),
     ]);

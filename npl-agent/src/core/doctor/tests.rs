@@ -133,6 +133,7 @@ fn every_check_of_a_healthy_node_is_ok_and_gives_no_advice() {
         "datapath",
         "devices",
         "addresses",
+        "node_network",
         "program_order",
         "gro_fraglist",
         "cni",

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The HTTP client below the client of the API server: TLS, time limits, and the probes of silent connections.
+
+use std::time::Duration;
+
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+use hyper_timeout::TimeoutConnector;
+use hyper_util::{
+    client::legacy::{Builder, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use kube::{
+    Client, Config,
+    client::{ConfigExt as _, RustlsTlsError},
+};
+use tower::{BoxError, ServiceBuilder, timeout::TimeoutLayer};
+use tower_http::decompression::DecompressionLayer;
+
+use super::token::TokenFile;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit for the headers of an answer. The API server sends them immediately for a watch, and for a list when the
+/// list is complete.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit between two reads of a body. It exceeds the duration of a watch, so that an idle watch is not
+/// interrupted.
+const READ_TIMEOUT: Duration = Duration::from_secs(super::watch::WATCH_SECONDS as u64 + 10);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The time limits after which a connection fails whose peer no longer answers: TCP, or HTTP/2 if a proxy still
+/// acknowledges the segments.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Liveness {
+    /// Time without a packet after which TCP sends keep-alive probes.
+    idle: Duration,
+    /// Time between two probes.
+    interval: Duration,
+    /// Time without an acknowledgment of data or probes after which the connection fails.
+    unacknowledged: Duration,
+    /// Time without a frame after which HTTP/2 sends a ping.
+    ping_after: Duration,
+    /// Time without a frame after the ping after which the connection fails.
+    ping_timeout: Duration,
+}
+
+/// A watch is silent for long times, so only probes distinguish a dead connection from a cluster without changes. The
+/// limit for pings is that of client-go, which the API server's other clients use.
+pub(super) const LIVENESS: Liveness = Liveness {
+    idle: Duration::from_secs(10),
+    interval: Duration::from_secs(5),
+    unacknowledged: Duration::from_secs(20),
+    ping_after: Duration::from_secs(10),
+    ping_timeout: Duration::from_secs(15),
+};
+
+/// Builds kube's client stack with four changes: no retries, because a retry minutes later would send an outdated
+/// patch; no Nagle's algorithm, which delays a patch by 40 ms; TCP probes of silent connections; and HTTP/2 where the
+/// server supports it, because its pings pass a proxy that acknowledges TCP segments itself.
+pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Client> {
+    let token = TokenFile::take(&mut config.auth_info)?;
+    let (for_requests, for_responses) = (token.clone(), token);
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_keepalive(Some(liveness.idle));
+    tcp.set_keepalive_interval(Some(liveness.interval));
+    tcp.set_tcp_user_timeout(Some(liveness.unacknowledged));
+    let mut connector = TimeoutConnector::new(https(&config, tcp)?);
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    connector.set_read_timeout(Some(READ_TIMEOUT));
+    connector.set_write_timeout(Some(WRITE_TIMEOUT));
+    connector.set_reset_reader_on_write(true);
+    let mut http = Builder::new(TokioExecutor::new());
+    http.timer(TokioTimer::new())
+        .http2_keep_alive_interval(liveness.ping_after)
+        .http2_keep_alive_timeout(liveness.ping_timeout)
+        .http2_keep_alive_while_idle(true);
+    let service = ServiceBuilder::new()
+        .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
+        .layer(config.base_uri_layer())
+        // Lists above 128 KiB arrive compressed. kube requests watches without compression.
+        .layer(DecompressionLayer::new())
+        .map_request(move |request| TokenFile::authorize(for_requests.as_ref(), request))
+        .map_response(move |response| TokenFile::invalidate_if_refused(for_responses.as_ref(), response))
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(http.build(connector));
+    Ok(Client::new(service, config.default_namespace))
+}
+
+/// As [`kube::client::ConfigExt::rustls_https_connector_with_connector`], which offers the server HTTP/1.1 only.
+fn https(config: &Config, tcp: HttpConnector) -> kube::Result<HttpsConnector<HttpConnector>> {
+    let mut builder = HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
+    if let Some(name) = config.tls_server_name.clone() {
+        let name = name.try_into().map_err(|err| kube::Error::RustlsTls(RustlsTlsError::InvalidServerName(err)))?;
+        builder = builder.with_server_name_resolver(FixedServerNameResolver::new(name));
+    }
+    Ok(builder.enable_all_versions().wrap_connector(tcp))
+}
+
+#[cfg(test)]
+#[path = "transport_tests.rs"]
+mod tests;
