@@ -13,7 +13,7 @@ use npl_agent::{
         environment,
         kubectl_args::KubectlCli,
     },
-    core::verdict::Verdict,
+    core::verdict::HealthVerdict,
     process::{
         memory,
         telemetry::{self, LogFormat},
@@ -52,7 +52,7 @@ fn run_plugin() -> ExitCode {
     };
     outcome.unwrap_or_else(|error| {
         cli::report_error(&error);
-        ExitCode::from(Verdict::CannotTell.exit_code())
+        ExitCode::from(HealthVerdict::CannotTell.exit_code())
     })
 }
 

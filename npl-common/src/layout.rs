@@ -14,12 +14,12 @@ pub struct Layout {
     /// Alignment in bytes.
     pub align: usize,
     /// The fields in the order of their offsets.
-    pub fields: &'static [Field],
+    pub fields: &'static [FieldLayout],
 }
 
 /// A field of a map type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Field {
+pub struct FieldLayout {
     /// The field's name.
     pub name: &'static str,
     /// The doc comment of the field.
@@ -52,7 +52,7 @@ macro_rules! map_type {
                 help: concat!($($doc,)+).trim_ascii(),
                 size: size_of::<Self>(),
                 align: align_of::<Self>(),
-                fields: &[ $( $crate::layout::Field {
+                fields: &[ $( $crate::layout::FieldLayout {
                     name: stringify!($field),
                     help: concat!($($field_doc,)+).trim_ascii(),
                     ty: stringify!($ty),

@@ -41,4 +41,4 @@ pub mod stats;
 pub mod traffic;
 pub mod unmapped;
 
-pub use layout::{Field, LAYOUTS, Layout};
+pub use layout::{FieldLayout, LAYOUTS, Layout};

@@ -27,7 +27,7 @@ use crate::{
         op::Op,
         ports::PortUsage,
         publish::{problem::Problem, report::Warnings},
-        state::{Prerequisite, RetirementStep, State},
+        state::{PlannerState, Prerequisite, RetirementStep},
     },
     datapath::{DatapathError, ServedClients},
     devices::uplinks::DeviceReport,
@@ -95,7 +95,7 @@ impl ChangeLog {
     }
 
     /// Logs which prerequisites of the first reconciliation are missing.
-    pub(crate) fn log_readiness(&mut self, state: &State) {
+    pub(crate) fn log_readiness(&mut self, state: &PlannerState) {
         let missing = state.missing_prerequisites();
         if self.prerequisites.update(missing.clone()) {
             for prerequisite in &missing {
@@ -108,7 +108,7 @@ impl ChangeLog {
     }
 
     /// Logs each step of the retirement once, when the agent begins to wait for that step.
-    pub(crate) fn log_retirement(&mut self, state: &State) {
+    pub(crate) fn log_retirement(&mut self, state: &PlannerState) {
         let left = state.left_to_retire();
         for step in self.retirement.update_elements(left.keys().copied().collect()) {
             info!("retiring this Node: waiting for {}", left.get(&step).map_or("", String::as_str));
@@ -145,7 +145,7 @@ impl ChangeLog {
 
     /// Logs new problems, and passes all problems on to Events and metrics. Most passes change no problem, and then
     /// only a comparison is made.
-    pub(crate) fn log_problems(&mut self, state: &State, metrics: &Metrics, now: Moment) {
+    pub(crate) fn log_problems(&mut self, state: &PlannerState, metrics: &Metrics, now: Moment) {
         if state.problems().eq(self.problems.borrow().iter().map(Cow::Borrowed)) {
             return;
         }
@@ -162,7 +162,7 @@ impl ChangeLog {
     }
 
     /// Sets the metrics of mappings and node ports.
-    pub(crate) fn count(state: &State, metrics: &Metrics) {
+    pub(crate) fn count(state: &PlannerState, metrics: &Metrics) {
         for family in Family::ALL {
             metrics.set_mappings(family, state.mapping_count(family) as u64);
             for (protocol, PortUsage { active, draining, quarantined, free }) in state.port_usages(family) {

@@ -14,7 +14,7 @@ use crate::{
     core::{
         model::{Backend, Frontend, PodUid, observed::Observed},
         op::{Op, RecentTraffic},
-        state::State,
+        state::PlannerState,
     },
     datapath::{Datapath, DatapathError},
     kube::{
@@ -51,10 +51,10 @@ pub enum OpError {
 }
 
 /// The result of an operation; `Ok(None)` for a write that the API server has not answered yet.
-pub type Outcome = Result<Option<()>, OpError>;
+pub type OpResult = Result<Option<()>, OpError>;
 
 /// An answer of the API server to an [`Op::WritePod`].
-pub type Answer = (Op, Result<Patched, PatchError>);
+pub type PatchAnswer = (Op, Result<Patched, PatchError>);
 
 /// The adapters that execute operations.
 #[derive(Debug)]
@@ -93,20 +93,20 @@ impl Executor {
     }
 
     /// Executes operations in the given order. Consecutive ops that write mappings are combined in one call.
-    pub fn execute(&mut self, ops: &[Op]) -> Vec<Outcome> {
+    pub fn execute(&mut self, ops: &[Op]) -> Vec<OpResult> {
         let runs = ops.chunk_by(|a, b| mapping(a).is_some() && mapping(b).is_some());
         runs.flat_map(|run| if let [op] = run { vec![self.execute_one(op)] } else { self.write_together(run) })
             .collect()
     }
 
-    fn write_together(&mut self, ops: &[Op]) -> Vec<Outcome> {
+    fn write_together(&mut self, ops: &[Op]) -> Vec<OpResult> {
         let mappings: BTreeMap<Frontend, Backend> = ops.iter().filter_map(mapping).collect();
         let mut refused = self.datapath.upsert_mappings(&mappings);
         let outcome = |(frontend, _)| refused.remove(&frontend).map_or(Ok(Some(())), |error| Err(error.into()));
         ops.iter().filter_map(mapping).map(outcome).collect()
     }
 
-    fn execute_one(&mut self, op: &Op) -> Outcome {
+    fn execute_one(&mut self, op: &Op) -> OpResult {
         match op {
             Op::Reserve(frontend, recent_traffic) => self.reserve(*frontend, *recent_traffic)?,
             Op::AllowSources(frontend, ranges) => self.datapath.allow_sources(*frontend, ranges)?,
@@ -144,7 +144,7 @@ impl Executor {
     }
 
     /// Waits for the next answer of the API server. The future stays pending while no write is in flight.
-    pub async fn next_answer(&mut self) -> Answer {
+    pub async fn next_answer(&mut self) -> PatchAnswer {
         let ((pod, uid, value), result) = self.writes.next_answer().await;
         (Op::WritePod { pod, uid, value }, result)
     }
@@ -156,7 +156,7 @@ impl Executor {
 
     /// Logs a completed operation with the Pod of its node port. Resets the back-off of the port or Pod that the
     /// operation changed.
-    pub fn record_success(&mut self, op: &Op, state: &State) {
+    pub fn record_success(&mut self, op: &Op, state: &PlannerState) {
         let pod_of = |frontend: &Frontend| state.pod_of(*frontend).map(tracing::field::display);
         match op {
             Op::UpsertMapping(frontend, Backend { pod_ip, pod_port, .. }) => {

@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use crate::{
     core::{
         model::Moment,
-        state::State,
+        state::PlannerState,
         view::{AgentView, DeviceView},
         why::explain,
     },
@@ -62,7 +62,7 @@ impl Introspection {
     }
 
     /// Sends the answer to a request. If the command has ended in the meantime, the answer is discarded.
-    pub(super) fn answer(&self, request: Request, state: &State, health: &Health, now: Moment, pending: usize) {
+    pub(super) fn answer(&self, request: Request, state: &PlannerState, health: &Health, now: Moment, pending: usize) {
         match request {
             Request::State(reply) => drop(reply.send(self.view(state, health, now, pending))),
             Request::Why(question, reply) => {
@@ -72,7 +72,7 @@ impl Introspection {
         }
     }
 
-    fn view(&self, state: &State, health: &Health, now: Moment, pending_patches: usize) -> AgentView {
+    fn view(&self, state: &PlannerState, health: &Health, now: Moment, pending_patches: usize) -> AgentView {
         let unpublished_millis = state.unpublished_millis(now);
         AgentView {
             version: env!("CARGO_PKG_VERSION").to_owned(),

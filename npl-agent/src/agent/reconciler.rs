@@ -19,7 +19,7 @@ use tracing::{debug, info, warn};
 use crate::{
     agent::{
         change_log::ChangeLog,
-        executor::{Answer, Executor, OpError},
+        executor::{Executor, OpError, PatchAnswer},
         introspection::{Introspection, device_views},
     },
     core::{
@@ -27,7 +27,7 @@ use crate::{
         model::{Family, Moment, snapshot::Change},
         op::{Failure, Op, PodWrite},
         publish::delays::PublishDelays,
-        state::State,
+        state::PlannerState,
     },
     datapath::DatapathError,
     devices::{
@@ -71,7 +71,7 @@ pub enum LoopError {
 /// The main loop and its state.
 #[derive(Debug)]
 pub struct Reconciler {
-    state: State,
+    state: PlannerState,
     executor: Executor,
     uplinks: Uplinks,
     local_clients: LocalClients,
@@ -128,7 +128,7 @@ pub struct Listeners {
 impl Reconciler {
     /// Creates a loop; [`Self::run`] starts it.
     pub fn new(
-        state: State,
+        state: PlannerState,
         executor: Executor,
         targets: ProgramTargets,
         listeners: Listeners,
@@ -246,7 +246,7 @@ impl Reconciler {
     }
 
     /// Handles the API server's answer to a patch.
-    fn handle_answer(&mut self, (op, result): Answer) {
+    fn handle_answer(&mut self, (op, result): PatchAnswer) {
         match result {
             Ok(patched) => {
                 // The answer contains the newest version of the Pod; the core ignores the later watch event with the

@@ -32,11 +32,11 @@ pub enum RetryHint {
 
 /// The consecutive failures of the operations on each port and each Pod.
 #[derive(Debug, Default)]
-pub struct RetryDelays(BTreeMap<Subject, Failures>);
+pub struct RetryDelays(BTreeMap<RetryTarget, Failures>);
 
 /// A port or Pod that has its own delays.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Subject {
+enum RetryTarget {
     Port(Frontend),
     Pod(PodUid),
 }
@@ -50,7 +50,7 @@ struct Failures {
 impl RetryDelays {
     /// The delay after a failure of an op, which grows with each consecutive failure.
     pub fn after_failure(&mut self, op: &Op, hint: RetryHint) -> Duration {
-        let failures = self.0.entry(Subject::of(op)).or_insert_with(|| Failures { delays: delays(), denials: 0 });
+        let failures = self.0.entry(RetryTarget::of(op)).or_insert_with(|| Failures { delays: delays(), denials: 0 });
         let at_least = match hint {
             RetryHint::None => Duration::ZERO,
             RetryHint::NotBefore(wait) => wait,
@@ -66,7 +66,7 @@ impl RetryDelays {
 
     /// Resets the failures of the port or Pod that an op changes.
     pub fn reset(&mut self, op: &Op) {
-        self.0.remove(&Subject::of(op));
+        self.0.remove(&RetryTarget::of(op));
     }
 
     /// Whether no port and no Pod has failures.
@@ -77,13 +77,13 @@ impl RetryDelays {
     /// Drops the failures of all other Pods.
     pub fn retain_pods(&mut self, pods: &BTreeSet<PodUid>) {
         self.0.retain(|subject, _| match subject {
-            Subject::Port(_) => true,
-            Subject::Pod(uid) => pods.contains(uid),
+            RetryTarget::Port(_) => true,
+            RetryTarget::Pod(uid) => pods.contains(uid),
         });
     }
 }
 
-impl Subject {
+impl RetryTarget {
     fn of(op: &Op) -> Self {
         match op {
             Op::Reserve(frontend, _)

@@ -32,10 +32,10 @@ use crate::{
         devices::redirect::Forwarding,
         model::{
             Family,
-            port_range::{LentPorts, port_range_warnings},
+            port_range::{EphemeralPorts, port_range_warnings},
             settings::{PortRange, Settings},
         },
-        state::State,
+        state::PlannerState,
     },
     datapath::{Datapath, Pins, Tables, cleanup, preflight},
     devices::{
@@ -103,7 +103,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let health = Health::new();
     let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
     let port_range = settings.port_range;
-    let state = State::new(settings);
+    let state = PlannerState::new(settings);
     // The metrics of mappings and ports are set before the first op, so that alerts on missing or exhausted ports work
     // on every Node.
     ChangeLog::count(&state, &metrics);
@@ -168,7 +168,7 @@ fn log_start(node: &str, port_range: PortRange, hooks: &'static str, forwarding:
 
 /// Logs a warning for each setting that conflicts with the Node or with load balancers.
 fn warn_of(settings: &Settings) {
-    for warning in port_range_warnings(settings.port_range, lent_ports().as_ref()) {
+    for warning in port_range_warnings(settings.port_range, ephemeral_ports().as_ref()) {
         warn!("{warning}");
     }
     if let Some(warning) = settings.quarantine_warning() {
@@ -230,10 +230,10 @@ async fn stand_by(health: &Health) -> ! {
 }
 
 /// The ephemeral port range of this network namespace.
-fn lent_ports() -> Option<LentPorts> {
+fn ephemeral_ports() -> Option<EphemeralPorts> {
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
     let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
-    LentPorts::parse(&range, &reserved)
+    EphemeralPorts::parse(&range, &reserved)
 }
 
 /// A seed for the hashes of the kernel programs. The seed must be unpredictable: clients that know the seed could

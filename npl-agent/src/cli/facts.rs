@@ -19,7 +19,7 @@ use crate::{
             filter_order::{self, ProgramsAhead},
             redirect::Forwarding,
         },
-        doctor::{Datapath, Facts, Setting, Sysctls},
+        doctor::{DatapathFacts, Facts, Setting, Sysctls},
         model::settings::PortRange,
     },
     datapath::{OwnPrograms, cgroup, inspect::Inspection, is_unmitigated, pins::Direction, preflight},
@@ -122,7 +122,7 @@ fn unreadable(error: &io::Error) -> String {
     format!("cannot read nftables: {error}")
 }
 
-fn datapath(inspection: &Inspection) -> Datapath {
+fn datapath(inspection: &Inspection) -> DatapathFacts {
     let is_in_both = |directions: &[Direction]| {
         [Direction::Ingress, Direction::Egress].iter().all(|direction| directions.contains(direction))
     };
@@ -131,7 +131,7 @@ fn datapath(inspection: &Inspection) -> Datapath {
     for mapping in &inspection.mappings {
         *mappings.entry(mapping.frontend.family).or_default() += 1;
     }
-    Datapath {
+    DatapathFacts {
         is_installed: inspection.is_installed,
         has_mitigated_programs: !inspection.programs.keys().all(|build| is_unmitigated(build)),
         attached_devices: attached.map(|(ifindex, _)| *ifindex).collect(),

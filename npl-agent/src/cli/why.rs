@@ -13,7 +13,7 @@ use crate::{
     core::{
         model::Frontend,
         pages,
-        verdict::Verdict,
+        verdict::HealthVerdict,
         why::{Chain, Explanation, Holds, LinkReport, Traffic, add_traffic},
     },
     datapath::{Pins, Tables, kernel_clock, preflight, tables::FlowRecord},
@@ -34,7 +34,7 @@ pub async fn show(args: &WhyArgs) -> anyhow::Result<ExitCode> {
                 "the chain is known to the running agent only; see `npl-agent status` and {}",
                 pages::NOT_READY
             )));
-            return Ok(ExitCode::from(Verdict::CannotTell.exit_code()));
+            return Ok(ExitCode::from(HealthVerdict::CannotTell.exit_code()));
         }
     };
     add_counters(args, &mut explanation)?;

@@ -41,7 +41,7 @@ const STATUS_EXAMPLES: &str = "Examples:
   npl-agent status                     one screen; the exit code is the verdict
   npl-agent status --wait=2m           until the Node is healthy, two minutes at most
   npl-agent status --interval 10s      with rates over ten seconds
-  npl-agent status --output json | jq .signs";
+  npl-agent status --output json | jq .findings";
 
 const WHY_EXAMPLES: &str = "Examples:
   npl-agent why pod/shop/web-0         every port of the Pod that a Service requests
@@ -65,7 +65,7 @@ const TOP_EXAMPLES: &str = "Examples:
 const BUNDLE_EXAMPLES: &str = "Examples:
   npl-agent bundle > npl-bundle.tar.gz             an archive of this Node
   npl-agent bundle --flows --file npl.tar.gz       with the clients of all flows
-  npl-agent bundle --output json | jq .[\"status.json\"].signs";
+  npl-agent bundle --output json | jq .[\"status.json\"].findings";
 
 const MAPPINGS_EXAMPLES: &str = "Examples:
   npl-agent mappings                              all mappings of this Node

@@ -17,7 +17,7 @@ use crate::core::why::Question;
 pub struct KubectlCli {
     /// The cluster.
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionArgs,
     /// The subcommand.
     #[command(subcommand)]
     pub command: KubectlCommand,
@@ -25,7 +25,7 @@ pub struct KubectlCli {
 
 /// How to reach the cluster, and where NPL is in it.
 #[derive(Debug, Clone, Args)]
-pub struct Connection {
+pub struct ConnectionArgs {
     /// Use this context of the kubeconfig.
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,

@@ -105,7 +105,7 @@ impl Member {
 
 /// The answer of a replica of the feed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum ReplicaAnswer {
     /// The Service's members.
     Members(ServiceMembers),
     /// The replica does not serve the requested Service.
@@ -115,13 +115,13 @@ pub enum Answer {
 }
 
 /// Whether all replicas that answered serve the same members. The versions are digests of the content and are compared.
-pub fn agree<'a, I: IntoIterator<Item = &'a Answer>>(answers: I) -> bool {
+pub fn agree<'a, I: IntoIterator<Item = &'a ReplicaAnswer>>(answers: I) -> bool {
     let versions: BTreeSet<Option<&str>> = answers
         .into_iter()
         .filter_map(|answer| match answer {
-            Answer::Members(members) => Some(Some(members.version.as_str())),
-            Answer::Unknown => Some(None),
-            Answer::Failed(_) => None,
+            ReplicaAnswer::Members(members) => Some(Some(members.version.as_str())),
+            ReplicaAnswer::Unknown => Some(None),
+            ReplicaAnswer::Failed(_) => None,
         })
         .collect();
     versions.len() <= 1
@@ -144,8 +144,8 @@ mod tests {
         }
     }
 
-    fn members(version: &str) -> Answer {
-        Answer::Members(ServiceMembers { version: version.to_owned(), ports: Vec::new() })
+    fn members(version: &str) -> ReplicaAnswer {
+        ReplicaAnswer::Members(ServiceMembers { version: version.to_owned(), ports: Vec::new() })
     }
 
     #[test]
@@ -160,10 +160,10 @@ mod tests {
 
     #[test]
     fn replicas_agree_if_all_that_answer_have_one_version() {
-        let failed = Answer::Failed("no route".to_owned());
+        let failed = ReplicaAnswer::Failed("no route".to_owned());
         assert!(agree(&[members("a"), failed.clone(), members("a")]));
         assert!(!agree(&[members("a"), members("b")]));
-        assert!(!agree(&[members("a"), Answer::Unknown]));
+        assert!(!agree(&[members("a"), ReplicaAnswer::Unknown]));
         assert!(agree(&[failed]));
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn digest(object: &[u8]) -> String {
 }
 
 /// The text about the effect of replacing a map by a map of the same layout with another size.
-fn fate(name: &str) -> &'static str {
+fn replacement_effect(name: &str) -> &'static str {
     if predecessor::is_copied(name) {
         "a new map replaces the pinned map, whose elements are copied"
     } else {
@@ -74,7 +74,13 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
             Some(info) if has_size(&info) => {}
             Some(info) => {
                 let (pinned, wanted) = (info.max_entries(), wanted_entries);
-                info!(map = *name, pinned, wanted, "the pinned map has another size or other flags: {}", fate(name));
+                info!(
+                    map = *name,
+                    pinned,
+                    wanted,
+                    "the pinned map has another size or other flags: {}",
+                    replacement_effect(name)
+                );
                 predecessor::keep_for_copying(pins, name)?;
             }
             None => {

@@ -167,13 +167,13 @@ pub struct PodStatus {
     #[serde(rename = "podIPs")]
     pub pod_ips: Option<Vec<PodIp>>,
     /// `conditions`.
-    pub conditions: Option<Vec<Condition>>,
+    pub conditions: Option<Vec<PodCondition>>,
 }
 
 /// An element of a Pod's `conditions`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub struct Condition {
+pub struct PodCondition {
     /// `type`.
     #[serde(rename = "type")]
     pub kind: Option<String>,

@@ -75,9 +75,9 @@ async fn state(State(requests): State<mpsc::Sender<Request>>) -> Response {
     answer(&requests, Request::State).await
 }
 
-type Subject = (String, String, String);
+type WhySubject = (String, String, String);
 
-async fn why(State(requests): State<mpsc::Sender<Request>>, UrlPath(subject): UrlPath<Subject>) -> Response {
+async fn why(State(requests): State<mpsc::Sender<Request>>, UrlPath(subject): UrlPath<WhySubject>) -> Response {
     explain(&requests, subject, None).await
 }
 
@@ -90,7 +90,7 @@ async fn why_port(
 
 async fn explain(
     requests: &mpsc::Sender<Request>,
-    (kind, namespace, name): Subject,
+    (kind, namespace, name): WhySubject,
     pod_port: Option<u16>,
 ) -> Response {
     match Question::new(&kind, &namespace, &name, pod_port) {

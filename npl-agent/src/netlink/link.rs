@@ -82,7 +82,7 @@ fn master(link: &LinkMessage) -> Option<Master> {
     let is_master = |it: &LinkAttribute| matches!(it, LinkAttribute::Controller(index) if *index != 0);
     link.attributes.iter().find(|it| is_master(it))?;
     let is_of_vrf = infos(link).any(|info| matches!(info, LinkInfo::PortKind(InfoPortKind::Vrf)));
-    Some(if is_of_vrf { Master::Vrf } else { Master::TakesFrames })
+    Some(if is_of_vrf { Master::Vrf } else { Master::ReceivesFrames })
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "the programs support only the link layers in this match")]
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(master(&message), Some(Master::Vrf));
         let mut message = link(LinkLayerType::Ether, vec![LinkInfo::PortKind(InfoPortKind::Bond)]);
         message.attributes.push(LinkAttribute::Controller(7));
-        assert_eq!(master(&message), Some(Master::TakesFrames));
+        assert_eq!(master(&message), Some(Master::ReceivesFrames));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use rtnetlink::packet_route::{
 
 use super::{FAMILIES, NetlinkError, is_gateway, list::Lists, outgoing_devices};
 use crate::core::{
-    devices::reply_routing::{DefaultRoute, IncomingRule, Mark, Routing, Rule, Selector},
+    devices::reply_routing::{DefaultRoute, IncomingRule, Mark, Routing, RoutingRule, Selector},
     model::Family,
 };
 
@@ -94,10 +94,10 @@ const fn family_of(family: AddressFamily) -> Option<Family> {
     }
 }
 
-fn rule(message: &RuleMessage) -> Option<Rule> {
+fn rule(message: &RuleMessage) -> Option<RoutingRule> {
     let table = table(message)?;
     let selector = source(message).or_else(|| mark(message))?;
-    Some(Rule { family: family_of(message.header.family)?, selector, table })
+    Some(RoutingRule { family: family_of(message.header.family)?, selector, table })
 }
 
 /// A rule for all packets of an incoming device; `None` if the rule has another condition.
@@ -182,7 +182,7 @@ mod tests {
         rule::{RuleAction, RuleAttribute as Of, RuleFlags, RuleMessage},
     };
 
-    use super::{IncomingRule, Mark, Rule, Selector, devices_with_gateway, incoming_rule, rule, table_of_mark};
+    use super::{IncomingRule, Mark, RoutingRule, Selector, devices_with_gateway, incoming_rule, rule, table_of_mark};
     use crate::core::{devices::reply_routing::MAIN_TABLE, model::Family};
 
     const POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 64, 7));
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn rules_for_a_source_address_and_for_a_mark_are_read() {
-        let read = |selector, table| Some(Rule { family: Family::V4, selector, table });
+        let read = |selector, table| Some(RoutingRule { family: Family::V4, selector, table });
         let of_pod = |src_len| rule(&message(src_len, vec![Of::Source(POD), Of::Table(1002)]));
         assert_eq!(of_pod(32), read(Selector::Source(POD), 1002));
         assert_eq!(of_pod(24), None, "a rule for a whole subnet is ignored");

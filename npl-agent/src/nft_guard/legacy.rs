@@ -10,6 +10,8 @@ use std::{
     os::fd::AsRawFd as _,
 };
 
+use crate::core::model::Family;
+
 /// `IPT_SO_GET_INFO` and `IP6T_SO_GET_INFO`.
 const GET_INFO: libc::c_int = 64;
 /// `IPT_SO_GET_ENTRIES` and `IP6T_SO_GET_ENTRIES`.
@@ -22,17 +24,6 @@ const INFO: usize = 84;
 const RULES: usize = 40;
 /// The maximum number of attempts to read the rules; an attempt fails if the rules change meanwhile.
 const ATTEMPTS: usize = 5;
-
-/// The IP family whose rules are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    pub(super) const ALL: [Self; 2] = [Self::V4, Self::V6];
-}
 
 /// The names of the family's tables; empty if the kernel has no legacy iptables.
 ///

@@ -36,7 +36,7 @@ use self::{
 use crate::core::{
     devices::reply_routing::Marking,
     doctor::{Masquerading, forward_chains::ForwardChains},
-    model::{Backend, Frontend, last::Last},
+    model::{Backend, Family, Frontend, last::Last},
     networks::RuleNames,
     op::Op,
 };
@@ -362,7 +362,7 @@ fn has_legacy_nat() -> io::Result<bool> {
 
 /// Whether legacy iptables, whose tables nftables does not list, has the table in any family.
 fn has_legacy_table(table: &str) -> io::Result<bool> {
-    for family in legacy::Family::ALL {
+    for family in Family::ALL {
         if legacy::tables(family)?.iter().any(|name| name == table) {
             return Ok(true);
         }

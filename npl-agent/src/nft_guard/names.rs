@@ -9,7 +9,10 @@ use super::{
     uapi::{attribute, message},
     wire::{Connection, Message, find},
 };
-use crate::core::networks::{RuleNames, chain_prefixes};
+use crate::core::{
+    model::Family,
+    networks::{RuleNames, chain_prefixes},
+};
 
 pub(super) fn read() -> io::Result<RuleNames> {
     let mut names = RuleNames::default();
@@ -21,7 +24,7 @@ pub(super) fn read() -> io::Result<RuleNames> {
             ControlFlow::Continue(())
         }))?;
     }
-    for family in legacy::Family::ALL {
+    for family in Family::ALL {
         // Only tables that exist are read: a request for another table would make the kernel load the module of that
         // table.
         for table in legacy::tables(family)? {

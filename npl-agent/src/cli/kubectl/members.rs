@@ -12,7 +12,7 @@ use super::{Kubectl, is_ready, items_at, nodes::for_each, text_at};
 use crate::{
     cli::{print, print_json, table},
     config::{args::OutputFormat, kubectl_args::MembersArgs},
-    core::members::{Answer, PortMembers, agree},
+    core::members::{PortMembers, ReplicaAnswer, agree},
 };
 
 /// The label of the feed's Pods.
@@ -123,37 +123,39 @@ fn replica(pod: &Value) -> Option<Replica> {
 }
 
 /// The answers of the replicas, by the names of their Pods.
-fn ask(kubectl: Kubectl<'_>, replicas: &[Replica], path: &str) -> BTreeMap<String, Answer> {
+fn ask(kubectl: Kubectl<'_>, replicas: &[Replica], path: &str) -> BTreeMap<String, ReplicaAnswer> {
     let namespace = &kubectl.connection.agent_namespace;
     let ready: Vec<String> = replicas.iter().filter(|it| it.is_ready).map(|it| it.proxied.clone()).collect();
     let answers = for_each(&ready, |proxied| {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{proxied}/proxy/{path}");
         (proxied.to_owned(), answer(kubectl.output(&["get", "--raw", &path]).map(|(_, text)| text)))
     });
-    let by_path: BTreeMap<String, Answer> = answers.into_iter().collect();
+    let by_path: BTreeMap<String, ReplicaAnswer> = answers.into_iter().collect();
     let of_replica = |replica: &Replica| {
         let answer = by_path.get(&replica.proxied).cloned();
-        (replica.pod.clone(), answer.unwrap_or_else(|| Answer::Failed("the replica is not ready".to_owned())))
+        (replica.pod.clone(), answer.unwrap_or_else(|| ReplicaAnswer::Failed("the replica is not ready".to_owned())))
     };
     replicas.iter().map(of_replica).collect()
 }
 
 /// The answer of a replica, from the output of kubectl.
-fn answer(output: anyhow::Result<String>) -> Answer {
+fn answer(output: anyhow::Result<String>) -> ReplicaAnswer {
     match output {
         Ok(text) => serde_json::from_str(&text).map_or_else(
-            |error| Answer::Failed(format!("the answer cannot be read, perhaps of another version: {error}")),
-            Answer::Members,
+            |error| ReplicaAnswer::Failed(format!("the answer cannot be read, perhaps of another version: {error}")),
+            ReplicaAnswer::Members,
         ),
         Err(error) => {
             let text = format!("{error:#}").lines().collect::<Vec<_>>().join("; ");
             // The API server names a Pod that it does not find. Another "not found" is the answer of the feed.
             if text.contains("(NotFound)") && !text.contains("pods \"") {
-                Answer::Unknown
+                ReplicaAnswer::Unknown
             } else if text.contains("(Unauthorized)") || text.contains("asked for the client to provide credentials") {
-                Answer::Failed("the feed requires a bearer token, which the API server's proxy cannot send".to_owned())
+                ReplicaAnswer::Failed(
+                    "the feed requires a bearer token, which the API server's proxy cannot send".to_owned(),
+                )
             } else {
-                Answer::Failed(text)
+                ReplicaAnswer::Failed(text)
             }
         }
     }
@@ -163,22 +165,22 @@ fn report(
     namespace: &str,
     args: &MembersArgs,
     replicas: &[Replica],
-    answers: &mut BTreeMap<String, Answer>,
+    answers: &mut BTreeMap<String, ReplicaAnswer>,
 ) -> anyhow::Result<Report> {
     let service = &args.service.name;
     let agree = agree(answers.values());
-    let is_unknown_to_all = answers.values().all(|answer| *answer == Answer::Unknown);
+    let is_unknown_to_all = answers.values().all(|answer| *answer == ReplicaAnswer::Unknown);
     let rows = replicas.iter().map(|replica| {
         let (version, problem) = match answers.get(&replica.pod) {
-            Some(Answer::Members(members)) => (Some(members.version.clone()), None),
-            Some(Answer::Failed(cause)) => (None, Some(cause.clone())),
-            Some(Answer::Unknown) | None => (None, Some("the replica serves no such Service".to_owned())),
+            Some(ReplicaAnswer::Members(members)) => (Some(members.version.clone()), None),
+            Some(ReplicaAnswer::Failed(cause)) => (None, Some(cause.clone())),
+            Some(ReplicaAnswer::Unknown) | None => (None, Some("the replica serves no such Service".to_owned())),
         };
         ReplicaRow { pod: replica.pod.clone(), node: replica.node.clone(), version, problem }
     });
     let rows: Vec<ReplicaRow> = rows.collect();
     let served = replicas.iter().find_map(|replica| match answers.remove(&replica.pod) {
-        Some(Answer::Members(members)) => Some(members),
+        Some(ReplicaAnswer::Members(members)) => Some(members),
         _ => None,
     });
     let Some(members) = served else {

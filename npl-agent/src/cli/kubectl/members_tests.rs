@@ -24,11 +24,11 @@ fn body(version: &str) -> Value {
             "members": [member(61000, true, false), member(61001, false, true), member(61002, false, false)] }] })
 }
 
-fn members(version: &str) -> Answer {
-    Answer::Members(serde_json::from_value::<ServiceMembers>(body(version)).unwrap())
+fn members(version: &str) -> ReplicaAnswer {
+    ReplicaAnswer::Members(serde_json::from_value::<ServiceMembers>(body(version)).unwrap())
 }
 
-fn report_of(port: Option<&str>, answers: &[Answer]) -> anyhow::Result<Report> {
+fn report_of(port: Option<&str>, answers: &[ReplicaAnswer]) -> anyhow::Result<Report> {
     let service = ServiceName { name: "web".to_owned(), port: port.map(str::to_owned) };
     let args = MembersArgs { service, namespace: None, settle: std::time::Duration::ZERO, output: OutputFormat::Table };
     let names = (0..answers.len()).map(|number| format!("npl-feed-{number}"));
@@ -53,13 +53,13 @@ fn errors_of_kubectl_are_told_apart() {
     let failed = |text: &str| answer(Err(anyhow::anyhow!("`kubectl get --raw …`: {text}")));
     assert_eq!(answer(Ok(body("a").to_string())), members("a"));
     let unknown = "Error from server (NotFound): the server could not find the requested resource";
-    assert_eq!(failed(unknown), Answer::Unknown);
-    assert!(matches!(failed("Error from server (NotFound): pods \"npl-feed-a\" not found"), Answer::Failed(_)));
+    assert_eq!(failed(unknown), ReplicaAnswer::Unknown);
+    assert!(matches!(failed("Error from server (NotFound): pods \"npl-feed-a\" not found"), ReplicaAnswer::Failed(_)));
     let token = failed(
         "error: You must be logged in to the server (the server has asked for the client to provide credentials)",
     );
-    assert!(matches!(token, Answer::Failed(text) if text.contains("requires a bearer token")));
-    assert!(matches!(answer(Ok("<html>".to_owned())), Answer::Failed(_)));
+    assert!(matches!(token, ReplicaAnswer::Failed(text) if text.contains("requires a bearer token")));
+    assert!(matches!(answer(Ok("<html>".to_owned())), ReplicaAnswer::Failed(_)));
 }
 
 #[test]
@@ -87,17 +87,17 @@ fn replicas_that_differ_or_do_not_answer_are_listed() {
     let differ = report_of(None, &[members("a"), members("b")]).unwrap();
     assert!(as_text(&differ, false).contains("The replicas differ."));
     assert_eq!(exit_code(&differ), 1);
-    let silent = report_of(None, &[Answer::Failed("no route".to_owned()), members("b")]).unwrap();
+    let silent = report_of(None, &[ReplicaAnswer::Failed("no route".to_owned()), members("b")]).unwrap();
     assert!(as_text(&silent, false).contains("no route"));
     assert_eq!((silent.ports.len(), exit_code(&silent)), (1, 2));
 }
 
 #[test]
 fn what_the_feed_does_not_serve_is_said_in_a_sentence() {
-    let error = |port, answers: &[Answer]| report_of(port, answers).unwrap_err().to_string();
-    let unknown = error(None, &[Answer::Unknown, Answer::Unknown]);
+    let error = |port, answers: &[ReplicaAnswer]| report_of(port, answers).unwrap_err().to_string();
+    let unknown = error(None, &[ReplicaAnswer::Unknown, ReplicaAnswer::Unknown]);
     assert!(unknown.contains("serves no Service shop/web: `kubectl npl why service/shop/web`"), "{unknown}");
-    let silent = error(None, &[Answer::Failed("no route".to_owned()), Answer::Unknown]);
+    let silent = error(None, &[ReplicaAnswer::Failed("no route".to_owned()), ReplicaAnswer::Unknown]);
     assert!(silent.contains("npl-feed-0: no route"), "{silent}");
     let other = error(Some("grpc"), &[members("a")]);
     assert!(other.contains("has no port grpc; its ports are http (80)"), "{other}");

@@ -27,7 +27,7 @@ use serde_json::Value;
 
 use crate::{
     cli::generate,
-    config::kubectl_args::{Connection, KubectlCli, KubectlCommand},
+    config::kubectl_args::{ConnectionArgs, KubectlCli, KubectlCommand},
 };
 
 /// The file name under which the binary acts as the plug-in.
@@ -60,12 +60,12 @@ pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
 /// Runs kubectl with the user's connection options.
 #[derive(Debug, Clone, Copy)]
 struct Kubectl<'a> {
-    connection: &'a Connection,
+    connection: &'a ConnectionArgs,
 }
 
 impl Kubectl<'_> {
     fn command(self, arguments: &[&str]) -> Command {
-        let Connection { context, kubeconfig, .. } = self.connection;
+        let ConnectionArgs { context, kubeconfig, .. } = self.connection;
         let mut command = Command::new("kubectl");
         command.args(context.iter().flat_map(|context| ["--context", context]));
         if let Some(kubeconfig) = kubeconfig {

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     cli::{print, print_json, table},
     config::{args::OutputFormat, kubectl_args::ClusterStatusArgs},
-    core::verdict::Verdict,
+    core::verdict::HealthVerdict,
 };
 
 /// The status of one Node.
@@ -25,12 +25,12 @@ struct Row {
     /// The agent's Pod; absent if the Node has none.
     agent: Option<String>,
     version: Option<String>,
-    verdict: Verdict,
+    verdict: HealthVerdict,
     /// The number of mappings in the kernel.
     mappings: Option<u64>,
     published: Option<u64>,
-    /// The signs on which the verdict is based, the worst first.
-    signs: Vec<String>,
+    /// The findings on which the verdict is based, the worst first.
+    findings: Vec<String>,
 }
 
 /// Prints a line for each Node. The exit code is 1 if a Node's traffic is at risk, else 2 if a Node's verdict is
@@ -51,19 +51,19 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterStatusArgs) -> anyhow::Re
 }
 
 /// The worst verdict of several Nodes. A Node at risk takes precedence over a Node whose verdict is unknown.
-fn worst(rows: &[Row]) -> Verdict {
-    rows.iter().map(|row| row.verdict).max().unwrap_or(Verdict::Healthy)
+fn worst(rows: &[Row]) -> HealthVerdict {
+    rows.iter().map(|row| row.verdict).max().unwrap_or(HealthVerdict::Healthy)
 }
 
 fn row(kubectl: Kubectl<'_>, node: &str, agents: &BTreeMap<String, AgentPod>) -> Row {
-    let unknown = |agent: Option<&AgentPod>, sign: String| Row {
+    let unknown = |agent: Option<&AgentPod>, finding: String| Row {
         node: node.to_owned(),
         agent: agent.map(|agent| agent.name.clone()),
         version: None,
-        verdict: Verdict::CannotTell,
+        verdict: HealthVerdict::CannotTell,
         mappings: None,
         published: None,
-        signs: vec![sign],
+        findings: vec![finding],
     };
     let Some(agent) = agents.get(node) else { return unknown(None, "no agent's Pod is on this Node".to_owned()) };
     if !agent.is_running {
@@ -81,16 +81,16 @@ fn row(kubectl: Kubectl<'_>, node: &str, agents: &BTreeMap<String, AgentPod>) ->
 
 /// The row of a Node whose agent has answered.
 fn read(node: &str, agent: &AgentPod, status: &Value) -> Row {
-    let verdict = status.get("verdict").and_then(|verdict| Verdict::deserialize(verdict).ok());
-    let signs = status.get("signs").and_then(Value::as_array).into_iter().flatten();
+    let verdict = status.get("verdict").and_then(|verdict| HealthVerdict::deserialize(verdict).ok());
+    let findings = status.get("findings").and_then(Value::as_array).into_iter().flatten();
     Row {
         node: node.to_owned(),
         agent: Some(agent.name.clone()),
         version: status.pointer("/agent/version").and_then(Value::as_str).map(str::to_owned),
-        verdict: verdict.unwrap_or(Verdict::CannotTell),
+        verdict: verdict.unwrap_or(HealthVerdict::CannotTell),
         mappings: status.get("mappings").and_then(Value::as_u64),
         published: status.pointer("/nodePorts/published").and_then(Value::as_u64),
-        signs: signs.map(|sign| text_at(sign, "/text").to_owned()).collect(),
+        findings: findings.map(|finding| text_at(finding, "/text").to_owned()).collect(),
     }
 }
 
@@ -98,16 +98,16 @@ fn as_table(rows: &[Row]) -> String {
     let none = || "-".to_owned();
     let count = |count: Option<u64>| count.map_or_else(none, |count| count.to_string());
     let cells = rows.iter().map(|row| {
-        let sign = match row.signs.as_slice() {
+        let finding = match row.findings.as_slice() {
             [] => none(),
             [one] => one.clone(),
             [one, others @ ..] => format!("{one} (and {} more)", others.len()),
         };
         let agent = [row.agent.clone(), row.version.clone()].map(|it| it.unwrap_or_else(none));
-        let counts = vec![count(row.mappings), count(row.published), sign];
+        let counts = vec![count(row.mappings), count(row.published), finding];
         [vec![row.node.clone(), row.verdict.to_string()], agent.to_vec(), counts].concat()
     });
-    table(&["NODE", "VERDICT", "AGENT", "VERSION", "MAPPINGS", "PUBLISHED", "SIGN"], cells)
+    table(&["NODE", "VERDICT", "AGENT", "VERSION", "MAPPINGS", "PUBLISHED", "FINDING"], cells)
 }
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ mod tests {
     use serde_json::json;
 
     use super::{AgentPod, Row, as_table, read, worst};
-    use crate::core::verdict::Verdict;
+    use crate::core::verdict::HealthVerdict;
 
     fn row(node: &str, status: &serde_json::Value) -> Row {
         read(node, &AgentPod { name: "npl-agent-x".to_owned(), is_running: true, ..AgentPod::default() }, status)
@@ -124,14 +124,14 @@ mod tests {
     #[test]
     fn the_worst_node_decides_the_exit_code() {
         let healthy = row("node-1", &json!({"verdict": "healthy", "mappings": 4, "nodePorts": {"published": 4}}));
-        let signs = json!([{"text": "no device"}, {"text": "no port"}]);
-        let at_risk = row("node-2", &json!({"verdict": "at-risk", "signs": signs}));
+        let findings = json!([{"text": "no device"}, {"text": "no port"}]);
+        let at_risk = row("node-2", &json!({"verdict": "at-risk", "findings": findings}));
         let unknown = row("node-3", &json!({}));
-        assert_eq!((healthy.mappings, healthy.published, at_risk.signs.len()), (Some(4), Some(4), 2));
-        let text = as_table(&[row("node-2", &json!({"verdict": "at-risk", "signs": signs}))]);
+        assert_eq!((healthy.mappings, healthy.published, at_risk.findings.len()), (Some(4), Some(4), 2));
+        let text = as_table(&[row("node-2", &json!({"verdict": "at-risk", "findings": findings}))]);
         assert!(text.contains("traffic at risk") && text.contains("no device (and 1 more)"), "{text}");
-        assert_eq!(worst(&[healthy]), Verdict::Healthy);
-        assert_eq!(worst(&[unknown]), Verdict::CannotTell);
-        assert_eq!(worst(&[row("node-3", &json!({})), at_risk]), Verdict::AtRisk);
+        assert_eq!(worst(&[healthy]), HealthVerdict::Healthy);
+        assert_eq!(worst(&[unknown]), HealthVerdict::CannotTell);
+        assert_eq!(worst(&[row("node-3", &json!({})), at_risk]), HealthVerdict::AtRisk);
     }
 }

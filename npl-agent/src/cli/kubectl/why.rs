@@ -146,7 +146,7 @@ fn nodes_of(cluster: &Cluster, question: &Question) -> anyhow::Result<Vec<String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{verdict::Verdict, why::Chain};
+    use crate::core::{verdict::HealthVerdict, why::Chain};
 
     fn served() -> Explanation {
         let chain =
@@ -171,9 +171,9 @@ mod tests {
     fn a_missing_answer_decides_the_exit_code_only_if_no_link_is_broken() {
         let verdict = |answers| merged(answers).verdict();
         let no_answer = || Err("no answer".to_owned());
-        assert_eq!(verdict(vec![Ok(served())]), Verdict::Healthy);
-        assert_eq!(verdict(vec![Ok(served()), no_answer()]), Verdict::CannotTell);
-        assert_eq!(verdict(vec![Ok(served()), no_answer(), Ok(broken())]), Verdict::AtRisk);
+        assert_eq!(verdict(vec![Ok(served())]), HealthVerdict::Healthy);
+        assert_eq!(verdict(vec![Ok(served()), no_answer()]), HealthVerdict::CannotTell);
+        assert_eq!(verdict(vec![Ok(served()), no_answer(), Ok(broken())]), HealthVerdict::AtRisk);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use self::{
 use super::{print, print_json, report_error};
 use crate::{
     config::args::{OutputFormat, StatusArgs, ViewArgs},
-    core::verdict::Verdict,
+    core::verdict::HealthVerdict,
     datapath::{Pins, Tables, inspect::Inspection, preflight},
     local, netlink, nft_guard,
     process::{error_chain::ErrorChain, lock},
@@ -40,10 +40,10 @@ pub async fn show(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let status = loop {
         let is_last = Instant::now() >= deadline;
         match read(&args.node.view, &args.node.runtime_dir, args.interval).await {
-            Ok(status) if is_last || status.verdict == Verdict::Healthy => break status,
+            Ok(status) if is_last || status.verdict == HealthVerdict::Healthy => break status,
             Err(error) if is_last => {
                 report_error(&error);
-                return Ok(ExitCode::from(Verdict::CannotTell.exit_code()));
+                return Ok(ExitCode::from(HealthVerdict::CannotTell.exit_code()));
             }
             Ok(_) | Err(_) => sleep(PAUSE).await,
         }

@@ -13,7 +13,7 @@ use crate::{
         table,
     },
     core::{
-        verdict::{TableFill, Verdict, Weight},
+        verdict::{HealthVerdict, TableFill, Weight},
         view::PortUsageView,
     },
     nft_guard,
@@ -22,7 +22,7 @@ use crate::{
 /// The text in place of an absent value.
 const NONE: &str = "-";
 
-/// The text output: the verdict with its signs, the facts, and tables of ports, devices and reasons.
+/// The text output: the verdict with its findings, the facts, and tables of ports, devices and reasons.
 pub(super) fn as_text(status: &Status, is_wide: bool) -> String {
     if !status.installed && status.agent.is_none() {
         return "NPL is not installed: no agent has run on this Node, or `npl-agent cleanup` has removed its state.\n"
@@ -43,18 +43,18 @@ pub(super) fn as_text(status: &Status, is_wide: bool) -> String {
 fn heading(status: &Status) -> String {
     let node = status.agent.as_ref().map_or("This Node", |agent| agent.node_name.as_str());
     let color = match status.verdict {
-        Verdict::Healthy => GOOD,
-        Verdict::AtRisk => BAD,
-        Verdict::CannotTell => DOUBTFUL,
+        HealthVerdict::Healthy => GOOD,
+        HealthVerdict::AtRisk => BAD,
+        HealthVerdict::CannotTell => DOUBTFUL,
     };
     let mut text = format!("{node}: {}\n", painted(color, &status.verdict.to_string()));
-    for sign in &status.signs {
-        let (color, mark) = match sign.weight {
+    for finding in &status.findings {
+        let (color, mark) = match finding.weight {
             Weight::Risk => (BAD, "risk"),
             Weight::Unknown => (DOUBTFUL, "unknown"),
             Weight::Notice => (DOUBTFUL, "notice"),
         };
-        let _infallible = write!(text, "  {}: {}\n    see {}\n", painted(color, mark), sign.text, sign.page);
+        let _infallible = write!(text, "  {}: {}\n    see {}\n", painted(color, mark), finding.text, finding.page);
     }
     text
 }

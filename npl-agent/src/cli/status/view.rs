@@ -22,7 +22,7 @@ use crate::{
     core::{
         devices::{Device, DeviceSelection, choose, reply_routing::Marking, xdp::XdpReason},
         model::Family,
-        verdict::{Facts, Sign, TableFill, Verdict, signs},
+        verdict::{HealthFacts, HealthFinding, HealthVerdict, TableFill, findings},
         view::{AgentView, PortState, PortUsageView, RefusalView, WatchView},
     },
     datapath::{inspect::Inspection, pins::Direction, preflight},
@@ -37,9 +37,9 @@ const GONE: &str = "(gone)";
 #[serde(rename_all = "camelCase")]
 pub(super) struct Status {
     /// `healthy`, `at-risk` or `cannot-tell`.
-    pub(super) verdict: Verdict,
-    /// All signs on which the verdict is based, the worst first.
-    pub(super) signs: Vec<Sign>,
+    pub(super) verdict: HealthVerdict,
+    /// All findings on which the verdict is based, the worst first.
+    pub(super) findings: Vec<HealthFinding>,
     /// The state of the running agent; absent if no agent runs.
     pub(super) agent: Option<AgentSummary>,
     /// Whether an agent is running now.
@@ -177,7 +177,7 @@ impl Status {
         let tables = table_fills(inspection, flows, flow_capacities);
         let attached_uplinks = inspection.links.values().filter(|sides| sides.contains(&Direction::Egress)).count();
         let recent_reasons = sample.as_ref().map(|sample| sample.reasons.as_slice()).unwrap_or_default();
-        let signs = signs(&Facts {
+        let findings = findings(&HealthFacts {
             is_installed: inspection.is_installed,
             is_agent_running: agent_running,
             agent,
@@ -197,8 +197,8 @@ impl Status {
             format!("{} from {device}: {}", it.family, it.mark)
         };
         Self {
-            verdict: Verdict::of(&signs),
-            signs,
+            verdict: HealthVerdict::of(&findings),
+            findings,
             agent: agent.map(summary),
             agent_running,
             installed: inspection.is_installed,

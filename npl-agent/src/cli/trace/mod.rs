@@ -18,7 +18,7 @@ use super::note;
 use crate::{
     config::args::TraceArgs,
     core::{
-        packet_trace::{Endpoint, Selection, Step},
+        packet_trace::{PacketSelection, Step, TracedEndpoint},
         view::AgentView,
     },
     datapath::{PacketTrace, Pins, TRACE_LEASE, preflight},
@@ -121,7 +121,7 @@ enum Batch {
 
 /// The records that are handed to the output.
 struct Shown<'a> {
-    selection: &'a Selection,
+    selection: &'a PacketSelection,
     limit: u64,
     records: u64,
 }
@@ -147,8 +147,8 @@ impl Shown<'_> {
     }
 }
 
-async fn selection(args: &TraceArgs) -> anyhow::Result<Selection> {
-    let mut endpoints: Vec<Endpoint> = args.node_port.map(Endpoint::NodePort).into_iter().collect();
+async fn selection(args: &TraceArgs) -> anyhow::Result<PacketSelection> {
+    let mut endpoints: Vec<TracedEndpoint> = args.node_port.map(TracedEndpoint::NodePort).into_iter().collect();
     if args.node_port.is_some() || args.pod.is_some() {
         match local::ask(&args.node.runtime_dir).await {
             Ok(agent) => endpoints.extend(known_endpoints(args, &agent)?),
@@ -163,7 +163,7 @@ async fn selection(args: &TraceArgs) -> anyhow::Result<Selection> {
     }
     let endpoints = distinct(endpoints);
     let selection =
-        Selection { client: args.client, client_port: args.client_port, endpoints, protocol: args.protocol };
+        PacketSelection { client: args.client, client_port: args.client_port, endpoints, protocol: args.protocol };
     if selection.client.is_none() && selection.client_port.is_none() && selection.endpoints.is_empty() {
         bail!("no packets are selected: give --client, --client-port, --pod or --node-port");
     }
@@ -171,7 +171,7 @@ async fn selection(args: &TraceArgs) -> anyhow::Result<Selection> {
 }
 
 /// The endpoints that the agent knows: the addresses behind the node port, and those of the Pod.
-fn known_endpoints(args: &TraceArgs, agent: &AgentView) -> anyhow::Result<Vec<Endpoint>> {
+fn known_endpoints(args: &TraceArgs, agent: &AgentView) -> anyhow::Result<Vec<TracedEndpoint>> {
     let mut endpoints = args.node_port.map(|port| addresses_behind(agent, port)).unwrap_or_default();
     if let Some(pod) = &args.pod {
         let of_pod = endpoints_of(agent, args.namespace.as_deref(), pod);
@@ -187,26 +187,26 @@ fn known_endpoints(args: &TraceArgs, agent: &AgentView) -> anyhow::Result<Vec<En
 }
 
 /// The addresses of the Pods behind a node port: a reply that is not translated has no other end that shows the port.
-fn addresses_behind(agent: &AgentView, port: u16) -> Vec<Endpoint> {
+fn addresses_behind(agent: &AgentView, port: u16) -> Vec<TracedEndpoint> {
     let views = agent.node_ports.iter().filter(|view| view.frontend.node_port.0 == port);
-    distinct(views.filter_map(|view| view.pod_ip.map(Endpoint::Address)))
+    distinct(views.filter_map(|view| view.pod_ip.map(TracedEndpoint::Address)))
 }
 
 /// The node ports and addresses of the Pods whose names begin with `pod`.
-fn endpoints_of(agent: &AgentView, namespace: Option<&str>, pod: &str) -> Vec<Endpoint> {
+fn endpoints_of(agent: &AgentView, namespace: Option<&str>, pod: &str) -> Vec<TracedEndpoint> {
     let is_wanted = |name: Option<&str>| name.is_some_and(|name| name.starts_with(pod));
     let views = agent.node_ports.iter().filter(|view| {
         is_wanted(view.pod.as_deref()) && namespace.is_none_or(|wanted| view.namespace.as_deref() == Some(wanted))
     });
     let endpoints = views.flat_map(|view| {
-        let node_port = Endpoint::NodePort(view.frontend.node_port.0);
-        [Some(node_port), view.pod_ip.map(Endpoint::Address)].into_iter().flatten()
+        let node_port = TracedEndpoint::NodePort(view.frontend.node_port.0);
+        [Some(node_port), view.pod_ip.map(TracedEndpoint::Address)].into_iter().flatten()
     });
     distinct(endpoints)
 }
 
 /// The endpoints in their order, each once: a filter has room for few.
-fn distinct(endpoints: impl IntoIterator<Item = Endpoint>) -> Vec<Endpoint> {
+fn distinct(endpoints: impl IntoIterator<Item = TracedEndpoint>) -> Vec<TracedEndpoint> {
     let mut known = Vec::new();
     for endpoint in endpoints {
         if !known.contains(&endpoint) {
@@ -228,7 +228,7 @@ fn humantime(duration: Duration) -> String {
 mod tests {
     use crate::core::{
         model::{Family, Frontend, NodePort, PodPort, Protocol},
-        packet_trace::Endpoint,
+        packet_trace::TracedEndpoint,
         view::{AgentView, NodePortView, PortState},
     };
 
@@ -256,8 +256,8 @@ mod tests {
             view("db-0", 61_002, "10.244.1.6"),
         ];
         let agent = AgentView { node_ports, ..AgentView::default() };
-        let address = Endpoint::Address("10.244.1.5".parse().unwrap());
-        let expected = [Endpoint::NodePort(61_000), address, Endpoint::NodePort(61_001)];
+        let address = TracedEndpoint::Address("10.244.1.5".parse().unwrap());
+        let expected = [TracedEndpoint::NodePort(61_000), address, TracedEndpoint::NodePort(61_001)];
         assert_eq!(endpoints_of(&agent, Some("shop"), "web-0"), expected);
         assert_eq!(endpoints_of(&agent, None, "web"), expected);
         assert_eq!(endpoints_of(&agent, Some("bank"), "web-0"), []);

@@ -141,7 +141,7 @@ mod tests {
     use npl_common::reason::Reason;
 
     use super::{line, text};
-    use crate::core::packet_trace::{Step, Verdict, packet::Packet};
+    use crate::core::packet_trace::{ProgramVerdict, Step, packet::Packet};
 
     fn packet(destination: &str, port: u16) -> Packet {
         Packet {
@@ -161,12 +161,12 @@ mod tests {
         let time = Duration::from_micros(86_400_000_000 + 3_723_000_456);
         let shown = |step: &Step| text(step, "eth0", time, &before, Some(&after));
         assert_eq!(
-            shown(&Step::of_request(Verdict::Translated, None)),
+            shown(&Step::of_request(ProgramVerdict::Translated, None)),
             "01:02:03.000456 eth0            ingress request tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]: translated as tcp \
              192.0.2.7:50000 > 10.244.1.5:8080 [S]\n"
         );
         assert_eq!(
-            shown(&Step::of_request(Verdict::Dropped, Some(Reason::SourceRefused))),
+            shown(&Step::of_request(ProgramVerdict::Dropped, Some(Reason::SourceRefused))),
             "01:02:03.000456 eth0            ingress request tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]: dropped \
              (source_refused)\n"
         );
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn json_has_the_packet_after_translation() {
         let (before, after) = (packet("10.0.0.1", 61_000), packet("10.244.1.5", 8080));
-        let step = Step::of_request(Verdict::Translated, None);
+        let step = Step::of_request(ProgramVerdict::Translated, None);
         let value =
             serde_json::to_value(line(&step, "eth0", Duration::from_millis(1500), &before, Some(&after))).unwrap();
         assert_eq!(value["time"], 1.5);

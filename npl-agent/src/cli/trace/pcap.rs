@@ -135,7 +135,7 @@ mod tests {
     use pcap_file::pcapng::{Block, PcapNgReader};
 
     use super::Capture;
-    use crate::core::packet_trace::{Step, Verdict};
+    use crate::core::packet_trace::{ProgramVerdict, Step};
 
     #[derive(Clone, Default)]
     struct Shared(Arc<Mutex<Vec<u8>>>);
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    fn step(verdict: Verdict, reason: Option<Reason>) -> Step {
+    fn step(verdict: ProgramVerdict, reason: Option<Reason>) -> Step {
         Step { before: vec![0x45; 128], after: vec![0x46; 128], ..Step::of_request(verdict, reason) }
     }
 
@@ -159,8 +159,8 @@ mod tests {
         let bytes = Shared::default();
         let mut capture = Capture::to(Box::new(bytes.clone())).unwrap();
         let time = Duration::new(1_700_000_000, 123_456_789);
-        assert!(capture.add(&step(Verdict::Translated, None), "eth0", time).unwrap());
-        assert!(capture.add(&step(Verdict::Dropped, Some(Reason::SourceRefused)), "eth0", time).unwrap());
+        assert!(capture.add(&step(ProgramVerdict::Translated, None), "eth0", time).unwrap());
+        assert!(capture.add(&step(ProgramVerdict::Dropped, Some(Reason::SourceRefused)), "eth0", time).unwrap());
         assert!(capture.flush().unwrap());
         let bytes = bytes.0.lock().unwrap().clone();
         let mut reader = PcapNgReader::new(bytes.as_slice()).unwrap();

@@ -56,7 +56,7 @@ pub enum LinkLayer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Master {
     /// A bond, bridge or team, which receives the frames of its members.
-    TakesFrames,
+    ReceivesFrames,
     /// A virtual router (VRF).
     Vrf,
 }
@@ -298,7 +298,7 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
         DeviceKind::Loopback => return Err(UplinkReason::IsLoopback),
         DeviceKind::Dummy => return Err(UplinkReason::IsDummy),
         DeviceKind::Vrf => return Err(UplinkReason::IsVrf),
-        _ if device.master == Some(Master::TakesFrames) => return Err(UplinkReason::IsEnslaved),
+        _ if device.master == Some(Master::ReceivesFrames) => return Err(UplinkReason::IsEnslaved),
         DeviceKind::Physical | DeviceKind::Veth | DeviceKind::Bridge | DeviceKind::Tunnel | DeviceKind::Other => {}
     }
     if device.addresses.iter().any(|addr| node_ips.contains(addr)) {
@@ -385,7 +385,7 @@ mod tests {
     fn a_default_route_makes_any_device_an_uplink_and_a_master_replaces_its_members() {
         let routed = Device { has_default_route: true, ..device("br-ex", DeviceKind::Bridge, &[]) };
         assert_eq!(auto(&routed), Ok(UplinkReason::HasDefaultRoute));
-        let master = Some(Master::TakesFrames);
+        let master = Some(Master::ReceivesFrames);
         let member = Device { master, ..device("eth3", DeviceKind::Physical, &[]) };
         assert_eq!(auto(&member), Err(UplinkReason::IsEnslaved));
     }

@@ -167,7 +167,7 @@ fn plan_by_rules(device: &Device) -> Result<XdpReason, XdpReason> {
     if device.kind != DeviceKind::Physical {
         return Err(XdpReason::IsVirtual);
     }
-    if device.master == Some(Master::TakesFrames) {
+    if device.master == Some(Master::ReceivesFrames) {
         return Err(XdpReason::IsEnslaved);
     }
     if device.link.has_upper_devices {
@@ -233,7 +233,7 @@ mod tests {
         for kind in virtual_kinds {
             assert_eq!(plan(&device(kind, Some("i40e")), Attach::Auto, true), Err(XdpReason::IsVirtual), "{kind:?}");
         }
-        assert_eq!(with(|device| device.master = Some(Master::TakesFrames)), Err(XdpReason::IsEnslaved));
+        assert_eq!(with(|device| device.master = Some(Master::ReceivesFrames)), Err(XdpReason::IsEnslaved));
         assert_eq!(with(|device| device.link.has_upper_devices = true), Err(XdpReason::HasUpperDevices));
         assert_eq!(with(|device| device.link_layer = LinkLayer::None), Err(XdpReason::NotEthernet));
     }

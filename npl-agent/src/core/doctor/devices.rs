@@ -91,7 +91,7 @@ pub(super) fn program_order(facts: &Facts) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::super::{
-        Datapath, Facts, State,
+        DatapathFacts, Facts, State,
         tests::{check, first_device},
     };
     use crate::core::devices::LinkLayer;
@@ -118,7 +118,7 @@ mod tests {
                 "start the agent",
             ),
             (|it| it.datapath = Err("EPERM".to_owned()), key, State::Unknown, "EPERM", "as root"),
-            (|it| it.datapath = Ok(Datapath::default()), key, State::Ok, "see the check datapath", ""),
+            (|it| it.datapath = Ok(DatapathFacts::default()), key, State::Ok, "see the check datapath", ""),
         ]);
     }
 

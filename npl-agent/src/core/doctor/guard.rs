@@ -101,7 +101,7 @@ mod tests {
     use crate::core::{
         devices::{
             Device, DeviceKind,
-            reply_routing::{DefaultRoute, MAIN_TABLE, Mark, Marking, Routing, Rule, Selector},
+            reply_routing::{DefaultRoute, MAIN_TABLE, Mark, Marking, Routing, RoutingRule, Selector},
         },
         model::Family,
     };
@@ -114,8 +114,8 @@ mod tests {
     /// main table has a default route through the first device.
     fn routed_apart(facts: &mut Facts, ahead: Option<Mark>) {
         let (family, ifindex) = (Family::V4, first_device(facts).ifindex);
-        let mark = ahead.map(|mark| Rule { family, selector: Selector::Mark(mark), table: MAIN_TABLE });
-        let pod = Rule { family, selector: Selector::Source("10.0.64.7".parse().unwrap()), table: 2 };
+        let mark = ahead.map(|mark| RoutingRule { family, selector: Selector::Mark(mark), table: MAIN_TABLE });
+        let pod = RoutingRule { family, selector: Selector::Source("10.0.64.7".parse().unwrap()), table: 2 };
         let default_routes = [DefaultRoute { family, table: MAIN_TABLE, ifindex }].into();
         facts.routing =
             Ok(Routing { rules: mark.into_iter().chain([pod]).collect(), default_routes, ..Routing::default() });
@@ -195,7 +195,7 @@ mod tests {
                     ..Device::new(9, "eth1", DeviceKind::Physical)
                 };
                 let (family, first) = (Family::V4, first_device(it).ifindex);
-                let rule = Rule { family, selector: Selector::Source([198, 51, 100, 10].into()), table: 100 };
+                let rule = RoutingRule { family, selector: Selector::Source([198, 51, 100, 10].into()), table: 100 };
                 let default_routes = [(MAIN_TABLE, first), (100, second.ifindex)];
                 let route = |(table, ifindex)| DefaultRoute { family, table, ifindex };
                 it.devices.as_mut().unwrap().push(second);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks of the kernel, of capabilities, of the running agent, and of the pinned datapath.
 
-use super::{Datapath, Device, Facts, Finding, Kernel};
+use super::{DatapathFacts, Device, Facts, Finding, Kernel};
 use crate::core::devices::DeviceKind;
 
 /// The advice if this process lacks the permission to read a fact.
@@ -174,13 +174,13 @@ fn not_installed(key: &'static str, facts: &Facts) -> Finding {
 
 /// Whether all devices with programs are tunnels to other Nodes, as far as the kernel shows this without the Node's
 /// published addresses.
-fn has_only_tunnels(datapath: &Datapath, devices: &[Device]) -> bool {
+fn has_only_tunnels(datapath: &DatapathFacts, devices: &[Device]) -> bool {
     let mut attached = devices.iter().filter(|device| datapath.attached_devices.contains(&device.ifindex)).peekable();
     attached.peek().is_some() && attached.all(|device| device.kind == DeviceKind::Tunnel && !device.has_default_route)
 }
 
 /// The names of existing devices with attached programs.
-fn attached(datapath: &Datapath, devices: Result<&[Device], &String>) -> Vec<String> {
+fn attached(datapath: &DatapathFacts, devices: Result<&[Device], &String>) -> Vec<String> {
     let name = |ifindex: &u32| match devices {
         Ok(devices) => devices.iter().find(|device| device.ifindex == *ifindex).map(|device| device.name.clone()),
         Err(_) => Some(format!("device {ifindex}")),

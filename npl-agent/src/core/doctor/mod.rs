@@ -47,7 +47,7 @@ pub struct Facts {
     /// Whether an admission policy confines the running agent; the agent determines this when it starts.
     pub is_confined: Result<Option<bool>, String>,
     /// The pinned datapath.
-    pub datapath: Result<Datapath, String>,
+    pub datapath: Result<DatapathFacts, String>,
     /// Where the cgroup v2 hierarchy is mounted.
     pub cgroup: Option<String>,
     /// The Node's devices.
@@ -102,7 +102,7 @@ pub struct Rights {
 
 /// The pinned datapath.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Datapath {
+pub struct DatapathFacts {
     /// Whether any map or program is pinned.
     pub is_installed: bool,
     /// Whether programs with the kernel's barriers against speculation are loaded.

@@ -2,7 +2,7 @@
 //! Checks of sysctls.
 
 use super::{Facts, Finding, Setting, Sysctls, software};
-use crate::core::model::port_range::{LentPorts, port_range_warnings};
+use crate::core::model::port_range::{EphemeralPorts, port_range_warnings};
 
 /// The advice if a file of `/proc/sys` cannot be read.
 pub(super) const SEE_PROC: &str = "this setting cannot be read: run the check again as root, where /proc is mounted";
@@ -78,13 +78,13 @@ pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
 }
 
 /// The ephemeral ports of outgoing connections; `None` if the sysctl cannot be read.
-fn lent_ports(sysctls: &Sysctls) -> Option<LentPorts> {
+fn ephemeral_ports(sysctls: &Sysctls) -> Option<EphemeralPorts> {
     let reserved = match &sysctls.reserved_ports {
         Setting::Is(ports) => ports,
         Setting::Missing | Setting::Unreadable(_) => "",
     };
     match &sysctls.local_ports {
-        Setting::Is(range) => LentPorts::parse(range, reserved),
+        Setting::Is(range) => EphemeralPorts::parse(range, reserved),
         Setting::Missing | Setting::Unreadable(_) => None,
     }
 }
@@ -93,11 +93,11 @@ fn lent_ports(sysctls: &Sysctls) -> Option<LentPorts> {
 /// these ports, but an operator who reserves NPL's range may forget to reserve them.
 pub(super) fn service_ports(sysctls: &Sysctls) -> Finding {
     let key = "service_ports";
-    let Some(lent) = lent_ports(sysctls) else {
+    let Some(ephemeral) = ephemeral_ports(sysctls) else {
         return Finding::unknown(key, "net.ipv4.ip_local_port_range cannot be read", SEE_PROC);
     };
-    let found = format!("ephemeral ports of outgoing connections are {lent}");
-    if !lent.overlap_service_node_ports() {
+    let found = format!("ephemeral ports of outgoing connections are {ephemeral}");
+    if !ephemeral.overlap_service_node_ports() {
         return Finding::ok(key, found);
     }
     Finding::warning(
@@ -110,10 +110,10 @@ pub(super) fn service_ports(sysctls: &Sysctls) -> Finding {
 
 pub(super) fn port_range(facts: &Facts) -> Finding {
     let key = "port_range";
-    let lent = lent_ports(&facts.sysctls);
-    let lends = lent.as_ref().map_or_else(
+    let ephemeral = ephemeral_ports(&facts.sysctls);
+    let lends = ephemeral.as_ref().map_or_else(
         || "net.ipv4.ip_local_port_range cannot be read".to_owned(),
-        |lent| format!("ephemeral ports of outgoing connections are {lent}"),
+        |ephemeral| format!("ephemeral ports of outgoing connections are {ephemeral}"),
     );
     let Some(range) = facts.datapath.as_ref().ok().and_then(|datapath| datapath.port_range) else {
         let advice = "NPL cannot allocate an ephemeral port that an outgoing connection uses: choose a --port-range \
@@ -121,7 +121,8 @@ pub(super) fn port_range(facts: &Facts) -> Finding {
         return Finding::unknown(key, format!("no agent has configured a port range yet; {lends}"), advice);
     };
     let found = format!("{range}; {lends}");
-    let warnings: Vec<String> = port_range_warnings(range, lent.as_ref()).iter().map(ToString::to_string).collect();
+    let warnings: Vec<String> =
+        port_range_warnings(range, ephemeral.as_ref()).iter().map(ToString::to_string).collect();
     if !warnings.is_empty() {
         return Finding::warning(key, found, warnings.join("; and "));
     }
@@ -134,7 +135,7 @@ pub(super) fn port_range(facts: &Facts) -> Finding {
              below 30000, for example 28000-29000",
         );
     }
-    if lent.is_none() {
+    if ephemeral.is_none() {
         return Finding::unknown(key, found, SEE_PROC);
     }
     Finding::ok(key, found)

@@ -35,7 +35,7 @@ pub(super) fn well() -> Facts {
         rights: Some(Rights { bpf: true, net_admin: true, perfmon: false }),
         is_agent_running: true,
         is_confined: Ok(Some(true)),
-        datapath: Ok(Datapath {
+        datapath: Ok(DatapathFacts {
             is_installed: true,
             has_mitigated_programs: false,
             attached_devices: [UPLINK].into(),
@@ -77,7 +77,7 @@ pub(super) fn well() -> Facts {
     }
 }
 
-pub(super) fn pinned(facts: &mut Facts) -> &mut Datapath {
+pub(super) fn pinned(facts: &mut Facts) -> &mut DatapathFacts {
     facts.datapath.as_mut().unwrap()
 }
 
@@ -86,7 +86,7 @@ pub(super) fn first_device(facts: &mut Facts) -> &mut Device {
 }
 
 pub(super) fn nothing_pinned(facts: &mut Facts) {
-    facts.datapath = Ok(Datapath::default());
+    facts.datapath = Ok(DatapathFacts::default());
 }
 
 /// Asserts that each row's change gives the expected finding, and changes no finding of another check on a healthy
@@ -188,7 +188,8 @@ fn the_capabilities_of_the_loader_decide_the_speed_of_the_programs() {
         let mut facts = well();
         facts.rights = Some(Rights { bpf: true, net_admin: true, perfmon: is_held });
         facts.kernel.has_tcx = has_tcx;
-        facts.datapath = facts.datapath.map(|datapath| Datapath { is_installed, has_mitigated_programs, ..datapath });
+        facts.datapath =
+            facts.datapath.map(|datapath| DatapathFacts { is_installed, has_mitigated_programs, ..datapath });
         let finding = examine(&facts).into_iter().find(|finding| finding.key == "cap_perfmon").unwrap();
         (finding.state, finding.found, finding.advice.unwrap_or_default())
     };

@@ -39,14 +39,14 @@ pub enum RangeWarning {
 
 /// The kernel's ephemeral ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LentPorts {
+pub struct EphemeralPorts {
     first: u16,
     last: u16,
     /// Ranges of reserved ports, which the kernel does not use as ephemeral ports.
     reserved: Vec<(u16, u16)>,
 }
 
-impl LentPorts {
+impl EphemeralPorts {
     /// Parses `net.ipv4.ip_local_port_range` and `net.ipv4.ip_local_reserved_ports`; `None` if `range` does not consist
     /// of two ports.
     pub fn parse(range: &str, reserved: &str) -> Option<Self> {
@@ -72,7 +72,7 @@ impl LentPorts {
     }
 }
 
-impl fmt::Display for LentPorts {
+impl fmt::Display for EphemeralPorts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.first, self.last)
     }
@@ -84,11 +84,12 @@ fn span(text: &str) -> Option<(u16, u16)> {
     Some((first.parse().ok()?, last.parse().ok()?))
 }
 
-/// The warnings about a range. `lent` contains the kernel's ephemeral ports, or is `None` if the sysctls cannot be
+/// The warnings about a range. `ephemeral` contains the kernel's ephemeral ports, or is `None` if the sysctls cannot be
 /// read.
-pub fn port_range_warnings(range: PortRange, lent: Option<&LentPorts>) -> Vec<RangeWarning> {
-    let lent = lent.filter(|lent| lent.are_of(range));
-    let ephemeral = lent.map(|lent| RangeWarning::Ephemeral { range, first: lent.first, last: lent.last });
+pub fn port_range_warnings(range: PortRange, ephemeral: Option<&EphemeralPorts>) -> Vec<RangeWarning> {
+    let ephemeral = ephemeral.filter(|ephemeral| ephemeral.are_of(range));
+    let ephemeral =
+        ephemeral.map(|ephemeral| RangeWarning::Ephemeral { range, first: ephemeral.first, last: ephemeral.last });
     let (first, last) = SERVICE_NODE_PORTS;
     let overlaps = range.start().0 <= last && first <= range.end().0;
     let services = overlaps.then_some(RangeWarning::ServiceNodePorts { range });
@@ -142,8 +143,8 @@ mod tests {
         }
     }
 
-    fn warnings(range: &str, lent: &str, reserved: &str) -> Vec<RangeWarning> {
-        port_range_warnings(range.parse().unwrap(), LentPorts::parse(lent, reserved).as_ref())
+    fn warnings(range: &str, ephemeral: &str, reserved: &str) -> Vec<RangeWarning> {
+        port_range_warnings(range.parse().unwrap(), EphemeralPorts::parse(ephemeral, reserved).as_ref())
     }
 
     #[test]

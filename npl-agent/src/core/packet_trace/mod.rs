@@ -5,5 +5,5 @@ pub mod packet;
 mod selection;
 mod step;
 
-pub use selection::{Endpoint, Selection, TooManyEndpoints};
-pub use step::{Hook, Step, Verdict};
+pub use selection::{PacketSelection, TooManyEndpoints, TracedEndpoint};
+pub use step::{Hook, ProgramVerdict, Step};

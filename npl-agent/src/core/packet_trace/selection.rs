@@ -12,20 +12,20 @@ use crate::core::model::{Protocol, sources::SourceRange};
 /// The conditions on packets to trace: a client, the node ports or Pods that the client uses, and a protocol. An absent
 /// condition is true for every packet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Selection {
+pub struct PacketSelection {
     /// The addresses of clients.
     pub client: Option<SourceRange>,
     /// The port of the client.
     pub client_port: Option<u16>,
     /// Node ports and Pods. A packet must have one of these node ports or Pods as an endpoint.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Vec<TracedEndpoint>,
     /// The transport protocol. For an ICMP error, the protocol of the quoted packet is compared.
     pub protocol: Option<Protocol>,
 }
 
 /// A node port, or a Pod's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Endpoint {
+pub enum TracedEndpoint {
     /// This port at any address.
     NodePort(u16),
     /// Any port at this address.
@@ -40,7 +40,7 @@ pub enum Endpoint {
 )]
 pub struct TooManyEndpoints(usize);
 
-impl Selection {
+impl PacketSelection {
     /// The filter for the programs. The filter selects no packet until its end time is set. A packet whose ports the
     /// programs do not find, such as a fragment, matches by its addresses alone.
     ///
@@ -53,8 +53,8 @@ impl Selection {
         }
         let mut endpoints = [EndpointFilter::NONE; MAX_ENDPOINTS];
         let wanted = self.endpoints.iter().map(|endpoint| match *endpoint {
-            Endpoint::NodePort(port) => filter(None, Some(port)),
-            Endpoint::Address(ip) => filter(SourceRange::new(ip, bits(ip)), None),
+            TracedEndpoint::NodePort(port) => filter(None, Some(port)),
+            TracedEndpoint::Address(ip) => filter(SourceRange::new(ip, bits(ip)), None),
         });
         let any = self.endpoints.is_empty().then_some(EndpointFilter::ANY);
         for (place, endpoint) in endpoints.iter_mut().zip(wanted.chain(any)) {
@@ -78,13 +78,13 @@ impl Selection {
         };
         let has_client = has_end(&|packet, ip, port| {
             self.client.is_none_or(|range| range.contains(ip))
-                && self.client_port.is_none_or(|wanted| may_be(packet, port, wanted))
+                && self.client_port.is_none_or(|wanted| may_have_port(packet, port, wanted))
         });
         let has_endpoint = self.endpoints.is_empty()
             || has_end(&|packet, ip, port| {
                 self.endpoints.iter().any(|endpoint| match *endpoint {
-                    Endpoint::NodePort(wanted) => may_be(packet, port, wanted),
-                    Endpoint::Address(wanted) => ip == wanted,
+                    TracedEndpoint::NodePort(wanted) => may_have_port(packet, port, wanted),
+                    TracedEndpoint::Address(wanted) => ip == wanted,
                 })
             });
         let is_protocol =
@@ -95,7 +95,7 @@ impl Selection {
 
 /// Whether a port of the packet is the wanted port. Also true if the packet lacks its ports although its protocol has
 /// ports.
-fn may_be(packet: &Packet, port: Option<u16>, wanted: u16) -> bool {
+fn may_have_port(packet: &Packet, port: Option<u16>, wanted: u16) -> bool {
     port.map_or(packet.may_have_ports(), |port| port == wanted)
 }
 
@@ -136,7 +136,7 @@ mod tests {
 
     use npl_common::packet_trace::{IPV6, PORT_MASK, PacketEnd, TraceFilter};
 
-    use super::{Endpoint, Selection, TooManyEndpoints, words};
+    use super::{PacketSelection, TooManyEndpoints, TracedEndpoint, words};
     use crate::core::{model::Protocol, packet_trace::packet::Packet};
 
     const CLIENT: &str = "192.0.2.7";
@@ -171,7 +171,7 @@ mod tests {
     }
 
     /// Checks the filter of the programs and the exact selection.
-    fn check(selection: &Selection, before: &Packet, after: &Packet, expected: bool) {
+    fn check(selection: &PacketSelection, before: &Packet, after: &Packet, expected: bool) {
         assert_eq!(selection.admits(before, Some(after)), expected, "{selection:?} for {before} and {after}");
         let filter = selection.filter(1).unwrap();
         assert_eq!(is_recorded(&filter, before, after), expected, "filter of {selection:?} for {before} and {after}");
@@ -183,21 +183,21 @@ mod tests {
         let translated = packet([(CLIENT, 50_000), (POD, 8080)]);
         let reply = packet([(POD, 8080), (CLIENT, 50_000)]);
         let answered = packet([(NODE, 61_000), (CLIENT, 50_000)]);
-        let client = |text: &str| Selection { client: Some(text.parse().unwrap()), ..Selection::default() };
-        let endpoint = |endpoint| Selection { endpoints: vec![endpoint], ..Selection::default() };
+        let client = |text: &str| PacketSelection { client: Some(text.parse().unwrap()), ..PacketSelection::default() };
+        let endpoint = |endpoint| PacketSelection { endpoints: vec![endpoint], ..PacketSelection::default() };
         for (selection, expected) in [
-            (Selection::default(), true),
+            (PacketSelection::default(), true),
             (client(CLIENT), true),
             (client("192.0.2.0/24"), true),
             (client("192.0.3.0/24"), false),
             (client("2001:db8::/32"), false),
-            (endpoint(Endpoint::NodePort(61_000)), true),
-            (endpoint(Endpoint::NodePort(61_001)), false),
-            (endpoint(Endpoint::Address(POD.parse().unwrap())), true),
-            (endpoint(Endpoint::Address("10.244.1.6".parse().unwrap())), false),
-            (Selection { client_port: Some(50_000), ..client(CLIENT) }, true),
-            (Selection { client_port: Some(50_001), ..client(CLIENT) }, false),
-            (Selection { client_port: Some(8080), ..client(CLIENT) }, false),
+            (endpoint(TracedEndpoint::NodePort(61_000)), true),
+            (endpoint(TracedEndpoint::NodePort(61_001)), false),
+            (endpoint(TracedEndpoint::Address(POD.parse().unwrap())), true),
+            (endpoint(TracedEndpoint::Address("10.244.1.6".parse().unwrap())), false),
+            (PacketSelection { client_port: Some(50_000), ..client(CLIENT) }, true),
+            (PacketSelection { client_port: Some(50_001), ..client(CLIENT) }, false),
+            (PacketSelection { client_port: Some(8080), ..client(CLIENT) }, false),
         ] {
             check(&selection, &request, &translated, expected);
             check(&selection, &reply, &answered, expected);
@@ -206,7 +206,8 @@ mod tests {
 
     #[test]
     fn addresses_of_ipv6_are_compared_whole() {
-        let selection = |text: &str| Selection { client: Some(text.parse().unwrap()), ..Selection::default() };
+        let selection =
+            |text: &str| PacketSelection { client: Some(text.parse().unwrap()), ..PacketSelection::default() };
         let packet = packet([("2001:db8::7", 1), ("fd00::1", 2)]);
         check(&selection("2001:db8::7"), &packet, &packet, true);
         check(&selection("2001:db8::8"), &packet, &packet, false);
@@ -217,13 +218,15 @@ mod tests {
     #[test]
     fn a_fragment_without_ports_matches_by_its_addresses() {
         let fragment = Packet { ports: None, ..packet([(CLIENT, 0), (NODE, 0)]) };
-        let selection = Selection { endpoints: vec![Endpoint::NodePort(61_000)], ..Selection::default() };
+        let selection =
+            PacketSelection { endpoints: vec![TracedEndpoint::NodePort(61_000)], ..PacketSelection::default() };
         check(&selection, &fragment, &fragment, true);
     }
 
     #[test]
     fn packets_of_protocols_without_ports_match_no_node_port() {
-        let selection = Selection { endpoints: vec![Endpoint::NodePort(61_000)], ..Selection::default() };
+        let selection =
+            PacketSelection { endpoints: vec![TracedEndpoint::NodePort(61_000)], ..PacketSelection::default() };
         for protocol in [1, 4, 50, 58] {
             let packet = Packet { protocol, ports: None, ..packet([(CLIENT, 0), (NODE, 0)]) };
             assert!(!selection.admits(&packet, None), "{protocol}");
@@ -237,16 +240,19 @@ mod tests {
             Packet { protocol: 1, ports: None, quoted, ..packet([("198.51.100.1", 0), (NODE, 0)]) }
         };
         let client = Some(CLIENT.parse().unwrap());
-        let endpoints = vec![Endpoint::NodePort(61_000)];
-        let selection = Selection { client, endpoints, protocol: Some(Protocol::Tcp), client_port: None };
+        let endpoints = vec![TracedEndpoint::NodePort(61_000)];
+        let selection = PacketSelection { client, endpoints, protocol: Some(Protocol::Tcp), client_port: None };
         assert!(selection.admits(&error(61_000), None));
         assert!(!selection.admits(&error(61_001), None));
-        assert!(!Selection { protocol: Some(Protocol::Udp), ..selection }.admits(&error(61_000), None));
+        assert!(!PacketSelection { protocol: Some(Protocol::Udp), ..selection }.admits(&error(61_000), None));
     }
 
     #[test]
     fn a_selection_of_too_many_endpoints_says_what_to_do() {
-        let selection = Selection { endpoints: (1..10).map(Endpoint::NodePort).collect(), ..Selection::default() };
+        let selection = PacketSelection {
+            endpoints: (1..10).map(TracedEndpoint::NodePort).collect(),
+            ..PacketSelection::default()
+        };
         assert_eq!(selection.filter(1), Err(TooManyEndpoints(9)));
     }
 }

@@ -21,7 +21,7 @@ pub enum Hook {
 
 /// The verdict of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ProgramVerdict {
     /// The program passed the packet unchanged, because no mapping can match it.
     Unrelated,
     /// The program passed the packet unchanged, for a reason.
@@ -48,7 +48,7 @@ pub struct Step {
     /// Whether the verdict is that of the slow path.
     pub is_slow_path: bool,
     /// The verdict.
-    pub verdict: Verdict,
+    pub verdict: ProgramVerdict,
     /// The reason of a packet that was passed unchanged or dropped.
     pub reason: Option<Reason>,
     /// Bytes of the packet, from the IP header on.
@@ -70,7 +70,7 @@ impl Hook {
     }
 }
 
-impl Verdict {
+impl ProgramVerdict {
     /// The name in tables.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -102,7 +102,7 @@ impl Verdict {
 impl Step {
     /// Reads a record; `None` if the record contains a hook, verdict or reason that this version does not know.
     pub fn of(record: &TraceRecord) -> Option<Self> {
-        let verdict = Verdict::of(record.verdict)?;
+        let verdict = ProgramVerdict::of(record.verdict)?;
         let hook = match record.hook {
             packet_trace::hook::INGRESS => Hook::Ingress,
             packet_trace::hook::EGRESS => Hook::Egress,
@@ -110,10 +110,10 @@ impl Step {
             _ => return None,
         };
         let reason = match verdict {
-            Verdict::Passed | Verdict::Dropped => {
+            ProgramVerdict::Passed | ProgramVerdict::Dropped => {
                 Some(Reason::ALL.iter().copied().find(|reason| *reason as u32 == record.reason)?)
             }
-            Verdict::Unrelated | Verdict::Translated | Verdict::Redirected => None,
+            ProgramVerdict::Unrelated | ProgramVerdict::Translated | ProgramVerdict::Redirected => None,
         };
         let [before, after] = record.packets.map(|copy| bytes(&copy));
         Some(Self {
@@ -138,7 +138,7 @@ impl Step {
 
     /// A record of a request at the ingress of a device, for tests.
     #[cfg(test)]
-    pub(crate) const fn of_request(verdict: Verdict, reason: Option<Reason>) -> Self {
+    pub(crate) const fn of_request(verdict: ProgramVerdict, reason: Option<Reason>) -> Self {
         Self {
             nanoseconds: 0,
             ifindex: 2,

@@ -8,7 +8,7 @@ use crate::core::model::{Family, Protocol};
 
 /// The facts on which judgements are based.
 #[derive(Debug, Clone, Copy)]
-pub struct Facts<'a> {
+pub struct PathFacts<'a> {
     /// The echo Pods.
     pub servers: &'a [Server],
     /// The node addresses from which the workstation gets no packet at all, not even a refusal of a connection.
@@ -31,7 +31,7 @@ pub fn publication(server: &Server, wanted: &BTreeSet<(Protocol, Family)>, waite
 }
 
 /// The result of a path.
-pub fn judge(facts: Facts<'_>, path: &Path, observation: &Observation) -> Row {
+pub fn judge(facts: PathFacts<'_>, path: &Path, observation: &Observation) -> Row {
     let Some(server) = facts.servers.get(path.server) else {
         return Row::about("-", "-", Outcome::Unknown, "the path names no echo Pod");
     };

@@ -15,13 +15,13 @@ use std::{
 use serde::Serialize;
 
 pub use self::{
-    judge::{Facts, judge, publication},
+    judge::{PathFacts, judge, publication},
     probe::{Observation, Probe, Reply, UnknownProbe},
 };
 use super::{
     model::{Family, Protocol, sources::SourceRange},
     publish::annotation::Entry,
-    verdict::Verdict,
+    verdict::HealthVerdict,
 };
 
 /// The length of a small request in bytes.
@@ -157,14 +157,14 @@ impl Row {
 }
 
 /// The verdict of all rows: healthy only if a request was answered on at least one path, and no row failed.
-pub fn verdict(rows: &[Row]) -> Verdict {
+pub fn verdict(rows: &[Row]) -> HealthVerdict {
     let has = |result| rows.iter().any(|row| row.result == result);
     if has(Outcome::Failed) {
-        Verdict::AtRisk
+        HealthVerdict::AtRisk
     } else if has(Outcome::Unknown) || !rows.iter().any(Row::is_answered_path) {
-        Verdict::CannotTell
+        HealthVerdict::CannotTell
     } else {
-        Verdict::Healthy
+        HealthVerdict::Healthy
     }
 }
 

@@ -39,7 +39,7 @@ fn judged(client: Client, observation: &Observation, unreachable: &[&str]) -> Ro
     let (paths, _) = plan(&servers);
     let path = paths.iter().find(|path| path.client == client && path.server == 0).unwrap();
     let unreachable = unreachable.iter().map(|text| ip(text)).collect();
-    judge(Facts { servers: &servers, unreachable: &unreachable }, path, observation)
+    judge(PathFacts { servers: &servers, unreachable: &unreachable }, path, observation)
 }
 
 #[test]
@@ -131,10 +131,10 @@ fn the_address_that_the_pod_sees_must_not_be_of_its_own_node() {
 #[test]
 fn one_failed_path_decides_the_verdict_and_skipped_paths_do_not() {
     let row = |result| Row { protocol: Some(Protocol::Tcp), ..Row::about("a", "node-1", result, "") };
-    assert_eq!(verdict(&[row(Outcome::Passed), row(Outcome::NotTried)]), Verdict::Healthy);
+    assert_eq!(verdict(&[row(Outcome::Passed), row(Outcome::NotTried)]), HealthVerdict::Healthy);
     let publication = Row::about("publication", "node-1", Outcome::Passed, "");
-    assert_eq!(verdict(&[publication, row(Outcome::NotTried)]), Verdict::CannotTell);
-    assert_eq!(verdict(&[row(Outcome::Passed), row(Outcome::Unknown)]), Verdict::CannotTell);
-    assert_eq!(verdict(&[row(Outcome::Unknown), row(Outcome::Failed)]), Verdict::AtRisk);
-    assert_eq!(verdict(&[row(Outcome::NotTried)]), Verdict::CannotTell);
+    assert_eq!(verdict(&[publication, row(Outcome::NotTried)]), HealthVerdict::CannotTell);
+    assert_eq!(verdict(&[row(Outcome::Passed), row(Outcome::Unknown)]), HealthVerdict::CannotTell);
+    assert_eq!(verdict(&[row(Outcome::Unknown), row(Outcome::Failed)]), HealthVerdict::AtRisk);
+    assert_eq!(verdict(&[row(Outcome::NotTried)]), HealthVerdict::CannotTell);
 }

@@ -167,7 +167,7 @@ impl Selector<'_> {
     fn place(self, pod: &Pod, wanted: &mut Wanted) {
         let mut host_ports = BTreeSet::new();
         let mut causes = BTreeSet::new();
-        let mut past_the_node = BTreeSet::new();
+        let mut bypassing_node = BTreeSet::new();
         for (port, exposure) in &mut wanted.ports {
             let Some(ip) = pod.ip_of(port.family) else { continue };
             let host_port = self.host_port(pod, *port).filter(|node_port| {
@@ -182,7 +182,7 @@ impl Selector<'_> {
                 }
             } else if let Some(device) = self.on_node_network.get(&ip) {
                 causes.insert(Cause::OnNodeNetwork { ip, device: device.clone() });
-                past_the_node.insert(*port);
+                bypassing_node.insert(*port);
             } else if self.pod_ip(pod, port.family).is_some() {
                 *exposure = Exposure::Mapping;
             } else if let Some(holder) = self.snapshot.holder(ip) {
@@ -190,7 +190,7 @@ impl Selector<'_> {
             }
         }
         // These ports get no exposure, so that an existing mapping drains. A pending exposure would keep the mapping.
-        wanted.ports.retain(|port, _| !past_the_node.contains(port));
+        wanted.ports.retain(|port, _| !bypassing_node.contains(port));
         for cause in causes {
             wanted.blame(pod, cause);
         }

@@ -14,12 +14,12 @@ use crate::core::{
         select::{Exposure, Selector, WantedPort},
     },
     publish::annotation,
-    state::State,
+    state::PlannerState,
 };
 
 /// Reserves the ports of existing mappings before the API server has answered, because reserving a thousand ports takes
 /// long.
-pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
+pub(in crate::core) fn reservations(state: &PlannerState, now: Moment) -> Vec<Op> {
     let Some(observed) = &state.observed else { return Vec::new() };
     let is_held = |frontend: &Frontend| observed.reservations.contains(frontend) || state.ports.is_taken(*frontend);
     let missing = observed.mappings.keys().filter(|frontend| !is_held(frontend));
@@ -31,7 +31,7 @@ pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
 ///
 /// Adoption runs once, when all lists are complete. Later, an annotation on a new Pod comes from the Pod's template,
 /// and the node ports in such an annotation are not reserved.
-pub(in crate::core) fn adopt(state: &mut State) {
+pub(in crate::core) fn adopt(state: &mut PlannerState) {
     order_address_claims(state);
     adopt_mappings(state);
     adopt_annotations(state);
@@ -49,7 +49,7 @@ fn by_generation(snapshot: &Snapshot) -> BTreeMap<u32, Vec<&Pod>> {
 
 /// Orders the claims of Pods with the same address: the Pod that the earlier agent chose keeps the address, unless the
 /// other Pod got the address later.
-fn order_address_claims(state: &mut State) {
+fn order_address_claims(state: &mut PlannerState) {
     let Some(observed) = &state.observed else { return };
     let pods = by_generation(&state.snapshot);
     let mut evidence = BTreeMap::new();
@@ -64,7 +64,7 @@ fn order_address_claims(state: &mut State) {
     state.snapshot.order_claims(&evidence);
 }
 
-fn adopt_mappings(state: &mut State) {
+fn adopt_mappings(state: &mut PlannerState) {
     let Some(observed) = &state.observed else { return };
     let pods = by_generation(&state.snapshot);
     for (frontend, backend) in &observed.mappings {
@@ -93,7 +93,7 @@ fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option
 
 /// If a Pod port was moving to a new node port when the last agent exited, one mapping of the Pod port stays and the
 /// others drain. A mapping in the port range is preferred, then a mapping that the annotation names.
-fn resolve_duplicates(state: &mut State) {
+fn resolve_duplicates(state: &mut PlannerState) {
     for pod in state.snapshot.pods() {
         let named = annotation::named_by(pod);
         let mut settled: BTreeMap<WantedPort, Frontend> = BTreeMap::new();
@@ -112,7 +112,7 @@ fn resolve_duplicates(state: &mut State) {
     }
 }
 
-fn adopt_annotations(state: &mut State) {
+fn adopt_annotations(state: &mut PlannerState) {
     let selector = Selector {
         settings: &state.settings,
         snapshot: &state.snapshot,

@@ -19,10 +19,10 @@ use crate::core::{
         annotation::{self, SeenEntry},
         problem::{AffectedObject, Cause, Problem},
     },
-    state::{PodView, State},
+    state::{PlannerState, PodView},
 };
 
-impl State {
+impl PlannerState {
     /// Assigns every Pod that changed, in the order of their keys.
     pub(in crate::core) fn assign_dirty(&mut self, now: Moment) {
         let mut exhausted = BTreeSet::new();

@@ -8,7 +8,7 @@ use crate::core::{
     model::{Moment, Pod, PodKey, PodUid},
     op::RetryKey,
     publish::problem::{AffectedObject, Cause, Problem},
-    state::State,
+    state::PlannerState,
 };
 
 /// The number of values of other writers that the agent replaces immediately, because a person may edit the annotation
@@ -87,7 +87,7 @@ impl Contests {
     }
 }
 
-impl State {
+impl PlannerState {
     /// Records that a watch event shows another value in place of the right annotation. An event during a write of the
     /// agent does not count, because the event may show the value that the agent writes.
     pub(in crate::core) fn record_overwrite(&mut self, pod: &Pod) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The state of the control loop: desired and observed state, timers, and writes in flight.
 //!
-//! [`State::pass`] returns the next operations. The caller executes the operations and reports each result by
-//! [`State::record_done`] or [`State::record_failed`]. An operation is returned only after its precondition was
-//! observed. So the agent can stop after any operation without leaving an annotation that names a missing mapping.
+//! [`PlannerState::pass`] returns the next operations. The caller executes the operations and reports each result by
+//! [`PlannerState::record_done`] or [`PlannerState::record_failed`]. An operation is returned only after its precondition
+//! was observed. So the agent can stop after any operation without leaving an annotation that names a missing mapping.
 
 mod adopt;
 mod assign;
@@ -41,7 +41,7 @@ const UNEXPECTED_MILLIS: u64 = 1_000;
 
 /// The state of the control loop.
 #[derive(Debug)]
-pub struct State {
+pub struct PlannerState {
     pub(in crate::core) settings: Settings,
     pub(in crate::core) snapshot: Snapshot,
     pub(in crate::core) node_ips: BTreeMap<Family, IpAddr>,
@@ -72,7 +72,7 @@ pub struct State {
     pub(in crate::core) needs_write_since: BTreeMap<PodUid, Moment>,
     /// Deleted Pods with a patch in flight. The answer to the patch shows the Pod as it was, and must not add the Pod
     /// again.
-    departed: BTreeSet<PodUid>,
+    deleted_in_flight: BTreeSet<PodUid>,
     pub(in crate::core) retries: BTreeMap<RetryKey, Moment>,
     contests: Contests,
 }
@@ -114,7 +114,7 @@ pub(in crate::core) struct PodView {
     pub(in crate::core) named: BTreeSet<Frontend>,
 }
 
-impl State {
+impl PlannerState {
     /// The state before the first change and observation.
     pub fn new(settings: Settings) -> Self {
         Self {
@@ -135,7 +135,7 @@ impl State {
             unpublished: BTreeSet::new(),
             writes: BTreeMap::new(),
             needs_write_since: BTreeMap::new(),
-            departed: BTreeSet::new(),
+            deleted_in_flight: BTreeSet::new(),
             retries: BTreeMap::new(),
             contests: Contests::default(),
         }
@@ -168,7 +168,7 @@ impl State {
 
     /// Applies a change that a watch reports.
     pub fn apply(&mut self, change: Change) {
-        if matches!(&change, Change::Pod(pod) if self.departed.contains(&pod.uid) || self.is_echo(pod)) {
+        if matches!(&change, Change::Pod(pod) if self.deleted_in_flight.contains(&pod.uid) || self.is_echo(pod)) {
             return;
         }
         if let Change::Pod(pod) = &change {
@@ -263,7 +263,7 @@ impl State {
                 self.touch(*frontend);
             }
             Op::WritePod { pod, uid, value } => {
-                self.departed.remove(uid);
+                self.deleted_in_flight.remove(uid);
                 self.writes.remove(uid);
                 self.touch_all_of(uid);
                 self.unpublished.insert(pod.clone());
@@ -284,7 +284,7 @@ impl State {
             Failure::PortTaken | Failure::RecentTraffic { .. } | Failure::Gone => now.plus(UNEXPECTED_MILLIS),
         };
         match (op, failure) {
-            (Op::WritePod { uid, .. }, _) if self.departed.remove(uid) => return,
+            (Op::WritePod { uid, .. }, _) if self.deleted_in_flight.remove(uid) => return,
             (Op::Reserve(frontend, _), Failure::PortTaken) => {
                 self.ports.mark_taken(*frontend, now.plus(TAKEN_MILLIS));
                 return self.yield_port(*frontend);
@@ -376,7 +376,7 @@ impl State {
         }
         self.needs_write_since.remove(uid);
         if self.writes.remove(uid) == Some(Write::InFlight) {
-            self.departed.insert(uid.clone());
+            self.deleted_in_flight.insert(uid.clone());
         }
         self.retries.remove(&RetryKey::WritePod(uid.clone()));
         self.contests.remove(uid);

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Pass, State};
+use super::{Pass, PlannerState};
 use crate::core::{
     model::{Family, Frontend, Moment, NodePort, PodUid, Protocol, sources::SourceRange},
     op::{Op, RetryKey},
@@ -26,12 +26,12 @@ enum Step {
 
 /// The difference between the allowed sources in the kernel and the desired allowed sources.
 #[derive(Default)]
-struct Gap {
+struct SourceDifference {
     missing: BTreeSet<SourceRange>,
     excess: BTreeSet<SourceRange>,
 }
 
-impl State {
+impl PlannerState {
     /// Plans one pass. The duration depends on the number of changed Pods and claims, and not on the number of all
     /// Pods.
     pub(in crate::core) fn plan(&mut self, now: Moment) -> Pass {
@@ -177,7 +177,7 @@ impl State {
         if mapping.is_some() && is_wrong {
             return Step::Needs(Op::RemoveMapping(frontend));
         }
-        let Gap { missing, excess } = self.gap(frontend);
+        let SourceDifference { missing, excess } = self.source_difference(frontend);
         let is_restricted = mapping.is_some_and(|mapping| mapping.is_restricted);
         if !is_restricted && !excess.is_empty() {
             // The current mapping is unrestricted and ignores these sources, but the sources would apply to the next
@@ -219,22 +219,22 @@ impl State {
         !is_reserved && self.ports.is_taken(frontend) && !self.mapping_is_current(frontend)
     }
 
-    fn gap(&self, frontend: Frontend) -> Gap {
+    fn source_difference(&self, frontend: Frontend) -> SourceDifference {
         let claim = self.ports.get(frontend).filter(|claim| claim.backend.is_some());
         let there = self.observed.as_ref().and_then(|observed| observed.sources.get(&frontend));
         if there.is_none() && claim.is_none_or(|claim| !claim.sources.is_restricted()) {
-            return Gap::default();
+            return SourceDifference::default();
         }
         let claim = claim.filter(|_| !self.is_lost(frontend));
         let wanted: BTreeSet<_> = claim.into_iter().flat_map(|claim| claim.sources.ranges()).collect();
         let none = BTreeSet::new();
         let there = there.unwrap_or(&none);
-        Gap { missing: &wanted - there, excess: there - &wanted }
+        SourceDifference { missing: &wanted - there, excess: there - &wanted }
     }
 
     /// Whether some allowed clients of the frontend are dropped at present.
     pub(in crate::core) fn lacks_sources(&self, frontend: Frontend) -> bool {
-        !self.gap(frontend).missing.is_empty()
+        !self.source_difference(frontend).missing.is_empty()
     }
 
     /// The Pods for which this pass reserves a port, allows sources or writes a mapping. Their annotations are written

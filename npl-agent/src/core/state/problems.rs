@@ -6,10 +6,10 @@ use std::{borrow::Cow, collections::BTreeSet};
 use crate::core::{
     model::Frontend,
     publish::problem::{AffectedObject, Cause, Problem},
-    state::State,
+    state::PlannerState,
 };
 
-impl State {
+impl PlannerState {
     /// All problems for Events and metrics, without duplicates and in order. Only Nodes with a Pod of a Service report
     /// the Service's problem. Otherwise every Node of a large cluster would report the same problem.
     pub fn problems(&self) -> impl Iterator<Item = Cow<'_, Problem>> {

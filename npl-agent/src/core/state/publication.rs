@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::State;
+use super::PlannerState;
 use crate::core::{
     model::{Frontend, Gate, Moment, NodePort, Pod, PodKey, PodUid},
     op::{GateReason, Op, PodWrite, RetryKey},
@@ -47,7 +47,7 @@ enum Publication {
     Needs(PodUid, PodWrite),
 }
 
-impl State {
+impl PlannerState {
     /// The writes that are due. Pods in `blocked` have kernel operations in this pass; each of these Pods is written
     /// once, after these operations.
     pub(in crate::core) fn plan_annotations(&mut self, blocked: &BTreeSet<PodUid>, now: Moment) -> Vec<Op> {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::State;
+use super::PlannerState;
 use crate::core::model::Pod;
 
 /// A step of the retirement, in the order in which the steps are completed.
@@ -17,7 +17,7 @@ pub enum RetirementStep {
     Mappings,
 }
 
-impl State {
+impl PlannerState {
     /// Whether this Node is being retired.
     pub const fn is_retiring(&self) -> bool {
         self.settings.is_retiring

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Views of the allocated node ports, for tables, logs and metrics.
 
-use super::State;
+use super::PlannerState;
 use crate::core::{
     model::{Backend, Family, Frontend, PodKey, PodPort, Protocol},
     ports::{Phase, PortUsage},
@@ -22,7 +22,7 @@ pub struct MappingView<'a> {
     pub phase: Phase,
 }
 
-impl State {
+impl PlannerState {
     /// All allocated node ports.
     pub fn mappings(&self) -> impl Iterator<Item = MappingView<'_>> {
         self.ports.iter().map(|(frontend, claim)| MappingView {

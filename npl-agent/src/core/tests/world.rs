@@ -17,7 +17,7 @@ use crate::core::{
     },
     op::{Failure, Op, PodWrite, RecentTraffic, RetryKey},
     publish::annotation::{self, SeenEntry},
-    state::State,
+    state::PlannerState,
 };
 
 /// Settings whose only relevant value is the port range.
@@ -38,7 +38,7 @@ pub(super) fn settings(port_range: &str) -> Settings {
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) settings: Settings,
-    pub(super) state: State,
+    pub(super) state: PlannerState,
     pub(super) now: Moment,
     /// The actual state of the kernel and the sockets, which may differ from the agent's observation.
     pub(super) real: Observed,
@@ -64,7 +64,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(settings: Settings) -> Self {
         Self {
-            state: State::new(settings.clone()),
+            state: PlannerState::new(settings.clone()),
             settings,
             now: Moment(1_000),
             real: Observed::default(),
@@ -91,7 +91,7 @@ impl World {
     /// Starts a new agent process as [`Self::start`] does, but the API server has not answered yet.
     pub(super) fn start_without_lists(&mut self) {
         self.real.reservations.clear();
-        self.state = State::new(self.settings.clone());
+        self.state = PlannerState::new(self.settings.clone());
         self.state.observe(self.real.clone());
     }
 

@@ -29,7 +29,7 @@ const NEARLY_FULL_PERCENT: usize = 90;
 /// The variants are in ascending order of precedence: the verdict on several Nodes is the greatest of their verdicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum HealthVerdict {
     /// All node ports are served.
     Healthy,
     /// The state of the agent or of the kernel is unknown.
@@ -38,7 +38,7 @@ pub enum Verdict {
     AtRisk,
 }
 
-impl Verdict {
+impl HealthVerdict {
     /// The exit code of `status`.
     pub const fn exit_code(self) -> u8 {
         match self {
@@ -48,9 +48,9 @@ impl Verdict {
         }
     }
 
-    /// The verdict that results from these signs.
-    pub fn of(signs: &[Sign]) -> Self {
-        let has = |weight| signs.iter().any(|sign| sign.weight == weight);
+    /// The verdict that results from these findings.
+    pub fn of(findings: &[HealthFinding]) -> Self {
+        let has = |weight| findings.iter().any(|finding| finding.weight == weight);
         if has(Weight::Risk) {
             Self::AtRisk
         } else if has(Weight::Unknown) {
@@ -61,7 +61,7 @@ impl Verdict {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for HealthVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Healthy => "healthy",
@@ -71,7 +71,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// The effect of a sign on the verdict.
+/// The effect of a finding on the verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Weight {
@@ -79,15 +79,15 @@ pub enum Weight {
     Risk,
     /// A fact that the verdict needs is missing.
     Unknown,
-    /// The sign informs the operator, and does not affect the verdict.
+    /// The finding informs the operator, and does not affect the verdict.
     Notice,
 }
 
 /// One observation about the Node, and its effect on the verdict.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Sign {
-    /// The effect of the sign on the verdict.
+pub struct HealthFinding {
+    /// The effect of the finding on the verdict.
     pub weight: Weight,
     /// The observation and its effect on traffic.
     pub text: String,
@@ -111,7 +111,7 @@ pub struct TableFill {
 
 /// The facts from which the verdict is computed.
 #[derive(Debug, Clone, Copy)]
-pub struct Facts<'a> {
+pub struct HealthFacts<'a> {
     /// Whether the datapath's maps are pinned.
     pub is_installed: bool,
     /// Whether an agent holds the lock of the Node.
@@ -128,30 +128,30 @@ pub struct Facts<'a> {
     pub recent_reasons: &'a [(Reason, u64)],
 }
 
-/// All signs, sorted by their effect on the verdict, the worst first.
-pub fn signs(facts: &Facts<'_>) -> Vec<Sign> {
-    let mut signs = of_presence(facts);
+/// All findings, sorted by their effect on the verdict, the worst first.
+pub fn findings(facts: &HealthFacts<'_>) -> Vec<HealthFinding> {
+    let mut findings = of_presence(facts);
     if let Ok(agent) = facts.agent {
-        signs.extend(of_agent(agent));
+        findings.extend(of_agent(agent));
     }
-    signs.extend(of_kernel(facts));
-    signs.sort_by_key(|sign| sign.weight);
-    signs
+    findings.extend(of_kernel(facts));
+    findings.sort_by_key(|finding| finding.weight);
+    findings
 }
 
-fn risk(text: impl Into<String>, page: &'static str) -> Sign {
-    Sign { weight: Weight::Risk, text: text.into(), page }
+fn risk(text: impl Into<String>, page: &'static str) -> HealthFinding {
+    HealthFinding { weight: Weight::Risk, text: text.into(), page }
 }
 
-fn unknown(text: impl Into<String>, page: &'static str) -> Sign {
-    Sign { weight: Weight::Unknown, text: text.into(), page }
+fn unknown(text: impl Into<String>, page: &'static str) -> HealthFinding {
+    HealthFinding { weight: Weight::Unknown, text: text.into(), page }
 }
 
-fn notice(text: impl Into<String>, page: &'static str) -> Sign {
-    Sign { weight: Weight::Notice, text: text.into(), page }
+fn notice(text: impl Into<String>, page: &'static str) -> HealthFinding {
+    HealthFinding { weight: Weight::Notice, text: text.into(), page }
 }
 
-fn of_presence(facts: &Facts<'_>) -> Vec<Sign> {
+fn of_presence(facts: &HealthFacts<'_>) -> Vec<HealthFinding> {
     match (facts.agent, facts.is_agent_running, facts.is_installed) {
         (Ok(_), _, _) => Vec::new(),
         (Err(_), false, true) => vec![risk(
@@ -168,10 +168,10 @@ fn of_presence(facts: &Facts<'_>) -> Vec<Sign> {
     }
 }
 
-fn of_agent(agent: &AgentView) -> Vec<Sign> {
-    let mut signs = Vec::new();
+fn of_agent(agent: &AgentView) -> Vec<HealthFinding> {
+    let mut findings = Vec::new();
     for missing in &agent.waits_for {
-        signs.push(risk(
+        findings.push(risk(
             format!("the agent waits for {missing}, and publishes no node port until then"),
             pages::NOT_READY,
         ));
@@ -181,28 +181,28 @@ fn of_agent(agent: &AgentView) -> Vec<Sign> {
         if !agent.retirement_waits_for.is_empty() {
             text = format!("{text}; waiting for {}", agent.retirement_waits_for.join(", and for "));
         }
-        signs.push(notice(text, pages::STATES));
+        findings.push(notice(text, pages::STATES));
     } else if !agent.is_ready && agent.waits_for.is_empty() && agent.reaches_clients {
-        signs.push(risk("the agent has not completed its first pass over all Pods", pages::NOT_READY));
+        findings.push(risk("the agent has not completed its first pass over all Pods", pages::NOT_READY));
     }
     if !agent.reaches_clients && !agent.is_retiring {
         let text = "no device through which clients reach the Node has the programs: name the uplinks with --devices";
-        signs.push(risk(text, pages::DOCTOR));
+        findings.push(risk(text, pages::DOCTOR));
     }
     for device in agent.devices.iter().filter(|device| !device.is_attached) {
         let text = format!("clients behind device {} are not served: {}", device.name, device.reason);
-        signs.push(risk(text, pages::DOCTOR));
+        findings.push(risk(text, pages::DOCTOR));
     }
     for device in &agent.former_programs_on {
         let text = format!("device {device} is served by programs of an earlier agent, which therefore stay attached");
-        signs.push(notice(text, pages::DOCTOR));
+        findings.push(notice(text, pages::DOCTOR));
     }
-    signs.extend(agent.watches.iter().filter_map(of_watch));
-    signs.extend(of_ports(agent));
+    findings.extend(agent.watches.iter().filter_map(of_watch));
+    findings.extend(of_ports(agent));
     for refusal in &agent.refusals {
         let text =
             format!("{} {}/{}: {} ({})", refusal.kind, refusal.namespace, refusal.name, refusal.text, refusal.reason);
-        signs.push(if refusal.is_served { notice(text, pages::EVENTS) } else { risk(text, pages::EVENTS) });
+        findings.push(if refusal.is_served { notice(text, pages::EVENTS) } else { risk(text, pages::EVENTS) });
     }
     let overdue = agent.unpublished_millis.iter().filter(|millis| **millis > OVERDUE_MILLIS).count();
     if overdue > 0 {
@@ -212,12 +212,12 @@ fn of_agent(agent: &AgentView) -> Vec<Sign> {
             OVERDUE_MILLIS / 1_000,
             agent.pending_patches
         );
-        signs.push(risk(text, pages::NO_ANNOTATION));
+        findings.push(risk(text, pages::NO_ANNOTATION));
     }
-    signs
+    findings
 }
 
-fn of_watch(watch: &WatchView) -> Option<Sign> {
+fn of_watch(watch: &WatchView) -> Option<HealthFinding> {
     let resource = &watch.resource;
     match (&watch.failure, watch.heard_millis_ago) {
         (Some(failure), _) if failure.for_millis >= INTERRUPTION_MILLIS => {
@@ -240,7 +240,7 @@ fn of_watch(watch: &WatchView) -> Option<Sign> {
     }
 }
 
-fn of_ports(agent: &AgentView) -> Option<Sign> {
+fn of_ports(agent: &AgentView) -> Option<HealthFinding> {
     let scarce = agent.port_usage.iter().min_by_key(|usage| usage.free)?;
     let total = scarce.used + scarce.draining + scarce.quarantined + scarce.free;
     let (protocol, free) = (scarce.protocol, scarce.free);
@@ -255,10 +255,10 @@ fn of_ports(agent: &AgentView) -> Option<Sign> {
     is_scarce.then(|| notice(format!("only {free} node ports are free for {protocol}: {remedy}"), pages::SIZES))
 }
 
-fn of_kernel(facts: &Facts<'_>) -> Vec<Sign> {
-    let mut signs = Vec::new();
+fn of_kernel(facts: &HealthFacts<'_>) -> Vec<HealthFinding> {
+    let mut findings = Vec::new();
     if facts.is_installed && facts.agent.is_err() && facts.attached_uplinks == 0 {
-        signs.push(risk("the programs are not attached to any device: no node port works", pages::DOCTOR));
+        findings.push(risk("the programs are not attached to any device: no node port works", pages::DOCTOR));
     }
     for (device, programs) in facts.programs_ahead {
         let programs = programs.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -266,25 +266,25 @@ fn of_kernel(facts: &Facts<'_>) -> Vec<Sign> {
             "on device {device}, {programs} of other software runs ahead of NPL's program, and may prevent it from \
              running"
         );
-        signs.push(risk(text, pages::PROGRAM_AHEAD));
+        findings.push(risk(text, pages::PROGRAM_AHEAD));
     }
     for TableFill { map, used, capacity, evicts } in facts.tables.iter().copied() {
         if used * 100 < capacity * NEARLY_FULL_PERCENT {
             continue;
         }
         let text = format!("map {map} is nearly full: {used} of {capacity} elements");
-        signs.push(if evicts { notice(text, pages::SIZES) } else { risk(text, pages::SIZES) });
+        findings.push(if evicts { notice(text, pages::SIZES) } else { risk(text, pages::SIZES) });
     }
     let recent =
         |wanted: Reason| facts.recent_reasons.iter().find(|(reason, _)| *reason == wanted).map_or(0, |it| it.1);
     if recent(Reason::RewriteFailed) > 0 {
-        signs.push(risk("packets are dropped now because the kernel lacks memory (rewrite_failed)", pages::REASONS));
+        findings.push(risk("packets are dropped now because the kernel lacks memory (rewrite_failed)", pages::REASONS));
     }
     if recent(Reason::SourceRefused) > 0 {
         let text = "packets of clients outside of allowed-source-ranges are dropped now (source_refused)";
-        signs.push(notice(text, pages::REASONS));
+        findings.push(notice(text, pages::REASONS));
     }
-    signs
+    findings
 }
 
 #[cfg(test)]

@@ -2,14 +2,14 @@
 
 use npl_common::reason::Reason;
 
-use super::{Facts, Sign, TableFill, Verdict, Weight, signs};
+use super::{HealthFacts, HealthFinding, HealthVerdict, TableFill, Weight, findings};
 use crate::core::{
     devices::filter_order::ProgramsAhead,
     model::{Family, Protocol},
     view::{AgentView, DeviceView, PortUsageView, RefusalView, WatchFailure, WatchView},
 };
 
-/// A part of a sign's text, and the change to a healthy agent's state that causes the sign.
+/// A part of a finding's text, and the change to a healthy agent's state that causes the finding.
 type Change = (&'static str, fn(&mut AgentView));
 
 fn watch(heard: u64, failing_for: Option<u64>) -> WatchView {
@@ -35,8 +35,8 @@ fn healthy() -> AgentView {
 /// The fact that no program of other software runs ahead of NPL's programs.
 static NONE_AHEAD: ProgramsAhead = ProgramsAhead::new();
 
-fn facts(agent: &AgentView) -> Facts<'_> {
-    Facts {
+fn facts(agent: &AgentView) -> HealthFacts<'_> {
+    HealthFacts {
         is_installed: true,
         is_agent_running: true,
         agent: Ok(agent),
@@ -58,21 +58,21 @@ fn refusal(reason: &str, is_served: bool) -> RefusalView {
     }
 }
 
-/// The only sign after a change to a healthy agent's state.
-fn sign(change: impl FnOnce(&mut AgentView)) -> Sign {
+/// The only finding after a change to a healthy agent's state.
+fn finding(change: impl FnOnce(&mut AgentView)) -> HealthFinding {
     let mut agent = healthy();
     change(&mut agent);
-    let mut signs = signs(&facts(&agent));
-    assert_eq!(signs.len(), 1, "{signs:?}");
-    signs.remove(0)
+    let mut findings = findings(&facts(&agent));
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    findings.remove(0)
 }
 
 #[test]
 fn an_agent_that_serves_all_pods_is_healthy() {
     let agent = healthy();
-    let signs = signs(&facts(&agent));
-    assert_eq!((signs.as_slice(), Verdict::of(&signs)), (&[][..], Verdict::Healthy));
-    assert_eq!(Verdict::Healthy.exit_code(), 0);
+    let findings = findings(&facts(&agent));
+    assert_eq!((findings.as_slice(), HealthVerdict::of(&findings)), (&[][..], HealthVerdict::Healthy));
+    assert_eq!(HealthVerdict::Healthy.exit_code(), 0);
 }
 
 #[test]
@@ -94,16 +94,16 @@ fn each_fault_of_the_agent_is_a_risk_that_is_named() {
         }),
     ];
     for (text, change) in faults {
-        let sign = sign(change);
-        assert!(sign.weight == Weight::Risk && sign.text.contains(text), "{text}: {sign:?}");
+        let finding = finding(change);
+        assert!(finding.weight == Weight::Risk && finding.text.contains(text), "{text}: {finding:?}");
     }
 }
 
 #[test]
 fn a_write_that_has_just_been_sent_is_no_sign() {
     let agent = AgentView { unpublished_pods: 2, unpublished_millis: vec![0, 5_000], pending_patches: 2, ..healthy() };
-    let signs = signs(&facts(&agent));
-    assert_eq!((signs.as_slice(), Verdict::of(&signs)), (&[][..], Verdict::Healthy));
+    let findings = findings(&facts(&agent));
+    assert_eq!((findings.as_slice(), HealthVerdict::of(&findings)), (&[][..], HealthVerdict::Healthy));
 }
 
 #[test]
@@ -122,9 +122,9 @@ fn a_fault_that_loses_no_traffic_is_a_notice() {
         }),
     ];
     for (text, change) in notices {
-        let sign = sign(change);
-        assert!(sign.weight == Weight::Notice && sign.text.contains(text), "{text}: {sign:?}");
-        assert_eq!(Verdict::of(&[sign]), Verdict::Healthy);
+        let finding = finding(change);
+        assert!(finding.weight == Weight::Notice && finding.text.contains(text), "{text}: {finding:?}");
+        assert_eq!(HealthVerdict::of(&[finding]), HealthVerdict::Healthy);
     }
 }
 
@@ -133,31 +133,31 @@ fn without_an_agent_the_verdict_depends_on_the_lock_and_the_pins() {
     let verdict = |is_agent_running, is_installed| {
         let agent = Err("no socket");
         let none = AgentView::default();
-        let facts = Facts { is_installed, is_agent_running, agent, ..facts(&none) };
-        Verdict::of(&signs(&facts))
+        let facts = HealthFacts { is_installed, is_agent_running, agent, ..facts(&none) };
+        HealthVerdict::of(&findings(&facts))
     };
-    assert_eq!(verdict(false, true), Verdict::AtRisk, "changes are not applied");
-    assert_eq!(verdict(true, true), Verdict::CannotTell, "the agent starts or hangs");
-    assert_eq!(verdict(false, false), Verdict::CannotTell, "not installed");
-    assert_eq!((Verdict::AtRisk.exit_code(), Verdict::CannotTell.exit_code()), (1, 2));
+    assert_eq!(verdict(false, true), HealthVerdict::AtRisk, "changes are not applied");
+    assert_eq!(verdict(true, true), HealthVerdict::CannotTell, "the agent starts or hangs");
+    assert_eq!(verdict(false, false), HealthVerdict::CannotTell, "not installed");
+    assert_eq!((HealthVerdict::AtRisk.exit_code(), HealthVerdict::CannotTell.exit_code()), (1, 2));
 }
 
 #[test]
 fn a_program_ahead_of_npls_is_a_risk() {
     let agent = healthy();
     let ahead = ProgramsAhead::from([("eth0".to_owned(), ["cil_from_netdev".to_owned()].into())]);
-    let signs = signs(&Facts { programs_ahead: &ahead, ..facts(&agent) });
-    assert_eq!(signs.iter().map(|sign| sign.weight).collect::<Vec<_>>(), [Weight::Risk]);
-    assert!(signs[0].text.contains("eth0, cil_from_netdev"), "{}", signs[0].text);
+    let findings = findings(&HealthFacts { programs_ahead: &ahead, ..facts(&agent) });
+    assert_eq!(findings.iter().map(|finding| finding.weight).collect::<Vec<_>>(), [Weight::Risk]);
+    assert!(findings[0].text.contains("eth0, cil_from_netdev"), "{}", findings[0].text);
 }
 
 #[test]
-fn full_maps_and_drops_are_signs() {
+fn full_maps_and_drops_are_findings() {
     let agent = healthy();
     let table = |used, evicts| TableFill { map: "npl_mapping_v4", used, capacity: 100, evicts };
     let weights = |tables: &[TableFill], recent_reasons: &[(Reason, u64)]| {
-        let signs = signs(&Facts { tables, recent_reasons, ..facts(&agent) });
-        signs.iter().map(|sign| sign.weight).collect::<Vec<_>>()
+        let findings = findings(&HealthFacts { tables, recent_reasons, ..facts(&agent) });
+        findings.iter().map(|finding| finding.weight).collect::<Vec<_>>()
     };
     assert_eq!(weights(&[table(89, false)], &[]), []);
     assert_eq!(weights(&[table(90, false), table(90, true)], &[]), [Weight::Risk, Weight::Notice]);

@@ -11,10 +11,10 @@ use crate::core::{
         select::{Exposure, WantedPort, requests},
     },
     publish::problem::{AffectedObject, Problem},
-    state::State,
+    state::PlannerState,
 };
 
-impl State {
+impl PlannerState {
     /// All allocated node ports, followed by all published host ports.
     pub fn node_port_views(&self, now: Moment) -> Vec<NodePortView> {
         let held = self.ports.iter().map(|(frontend, claim)| self.held_view(*frontend, claim, now));

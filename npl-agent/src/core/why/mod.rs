@@ -15,8 +15,8 @@ pub use self::traffic::{Traffic, add_traffic};
 use super::{
     model::{Frontend, ObjectKey, PodPort},
     pages,
-    state::State,
-    verdict::Verdict,
+    state::PlannerState,
+    verdict::HealthVerdict,
     view::AgentView,
 };
 
@@ -242,19 +242,19 @@ impl Explanation {
 
     /// The verdict on the object of the question. A condition that does not hold takes precedence over a missing
     /// answer.
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> HealthVerdict {
         if !self.is_served() {
-            Verdict::AtRisk
+            HealthVerdict::AtRisk
         } else if self.missing.is_empty() {
-            Verdict::Healthy
+            HealthVerdict::Healthy
         } else {
-            Verdict::CannotTell
+            HealthVerdict::CannotTell
         }
     }
 }
 
 /// Answers a question from the state of the agent. Only the devices are taken from `view`.
-pub fn explain(state: &State, view: &AgentView, question: &Question) -> Explanation {
+pub fn explain(state: &PlannerState, view: &AgentView, question: &Question) -> Explanation {
     let chains = match question {
         Question::Pod(key, port) => pod::chains(state, view, key, *port, None),
         Question::Service(key) => service::chains(state, view, key),

@@ -9,13 +9,13 @@ use crate::core::{
     pages,
     ports::select::{Exposure, WantedPort, requests},
     publish::problem::{Cause, Problem},
-    state::State,
+    state::PlannerState,
     view::AgentView,
 };
 
 /// The chains of a Pod. If a port or Service is given, the result contains only the chains of that port or Service.
 pub(super) fn chains(
-    state: &State,
+    state: &PlannerState,
     view: &AgentView,
     key: &PodKey,
     only_port: Option<PodPort>,
@@ -24,7 +24,7 @@ pub(super) fn chains(
     let common = common_links(state, key);
     let pod = state.snapshot.pod(key).filter(|_| common.iter().all(|link| link.page.is_none()));
     let Some(pod) = pod else { return vec![Chain { subject: format!("pod {key}"), frontend: None, links: common }] };
-    let scene = Scene { state, view, pod };
+    let facts = PodFacts { state, view, pod };
     let services = || {
         let all = state.snapshot.services_of(pod);
         all.filter(|service| only_service.is_none_or(|key| service.key == *key))
@@ -34,8 +34,8 @@ pub(super) fn chains(
     };
     let wanted = state.views.get(key).map(|view| &view.wanted);
     let ports = wanted.into_iter().flat_map(|wanted| wanted.ports.keys()).copied().filter(is_asked_for);
-    let mut chains: Vec<Chain> = ports.map(|port| scene.chain(common.clone(), port)).collect();
-    chains.extend(services().flat_map(|service| scene.unresolved(&common, service, only_port)));
+    let mut chains: Vec<Chain> = ports.map(|port| facts.chain(common.clone(), port)).collect();
+    chains.extend(services().flat_map(|service| facts.unresolved(&common, service, only_port)));
     if chains.is_empty() {
         let port = only_port.map_or_else(|| "any port".to_owned(), |port| format!("port {port}"));
         let text = format!(
@@ -48,7 +48,7 @@ pub(super) fn chains(
 }
 
 /// The links that do not depend on a port, up to the first broken link.
-fn common_links(state: &State, key: &PodKey) -> Vec<LinkReport> {
+fn common_links(state: &PlannerState, key: &PodKey) -> Vec<LinkReport> {
     let mut links = Vec::new();
     let missing = state.missing_prerequisites();
     if let Some(missing) = missing.first() {
@@ -104,7 +104,7 @@ fn difference(service: &Service, pod: &Pod) -> String {
     }
 }
 
-fn address(state: &State, pod: &Pod) -> LinkReport {
+fn address(state: &PlannerState, pod: &Pod) -> LinkReport {
     if pod.ips.is_empty() {
         let text = "the Pod has no address yet: the container runtime or the CNI has not created its network";
         return LinkReport::broken(Link::Address, text, pages::NO_ANNOTATION);
@@ -123,13 +123,13 @@ fn address(state: &State, pod: &Pod) -> LinkReport {
 }
 
 /// The facts about a Pod that has an address and that a Service selects.
-struct Scene<'a> {
-    state: &'a State,
+struct PodFacts<'a> {
+    state: &'a PlannerState,
     view: &'a AgentView,
     pod: &'a Pod,
 }
 
-impl Scene<'_> {
+impl PodFacts<'_> {
     /// The chain of a port that a Service requests.
     fn chain(&self, mut links: Vec<LinkReport>, port: WantedPort) -> Chain {
         let WantedPort { pod_port, protocol, family } = port;

@@ -2,9 +2,9 @@
 //! Builds the chains of a Service: the chains of all Pods on this Node that the Service selects.
 
 use super::{Chain, Link, LinkReport, pod};
-use crate::core::{model::ServiceKey, pages, state::State, view::AgentView};
+use crate::core::{model::ServiceKey, pages, state::PlannerState, view::AgentView};
 
-pub(super) fn chains(state: &State, view: &AgentView, key: &ServiceKey) -> Vec<Chain> {
+pub(super) fn chains(state: &PlannerState, view: &AgentView, key: &ServiceKey) -> Vec<Chain> {
     let subject = || format!("service {key}");
     let alone = |links: Vec<LinkReport>| vec![Chain { subject: subject(), frontend: None, links }];
     let Some(service) = state.snapshot.service(key) else {

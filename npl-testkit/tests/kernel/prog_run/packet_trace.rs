@@ -5,7 +5,7 @@ use std::path::Path;
 
 use aya::maps::{Array, MapData, RingBuf};
 use npl_agent::core::model::Family;
-use npl_agent::core::packet_trace::{Endpoint, Hook, Selection, Step, Verdict};
+use npl_agent::core::packet_trace::{Hook, PacketSelection, ProgramVerdict, Step, TracedEndpoint};
 use npl_agent::datapath::{LeftOut, PacketTrace, Pins};
 use npl_common::names::{MAP_TRACE_FILTER, MAP_TRACE_RING, PROG_EGRESS, PROG_INGRESS};
 use npl_common::packet_trace::{SNAP_LENGTH, TraceFilter};
@@ -25,12 +25,12 @@ use crate::lab::{Lab, TEST_DEVICE, open};
 
 const ETHERNET: usize = 14;
 
-fn all_of(selection: &Selection) -> PacketTrace {
+fn all_of(selection: &PacketSelection) -> PacketTrace {
     PacketTrace::arm(&Pins::new(Path::new(BPFFS)), selection.filter(u64::MAX).unwrap()).unwrap()
 }
 
-fn of_client() -> Selection {
-    Selection { client: Some(client_ip().to_string().parse().unwrap()), ..Selection::default() }
+fn of_client() -> PacketSelection {
+    PacketSelection { client: Some(client_ip().to_string().parse().unwrap()), ..PacketSelection::default() }
 }
 
 fn steps(trace: &mut PacketTrace) -> Vec<Step> {
@@ -63,7 +63,7 @@ fn record_has_the_packet_before_and_after_the_program_and_the_verdict() {
         let outcome = lab.ingress(&request);
         let step = only_step(&mut trace);
         assert_eq!((step.hook, step.is_reply, step.is_slow_path), (Hook::Ingress, false, false));
-        assert_eq!((step.verdict, step.reason, step.ifindex), (Verdict::Translated, None, TEST_DEVICE));
+        assert_eq!((step.verdict, step.reason, step.ifindex), (ProgramVerdict::Translated, None, TEST_DEVICE));
         assert_eq!(step.before, captured(&request.build()));
         assert_eq!(step.after, captured(&to(&request, pod()).build()));
         assert_eq!(step.length as usize, outcome.bytes.len() - ETHERNET);
@@ -71,7 +71,7 @@ fn record_has_the_packet_before_and_after_the_program_and_the_verdict() {
         let reply = tcp(pod(), client(), SYN | ACK, &[7; 1000]);
         let outcome = lab.egress(&reply);
         let step = only_step(&mut trace);
-        assert_eq!((step.hook, step.is_reply, step.verdict), (Hook::Egress, true, Verdict::Translated));
+        assert_eq!((step.hook, step.is_reply, step.verdict), (Hook::Egress, true, ProgramVerdict::Translated));
         assert_eq!(step.before, captured(&reply.build()));
         assert_eq!(step.after, captured(&outcome.bytes));
         assert_eq!(step.before.len(), SNAP_LENGTH as usize);
@@ -90,12 +90,12 @@ fn record_of_a_packet_that_is_not_translated_has_the_reason() {
             (step.verdict, step.reason)
         };
         let unmapped = tcp(client(), (node_ip(), 61_099).into(), SYN, b"");
-        assert_eq!(verdict_of(lab, &unmapped), (Verdict::Passed, Some(Reason::NoMapping)));
+        assert_eq!(verdict_of(lab, &unmapped), (ProgramVerdict::Passed, Some(Reason::NoMapping)));
         let direct = tcp(client(), pod(), SYN, b"");
-        assert_eq!(verdict_of(lab, &direct), (Verdict::Unrelated, None));
+        assert_eq!(verdict_of(lab, &direct), (ProgramVerdict::Unrelated, None));
         lab.add_restricted(Tcp, NODE_PORT, pod(), GENERATION, "");
         let refused = tcp(client(), node(), SYN, b"");
-        assert_eq!(verdict_of(lab, &refused), (Verdict::Dropped, Some(Reason::SourceRefused)));
+        assert_eq!(verdict_of(lab, &refused), (ProgramVerdict::Dropped, Some(Reason::SourceRefused)));
     });
 }
 
@@ -109,14 +109,14 @@ fn slow_path_is_recorded_once_for_each_packet() {
         let init = sctp(client(), node(), sctp_chunks::INIT, &[0; 16]);
         lab.ingress(&init);
         let step = only_step(&mut trace);
-        assert_eq!((step.is_slow_path, step.verdict), (true, Verdict::Translated));
+        assert_eq!((step.is_slow_path, step.verdict), (true, ProgramVerdict::Translated));
         assert_eq!(step.after, captured(&to(&init, pod()).build()));
 
         let large = udp(client(), node(), &[5; 2000]);
         for (number, frame) in fragments(&large, 77).iter().enumerate() {
             lab.run(PROG_INGRESS, frame);
             let step = only_step(&mut trace);
-            assert_eq!((step.is_slow_path, step.verdict), (true, Verdict::Translated), "fragment {number}");
+            assert_eq!((step.is_slow_path, step.verdict), (true, ProgramVerdict::Translated), "fragment {number}");
             assert_eq!(step.before, captured(frame));
             let (_, after) = step.packets().unwrap();
             assert_eq!(after.unwrap().destination, pod_ip(), "fragment {number}");
@@ -126,7 +126,7 @@ fn slow_path_is_recorded_once_for_each_packet() {
         lab.ingress(&error);
         let step = only_step(&mut trace);
         assert_eq!((step.is_slow_path, step.is_reply), (true, false));
-        assert_eq!(step.verdict, Verdict::Translated);
+        assert_eq!(step.verdict, ProgramVerdict::Translated);
         let (before, after) = step.packets().unwrap();
         assert_eq!(before.quoted.unwrap().source, node_ip());
         assert_eq!(after.unwrap().quoted.unwrap().source, pod_ip());
@@ -136,7 +136,8 @@ fn slow_path_is_recorded_once_for_each_packet() {
 #[test]
 fn packet_with_extension_headers_is_recorded_with_its_ports() {
     with_mappings_of(Family::V6, |lab| {
-        let selection = Selection { endpoints: vec![Endpoint::NodePort(NODE_PORT)], ..Selection::default() };
+        let selection =
+            PacketSelection { endpoints: vec![TracedEndpoint::NodePort(NODE_PORT)], ..PacketSelection::default() };
         let mut trace = all_of(&selection);
         let request = tcp(client(), node(), SYN, b"");
         lab.run(PROG_INGRESS, &extended(&request, &[(DESTINATION_OPTIONS, SIX)]));
@@ -156,7 +157,7 @@ fn xdp_records_the_frames_that_it_translates_or_drops() {
         steps(&mut trace);
         lab.run_xdp(&request.build());
         let step = only_step(&mut trace);
-        assert_eq!((step.hook, step.verdict), (Hook::Xdp, Verdict::Translated));
+        assert_eq!((step.hook, step.verdict), (Hook::Xdp, ProgramVerdict::Translated));
         assert_eq!(step.before, captured(&request.build()));
         assert_eq!(step.after, captured(&to(&request, pod()).build()));
         lab.run_xdp(&tcp(client(), pod(), SYN, b"").build());
@@ -164,22 +165,24 @@ fn xdp_records_the_frames_that_it_translates_or_drops() {
         lab.add_restricted(Tcp, NODE_PORT, pod(), GENERATION, "");
         lab.run_xdp(&request.build());
         let step = only_step(&mut trace);
-        assert_eq!((step.verdict, step.reason), (Verdict::Dropped, Some(Reason::SourceRefused)));
+        assert_eq!((step.verdict, step.reason), (ProgramVerdict::Dropped, Some(Reason::SourceRefused)));
     });
 }
 
 #[test]
 fn packets_that_the_filter_does_not_select_are_not_recorded() {
     with_mappings(|lab| {
-        let others = Selection { client: Some(unused_ip().to_string().parse().unwrap()), ..Selection::default() };
+        let others =
+            PacketSelection { client: Some(unused_ip().to_string().parse().unwrap()), ..PacketSelection::default() };
         let mut trace = all_of(&others);
         lab.ingress(&tcp(client(), node(), SYN, b""));
         assert_eq!(steps(&mut trace), []);
         drop(trace);
-        let of_pod = Selection { endpoints: vec![Endpoint::Address(pod_ip())], ..Selection::default() };
+        let of_pod =
+            PacketSelection { endpoints: vec![TracedEndpoint::Address(pod_ip())], ..PacketSelection::default() };
         let mut trace = all_of(&of_pod);
         lab.ingress(&tcp(client(), node(), SYN, b""));
-        assert_eq!(only_step(&mut trace).verdict, Verdict::Translated, "the Pod is at an end after translation");
+        assert_eq!(only_step(&mut trace).verdict, ProgramVerdict::Translated, "the Pod is at an end after translation");
         lab.ingress(&tcp(router(), (node_ip(), 61_099).into(), SYN, b""));
         assert_eq!(steps(&mut trace), []);
     });

@@ -19,7 +19,7 @@ use super::Kubectl;
 use crate::{
     cli::note,
     config::kubectl_args::TestArgs,
-    core::path_test::{Facts, Outcome, Row, Server, judge, plan, publication},
+    core::path_test::{Outcome, PathFacts, Row, Server, judge, plan, publication},
 };
 
 /// Prints the result of every path. The exit code is 1 if a path fails, else 2 if a result is unknown.
@@ -45,7 +45,7 @@ fn all_rows(kubectl: Kubectl<'_>, scene: &Scene<'_>, interrupt: &Interrupt) -> a
     let observed = clients::observe(kubectl, scene, &paths);
     interrupt.check()?;
     let unreachable = clients::unreachable(&paths, &observed);
-    let facts = Facts { servers: &servers, unreachable: &unreachable };
+    let facts = PathFacts { servers: &servers, unreachable: &unreachable };
     let judged: Vec<Row> = paths.iter().zip(&observed).map(|(path, it)| judge(facts, path, it)).collect();
     let has_passed = paths.iter().zip(&judged).filter(|(_path, row)| row.result == Outcome::Passed);
     let working = has_passed.map(|(path, _row)| path).find(|path| drain::can_follow(path)).cloned();

@@ -17,7 +17,7 @@ use crate::{
     config::args::OutputFormat,
     core::{
         path_test::{Outcome, Row, verdict},
-        verdict::Verdict,
+        verdict::HealthVerdict,
     },
 };
 
@@ -25,7 +25,7 @@ use crate::{
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Report {
-    verdict: Verdict,
+    verdict: HealthVerdict,
     rows: Vec<Row>,
     /// The doctor's answer for each Node that serves the mapping of a failed path.
     doctor: Vec<Diagnosis>,
@@ -66,7 +66,7 @@ impl Report {
         Self { verdict: verdict(&rows), rows, doctor }
     }
 
-    pub(super) const fn verdict(&self) -> Verdict {
+    pub(super) const fn verdict(&self) -> HealthVerdict {
         self.verdict
     }
 

@@ -76,7 +76,7 @@ fn every_refusal_has_its_reason() {
         (veth(), vec![7], RedirectRefusal::IsUplink),
         (device(DeviceKind::Bridge), vec![2, 7], RedirectRefusal::IsUplink),
         (Device { peer_is_elsewhere: false, ..veth() }, vec![], RedirectRefusal::EndsOnTheNode),
-        (Device { master: Some(Master::TakesFrames), ..veth() }, vec![], RedirectRefusal::IsEnslaved),
+        (Device { master: Some(Master::ReceivesFrames), ..veth() }, vec![], RedirectRefusal::IsEnslaved),
         (Device { master: Some(Master::Vrf), ..veth() }, vec![], RedirectRefusal::IsEnslaved),
         (Device { link_layer: LinkLayer::None, ..veth() }, vec![], RedirectRefusal::NoEthernet),
         (device(DeviceKind::Other), vec![], RedirectRefusal::UnknownKind),

@@ -66,7 +66,7 @@ pub enum Selector {
 
 /// A policy routing rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rule {
+pub struct RoutingRule {
     /// The family.
     pub family: Family,
     /// The packets that the rule applies to.
@@ -90,7 +90,7 @@ pub struct DefaultRoute {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Routing {
     /// Rules in the order of their priority.
-    pub rules: Vec<Rule>,
+    pub rules: Vec<RoutingRule>,
     /// Default routes: one entry for each outgoing device of each table.
     pub default_routes: BTreeSet<DefaultRoute>,
     /// The routing tables of all rules that match a mark, with or without other conditions.
@@ -179,7 +179,7 @@ impl Routing {
     /// Whether replies of Pods to clients of a Node address leave through an uplink that the address's rule does not
     /// select. This happens if the main table has other uplinks than the rule's table, and no earlier rule for a mark
     /// leads to the uplinks of the rule's table.
-    fn misroutes(&self, rule: &Rule, leading: Option<&BTreeSet<Marking>>, uplinks: &BTreeSet<u32>) -> bool {
+    fn misroutes(&self, rule: &RoutingRule, leading: Option<&BTreeSet<Marking>>, uplinks: &BTreeSet<u32>) -> bool {
         let of_rule = self.default_uplinks(rule.family, rule.table, uplinks);
         let of_marks: BTreeSet<u32> = leading.into_iter().flatten().map(|marking| marking.ifindex).collect();
         !of_rule.is_empty()
@@ -204,7 +204,7 @@ impl Routing {
     }
 
     /// The connections to mark for a rule: one marking for each uplink of the default routes in the rule's table.
-    fn markings(&self, rule: &Rule, mark: Mark, uplinks: &BTreeSet<u32>) -> BTreeSet<Marking> {
+    fn markings(&self, rule: &RoutingRule, mark: Mark, uplinks: &BTreeSet<u32>) -> BTreeSet<Marking> {
         let of_table = self.default_uplinks(rule.family, rule.table, uplinks).into_iter();
         of_table.map(|ifindex| Marking { family: rule.family, ifindex, mark }).collect()
     }

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use super::{DefaultRoute, MAIN_TABLE, Mark, Marking, ReplyRouteProblem, ReplyRoutes, Routing, Rule, Selector};
+use super::{DefaultRoute, MAIN_TABLE, Mark, Marking, ReplyRouteProblem, ReplyRoutes, Routing, RoutingRule, Selector};
 use crate::core::{
     devices::{Device, DeviceKind, redirect::Forwarding},
     model::Family,
@@ -22,18 +22,18 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn from(addr: &str, table: u32) -> Rule {
+fn from(addr: &str, table: u32) -> RoutingRule {
     let addr = ip(addr);
-    Rule { family: Family::of(addr), selector: Selector::Source(addr), table }
+    RoutingRule { family: Family::of(addr), selector: Selector::Source(addr), table }
 }
 
-fn marked(family: Family, value: u32, mask: u32, table: u32) -> Rule {
-    Rule { family, selector: Selector::Mark(Mark::new(value, mask).unwrap()), table }
+fn marked(family: Family, value: u32, mask: u32, table: u32) -> RoutingRule {
+    RoutingRule { family, selector: Selector::Mark(Mark::new(value, mask).unwrap()), table }
 }
 
 /// Routing tables with default routes through the first device (main), the second device (table 2), and a device that
 /// is no uplink (table 3).
-fn reply_routes(rules: &[Rule]) -> ReplyRoutes {
+fn reply_routes(rules: &[RoutingRule]) -> ReplyRoutes {
     let tables = [(MAIN_TABLE, FIRST), (2, SECOND), (3, THIRD)];
     let route = |family| tables.map(|(table, ifindex)| DefaultRoute { family, table, ifindex });
     let default_routes = Family::ALL.into_iter().flat_map(route).collect();
@@ -90,7 +90,7 @@ fn rules_without_pod_tables_need_no_mark() {
 /// kubernetes/kubernetes#101910: the rule applies to sockets of the Node, and not to replies of Pods.
 #[test]
 fn an_address_of_the_node_with_a_table_of_another_uplink_is_misrouted_unless_marks_select_that_uplink() {
-    let misrouted = |rules: &[Rule]| reply_routes(rules).misrouted_addresses.len();
+    let misrouted = |rules: &[RoutingRule]| reply_routes(rules).misrouted_addresses.len();
     assert_eq!(misrouted(&[from(OWN, 2)]), 1);
     assert_eq!(misrouted(&[marked(Family::V4, 0x80, 0x80, 2), from(OWN, 2)]), 0);
     assert_eq!(
@@ -150,7 +150,7 @@ fn restricting_addresses_keeps_the_markings() {
 #[test]
 fn misrouted_replies_are_a_problem_unless_marked_or_redirected() {
     let mark = marked(Family::V4, 0x80, 0x80, MAIN_TABLE);
-    let of = |rules: &[Rule], forwarding, are_marked| {
+    let of = |rules: &[RoutingRule], forwarding, are_marked| {
         reply_routes(rules).problem(forwarding, are_marked).map(|(problem, pods)| (problem, pods.len()))
     };
     for forwarding in [Forwarding::Stack, Forwarding::Offload] {
