@@ -4,6 +4,7 @@
 
 mod chart;
 mod documents;
+mod homonyms;
 mod layers;
 mod names;
 mod proofs;
@@ -68,6 +69,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
         purity::check,
         layers::check,
         names::check,
+        homonyms::check,
         reasons::check,
         documents::check,
         proofs::check,

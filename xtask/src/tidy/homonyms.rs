@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Checks that each name of a public type is declared once per crate, so that a search for the name finds one type.
+//!
+//! The rule applies to types with `pub` and `pub(crate)`; types that only their own folder sees may share a name.
+
+use std::collections::BTreeMap;
+
+use super::rust_code::{identifiers, without_comments, without_tests};
+use super::tree::Tree;
+use super::{Finding, layers};
+
+/// The crates that are shipped.
+const CRATES: [&str; 4] = ["npl-common/src/", "npl-ebpf/src/", "npl-agent/src/", "npl-feed/src/"];
+
+/// Crates and names of types that are declared twice: each implementation of a family in `net/` has its own type.
+const ALLOWED: [(&str, &str); 2] = [("npl-ebpf/src/", "Tail"), ("npl-ebpf/src/", "TtlFields")];
+
+const KINDS: [&str; 5] = ["struct", "enum", "union", "trait", "type"];
+
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    CRATES.iter().flat_map(|source| check_crate(tree, source)).collect()
+}
+
+fn check_crate(tree: &Tree, source: &'static str) -> Vec<Finding> {
+    let mut first: BTreeMap<String, String> = BTreeMap::new();
+    let mut findings = Vec::new();
+    for path in layers::code_files(tree, source) {
+        let code = without_comments(tree.text(path).unwrap_or_default());
+        for (index, name) in without_tests(&code).lines().enumerate().filter_map(|(i, line)| Some((i, declared(line)?)))
+        {
+            if ALLOWED.contains(&(source, name)) {
+                continue;
+            }
+            let place = format!("{path}:{}", index + 1);
+            match first.get(name) {
+                Some(other) => {
+                    let rule = format!("the public type `{name}` exists already in {other}: choose another name");
+                    findings.push(Finding::error(place, rule));
+                }
+                None => drop(first.insert(name.to_owned(), place)),
+            }
+        }
+    }
+    findings
+}
+
+/// The name of the public type that a line declares at the level of the module.
+fn declared(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix("pub ").or_else(|| line.strip_prefix("pub(crate) "))?;
+    let mut words = identifiers(rest).skip_while(|word| *word == "unsafe");
+    words.next().filter(|word| KINDS.contains(word)).and(words.next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Tree, check};
+
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
+        check(&Tree::of(files)).into_iter().map(|it| format!("{}: {}", it.place, it.rule)).collect()
+    }
+
+    #[test]
+    fn a_second_public_type_of_the_same_name_is_found() {
+        let files = [
+            ("npl-agent/src/core/doctor/mod.rs", "/// Facts.\npub struct Facts {\n    pub kernel: u8,\n}"),
+            ("npl-agent/src/core/verdict/mod.rs", "pub(crate) type Facts<'a> = &'a u8;"),
+            ("npl-feed/src/core/mod.rs", "pub enum Facts {}"),
+        ];
+        let expected = "npl-agent/src/core/verdict/mod.rs:1: the public type `Facts` exists already in \
+                        npl-agent/src/core/doctor/mod.rs:2: choose another name";
+        assert_eq!(found(&files), [expected]);
+    }
+
+    #[test]
+    fn private_types_tests_and_other_programs_may_repeat_a_name() {
+        let files = [
+            ("npl-agent/src/a.rs", "pub struct Row;\n#[cfg(test)]\nmod tests {\npub struct Row;\n}"),
+            ("npl-agent/src/b.rs", "struct Row;\npub(super) enum Row {}\n    pub type Row = u8;\npub fn row() {}"),
+            ("npl-agent/src/c.rs", "#[cfg(test)]\nmod c_tests;\n// pub struct Row;"),
+            ("npl-agent/src/c/c_tests.rs", "pub struct Row;"),
+            ("npl-agent/src/bin/other.rs", "pub struct Row;"),
+            ("npl-ebpf/src/net/v4.rs", "pub struct Tail;"),
+            ("npl-ebpf/src/net/v6.rs", "pub struct Tail;"),
+        ];
+        assert_eq!(found(&files), Vec::<String>::new());
+    }
+}
