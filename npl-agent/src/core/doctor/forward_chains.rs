@@ -214,7 +214,7 @@ enum End {
 
 /// The verdict of a chain, and whether an earlier rule may have accepted the request.
 #[derive(Debug, Clone, Copy)]
-struct Walk {
+struct ChainOutcome {
     end: End,
     may_accept: bool,
 }
@@ -236,18 +236,18 @@ impl ForwardChains {
         }
     }
 
-    fn walk(&self, table: &Table, chain: &str, request: &Request<'_>, depth: usize) -> Walk {
+    fn walk(&self, table: &Table, chain: &str, request: &Request<'_>, depth: usize) -> ChainOutcome {
         let rules = self.rules.get(&(table.clone(), chain.to_owned())).filter(|_| depth <= MAX_DEPTH);
-        let mut walk = Walk { end: End::Open, may_accept: rules.is_none() };
+        let mut walk = ChainOutcome { end: End::Open, may_accept: rules.is_none() };
         for rule in rules.into_iter().flatten() {
             let is_certain = match request.matches_all(rule) {
                 Some(false) => continue,
                 matched => matched.is_some(),
             };
             let inner = match &rule.verdict {
-                Verdict::Accept => Walk { end: End::Accepted, may_accept: false },
-                Verdict::Refuse => Walk { end: End::Refused, may_accept: false },
-                Verdict::Return => Walk { end: End::Open, may_accept: false },
+                Verdict::Accept => ChainOutcome { end: End::Accepted, may_accept: false },
+                Verdict::Refuse => ChainOutcome { end: End::Refused, may_accept: false },
+                Verdict::Return => ChainOutcome { end: End::Open, may_accept: false },
                 Verdict::Jump(to) | Verdict::Goto(to) => self.walk(table, to, request, depth + 1),
             };
             let leaves = matches!(rule.verdict, Verdict::Return | Verdict::Goto(_));
@@ -256,7 +256,7 @@ impl ForwardChains {
                 // If the rule may not match, evaluation may continue with a rule that accepts.
                 walk.may_accept |= inner.end == End::Accepted || leaves;
             } else if inner.end != End::Open || leaves {
-                return Walk { end: inner.end, ..walk };
+                return ChainOutcome { end: inner.end, ..walk };
             }
         }
         walk
