@@ -10,7 +10,10 @@ use crate::{paths, process};
 /// The last commit before this rule: subjects up to this commit may be longer.
 const BEGINNING: &str = "58ae001b7ccfb3d0604e3a0a94ef78cd59e4e560";
 
-/// The number of commits that are checked.
+/// The last commit before this rule applied to merges.
+const BEGINNING_OF_MERGES: &str = "0f0893ea5d2da1cec2e799367df47bfc65369c13";
+
+/// The number of commits that are checked, and of merges.
 const CHECKED: &str = "-50";
 
 /// The longest subject, in characters.
@@ -19,14 +22,16 @@ const LONGEST: usize = 72;
 const AREAS: [&str; 11] =
     ["common", "ebpf", "core", "agent", "feed", "testkit", "tests", "xtask", "deploy", "docs", "ci"];
 
-/// Checks the subjects of the last commits except merges. Does nothing if git or the history is missing.
+/// Checks the subjects of the last commits and of the last merges. Does nothing if git or the history is missing.
 pub(crate) fn check() -> Result<()> {
-    let range = format!("{BEGINNING}..HEAD");
-    let Ok(subjects) = process::ask(git().args(["log", "--no-merges", "--format=%s", CHECKED, &range])) else {
+    let subjects = [("--no-merges", BEGINNING), ("--merges", BEGINNING_OF_MERGES)].map(|(kind, beginning)| {
+        process::ask(git().args(["log", kind, "--format=%s", CHECKED, &format!("{beginning}..HEAD")]))
+    });
+    let [Ok(commits), Ok(merges)] = subjects else {
         process::detail("git or the commits are missing here, as in a shallow clone: nothing is checked");
         return Ok(());
     };
-    let problems: Vec<String> = subjects.lines().filter_map(problem).collect();
+    let problems: Vec<String> = commits.lines().chain(merges.lines()).filter_map(problem).collect();
     if !problems.is_empty() {
         bail!("{}", problems.join("; "));
     }
@@ -72,6 +77,8 @@ mod tests {
             ("wip", "describes unfinished work"),
             ("agent: WIP: ports", "describes unfinished work"),
             ("merge bench", "does not begin with one or more areas"),
+            ("merge: s38-names", "areas are common, ebpf"),
+            ("Merge branch 's38-names'", "does not begin with one or more areas"),
             ("datapath: rewrite", "areas are common, ebpf"),
             (&format!("ci: {}", "ü".repeat(LONGEST)), "has 76 characters, and 72 are allowed"),
         ] {
