@@ -10,7 +10,7 @@ use std::{
 use tracing::{debug, info};
 
 use crate::{
-    agent::retry_delays::{RetryDelays, RetryHint},
+    agent::retry_delays::{RetryAdvice, RetryDelays},
     core::{
         model::{Backend, Frontend, PodUid, observed::Observed},
         op::{Op, RecentTraffic},
@@ -181,18 +181,18 @@ impl Executor {
     /// Counts a failure of the op, and returns the delay before the agent retries the op. The delay grows with each
     /// failure.
     pub fn back_off(&mut self, op: &Op, error: &OpError) -> Duration {
-        let hint = match error {
+        let advice = match error {
             OpError::Patch(error) => match error.class() {
-                Class::Denied => RetryHint::Denied,
-                Class::Retry { after } => after.map_or(RetryHint::None, RetryHint::NotBefore),
+                Class::Denied => RetryAdvice::Denied,
+                Class::Retry { after } => after.map_or(RetryAdvice::None, RetryAdvice::NotBefore),
                 Class::Gone => {
                     self.delays.reset(op);
                     return Duration::ZERO;
                 }
             },
-            OpError::Datapath(_) | OpError::Reserve(_) | OpError::RecentTraffic { .. } => RetryHint::None,
+            OpError::Datapath(_) | OpError::Reserve(_) | OpError::RecentTraffic { .. } => RetryAdvice::None,
         };
-        self.delays.after_failure(op, hint)
+        self.delays.after_failure(op, advice)
     }
 
     /// Drops the failure counts of Pods that no longer exist.
