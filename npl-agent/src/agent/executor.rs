@@ -10,7 +10,7 @@ use std::{
 use tracing::{debug, info};
 
 use crate::{
-    agent::retry_delays::{RetryDelays, RetryHint},
+    agent::retry_delays::{RetryAdvice, RetryDelays},
     core::{
         model::{Backend, Frontend, PodUid, observed::Observed},
         op::{Op, RecentTraffic},
@@ -51,7 +51,7 @@ pub enum OpError {
 }
 
 /// The result of an operation; `Ok(None)` for a write that the API server has not answered yet.
-pub type OpOutcome = Result<Option<()>, OpError>;
+pub type OpResult = Result<Option<()>, OpError>;
 
 /// An answer of the API server to an [`Op::WritePod`].
 pub type PatchAnswer = (Op, Result<Patched, PatchError>);
@@ -93,20 +93,20 @@ impl Executor {
     }
 
     /// Executes operations in the given order. Consecutive ops that write mappings are combined in one call.
-    pub fn execute(&mut self, ops: &[Op]) -> Vec<OpOutcome> {
+    pub fn execute(&mut self, ops: &[Op]) -> Vec<OpResult> {
         let runs = ops.chunk_by(|a, b| mapping(a).is_some() && mapping(b).is_some());
         runs.flat_map(|run| if let [op] = run { vec![self.execute_one(op)] } else { self.write_together(run) })
             .collect()
     }
 
-    fn write_together(&mut self, ops: &[Op]) -> Vec<OpOutcome> {
+    fn write_together(&mut self, ops: &[Op]) -> Vec<OpResult> {
         let mappings: BTreeMap<Frontend, Backend> = ops.iter().filter_map(mapping).collect();
         let mut refused = self.datapath.upsert_mappings(&mappings);
         let outcome = |(frontend, _)| refused.remove(&frontend).map_or(Ok(Some(())), |error| Err(error.into()));
         ops.iter().filter_map(mapping).map(outcome).collect()
     }
 
-    fn execute_one(&mut self, op: &Op) -> OpOutcome {
+    fn execute_one(&mut self, op: &Op) -> OpResult {
         match op {
             Op::Reserve(frontend, recent_traffic) => self.reserve(*frontend, *recent_traffic)?,
             Op::AllowSources(frontend, ranges) => self.datapath.allow_sources(*frontend, ranges)?,
@@ -181,18 +181,18 @@ impl Executor {
     /// Counts a failure of the op, and returns the delay before the agent retries the op. The delay grows with each
     /// failure.
     pub fn back_off(&mut self, op: &Op, error: &OpError) -> Duration {
-        let hint = match error {
+        let advice = match error {
             OpError::Patch(error) => match error.class() {
-                Class::Denied => RetryHint::Denied,
-                Class::Retry { after } => after.map_or(RetryHint::None, RetryHint::NotBefore),
+                Class::Denied => RetryAdvice::Denied,
+                Class::Retry { after } => after.map_or(RetryAdvice::None, RetryAdvice::NotBefore),
                 Class::Gone => {
                     self.delays.reset(op);
                     return Duration::ZERO;
                 }
             },
-            OpError::Datapath(_) | OpError::Reserve(_) | OpError::RecentTraffic { .. } => RetryHint::None,
+            OpError::Datapath(_) | OpError::Reserve(_) | OpError::RecentTraffic { .. } => RetryAdvice::None,
         };
-        self.delays.after_failure(op, hint)
+        self.delays.after_failure(op, advice)
     }
 
     /// Drops the failure counts of Pods that no longer exist.

@@ -21,7 +21,7 @@ const DENIED_WAIT: Duration = Duration::from_mins(1);
 
 /// The adapter's limit on the delay of a retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RetryHint {
+pub enum RetryAdvice {
     /// No limit.
     None,
     /// Retry no earlier than after this delay.
@@ -49,12 +49,12 @@ struct Failures {
 
 impl RetryDelays {
     /// The delay after a failure of an op, which grows with each consecutive failure.
-    pub fn after_failure(&mut self, op: &Op, hint: RetryHint) -> Duration {
+    pub fn after_failure(&mut self, op: &Op, advice: RetryAdvice) -> Duration {
         let failures = self.0.entry(RetryTarget::of(op)).or_insert_with(|| Failures { delays: delays(), denials: 0 });
-        let at_least = match hint {
-            RetryHint::None => Duration::ZERO,
-            RetryHint::NotBefore(wait) => wait,
-            RetryHint::Denied => {
+        let at_least = match advice {
+            RetryAdvice::None => Duration::ZERO,
+            RetryAdvice::NotBefore(wait) => wait,
+            RetryAdvice::Denied => {
                 failures.denials += 1;
                 // An API server that has just started briefly denies valid requests, so the first denial has no minimum
                 // delay.
@@ -139,19 +139,19 @@ mod tests {
     #[test]
     fn one_denial_is_retried_soon_and_further_ones_after_a_minute() {
         let mut delays = RetryDelays::default();
-        assert!(delays.after_failure(&write("u-1"), RetryHint::Denied) <= Duration::from_secs(2));
-        assert!(delays.after_failure(&write("u-1"), RetryHint::Denied) >= DENIED_WAIT);
+        assert!(delays.after_failure(&write("u-1"), RetryAdvice::Denied) <= Duration::from_secs(2));
+        assert!(delays.after_failure(&write("u-1"), RetryAdvice::Denied) >= DENIED_WAIT);
         delays.reset(&write("u-1"));
-        assert!(delays.after_failure(&write("u-1"), RetryHint::Denied) <= Duration::from_secs(2));
+        assert!(delays.after_failure(&write("u-1"), RetryAdvice::Denied) <= Duration::from_secs(2));
     }
 
     #[test]
     fn the_next_pod_of_a_name_does_not_inherit_delays() {
         let mut delays = RetryDelays::default();
         for _ in 0..10 {
-            delays.after_failure(&write("u-1"), RetryHint::None);
+            delays.after_failure(&write("u-1"), RetryAdvice::None);
         }
-        assert!(delays.after_failure(&write("u-2"), RetryHint::None) <= Duration::from_secs(1));
+        assert!(delays.after_failure(&write("u-2"), RetryAdvice::None) <= Duration::from_secs(1));
         delays.retain_pods(&BTreeSet::from([PodUid("u-2".into())]));
         assert_eq!(delays.0.len(), 1, "delays of a deleted Pod are kept");
     }

@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, fmt::Write as _};
 
 use npl_common::{
-    Field, LAYOUTS, Layout,
+    FieldLayout, LAYOUTS, Layout,
     catalog::{Content, MAPS, Map, MapKind, PROGRAM_LIST, Program},
     names::{ABI_VERSION, LINK_DIR, MAP_MAPPING_V4, PIN_ROOT, PROGRAM_DIR},
 };
@@ -127,7 +127,7 @@ fn type_section(layouts: &[Layout]) -> String {
     };
     let mut text = heading(3, &type_title(layouts));
     let _infallible = writeln!(text, "{help} Size: {size}.\n");
-    let mut fields: Vec<&Field> = Vec::new();
+    let mut fields: Vec<&FieldLayout> = Vec::new();
     for field in layouts.iter().rev().flat_map(|layout| layout.fields) {
         if !fields.iter().any(|known| known.name == field.name) {
             fields.push(field);

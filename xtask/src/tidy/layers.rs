@@ -76,7 +76,7 @@ fn files<'a>(tree: &'a Tree, source: &'static str) -> Vec<File<'a>> {
     let tests: Vec<Vec<&str>> = all.iter().flat_map(|(_, module, text)| test_modules(module, text)).collect();
     let is_test = |module: &Vec<&str>| tests.iter().any(|test| module.starts_with(test));
     let code = all.into_iter().filter(|(_, module, _)| !is_test(module));
-    let file = |(path, module, text)| {
+    let file = |(path, module, text): (&'a str, Vec<&'a str>, &str)| {
         let paths = used(&module, text);
         let used = paths.iter().filter_map(|it| it.first().cloned()).collect();
         File { path, module, used, paths }
@@ -148,8 +148,8 @@ fn check_layers(file: &File<'_>) -> Vec<Finding> {
 type Graph<'a> = BTreeMap<&'a str, BTreeMap<&'a str, &'a str>>;
 
 /// The imports between the modules directly below `parent`; the root of the crate is empty.
-fn graph<'a>(files: &'a [File<'a>], parent: &[&str]) -> Graph<'a> {
-    let own = |file: &File<'a>| file.module.strip_prefix(parent)?.first().copied();
+fn graph<'a>(files: &'a [File<'a>], parent: &[&'static str]) -> Graph<'a> {
+    let own = |file: &File<'a>| -> Option<&'a str> { file.module.strip_prefix(parent)?.first().copied() };
     let mut graph: Graph<'a> = files.iter().filter_map(|file| Some((own(file)?, BTreeMap::new()))).collect();
     let known: BTreeSet<&str> = graph.keys().copied().collect();
     for file in files {

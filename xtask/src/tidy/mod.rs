@@ -4,6 +4,7 @@
 
 mod chart;
 mod documents;
+mod homonyms;
 mod layers;
 mod names;
 mod proofs;
@@ -13,7 +14,6 @@ mod reasons;
 mod rust_code;
 mod source;
 mod tree;
-mod types;
 
 use anyhow::{Result, bail};
 
@@ -69,7 +69,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
         purity::check,
         layers::check,
         names::check,
-        types::check,
+        homonyms::check,
         reasons::check,
         documents::check,
         proofs::check,

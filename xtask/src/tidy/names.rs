@@ -32,9 +32,10 @@ struct Retired {
     names: &'static [(&'static str, &'static str)],
 }
 
-const RETIRED: [Retired; 12] = [
+const RETIRED: [Retired; 13] = [
     Retired { scope: "", form: Form::Identifier, names: &MAPS },
     Retired { scope: "", form: Form::Identifier, names: &PROGRAMS },
+    Retired { scope: "", form: Form::Declaration, names: &HOMONYMS },
     Retired {
         scope: "",
         form: Form::Quoted,
@@ -105,9 +106,6 @@ const RETIRED: [Retired; 12] = [
             ("Progress", "Transition"),
             ("Ends", "FlowTuple"),
             ("Location", "Headers"),
-            ("Walk", "HeaderChain"),
-            ("By", "FlowSource"),
-            ("Known", "ResolvedFlow"),
             ("Way", "NextHop"),
         ],
     },
@@ -121,6 +119,9 @@ const RETIRED: [Retired; 12] = [
             ("Absences", "GracePeriods"),
             ("Unfenced", "Unmitigated"),
             ("leads_home", "mapping_is_current"),
+            ("LentPorts", "EphemeralPorts"),
+            ("TakesFrames", "ReceivesFrames"),
+            ("past_the_node", "bypassing_node"),
         ],
     },
     Retired {
@@ -135,6 +136,8 @@ const RETIRED: [Retired; 12] = [
             ("Fittings", "DeviceAttachments"),
             ("Strays", "RecentTraffic"),
             ("Carries", "ProgramSet"),
+            ("cramp", "source-room"),
+            ("stray", "kernel-sources"),
         ],
     },
     Retired {
@@ -147,8 +150,25 @@ const RETIRED: [Retired; 12] = [
             ("absences", "grace_periods"),
             ("News", "Update"),
             ("Keeper", "Worker"),
+            ("Sign", "HealthFinding"),
+            ("Gap", "SourceDifference"),
+            ("Trace", "Name"),
+            ("fate", "replacement_effect"),
+            ("may_be", "may_have_port"),
         ],
     },
+];
+
+/// Names of types that meant two or three different things.
+const HOMONYMS: [(&str, &str); 8] = [
+    ("Held", "Claim"),
+    ("PodWay", "NextHop"),
+    ("Placement", "Exposure"),
+    ("Subject", "RetryTarget"),
+    ("Collision", "TupleConflict"),
+    ("Walk", "ChainOutcome"),
+    ("By", "FlowSource"),
+    ("Known", "ResolvedFlow"),
 ];
 
 const MAPS: [(&str, &str); 31] = [
@@ -319,6 +339,9 @@ mod tests {
             ("npl-ebpf/src/net/tcp.rs", "pub const fn asks(flags: u8) -> bool {"),
             ("npl-ebpf/src/act/redirect.rs", "struct Way<F> {"),
             ("npl-agent/src/lib.rs", "pub mod told;"),
+            ("npl-agent/src/core/tests/script.rs", "\"stray\" => {"),
+            ("npl-feed/src/core/state.rs", "enum Subject {"),
+            ("npl-testkit/src/maps.rs", "pub struct Walk;"),
         ] {
             assert_eq!(found(path, text).len(), 1, "{path}");
         }

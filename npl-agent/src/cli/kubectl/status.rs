@@ -107,7 +107,7 @@ fn as_table(rows: &[Row]) -> String {
         let counts = vec![count(row.mappings), count(row.published), finding];
         [vec![row.node.clone(), row.verdict.to_string()], agent.to_vec(), counts].concat()
     });
-    table(&["NODE", "VERDICT", "AGENT", "VERSION", "MAPPINGS", "PUBLISHED", "SIGN"], cells)
+    table(&["NODE", "VERDICT", "AGENT", "VERSION", "MAPPINGS", "PUBLISHED", "FINDING"], cells)
 }
 
 #[cfg(test)]

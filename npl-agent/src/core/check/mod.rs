@@ -80,10 +80,10 @@ type Address = (IpAddr, NodePort, Protocol);
 /// Finds every inconsistency. The result is sorted by kind and Pod.
 pub fn check(cluster: &Cluster) -> BTreeSet<Inconsistency> {
     let mut found = BTreeSet::new();
-    let mut named: BTreeMap<Address, Vec<ServedPod<'_>>> = BTreeMap::new();
+    let mut named: BTreeMap<Address, Vec<PodOnNode<'_>>> = BTreeMap::new();
     for (pod, node) in &cluster.pods {
         let Some(node) = node.as_deref().filter(|_| !pod.is_finished) else { continue };
-        let subject = ServedPod { pod, node };
+        let subject = PodOnNode { pod, node };
         let entries = pod.annotation.as_deref().map(annotation::published).unwrap_or_default();
         for entry in &entries {
             let Some(ip) = entry.node_ip else { continue };
@@ -104,12 +104,12 @@ pub fn check(cluster: &Cluster) -> BTreeSet<Inconsistency> {
 
 /// A Pod and the name of its Node.
 #[derive(Debug, Clone, Copy)]
-struct ServedPod<'a> {
+struct PodOnNode<'a> {
     pod: &'a Pod,
     node: &'a str,
 }
 
-impl ServedPod<'_> {
+impl PodOnNode<'_> {
     fn inconsistency(self, kind: Kind, text: String, page: &'static str) -> Inconsistency {
         let key = &self.pod.key;
         let (namespace, pod) = (key.namespace.to_string(), key.name.to_string());
@@ -117,8 +117,8 @@ impl ServedPod<'_> {
     }
 }
 
-fn check_pod(cluster: &Cluster, subject: ServedPod<'_>, entries: &[PublishedEntry]) -> Vec<Inconsistency> {
-    let ServedPod { pod, node } = subject;
+fn check_pod(cluster: &Cluster, subject: PodOnNode<'_>, entries: &[PublishedEntry]) -> Vec<Inconsistency> {
+    let PodOnNode { pod, node } = subject;
     let mut found = Vec::new();
     let text = pod.annotation.as_deref().unwrap_or("[]");
     if entries.is_empty() && text.trim() != "[]" {

@@ -18,7 +18,7 @@ use crate::core::{
     state::PlannerState,
 };
 
-impl State {
+impl PlannerState {
     /// Keeps node ports in quarantine that an earlier agent unmapped, or that received packets without a mapping, `ages`
     /// in milliseconds ago. Call it once, before the first pass.
     pub fn resume_quarantine(&mut self, ages: impl IntoIterator<Item = (NodePort, u64)>, now: Moment) {

@@ -89,8 +89,8 @@ fn run(world: &mut World, command: &str) -> Vec<Op> {
             world.real.mappings.remove(&frontend(rest));
             world.state.observe(world.real.clone());
         }
-        "cramp" => world.room = rest.parse().unwrap(),
-        "stray" => {
+        "source-room" => world.room = rest.parse().unwrap(),
+        "kernel-sources" => {
             let (frontend_text, range) = rest.split_once(' ').unwrap();
             let ranges = AllowList::read(range).sources.ranges().collect();
             world.real.sources.insert(frontend(frontend_text), ranges);

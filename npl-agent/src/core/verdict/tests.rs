@@ -152,7 +152,7 @@ fn a_program_ahead_of_npls_is_a_risk() {
 }
 
 #[test]
-fn full_maps_and_drops_are_signs() {
+fn full_maps_and_drops_are_findings() {
     let agent = healthy();
     let table = |used, evicts| TableFill { map: "npl_mapping_v4", used, capacity: 100, evicts };
     let weights = |tables: &[TableFill], recent_reasons: &[(Reason, u64)]| {

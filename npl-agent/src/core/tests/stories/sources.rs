@@ -242,10 +242,10 @@ fn a_restart_writes_no_source_and_removes_orphaned_sources() {
          service default/web app=web 8080/tcp allow:198.51.100.0/24
          start
          pod default/a app=web 10.0.0.5
-         stray 61002/tcp 0.0.0.0/0 &
+         kernel-sources 61002/tcp 0.0.0.0/0 &
          start
-         stray 61000/tcp 0.0.0.0/0
-         stray 61001/tcp 0.0.0.0/0 &
+         kernel-sources 61000/tcp 0.0.0.0/0
+         kernel-sources 61001/tcp 0.0.0.0/0 &
          pod default/b app=web 10.0.0.6",
         &expect![[r#"
             node 192.0.2.1
@@ -256,14 +256,14 @@ fn a_restart_writes_no_source_and_removes_orphaned_sources() {
                 allow 61000/tcp IPv4 from 198.51.100.0/24
                 map 61000/tcp IPv4 -> 10.0.0.5 8080, restricted
                 annotate default/a 8080=192.0.2.1:61000/tcp
-            stray 61002/tcp 0.0.0.0/0 &
+            kernel-sources 61002/tcp 0.0.0.0/0 &
             start
                 reserve 61000/tcp IPv4
                 forget 61002/tcp IPv4 from 0.0.0.0/0
-            stray 61000/tcp 0.0.0.0/0
+            kernel-sources 61000/tcp 0.0.0.0/0
                 allow 61000/tcp IPv4 from 198.51.100.0/24
                 forget 61000/tcp IPv4 from 0.0.0.0/0
-            stray 61001/tcp 0.0.0.0/0 &
+            kernel-sources 61001/tcp 0.0.0.0/0 &
             pod default/b app=web 10.0.0.6
                 forget 61001/tcp IPv4 from 0.0.0.0/0
                 reserve 61001/tcp IPv4
@@ -278,7 +278,7 @@ fn a_restart_writes_no_source_and_removes_orphaned_sources() {
 fn a_full_map_drops_clients_of_missing_ranges_until_the_ranges_fit() {
     check(
         "node 192.0.2.1
-         cramp 2
+         source-room 2
          service default/web app=web 8080/tcp allow:198.51.100.1,198.51.100.2
          service default/more app=more 8080/tcp allow:203.0.113.1
          start
@@ -289,7 +289,7 @@ fn a_full_map_drops_clients_of_missing_ranges_until_the_ranges_fit() {
          show",
         &expect![[r#"
             node 192.0.2.1
-            cramp 2
+            source-room 2
             service default/web app=web 8080/tcp allow:198.51.100.1,198.51.100.2
             service default/more app=more 8080/tcp allow:203.0.113.1
             start
