@@ -29,6 +29,10 @@ use crate::{access, status::Status};
 
 /// The maximum number of connections to one interface. Further connections are closed immediately.
 pub const MOST_CONNECTIONS: usize = 1024;
+/// The maximum number of connections from clients outside the allow list, which get only the probes.
+pub const MOST_PROBES: usize = 64;
+/// The longest duration of such a connection, so that other clients cannot keep the kubelet's probes away.
+const PROBE: Duration = Duration::from_secs(5);
 /// Timeout of the TLS handshake, and of receiving the header of a request.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Interval of HTTP/2 keepalive pings, by which the streams of an unreachable client are closed.
@@ -100,10 +104,12 @@ impl Listener {
         self.socket.local_addr()
     }
 
-    /// Serves connections until the future is dropped.
+    /// Serves connections until the future is dropped. Clients outside the allow list get `probes`, or no answer: the
+    /// allow list need not contain the kubelet's addresses.
     #[expect(clippy::infinite_loop, reason = "tasks of other types end in the same set")]
-    pub async fn serve(self, router: Router) {
+    pub async fn serve(self, router: Router, probes: Option<Router>) {
         let free = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        let free_for_probes = Arc::new(Semaphore::new(MOST_PROBES));
         loop {
             let (stream, peer) = match self.socket.accept().await {
                 Ok(accepted) => accepted,
@@ -113,15 +119,21 @@ impl Listener {
                     continue;
                 }
             };
-            let permit = Arc::clone(&free).try_acquire_owned().ok();
-            let permit = permit.filter(|_| access::admits(&self.allowed, peer.ip()));
-            let Some(permit) = permit else {
+            let is_admitted = access::admits(&self.allowed, peer.ip());
+            let (free, router) = if is_admitted { (&free, Some(&router)) } else { (&free_for_probes, probes.as_ref()) };
+            let permit = Arc::clone(free).try_acquire_owned().ok();
+            let Some((router, permit)) = router.cloned().zip(permit) else {
                 self.status.count_refused(self.interface);
                 debug!(interface = self.interface, %peer, "a connection was refused");
                 continue;
             };
             let tls = self.tls.as_ref().map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
-            tokio::spawn(connection(stream, tls, router.clone(), permit));
+            let connection = connection(stream, tls, router, permit);
+            if is_admitted {
+                tokio::spawn(connection);
+            } else {
+                tokio::spawn(timeout(PROBE, connection));
+            }
         }
     }
 }

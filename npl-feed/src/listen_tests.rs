@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use axum::{middleware, routing::get};
+use axum::{middleware, routing};
 use envoy_types::pb::envoy::{
     config::{cluster::v3::Cluster, endpoint::v3::ClusterLoadAssignment},
     service::discovery::v3::{
@@ -8,6 +8,10 @@ use envoy_types::pb::envoy::{
     },
 };
 use futures::StreamExt as _;
+use npl_agent::{
+    kube::watch_health::WatchObserver as _,
+    metrics::{FailureKind, WatchedResource},
+};
 use prost::{Message as _, Name as _};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -22,7 +26,7 @@ use crate::{
     access::Token,
     core::tests::{annotation, pod, snapshot},
     follow::Publisher,
-    xds,
+    http, xds,
 };
 
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -33,14 +37,18 @@ async fn listening(router: Router, allowed: &[&str]) -> (SocketAddr, Arc<Status>
     let allowed: Vec<IpNet> = allowed.iter().map(|range| range.parse().unwrap()).collect();
     let address = "127.0.0.1:0".parse().unwrap();
     let listener = Listener::bind(address, "http", allowed.into(), None, Arc::clone(&status)).await.unwrap();
-    (listener.address().unwrap(), status, tokio::spawn(listener.serve(router)))
+    (listener.address().unwrap(), status, tokio::spawn(listener.serve(router, None)))
 }
 
 /// The answer to a request; empty if the server closes the connection without an answer.
 async fn get_root(address: SocketAddr) -> String {
+    get(address, "/").await
+}
+
+async fn get(address: SocketAddr, path: &str) -> String {
     let exchange = async {
         let mut stream = TcpStream::connect(address).await?;
-        stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await?;
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").as_bytes()).await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;
         io::Result::Ok(answer)
@@ -74,7 +82,7 @@ async fn an_address_in_use_is_not_replaced_by_another() {
 
 #[tokio::test]
 async fn only_allowed_clients_are_answered() {
-    let router = || Router::new().route("/", get(|| async { "here" }));
+    let router = || Router::new().route("/", routing::get(|| async { "here" }));
     for (allowed, is_answered) in [(&[][..], true), (&["127.0.0.0/8"], true), (&["192.0.2.0/24", "::1/128"], false)] {
         let (address, status, task) = listening(router(), allowed).await;
         assert_eq!(get_root(address).await.ends_with("here"), is_answered, "{allowed:?}");
@@ -84,9 +92,52 @@ async fn only_allowed_clients_are_answered() {
     }
 }
 
+/// The kubelet probes the feed from an address that the allow list need not contain.
+#[tokio::test]
+async fn other_clients_get_the_probes_and_no_details() {
+    let (publisher, published) = watch::channel(None);
+    let status = Arc::new(Status::default());
+    status.record_failure(WatchedResource::Pods, FailureKind::Unreachable, "");
+    let allowed = ["192.0.2.0/24".parse().unwrap()].into();
+    let address = "127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind(address, "http", allowed, None, Arc::clone(&status)).await.unwrap();
+    let address = listener.address().unwrap();
+    let router = http::router(published.clone(), Arc::clone(&status), http::Interfaces::default(), None);
+    let task = tokio::spawn(listener.serve(router, Some(http::probes(published, Arc::clone(&status)))));
+    let code = async |path| {
+        let answer = get(address, path).await;
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(body.is_empty(), "{body}");
+        head.split(' ').nth(1).unwrap().to_owned()
+    };
+    assert_eq!((code("/healthz").await.as_str(), code("/readyz").await.as_str()), ("200", "503"));
+    publish(&publisher, 1);
+    assert_eq!(code("/readyz").await, "200");
+    assert!(!status.encode().unwrap().contains("npl_feed_refused_connections_total{"));
+    for path in ["/v1/members", "/metrics", "/openapi.json", "/"] {
+        assert_eq!(code(path).await, "403", "{path}");
+    }
+    let counted = "npl_feed_refused_connections_total{interface=\"http\"} 4\n";
+    assert!(status.encode().unwrap().contains(counted));
+    let mut open = Vec::new();
+    let limited = async {
+        while !get(address, "/healthz").await.is_empty() {
+            for _ in 0..MOST_PROBES {
+                open.push(TcpStream::connect(address).await.unwrap());
+            }
+        }
+    };
+    timeout(PATIENCE, limited).await.unwrap();
+    // The server closes connections without a request, so that the kubelet's probes succeed again.
+    let probed = async { while get(address, "/healthz").await.is_empty() {} };
+    timeout(PATIENCE, probed).await.unwrap();
+    drop(open);
+    task.abort();
+}
+
 #[tokio::test]
 async fn connections_above_the_limit_are_closed_and_a_free_place_is_used_again() {
-    let (address, status, task) = listening(Router::new().route("/", get(|| async { "here" })), &[]).await;
+    let (address, status, task) = listening(Router::new().route("/", routing::get(|| async { "here" })), &[]).await;
     let mut open = Vec::new();
     for _ in 0..MOST_CONNECTIONS {
         open.push(TcpStream::connect(address).await.unwrap());
@@ -107,7 +158,7 @@ async fn connections_above_the_limit_are_closed_and_a_free_place_is_used_again()
 #[tokio::test]
 async fn a_flood_of_requests_without_reading_is_stopped_and_other_clients_are_answered() {
     let body = || async { "x".repeat(100 * 1024) };
-    let (address, _status, task) = listening(Router::new().route("/", get(body)), &[]).await;
+    let (address, _status, task) = listening(Router::new().route("/", routing::get(body)), &[]).await;
     let flooding = TcpStream::connect(address).await.unwrap();
     let requests = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".repeat(1000);
     let mut sent = 0;
@@ -248,7 +299,7 @@ async fn a_delta_stream_has_the_clusters_and_requires_the_token() {
 async fn bytes_that_are_no_request_do_not_end_the_server() {
     let (mut client, publisher, task) = xds(None).await;
     publish(&publisher, 1);
-    let (address, _status, other) = listening(Router::new().route("/", get(|| async { "here" })), &[]).await;
+    let (address, _status, other) = listening(Router::new().route("/", routing::get(|| async { "here" })), &[]).await;
     for bytes in
         [&b"\x16\x03\x01\x02\x00"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff", b"GET / HTTP/9\r\n\r\n"]
     {

@@ -89,13 +89,14 @@ pub async fn serve(
         info!(address = %listener.address()?, "serving HTTP");
         let interfaces =
             http::Interfaces { xds: config.xds.0.is_some(), zone: config.dns.0.map(|_| config.zone.clone()) };
-        tasks.spawn(listener.serve(http::router(published.clone(), Arc::clone(status), interfaces, token.clone())));
+        let router = http::router(published.clone(), Arc::clone(status), interfaces, token.clone());
+        tasks.spawn(listener.serve(router, Some(http::probes(published.clone(), Arc::clone(status)))));
     }
     if let Some(address) = config.xds.0 {
         let listener = bind(address, "xds").await?;
         info!(address = %listener.address()?, "serving xDS");
         let service = xds::service(published.clone(), Arc::clone(status));
-        tasks.spawn(listener.serve(guarded(Routes::new(service).into_axum_router(), token)));
+        tasks.spawn(listener.serve(guarded(Routes::new(service).into_axum_router(), token), None));
     }
     if let Some(address) = config.dns.0 {
         let sockets = listen::bind_with(address, &logged, dns::Sockets::bind).await;

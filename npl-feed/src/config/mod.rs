@@ -60,7 +60,8 @@ pub struct Config {
     pub drain: Duration,
 
     /// Answer only clients with addresses in these ranges, separated by commas, for example
-    /// `192.0.2.0/24,2001:db8::/32`. Unset: all clients.
+    /// `192.0.2.0/24,2001:db8::/32`. Other clients, such as the kubelet, get only the status codes of the probes. Unset:
+    /// all clients.
     #[arg(long, env = "NPL_FEED_ALLOW", value_name = "RANGES", value_delimiter = ',', value_parser = range)]
     pub allow: Vec<IpNet>,
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Serves members as JSON.
+//! Serves members as JSON, in the types of the agent's library, with which `kubectl npl members` reads the answers.
 
-use std::{net::IpAddr, sync::Arc};
+use std::sync::Arc;
 
 use axum::body::Bytes;
 use hickory_server::proto::rr::Name;
-use npl_agent::core::members::Names;
+use npl_agent::core::members::{self, Names, PortMembers, ServiceMembers};
 use serde::Serialize;
 
 use crate::{
@@ -22,37 +22,6 @@ pub struct Interfaces {
     pub zone: Option<Name>,
 }
 
-#[derive(Serialize)]
-struct AllBody<'a> {
-    version: String,
-    ports: Vec<GroupBody<'a>>,
-}
-
-#[derive(Serialize)]
-struct GroupBody<'a> {
-    namespace: &'a str,
-    service: &'a str,
-    port: u16,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<&'a str>,
-    protocol: &'static str,
-    version: String,
-    names: Names,
-    members: Vec<MemberBody<'a>>,
-}
-
-#[derive(Serialize)]
-struct MemberBody<'a> {
-    address: IpAddr,
-    port: u16,
-    pod: &'a str,
-    node: &'a str,
-    zone: &'a str,
-    ready: bool,
-    draining: bool,
-    weight: u16,
-}
-
 impl Interfaces {
     fn names(&self, group: &Group) -> Names {
         let service = &group.key.service;
@@ -63,39 +32,37 @@ impl Interfaces {
         }
     }
 
-    fn body<'a>(&self, group: &'a Group) -> GroupBody<'a> {
-        GroupBody {
-            namespace: &group.key.service.namespace,
-            service: &group.key.service.name,
+    fn body(&self, group: &Group) -> PortMembers {
+        PortMembers {
+            namespace: group.key.service.namespace.to_string(),
+            service: group.key.service.name.to_string(),
             port: group.key.number,
-            name: group.name.as_deref(),
-            protocol: group.key.protocol.as_str(),
+            name: group.name.as_deref().map(str::to_owned),
+            protocol: group.key.protocol.as_str().to_owned(),
             version: group.version.to_string(),
             names: self.names(group),
-            members: group.members.iter().map(MemberBody::from).collect(),
+            members: group.members.iter().map(member).collect(),
         }
     }
 }
 
-impl<'a> From<&'a Member> for MemberBody<'a> {
-    fn from(member: &'a Member) -> Self {
-        Self {
-            address: member.address,
-            port: member.port,
-            pod: &member.pod,
-            node: &member.node,
-            zone: &member.zone,
-            ready: member.condition == Condition::Ready,
-            draining: member.condition == Condition::Draining,
-            weight: member.weight,
-        }
+fn member(member: &Member) -> members::Member {
+    members::Member {
+        address: member.address,
+        port: member.port,
+        pod: member.pod.to_string(),
+        node: member.node.to_string(),
+        zone: member.zone.to_string(),
+        ready: member.condition == Condition::Ready,
+        draining: member.condition == Condition::Draining,
+        weight: member.weight,
     }
 }
 
 /// All members of all Services.
 pub(super) fn all(snapshot: &Snapshot, interfaces: &Interfaces) -> Vec<u8> {
     let ports = snapshot.groups().map(|group| interfaces.body(group)).collect();
-    encode(&AllBody { version: snapshot.version().to_string(), ports })
+    encode(&ServiceMembers { version: snapshot.version().to_string(), ports })
 }
 
 /// The members of all ports of a Service.
@@ -110,7 +77,7 @@ pub(super) fn of_service(
     }
     let version = version_of(groups.iter().copied());
     let ports = groups.into_iter().map(|group| interfaces.body(group)).collect();
-    Some((version, encode(&AllBody { version: version.to_string(), ports }).into()))
+    Some((version, encode(&ServiceMembers { version: version.to_string(), ports }).into()))
 }
 
 /// The members of one Service port.

@@ -64,6 +64,19 @@ pub fn router(published: Published, status: Arc<Status>, interfaces: Interfaces,
         .with_state(context)
 }
 
+/// The routes for clients outside the allow list: the probes of the kubelet, without details. They need no token.
+pub fn probes(published: Published, status: Arc<Status>) -> Router {
+    let readiness = move || {
+        let is_ready = published.borrow().is_some();
+        async move { if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE } }
+    };
+    let refusal = move || {
+        status.count_refused("http");
+        async { StatusCode::FORBIDDEN }
+    };
+    Router::new().route("/healthz", get(|| async { StatusCode::OK })).route("/readyz", get(readiness)).fallback(refusal)
+}
+
 async fn count(State(context): State<Context>, request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     context.status.count_http(match response.status().as_u16() {

@@ -15,7 +15,7 @@ use envoy_types::pb::{
 use proptest::prelude::*;
 use prost::Message as _;
 
-use super::{delta::Delta, resources::Kind, session::Session, sotw::StateOfTheWorld};
+use super::{delta::Delta, names, resources::Kind, session::Session, sotw::StateOfTheWorld};
 use crate::core::{
     model::{Change, Pod},
     snapshot::Snapshot,
@@ -137,6 +137,36 @@ fn one_changed_service_pushes_one_resource() {
     let names: Vec<_> = pushed.iter().flat_map(|(_, it)| &it.resources).map(|it| it.name.as_str()).collect();
     assert_eq!(names, [NAME]);
     assert!(sotw.on_snapshot(&after).is_empty() && delta.on_snapshot(&after).is_empty());
+}
+
+#[test]
+fn of_thousands_of_clusters_only_the_changed_one_is_pushed() {
+    const OTHERS: usize = 3000;
+    let mut state = cluster(pods());
+    for number in 0..OTHERS {
+        state.apply(Change::Service(Box::new(service(&format!("api-{number}"), 9090))), 0);
+    }
+    state.refresh();
+    let before = state.snapshot();
+    let all: Vec<String> = before.groups().map(|group| names::of(group)).collect();
+    let subscribe = DeltaDiscoveryRequest {
+        type_url: Kind::Endpoints.url(),
+        resource_names_subscribe: all.clone(),
+        ..DeltaDiscoveryRequest::default()
+    };
+    let (mut sotw, mut delta) = (StateOfTheWorld::default(), Delta::default());
+    let clusters = sotw.on_request(&ask(Kind::Cluster, &[]), &before).response.unwrap().1;
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let endpoints = sotw.on_request(&ask(Kind::Endpoints, &all), &before).response.unwrap().1;
+    let by_delta = delta.on_request(&subscribe, &before).response.unwrap().1;
+    let sent = [clusters.resources.len(), endpoints.resources.len(), by_delta.resources.len()];
+    assert_eq!(sent, [OTHERS + 1; 3]);
+
+    let after = without_b(&mut state);
+    let pushed: Vec<_> = sotw.on_snapshot(&after).into_iter().flat_map(|(_, it)| it.resources).collect();
+    assert_eq!(pushed.iter().map(|it| decode::<ClusterLoadAssignment>(it).cluster_name).collect::<Vec<_>>(), [NAME]);
+    let pushed: Vec<_> = delta.on_snapshot(&after).into_iter().flat_map(|(_, it)| it.resources).collect();
+    assert_eq!(pushed.iter().map(|it| it.name.as_str()).collect::<Vec<_>>(), [NAME]);
 }
 
 #[test]
