@@ -23,6 +23,7 @@ impl Tags {
     /// These tags and the verification tag of a Pod's packet, host order. A known tag is kept.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[must_use]
     pub const fn with_pod_packet(self, tag: u32) -> Self {
         if self.of_pod_packets() == 0 { Self(self.0 | fold(tag) << u16::BITS) } else { self }
     }

@@ -131,8 +131,7 @@ fn tls() -> TlsAcceptor {
 /// Answers every request with one event of a watch, and keeps the body open.
 async fn serve_watches(listener: TcpListener) {
     let tls = tls();
-    loop {
-        let (socket, _client) = listener.accept().await.unwrap();
+    while let Ok((socket, _client)) = listener.accept().await {
         let tls = tls.clone();
         tokio::spawn(async move {
             let stream = TokioIo::new(tls.accept(socket).await?);

@@ -20,6 +20,7 @@ use npl_common::{
 };
 
 use super::{
+    association,
     flow_entry::{flow_state, new_entry, refresh, state_of},
     half_open_slots as slots,
     lookup_cache::{self, Epoch},
@@ -434,14 +435,8 @@ impl<'k, F: Family> Flow<'k, F> {
         } else {
             None
         };
-        if self.protocol == protocol::SCTP && reply.flags & tcp_flag::SYN == 0 {
-            // Only after the handshake: a Pod answers every INIT, also a forged one.
-            let tags = field!(flow_state::<F>(entry), pod_acknowledgement);
-            let (before, tag) = (Tags(tags.load()), reply.acknowledgement());
-            let after = before.with_pod_packet(tag);
-            if after != before {
-                tags.store(after.0);
-            }
+        if self.protocol == protocol::SCTP {
+            association::learn_tag(flow_state::<F>(entry), reply);
         }
         let event = Event::from_pod(self.protocol, reply.flags, true);
         let is_kept = refresh(flow_state::<F>(entry), event, acknowledgement);
@@ -471,7 +466,7 @@ impl<'k, F: Family> Flow<'k, F> {
         let state = flow_state::<F>(entry);
         let is_of_pod = field!(state, generation).load() == generation;
         let is_of_flow = if self.protocol == protocol::SCTP {
-            has_tag(state, reply)
+            association::has_tag(state, reply)
         } else {
             reply.flags & tcp_flag::SYN == 0 || state_of(state).may_repeat_syn_ack()
         };
@@ -483,7 +478,7 @@ impl<'k, F: Family> Flow<'k, F> {
     #[inline(always)]
     pub fn is_of_other_association(&self, reply: Segment) -> bool {
         self.protocol == protocol::SCTP
-            && self.table_entry().is_some_and(|entry| !has_tag(flow_state::<F>(entry), reply))
+            && self.table_entry().is_some_and(|entry| !association::has_tag(flow_state::<F>(entry), reply))
     }
 
     /// The entry of the handshake that a Pod's packet accepts or rejects, looked up by the packet's acknowledgement
@@ -584,12 +579,6 @@ pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, number
 #[inline(always)]
 const fn has_handshake(protocol: u8) -> bool {
     protocol != protocol::UDP
-}
-
-/// Whether a Pod's SCTP packet has a verification tag of an entry's association.
-#[inline(always)]
-fn has_tag(state: *mut FlowState, reply: Segment) -> bool {
-    Tags(field!(state, pod_acknowledgement).load()).admit_pod_packet(reply.acknowledgement())
 }
 
 /// The sequence and acknowledgement number of the client's mid-stream segment that opened an entry.

@@ -184,7 +184,7 @@ fn a_member_that_a_load_balancer_keeps_across_a_restart_leads_to_no_other_pod() 
     let started = Instant::now();
     let pool = |protocol| PoolPort { service: "web".to_owned(), target: POD_PORT, protocol };
     let ports = [Protocol::Tcp, Protocol::Udp].map(pool).to_vec();
-    let mut pools = Pools::new(Consumer::Ako(Ako::Current), Duration::from_secs(300), ports);
+    let mut pools = Pools::new(Consumer::Ako(Ako::Current), Duration::from_mins(5), ports);
     world.create_pod("web-0");
     world.assert_served("web-0");
     let annotation = |world: &World, pod: &str| world.annotations.history(pod).pop().and_then(|seen| seen.value);

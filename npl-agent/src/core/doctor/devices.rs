@@ -150,7 +150,7 @@ mod tests {
     fn add_shim(facts: &mut Facts, addresses: &[&str]) {
         let link = LinkFacts { shares_network_of: Some(first_device(facts).ifindex), ..LinkFacts::default() };
         let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
-        let shim = Device { link, addresses, ..Device::new(9, "shim", DeviceKind::Other) };
+        let shim = Device { addresses, link, ..Device::new(9, "shim", DeviceKind::Other) };
         facts.devices.as_mut().unwrap().push(shim);
     }
 

@@ -138,7 +138,7 @@ mod tests {
         let needed = 1001 * 4 + OTHER_FILES;
         assert_eq!(open_files_warning(&settings, needed), None);
         let warning = open_files_warning(&settings, needed - 1).unwrap();
-        for words in ["4259 open files", "4260 are needed", "61000-62000", "LimitNOFILE", "--port-range"] {
+        for words in ["may open 4259 files", "needs 4260", "61000-62000", "LimitNOFILE", "--port-range"] {
             assert!(warning.contains(words), "{words} is not in {warning}");
         }
     }

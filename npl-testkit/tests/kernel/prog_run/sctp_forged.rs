@@ -87,9 +87,8 @@ fn is_undisturbed(lab: &mut Lab) {
 fn forged_packets_to_the_mapping_do_not_end_an_association() {
     with_mappings(|lab| {
         establish(lab, MAPPED);
-        for (node, kind) in [node(), second_node()]
-            .into_iter()
-            .flat_map(|node| (0..=u8::from(SHUTDOWN_ACK) + 6).map(move |kind| (node, kind)))
+        for (node, kind) in
+            [node(), second_node()].into_iter().flat_map(|node| (0..=SHUTDOWN_ACK + 6).map(move |kind| (node, kind)))
         {
             let forged = tagged(client(), node, kind, (FORGED, FORGED));
             let outcome = lab.ingress(&forged);
