@@ -37,7 +37,7 @@ pub enum OpError {
     /// A patch failed.
     #[error(transparent)]
     Patch(#[from] PatchError),
-    /// Clients of the Pod that had the port before still send packets to the port.
+    /// Clients still send packets to this port, which belonged to another Pod before.
     #[error(
         "reserve node port {frontend}: clients still send packets to this unmapped port; the port counts as unused in \
          {wait:?} at the earliest"

@@ -381,7 +381,7 @@ pub struct ViewArgs {
 /// Flags of the subcommands that also read the running agent's state.
 #[derive(Debug, Clone, Args)]
 pub struct NodeViewArgs {
-    /// Where the kernel's state is, and how to print the result.
+    /// The BPF file system to read, and the output format.
     #[command(flatten)]
     pub view: ViewArgs,
 

@@ -36,7 +36,7 @@ pub enum Op {
 /// Whether to reserve a port that recently received packets without having a mapping: see [`npl_common::unmapped`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecentTraffic {
-    /// Reserve the port, because the port is mapped already or no other port is free.
+    /// Reserve the port in spite of the traffic: its mapping exists already and is kept, or no other port is free.
     Tolerated,
     /// Do not reserve the port; the Pod gets another port.
     Refused,

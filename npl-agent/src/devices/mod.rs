@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Applies device decisions: attaches the programs to network devices, and to the cgroup of local clients.
+//! Carries out the decisions of the device planner: attaches TC and XDP programs to network devices, and the socket
+//! programs to the cgroup that contains local clients.
 
 pub mod apply;
 pub mod local_clients;

@@ -38,8 +38,9 @@ pub fn begin(ctx: &TcContext, hash: u64, on_arrival: bool) {
 }
 
 /// The end of a first fragment's datagram, from the length that the last fragment showed. If the length is unknown and
-/// the first fragment does not wait, the end is estimated from the fragment's chunks. For a fragment that waits, the
-/// result is the end of the fragment itself, because the checksum is updated at re-injection.
+/// the first fragment is not held until the last fragment arrives, the end is estimated from the fragment's chunks. For
+/// a fragment that waits, the result is the end of the fragment itself, because the checksum is updated at
+/// re-injection.
 #[inline(always)]
 pub fn datagram_end<F: HeaderLayout>(ctx: &TcContext, chain: &HeaderChain<F>) -> Option<NonZeroUsize> {
     NonZeroUsize::new(npl_sctp_end(skb(ctx), chain.headers.l4 as u32, chain.end as u32) as usize)
@@ -197,7 +198,7 @@ fn is_occupied(slot: *mut SavedFrame) -> bool {
     is_fresh(slot) && (length == 0 || length & REINJECTED != 0)
 }
 
-/// Stores the known datagram length of the current first fragment, or the flag [`WAITING`].
+/// For the first fragment being processed, stores the datagram's length if it is known, or else [`WAITING`].
 #[inline(always)]
 fn set_noted(length: u32) {
     if let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) {

@@ -47,7 +47,7 @@ pub struct Zone {
 }
 
 impl Zone {
-    /// The zone's name, absolute and in lower case.
+    /// Makes a zone from its name, which is stored absolute and in lower case.
     pub fn new(name: &Name) -> Self {
         let mut name = name.to_lowercase();
         name.set_fqdn(true);

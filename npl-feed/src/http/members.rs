@@ -18,7 +18,7 @@ use crate::{
 pub struct Interfaces {
     /// Whether xDS is served.
     pub xds: bool,
-    /// The zone of DNS; `None` if DNS is not served.
+    /// The DNS zone; `None` if DNS is not served.
     pub zone: Option<Name>,
 }
 

@@ -99,7 +99,8 @@ fn ask_by_stream(mut socket: &Socket, request: &[u8]) -> io::Result<Vec<u8>> {
 fn read(socket: &Socket, answer: &[u8], request: &[u8]) -> Option<Reply> {
     let header = answer.strip_suffix(request)?;
     let Header { pod, seen } = serde_json::from_slice(header).ok()?;
-    // A server other than the echo server may answer, and the name is printed to a terminal.
+    // The answer may come from another server. The Pod's name is printed to a terminal, so only harmless characters are
+    // accepted.
     let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     if pod.len() > MAX_NAME || !pod.chars().all(is_name) {
         return None;

@@ -53,8 +53,8 @@ struct ReplicaRow {
     problem: Option<String>,
 }
 
-/// Prints the members. The exit code is 1 if replicas differ for the settling time, else 2 if a replica does not answer,
-/// else 0.
+/// Prints the members. The exit code is 1 if replicas still differ after `--settle`, otherwise 2 if a replica does not
+/// answer, otherwise 0.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &MembersArgs) -> anyhow::Result<ExitCode> {
     let namespace = match &args.namespace {
         Some(namespace) => namespace.clone(),

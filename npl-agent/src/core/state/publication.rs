@@ -148,8 +148,8 @@ impl PlannerState {
         if !pod.is_terminating {
             return Publication::Needs(pod.uid.clone(), PodWrite::Withdraw);
         }
-        // AKO never removes a Pod whose annotation is removed while the Pod is being deleted. So a correct annotation
-        // stays until the deletion, and an incorrect annotation becomes `[]`.
+        // AKO never removes a Pod from its pools if the annotation is removed while the Pod is being deleted. So a
+        // correct annotation stays until the deletion, and an incorrect annotation becomes `[]`.
         let kept = pod.annotation.clone().filter(|_| self.names_only_its_own(pod));
         if !is_unconfirmed && (kept.is_some() || pod.annotation.is_none()) {
             return Publication::Settled;

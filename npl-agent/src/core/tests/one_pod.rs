@@ -15,8 +15,8 @@ use super::{
 };
 use crate::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol, settings::ProtocolPairing};
 
-/// Events of a cluster in which only the agent writes annotations and mappings. No Pod has a `hostPort`, because users
-/// choose the number of a `hostPort`.
+/// Events of a cluster in which only the agent writes annotations and mappings. No Pod has a `hostPort`: users choose
+/// its number, so the agent cannot keep another Pod from having had the number recently.
 fn event() -> impl Strategy<Value = Event> {
     let cluster_event = cluster_event().prop_map(|mut event| {
         if let Event::Pod(pod) = &mut event {

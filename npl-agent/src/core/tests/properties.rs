@@ -267,8 +267,8 @@ pub(super) fn happen(chaos: &mut Chaos, event: Event) {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// After every single op, whatever op failed before, every published mapping works. Without failures, the state
-    /// converges.
+    /// After every single op, whatever op failed before, every published mapping works. Once operations no longer fail,
+    /// the state converges: no operation is left.
     #[test]
     fn every_published_mapping_works(events in prop::collection::vec(event(), 0..60)) {
         let mut chaos = start();

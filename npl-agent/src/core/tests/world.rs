@@ -147,8 +147,8 @@ impl World {
         }
     }
 
-    /// Asserts that no consumer can use the mapping as one of another Pod. Consumers ignore the protocol of an entry,
-    /// and send to a withdrawn entry for some time.
+    /// Asserts that no consumer can mistake the mapping for a mapping of another Pod. Consumers ignore the protocol of
+    /// an entry, and send to a withdrawn entry for some time.
     fn assert_belongs_to_one_pod(&self, frontend: Frontend, backend: Backend) {
         let number = frontend.node_port;
         for pod in self.pods.values().filter(|pod| pod.uid.generation() != backend.generation) {
