@@ -101,7 +101,7 @@ pub fn checksum(config: &Config, epoch: u32, frontend: Frontend, words: &[u64]) 
 
 map_type! {
     /// Cached results for a reply: the endpoint that sent the reply, and the fact that the flow table contains the
-    /// flow. The element has the index of the flow's slot in the half-open cache. Elements from 65 536 on, which
+    /// flow. The element is at the index of the flow's slot in the half-open cache. Elements from 65 536 on, which
     /// correspond to slots of handshakes, contain a client's sequence and acknowledgement number instead.
     pub struct CachedReply: 16, align 8 {
         /// Copy of the value that the look-up returned.

@@ -144,7 +144,7 @@ fn strip(object: &Path) -> Result<()> {
     }
 }
 
-/// Prints the size and stack of each program.
+/// Prints the object's size, and the number of instructions and the stack size of each program.
 fn list(object: &Path, bytes: &[u8]) -> Result<Vec<bytecode::Use>> {
     let uses = kernel_object::functions(bytes).and_then(|functions| bytecode::uses(&functions));
     let uses = uses.with_context(|| format!("read the programs of {}", object.display()))?;

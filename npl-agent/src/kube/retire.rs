@@ -79,7 +79,9 @@ impl Progress {
         let Some(status) = &daemon_set.status else { return Self::default() };
         let (nodes, updated, ready) =
             (status.desired_number_scheduled, status.updated_number_scheduled.unwrap_or(0), status.number_ready);
-        // Some ready Pods may still run the earlier template. The lower bound assumes that all of these Pods are ready.
+        // `number_ready` also counts Pods of the earlier template. Even if all `nodes - updated` of them are ready, at
+        // least `ready - (nodes - updated)` updated Pods are ready. The lower bound assumes that all of these Pods are
+        // ready.
         let retired = (updated + ready - nodes).clamp(0, updated);
         Self { nodes, retired, is_current: status.observed_generation >= daemon_set.metadata.generation }
     }

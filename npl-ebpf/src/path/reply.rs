@@ -152,7 +152,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         // Flows are looked up by the sequence numbers of a reply, so this is the segment with which the Pod would
         // answer the quoted segment. The error changes no conntrack entry, because any host can send an ICMP error.
         let quoted = icmp::quoted_numbers(ctx, &quote);
-        // An SCTP packet has a tag of its association, except an INIT, whose verification tag is 0.
+        // For SCTP, `acknowledgement()` is the verification tag. The tag is 0 only in an INIT; the key of an INIT's
+        // entry is the initiate tag, which is `sequence() + 1`.
         let acknowledgement = if protocol == protocol::SCTP && quoted.acknowledgement() != 0 {
             quoted.acknowledgement()
         } else {

@@ -77,9 +77,9 @@ pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     let direct = SocketFlow { socket: socket(ctx), pod: nat };
     let known = A::Family::socket_rnat(&direct);
     let nat = &direct.pod;
-    // The socket has received a datagram from this address and port, as [`reply`] has recorded, and now answers. The
-    // sender is a client that the Node masquerades, such as a client of a Service's `nodePort`. The answer belongs to
-    // this client, not to the Pod whose mapping has the same node port.
+    // If [`reply`] has recorded a datagram that this socket received from this address and port, the socket now answers
+    // it. The sender is a client that the Node masquerades, such as a client of a Service's `nodePort`. The answer
+    // belongs to this client, not to the Pod whose mapping has the same node port.
     if kind == Call::Send && known.as_ref().is_some_and(|sender| sender.is_same(nat)) {
         return;
     }

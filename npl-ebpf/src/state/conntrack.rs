@@ -251,7 +251,7 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Tracks a client's packet that has no half-open entry in the cache: by the flow table's entry, or as a new flow.
+    /// Tracks a client's packet for which no half-open entry decides: by the flow table's entry, or as a new flow.
     #[inline(always)]
     fn track_by_table(
         &self,

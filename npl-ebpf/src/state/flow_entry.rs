@@ -67,7 +67,8 @@ pub fn new_entry<F: Family>(protocol: u8, nat: &NatAddress<F>, generation: u32, 
         generation,
         refreshed: jiffies(),
         pod_acknowledgement: match protocol {
-            // Until a refresh records the Pod's acknowledgement number.
+            // The client's sequence number stands in for the Pod's acknowledgement number, until a refresh records the
+            // latter.
             protocol::TCP => segment.sequence(),
             protocol::SCTP => Tags::of_client_packet(segment.acknowledgement()).0,
             _ => 0,

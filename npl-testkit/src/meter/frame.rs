@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The frames that the generator starts from.
+//! The first frame of each kind of packet. The packet generator derives all further frames from the first one.
 
 use std::net::SocketAddr;
 

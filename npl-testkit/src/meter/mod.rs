@@ -129,7 +129,7 @@ pub enum Clients {
 struct Sent {
     packets: u64,
     elapsed: Duration,
-    /// Calls of the generator.
+    /// How often the generator was called; one call sends many packets.
     calls: u32,
     cost_of_a_call: Duration,
 }

@@ -85,7 +85,7 @@ impl NodeNumber {
 /// The maximum number of Nodes.
 pub const MAX_NODES: u8 = 9;
 
-/// The namespaces of a cluster's machines.
+/// The network namespaces of a cluster's machines: the router (`lan`), the client and the Nodes.
 #[derive(Debug)]
 pub(super) struct Network {
     pub(super) lan: Netns,

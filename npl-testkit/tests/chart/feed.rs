@@ -14,7 +14,7 @@ const ENABLED: (&str, &str) = ("feed.enabled", "true");
 /// `feed.allow` requires that the Service keeps the addresses of the clients.
 const LOCAL: (&str, &str) = ("feed.service.externalTrafficPolicy", "\"Local\"");
 
-/// The values that set one field of one object each.
+/// Chart values, each of which sets one field of one rendered object.
 const FIELDS: &[Case] = &[
     case(&[("feed.image.repository", "\"r/a\"")], DEPLOYMENT, container!("/image"), "\"r/a:0.1.0\""),
     case(&[("feed.image.tag", "\"v9\"")], DEPLOYMENT, container!("/image"), "\"localhost/npl-feed:v9\""),

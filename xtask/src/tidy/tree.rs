@@ -55,7 +55,7 @@ impl Tree {
         self.files.get(path).map(String::as_str)
     }
 
-    /// Whether the path is a file or a directory.
+    /// Whether the tree contains a file or directory with this path.
     pub(super) fn has(&self, path: &str) -> bool {
         path.is_empty() || self.files.contains_key(path) || self.below(&format!("{path}/"), "").next().is_some()
     }

@@ -81,7 +81,7 @@ struct AddressClaim {
 /// Evidence about a Pod's claim to an address, from the mappings that an earlier agent left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::core) enum ClaimEvidence {
-    /// The Pod has no mapping of the family.
+    /// The Pod has no mapping of the address's IP family.
     Unmapped,
     /// A mapping of the Pod leads to the address: the earlier agent decided that the Pod holds the address.
     Mapped,

@@ -248,7 +248,8 @@ impl Assignment<'_> {
         }
         for frontend in rivals {
             if let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.backend.is_none()) {
-                // The Pod of this claim has no address at present, and gets another node port later.
+                // The claim's Pod has no address at present, so the claim gives the number up to the `hostPort`; the
+                // Pod gets another node port later.
                 claim.drain();
                 self.touched.push(frontend);
             }

@@ -151,7 +151,8 @@ impl HopKind {
 pub enum RedirectRefusal {
     /// Clients also use the device, so the programs could not distinguish replies from requests.
     IsUplink,
-    /// The device is one end of a pair whose peer is on the Node.
+    /// The device is one end of a veth pair whose other end is in the same network namespace, so the pair leads into no
+    /// Pod.
     EndsOnTheNode,
     /// The device forwards packets by its own rules: Open vSwitch, ipvlan, macvlan, a tunnel …
     UnknownKind,

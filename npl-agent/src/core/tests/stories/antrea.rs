@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests behavior of Antrea's NodePortLocal that no other scenario covers, and faults of Antrea that NPL avoids.
+//! Tests that NPL behaves like Antrea's NodePortLocal where no other scenario does, and that NPL avoids Antrea's
+//! faults.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 
