@@ -12,7 +12,7 @@ use crate::{
     process::lock::{self, LockError},
 };
 
-/// Runs [`remove`], and then, with `--stay`, waits for SIGTERM or SIGINT.
+/// Removes all kernel state of NPL, and then, with `--stay`, waits for SIGTERM or SIGINT.
 ///
 /// # Errors
 ///

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the state of the Node for [`crate::core::doctor`], without changing it. If a value cannot be read, its error
-//! is recorded, because the doctor reports unreadable values too.
+//! Reads the state of the Node for [`crate::core::doctor`], without changing it. If a value cannot be read, the error
+//! is recorded, because `npl-agent doctor` reports unreadable values too.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,7 +30,7 @@ use crate::{
     process::lock,
 };
 
-/// The kernel's BTF, which describes its types to the program loader.
+/// The file with the kernel's BTF, which describes the kernel's types to the loader of eBPF programs.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 /// The directory of kernel settings. The settings below `net` belong to the network namespace of the reading process.
 const SYSCTLS: &str = "/proc/sys";
@@ -85,10 +85,10 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
     }
 }
 
-/// The programs of other software on devices with NPL's programs.
+/// The order of NPL's and other software's programs on devices with NPL's programs.
 #[derive(Debug, Default)]
 pub(super) struct ProgramOrder {
-    /// The programs that run ahead of NPL's.
+    /// The other software's programs that run before NPL's programs.
     pub(super) ahead: ProgramsAhead,
     /// Whether other software has programs at TC egress of these devices.
     has_others_at_egress: bool,
@@ -150,14 +150,14 @@ fn datapath(inspection: &Inspection) -> DatapathFacts {
     }
 }
 
-/// The forwarding mode in which packets are currently redirected.
+/// Returns the forwarding mode that currently redirects packets; `None` if no packets are redirected.
 fn forwarding(inspection: &Inspection) -> Option<Forwarding> {
     let is_offloading = inspection.links.values().flatten().any(|direction| *direction == Direction::ToPods);
     let mode = if is_offloading { Forwarding::Offload } else { Forwarding::Redirect };
     (!inspection.redirected.is_empty()).then_some(mode)
 }
 
-/// The port range that the agent wrote; `None` before an agent has run.
+/// Returns the port range that the agent wrote to the configuration map; `None` before an agent has run.
 fn port_range(config: Config) -> Option<PortRange> {
     format!("{}-{}", config.port_min, config.port_max).parse().ok()
 }

@@ -36,8 +36,8 @@ pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     };
     let mut datapath = Datapath::open_sized(&args.bpffs, args.max_flows)?;
     let (loaded, refused): (Vec<_>, Vec<_>) = datapath.hooks.load_all().into_iter().partition(Result::is_ok);
-    // Not every kernel supports every program. A failed load is an error of the agent only if its flags need the
-    // program.
+    // A failed load is only reported here, because not every kernel supports every program. The agent fails later if
+    // its flags need the program.
     refused.into_iter().filter_map(Result::err).for_each(|error| report_error(&error.into()));
     let barriers = if datapath.hooks.are_unmitigated() { "without" } else { "with" };
     print(&format!("loaded {} programs, {barriers} the kernel's barriers against speculation\n", loaded.len()))

@@ -20,8 +20,8 @@ use crate::{
     local,
 };
 
-/// Prints the chains of conditions of a Pod or a Service. The exit code is 0 if every condition holds, 1 if one does
-/// not hold, and 2 if no agent answers.
+/// Prints the chains of conditions of a Pod or a Service. The exit code is 0 if every condition holds, 1 if a condition
+/// does not hold, and 2 if no agent answers.
 ///
 /// # Errors
 ///

@@ -46,7 +46,7 @@ pub(super) type Documents = BTreeMap<&'static str, Value>;
 ///
 /// # Errors
 ///
-/// If the output cannot be written. A document that cannot be read is named in `errors.json`.
+/// If the output cannot be written. An unreadable document is no error: `errors.json` in the archive names it.
 pub async fn show(args: &BundleArgs) -> anyhow::Result<()> {
     let documents = gather(args).await;
     if args.node.view.output == OutputFormat::Json {

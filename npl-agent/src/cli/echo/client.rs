@@ -16,15 +16,15 @@ use crate::core::{
     path_test::{Observation, Probe, Reply},
 };
 
-/// The time limit of a connection attempt. Within this limit, the kernel sends three SYNs: immediately, after one and
-/// after three seconds.
+/// The time limit of a connection attempt. Within this limit, the kernel sends three SYNs: immediately, after one
+/// second and after three seconds.
 const CONNECT: Duration = Duration::from_secs(4);
-/// The time limit of an answer on a connection.
+/// The time limit for the answer to a request on a connection.
 const ANSWER: Duration = Duration::from_secs(4);
 /// The time limits for the answer to a datagram. The datagram is sent once for each limit, until an answer arrives.
 const DATAGRAMS: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1), Duration::from_millis(1_500)];
 
-/// Sends all requests at the same time, and returns their observations in the same order.
+/// Sends all requests at the same time, and returns the results in the order of the requests.
 pub(in crate::cli) fn ask_all(probes: &[Probe]) -> Vec<Observation> {
     thread::scope(|scope| {
         #[expect(clippy::needless_collect, reason = "all threads start before the first is joined")]
@@ -39,7 +39,7 @@ pub(in crate::cli) fn ask_all(probes: &[Probe]) -> Vec<Observation> {
 #[derive(Debug)]
 pub(super) struct Connection {
     probe: Probe,
-    /// The socket, or, if it could not be connected, the reason, which is then the observation of each request.
+    /// The socket; or, if the connection failed, the failure, which is the result of each request.
     socket: Result<Socket, Observation>,
 }
 
@@ -68,7 +68,7 @@ impl Connection {
             Protocol::Tcp | Protocol::Sctp => ask_by_stream(socket, &request),
         };
         match answer {
-            // A host has accepted the connection of a stream, so it has replied before.
+            // A stream is connected, so the host has replied before; a UDP socket proves no reply.
             Err(error) => failure("request", &error, self.probe.protocol != Protocol::Udp),
             Ok(answer) => read(socket, &answer, &request)
                 .map_or_else(|| Observation::Refused("the answer is damaged".to_owned()), Observation::Answered),
@@ -109,7 +109,7 @@ fn read(socket: &Socket, answer: &[u8], request: &[u8]) -> Option<Reply> {
     Some(Reply { pod, seen, local: local.filter(|ip| !ip.is_unspecified()) })
 }
 
-/// The observation of a failed system call. `has_replied`: whether a host has replied before.
+/// Returns the result of a request whose system call failed. `has_replied` states whether the host has replied before.
 fn failure(phase: &str, error: &io::Error, has_replied: bool) -> Observation {
     if has_replied || error.kind() == io::ErrorKind::ConnectionRefused {
         Observation::Refused(reason(phase, error))
@@ -118,7 +118,7 @@ fn failure(phase: &str, error: &io::Error, has_replied: bool) -> Observation {
     }
 }
 
-/// Describes why there is no answer, with the same words for every kind of time limit.
+/// Describes why there is no answer. All errors that mean an exceeded time limit have the same text.
 fn reason(phase: &str, error: &io::Error) -> String {
     let is = |kinds: &[io::ErrorKind]| kinds.contains(&error.kind());
     if is(&[io::ErrorKind::TimedOut, io::ErrorKind::WouldBlock]) {
@@ -132,7 +132,7 @@ fn reason(phase: &str, error: &io::Error) -> String {
     }
 }
 
-/// Whether a host answers a connection attempt, even by a refusal.
+/// Returns whether a host answers a TCP connection attempt; a refusal is an answer too.
 pub(in crate::cli) fn is_reachable(address: std::net::SocketAddr) -> bool {
     match TcpStream::connect_timeout(&address, CONNECT) {
         Ok(_connected) => true,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `npl-agent echo`: the server and the client in the Pods of `kubectl npl test`.
 //!
-//! A payload begins with [`MAGIC`]. An answer is a line of JSON followed by the payload. On streams, both have a prefix
-//! of four bytes with their length.
+//! A request is a payload that begins with [`MAGIC`]. An answer is a line of JSON followed by the payload. On streams,
+//! requests and answers have a prefix of four bytes with their length.
 
 mod client;
 mod server;
@@ -24,7 +24,7 @@ use crate::{config::echo_args::EchoCommand, core::model::Protocol};
 
 /// The beginning of each request. The server ignores other packets.
 const MAGIC: &[u8] = b"npl-echo ";
-/// The maximum length of a payload and of an answer, which a datagram can carry.
+/// The maximum length in bytes of a payload and of an answer. Both fit into one datagram.
 const MAX_BYTES: usize = 60_000;
 /// The maximum length of a Pod's name, in bytes.
 const MAX_NAME: usize = 253;
@@ -36,7 +36,7 @@ struct Header {
     seen: IpAddr,
 }
 
-/// Runs a command.
+/// Runs the echo server, sends requests to one, or prints the addresses of this network namespace.
 ///
 /// # Errors
 ///
@@ -58,7 +58,7 @@ pub fn run(command: &EchoCommand) -> anyhow::Result<()> {
     }
 }
 
-/// The addresses of all devices of this network namespace, without those by which only the host itself is reached.
+/// Returns the addresses of all network devices of this network namespace, except loopback addresses.
 fn addresses() -> anyhow::Result<BTreeSet<IpAddr>> {
     let all = getifaddrs().context("read the addresses of the network devices")?;
     let addresses = all.filter_map(|it| {
@@ -69,7 +69,7 @@ fn addresses() -> anyhow::Result<BTreeSet<IpAddr>> {
     Ok(addresses.filter(|ip| !ip.is_loopback()).collect())
 }
 
-/// The arguments of `socket` for a protocol.
+/// Returns the socket type and protocol, with which to create a socket.
 fn socket_kind(protocol: Protocol) -> (Type, socket2::Protocol) {
     let kind = if protocol == Protocol::Udp { Type::DGRAM } else { Type::STREAM };
     (kind, socket2::Protocol::from(i32::from(protocol.number())))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The echo server: one thread for each listening socket and for each connection.
+//! The echo server, with one thread for each listening socket and one for each connection.
 
 use std::{
     io::{self, Write as _},
@@ -26,7 +26,7 @@ const MAX_CONNECTIONS: usize = 32;
 /// The listen backlog.
 const BACKLOG: i32 = 64;
 
-/// Serves until the process is killed.
+/// Runs the echo server until the process is killed.
 #[expect(clippy::infinite_loop, reason = "the Pod's deletion ends the process")]
 pub(super) fn serve(args: &EchoServeArgs) -> anyhow::Result<()> {
     start(args)?;
@@ -35,7 +35,8 @@ pub(super) fn serve(args: &EchoServeArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Starts the threads of all protocols, and returns their ports. A kernel without SCTP is no error.
+/// Starts the threads of all listening sockets, and returns the sockets' ports. If the kernel has no SCTP, SCTP ports
+/// are skipped.
 pub(super) fn start(args: &EchoServeArgs) -> anyhow::Result<Vec<u16>> {
     let name: Arc<str> = args.name.as_str().into();
     let mut ports = Vec::new();
@@ -58,7 +59,7 @@ pub(super) fn start(args: &EchoServeArgs) -> anyhow::Result<Vec<u16>> {
     Ok(ports)
 }
 
-/// A socket for both families, or for IPv4 if the Pod has no IPv6.
+/// Opens a socket for both IP families, or for IPv4 if the Pod has no IPv6.
 fn bind(protocol: Protocol, port: u16) -> io::Result<Socket> {
     let open = |domain, ip: IpAddr| -> io::Result<Socket> {
         let (kind, number) = socket_kind(protocol);
@@ -82,7 +83,7 @@ fn answer_datagrams(socket: &UdpSocket, name: &str) {
     loop {
         let Ok((length, client)) = socket.recv_from(&mut buffer) else { continue };
         if let Some(answer) = buffer.get(..length).and_then(|payload| answer(name, client, payload)) {
-            // The client repeats a request without an answer.
+            // A failure is ignored, because the client repeats a request without an answer.
             drop(socket.send_to(&answer, client));
         }
     }
@@ -98,7 +99,7 @@ fn accept(listener: &TcpListener, name: &Arc<str>) {
         }
         let (name, counted) = (Arc::clone(name), Arc::clone(&connections));
         thread::spawn(move || {
-            // A client that closes its connection is no error.
+            // Errors are ignored: the client may close its connection at any time.
             drop(answer_stream(&stream, client, &name));
             drop(counted);
         });
@@ -113,9 +114,9 @@ fn answer_stream(mut stream: &TcpStream, client: SocketAddr, name: &str) -> io::
     }
 }
 
-/// The answer to a payload; `None` for other traffic.
+/// Returns the answer to a request; `None` if the payload does not begin with [`MAGIC`].
 fn answer(name: &str, client: SocketAddr, payload: &[u8]) -> Option<Vec<u8>> {
-    // A socket for both families shows IPv4 clients as IPv4-mapped addresses.
+    // A socket for both IP families reports IPv4 clients as IPv4-mapped IPv6 addresses, so the address is converted.
     let header = Header { pod: name.to_owned(), seen: client.ip().to_canonical() };
     let mut answer = payload.starts_with(MAGIC).then(|| serde_json::to_vec(&header).ok())??;
     answer.push(b'\n');

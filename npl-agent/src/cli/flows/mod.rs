@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent flows`: lists the tracked flows through node ports, with the Pod's name and the addresses of client, Node
-//! and Pod.
+//! `npl-agent flows`: lists NPL's conntrack entries, with the Pod's name and the addresses of client, Node and Pod.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -39,7 +38,7 @@ struct FlowRow {
     idle_millis: u64,
 }
 
-/// Selects the flows to show. An absent condition holds for every flow.
+/// Selects the flows to show. An absent condition selects every flow.
 #[derive(Debug, Default)]
 struct Filter<'a> {
     namespace: Option<&'a str>,

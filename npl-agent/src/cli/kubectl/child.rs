@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waits for processes of kubectl without blocking signals and time limits.
+//! Waits for processes of kubectl, and checks signals and time limits meanwhile.
 
 use std::{
     io::{BufRead as _, BufReader, Read},
@@ -12,7 +12,7 @@ use std::{
 /// The interval at which signals and time limits are checked.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The output of a process. The process is killed if `check` fails.
+/// Waits for a process and returns its output. If `check` fails meanwhile, the process is killed.
 pub(super) fn output(mut process: Child, check: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<Output> {
     let (stdout, stderr) = (whole(process.stdout.take()), whole(process.stderr.take()));
     let wait = |process: &mut Child| {
@@ -28,14 +28,14 @@ pub(super) fn output(mut process: Child, check: impl Fn() -> anyhow::Result<()>)
     };
     let output = wait(&mut process);
     if output.is_err() {
-        // The process may have ended already.
+        // Errors are ignored, because the process may have ended already.
         drop(process.kill());
         drop(process.wait());
     }
     output
 }
 
-/// The next value of a channel; `None` if its sender has ended.
+/// Waits for the next value of a channel; `None` if the channel's sender has ended. Fails as soon as `check` fails.
 pub(super) fn receive<T>(values: &Receiver<T>, check: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<Option<T>> {
     loop {
         match values.recv_timeout(PAUSE) {
@@ -46,7 +46,7 @@ pub(super) fn receive<T>(values: &Receiver<T>, check: impl Fn() -> anyhow::Resul
     }
 }
 
-/// The lines of a pipe. The thread that reads them ends with the pipe.
+/// Starts a thread that reads the lines of a pipe. The thread ends when the pipe is closed.
 pub(super) fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, lines) = mpsc::channel();
     thread::spawn(move || {
@@ -59,14 +59,14 @@ pub(super) fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
     lines
 }
 
-/// All bytes of a pipe. A process that kubectl has started may keep the pipe open longer than kubectl, so the thread that
-/// reads it is not joined.
+/// Starts a thread that reads all bytes of a pipe. The thread is not joined: a process that kubectl has started may
+/// keep the pipe open longer than kubectl runs.
 fn whole(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     let (sender, bytes) = mpsc::channel();
     if let Some(mut pipe) = pipe {
         thread::spawn(move || {
             let mut read = Vec::new();
-            // Bytes that were read before an error are kept.
+            // The error is ignored: bytes that were read before it are sent.
             drop(pipe.read_to_end(&mut read));
             drop(sender.send(read));
         });
@@ -105,7 +105,7 @@ mod tests {
             ensure!(start.elapsed() < Duration::from_millis(100), "over");
             Ok(())
         };
-        // The shell's child keeps the pipes open.
+        // The shell's child `sleep` keeps the pipes open after the shell is killed.
         let error = output(shell("sleep 60; true"), check).unwrap_err();
         assert_eq!(error.to_string(), "over");
         assert!(start.elapsed() < Duration::from_secs(30));

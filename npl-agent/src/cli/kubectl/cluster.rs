@@ -29,7 +29,7 @@ pub(super) fn read(kubectl: Kubectl<'_>, namespace: Option<&str>) -> anyhow::Res
     Ok(Cluster { pods: pods.collect(), services: services.collect(), nodes: BTreeMap::new() })
 }
 
-/// Reads what [`read`] reads, and all Nodes.
+/// Reads the Pods and Services of all namespaces, or of one namespace, and all Nodes.
 pub(super) fn read_with_nodes(kubectl: Kubectl<'_>, namespace: Option<&str>) -> anyhow::Result<Cluster> {
     let nodes = kubectl.list(&["nodes"])?.into_iter().filter_map(|object| {
         let node = convert::node(decoded::<NodeObject>(object)?)?.object;

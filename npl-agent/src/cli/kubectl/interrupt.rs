@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ctrl-C, termination and a time limit end a command between two steps, so that it can remove its objects.
+//! Ends a command between two steps on Ctrl-C, SIGTERM or a time limit, so that the command can remove its objects.
 
 use std::{
     sync::{
@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 /// The interval at which conditions are checked.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Whether a signal has arrived, or the time limit is over.
+/// Detects that a signal has arrived, or that the time limit is over.
 #[derive(Debug, Clone)]
 pub(super) struct Interrupt {
     signals: Arc<AtomicUsize>,
@@ -27,7 +27,8 @@ pub(super) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Replaces the default effect of SIGINT, SIGTERM and SIGHUP, which would end the process at once.
+    /// Begins a time limit, and counts SIGINT, SIGTERM and SIGHUP instead of ending the process, which is their default
+    /// effect.
     pub(super) fn watch(limit: Duration) -> anyhow::Result<Self> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().context("watch for signals")?;
@@ -54,18 +55,18 @@ impl Interrupt {
         Ok(watched)
     }
 
-    /// A time limit that begins now, without signals.
+    /// Begins a time limit that no signal interrupts.
     pub(super) fn new(limit: Duration) -> Self {
         Self { signals: Arc::default(), earlier: 0, start: Instant::now(), limit }
     }
 
-    /// A time limit for the removal of objects, which begins now and which only a further signal interrupts.
+    /// Begins a time limit for the removal of objects. Earlier signals do not interrupt it; only a further signal does.
     pub(super) fn renewed(&self, limit: Duration) -> Self {
         let signals = Arc::clone(&self.signals);
         Self { earlier: signals.load(Ordering::Relaxed), signals, start: Instant::now(), limit }
     }
 
-    /// An error once a signal has arrived, or the time limit is over.
+    /// Returns an error once a signal has arrived, or the time limit is over.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         ensure!(self.signals.load(Ordering::Relaxed) == self.earlier, "interrupted");
         ensure!(self.start.elapsed() < self.limit, "the time limit of {} s is over", self.limit.as_secs());

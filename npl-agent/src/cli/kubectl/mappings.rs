@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl mappings`: lists the published node ports of the cluster, which it reads from the annotations.
+//! `kubectl npl mappings`: lists the published node ports of the cluster, from the Pods' annotations.
 
 use std::process::ExitCode;
 

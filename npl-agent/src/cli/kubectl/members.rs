@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl members`: shows the members that load balancers get for a Service. The command asks each replica of
-//! `npl-feed` through the API server's proxy.
+//! `kubectl npl members`: shows the members that `npl-feed` gives to load balancers for a Service. The command asks
+//! each replica of `npl-feed` through the API server's proxy.
 
 use std::{collections::BTreeMap, process::ExitCode, thread};
 
@@ -17,7 +17,7 @@ use crate::{
 
 /// The label of the feed's Pods.
 const SELECTOR: &str = "app.kubernetes.io/name=npl,app.kubernetes.io/component=feed";
-/// The number of characters of a version in tables; JSON has the whole version.
+/// The number of characters of a version in tables; the JSON output has the whole version.
 const SHORT_VERSION: usize = 12;
 
 /// A replica of the feed.
@@ -64,7 +64,7 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &MembersArgs) -> anyhow::Result<E
     let path = format!("v1/members/{namespace}/{}", args.service.name);
     let mut answers = ask(kubectl, &replicas, &path);
     if !agree(answers.values()) && !args.settle.is_zero() {
-        // The replicas receive a change of a Pod at slightly different times.
+        // Replicas may differ briefly, because they receive a change of a Pod at slightly different times.
         thread::sleep(args.settle);
         answers = ask(kubectl, &replicas, &path);
     }
@@ -122,7 +122,7 @@ fn replica(pod: &Value) -> Option<Replica> {
     Some(Replica { pod: name, node: text_at(pod, "/spec/nodeName").to_owned(), is_ready: is_ready(pod), proxied })
 }
 
-/// The answers of the replicas, by the names of their Pods.
+/// Requests the members from each replica, and returns the answers by the names of the replicas' Pods.
 fn ask(kubectl: Kubectl<'_>, replicas: &[Replica], path: &str) -> BTreeMap<String, ReplicaAnswer> {
     let namespace = &kubectl.connection.agent_namespace;
     let ready: Vec<String> = replicas.iter().filter(|it| it.is_ready).map(|it| it.proxied.clone()).collect();
@@ -138,7 +138,7 @@ fn ask(kubectl: Kubectl<'_>, replicas: &[Replica], path: &str) -> BTreeMap<Strin
     replicas.iter().map(of_replica).collect()
 }
 
-/// The answer of a replica, from the output of kubectl.
+/// Reads a replica's answer from the output of kubectl.
 fn answer(output: anyhow::Result<String>) -> ReplicaAnswer {
     match output {
         Ok(text) => serde_json::from_str(&text).map_or_else(

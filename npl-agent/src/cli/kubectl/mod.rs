@@ -62,7 +62,7 @@ pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The time for which the creation of an object may go on after a Ctrl-C.
+/// The time for which the creation of an object may continue after a Ctrl-C.
 const CREATION: Duration = Duration::from_secs(5);
 
 /// Runs kubectl with the user's connection options.
@@ -70,12 +70,12 @@ const CREATION: Duration = Duration::from_secs(5);
 struct Kubectl<'a> {
     program: &'a str,
     connection: &'a ConnectionArgs,
-    /// What ends a request besides kubectl itself.
+    /// The signals and the time limit that end a request early; `None` if only kubectl itself ends it.
     interrupt: Option<&'a Interrupt>,
 }
 
 impl<'a> Kubectl<'a> {
-    /// Ends each request when a signal arrives or the time limit is over.
+    /// Returns a copy whose requests end early when a signal arrives or the time limit is over.
     const fn within(self, interrupt: &'a Interrupt) -> Self {
         Self { interrupt: Some(interrupt), ..self }
     }
@@ -106,8 +106,8 @@ impl<'a> Kubectl<'a> {
         format!("kubectl {}", words.collect::<Vec<_>>().join(" "))
     }
 
-    /// The exit code and standard output of kubectl. If kubectl fails without standard output, its standard error is
-    /// returned as the error.
+    /// Runs kubectl, and returns its exit code and standard output. If kubectl fails without standard output, its
+    /// standard error is returned as the error.
     fn output(self, arguments: &[&str]) -> anyhow::Result<(i32, String)> {
         let mut command = self.command(arguments);
         let output = child::output(start(&mut command)?, || self.check())?;
@@ -118,8 +118,8 @@ impl<'a> Kubectl<'a> {
         Ok((code, String::from_utf8_lossy(&output.stdout).into_owned()))
     }
 
-    /// Creates an object. A Ctrl-C does not interrupt the creation at once, so that usually each object either exists or
-    /// was refused.
+    /// Creates an object. After a Ctrl-C, the creation may continue for a few seconds, so that it is usually known
+    /// whether the object exists.
     fn create(self, object: &Value) -> anyhow::Result<()> {
         let mut command = self.command(&["create", "--filename", "-"]);
         let mut kubectl = start(command.stdin(Stdio::piped()).process_group(0))?;
@@ -145,7 +145,7 @@ impl<'a> Kubectl<'a> {
         succeeded(&output)
     }
 
-    /// The elements of a Kubernetes list in JSON.
+    /// Requests a list of Kubernetes objects, and returns the list's elements as JSON.
     fn list(self, arguments: &[&str]) -> anyhow::Result<Vec<Value>> {
         let (code, text) = self.output(&[&["get", "--output", "json"], arguments].concat())?;
         if code != 0 {
@@ -163,7 +163,7 @@ fn start(command: &mut Command) -> anyhow::Result<Child> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("run kubectl: it must be on the PATH")
 }
 
-/// The standard error of a failed command as the error.
+/// Returns the standard error of a failed command as an error.
 fn succeeded(output: &Output) -> anyhow::Result<()> {
     anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim_end());
     Ok(())

@@ -29,7 +29,7 @@ pub(super) struct AgentPod {
     pub(super) variables: BTreeMap<String, String>,
 }
 
-/// The agents' Pods, by the name of their Node.
+/// Lists the agents' Pods, by the name of their Node.
 pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, AgentPod>> {
     let namespace = &kubectl.connection.agent_namespace;
     let pods = kubectl.list(&["pods", "--namespace", namespace, "--selector", SELECTOR])?;
@@ -62,7 +62,7 @@ fn container_is_running(pod: &Value) -> bool {
     items_at(pod, "/status/containerStatuses").any(|status| status.pointer("/state/running").is_some())
 }
 
-/// The exit code and output of a command in an agent's Pod.
+/// Runs a command in an agent's Pod, and returns its exit code and standard output.
 pub(super) fn exec(kubectl: Kubectl<'_>, agent: &AgentPod, arguments: &[&str]) -> anyhow::Result<(i32, String)> {
     kubectl.output(&exec_arguments(kubectl, agent, arguments))
 }

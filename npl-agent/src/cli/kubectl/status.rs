@@ -33,8 +33,8 @@ struct Row {
     findings: Vec<String>,
 }
 
-/// Prints a line for each Node. The exit code is 1 if a Node's traffic is at risk, else 2 if a Node's verdict is
-/// unknown.
+/// Prints a line for each Node. The exit code is 1 if a Node's traffic is at risk, otherwise 2 if a Node's verdict is
+/// unknown, otherwise 0.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterStatusArgs) -> anyhow::Result<ExitCode> {
     let agents = agents(kubectl)?;
     let nodes = kubectl.list(&["nodes"])?;
@@ -79,7 +79,7 @@ fn row(kubectl: Kubectl<'_>, node: &str, agents: &BTreeMap<String, AgentPod>) ->
     }
 }
 
-/// The row of a Node whose agent has answered.
+/// Builds the row of a Node from the answer of the Node's agent.
 fn read(node: &str, agent: &AgentPod, status: &Value) -> Row {
     let verdict = status.get("verdict").and_then(|verdict| HealthVerdict::deserialize(verdict).ok());
     let findings = status.get("findings").and_then(Value::as_array).into_iter().flatten();

@@ -22,8 +22,8 @@ use crate::{
     },
 };
 
-/// Prints the chains of conditions of a Pod or a Service. The exit code is 1 if a condition does not hold, else 2 if
-/// the agent of a Node gives no answer, else 0.
+/// Prints the chains of conditions of a Pod or a Service. The exit code is 1 if a condition does not hold, otherwise 2
+/// if the agent of a Node gives no answer, otherwise 0.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterWhyArgs) -> anyhow::Result<ExitCode> {
     let namespace = match &args.object {
         Question::Pod(key, _) | Question::Service(key) => &key.namespace,
@@ -76,7 +76,7 @@ fn one_line(error: &anyhow::Error) -> String {
     format!("{error:#}").lines().collect::<Vec<_>>().join("; ")
 }
 
-/// All chains, and the sentences of the Nodes without an answer.
+/// Merges the Nodes' answers: all chains, and one sentence for each Node that gave no answer.
 fn merged(answers: Vec<Result<Explanation, String>>) -> Explanation {
     let mut all = Explanation { chains: Vec::new(), missing: Vec::new() };
     for answer in answers {
@@ -100,7 +100,7 @@ fn argument(question: &Question) -> String {
     }
 }
 
-/// Why NPL ignores a Service; `None` if it acts on the Service.
+/// Returns why NPL ignores a Service; `None` if NPL allocates node ports for the Service.
 fn inactive(service: &Service, domain: &str) -> Option<String> {
     if !service.is_enabled {
         return Some(format!("the annotation {domain}/enabled is not exactly \"true\""));

@@ -73,7 +73,7 @@ fn filter(args: &MappingsArgs) -> rows::Filter<'_> {
 fn print_rows(args: &MappingsArgs, rows: &[MappingRow], agent: Option<&AgentView>) -> anyhow::Result<()> {
     let is_screen = args.watch.is_some() && std::io::stdout().is_terminal();
     let text = match args.node.view.output {
-        // Each reading is one line, so that a program can parse the output line by line.
+        // With `--watch`, each reading is one line, so that a program can parse the output line by line.
         OutputFormat::Json if args.watch.is_some() => serde_json::to_string(rows)? + "\n",
         OutputFormat::Json => return print_json(&rows),
         OutputFormat::Table | OutputFormat::Wide if rows.is_empty() => "No mappings.\n".to_owned(),

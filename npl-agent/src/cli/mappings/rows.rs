@@ -32,12 +32,12 @@ pub(in crate::cli) struct MappingRow {
     pub(in crate::cli) pod_port: Option<u16>,
     /// Time since the agent allocated the node port.
     pub(in crate::cli) age_millis: Option<u64>,
-    /// The running agent's uptime, if an earlier agent allocated the node port. The age of the node port exceeds this
-    /// time.
+    /// The running agent's uptime if an earlier agent allocated the node port, so that the exact age is unknown; the
+    /// age exceeds this time.
     #[serde(skip)]
     pub(in crate::cli) older_than_millis: Option<u64>,
     pub(in crate::cli) ends_in_millis: Option<u64>,
-    /// Whether only the allowed sources may use the mapping.
+    /// Whether the mapping has a list of allowed sources.
     pub(in crate::cli) restricted: bool,
     /// Source ranges in CIDR notation; empty if the mapping is not restricted, or if no source is allowed.
     pub(in crate::cli) allowed_sources: Vec<String>,
@@ -62,7 +62,7 @@ pub(in crate::cli) struct Rates {
 }
 
 impl Rates {
-    /// The rates between two readings of the counters.
+    /// Computes the rates between two readings of the counters.
     fn between(former: &MappingStats, current: &MappingStats, elapsed: Duration) -> Self {
         let rate = |former: u64, current: u64| crate::cli::rate(current.saturating_sub(former), elapsed);
         Self {
@@ -87,7 +87,7 @@ pub(in crate::cli) fn rates(
     current.iter().filter_map(rate).collect()
 }
 
-/// Selects the rows to show. An absent condition holds for every row.
+/// Selects the rows to show. An absent condition selects every row.
 #[derive(Debug, Default)]
 pub(in crate::cli) struct Filter<'a> {
     pub(in crate::cli) namespace: Option<&'a str>,
@@ -95,7 +95,7 @@ pub(in crate::cli) struct Filter<'a> {
     pub(in crate::cli) service: Option<&'a str>,
     pub(in crate::cli) node_port: Option<u16>,
     pub(in crate::cli) states: &'a [PortState],
-    /// Whether to show node ports that neither have nor should have a mapping.
+    /// Whether to also show node ports that neither have a mapping nor need one.
     pub(in crate::cli) all: bool,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent status`: prints whether this Node serves its node ports, and the cause if it does not. The exit code is
-//! the verdict.
+//! `npl-agent status`: prints whether this Node serves its node ports, and the cause if it does not. The exit code
+//! represents the verdict.
 
 mod network;
 mod render;
@@ -58,7 +58,7 @@ pub async fn show(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(status.verdict.exit_code()))
 }
 
-/// The output of `status` in JSON, for the support archive.
+/// Returns the output of `npl-agent status` as JSON, for the support archive.
 pub(super) async fn document(view: &ViewArgs, runtime_dir: &Path, interval: Duration) -> anyhow::Result<Value> {
     Ok(serde_json::to_value(read(view, runtime_dir, interval).await?)?)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds other software in the Node's network: the CNI, policy engines, the Service proxy, and programs that run ahead
-//! of NPL's.
+//! Finds other software in the Node's network: the CNI, policy engines, the Service proxy, and programs that run before
+//! NPL's programs.
 
 use std::{collections::BTreeSet, io, path::Path};
 
@@ -16,18 +16,19 @@ use crate::{
     nft_guard,
 };
 
-/// The section of the output about other software.
+/// The section of the output about other software in the Node's network.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct NetworkView {
     /// The recognized CNI, policy engines and Service proxy.
     networks: Vec<RecognizedNetwork>,
-    /// Why netfilter's rules could not be read, so that `networks` may be incomplete; absent if the rules were read.
+    /// Why netfilter's rules could not be read; absent if they were read. Without the rules, `networks` may be
+    /// incomplete.
     networks_refusal: Option<String>,
     /// Whether `--forwarding redirect` is refused because redirected packets would bypass a policy engine.
     pub(super) redirect_refused: bool,
-    /// Programs of other software that run ahead of NPL's, by device. If one of them returns a final verdict, NPL's
-    /// programs do not run and clients are not served.
+    /// Programs of other software that run before NPL's programs, by device. If one of them returns a final verdict,
+    /// NPL's programs do not run and clients are not served.
     pub(super) programs_ahead: ProgramsAhead,
     /// Why the programs of other software could not be listed; absent if they were listed.
     programs_ahead_refusal: Option<String>,
@@ -58,7 +59,7 @@ impl NetworkView {
         Self { networks, networks_refusal, redirect_refused, programs_ahead, programs_ahead_refusal }
     }
 
-    /// The recognized software.
+    /// Formats the recognized software as one line of text.
     pub(super) fn recognized(&self) -> String {
         let shown: Vec<String> =
             self.networks.iter().map(|network| format!("{} ({})", network.name, network.role)).collect();
@@ -70,7 +71,7 @@ impl NetworkView {
         }
     }
 
-    /// Whether NPL's programs run first.
+    /// Describes whether NPL's programs run first on each device.
     pub(super) fn program_order(&self) -> String {
         if let Some(refusal) = &self.programs_ahead_refusal {
             return format!("cannot list programs: {refusal}");
@@ -85,8 +86,8 @@ impl NetworkView {
     }
 }
 
-/// The software that is recognized by the Node's devices and rules. If the rules cannot be read, the software is
-/// recognized only by devices, and the error is returned too.
+/// The software that is recognized by the Node's devices and rules. If the rules cannot be read, software is recognized
+/// only by devices, and the error's text is returned.
 fn recognized(devices: &[Device], rules: io::Result<RuleNames>) -> (Vec<RecognizedNetwork>, Option<String>) {
     let (rules, refusal) = match rules {
         Ok(rules) => (rules, None),

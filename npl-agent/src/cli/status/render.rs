@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Formats the output of `status` as text.
+//! Formats the output of `npl-agent status` as text.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -22,7 +22,7 @@ use crate::{
 /// The text in place of an absent value.
 const NONE: &str = "-";
 
-/// The text output: the verdict with its findings, the facts, and tables of ports, devices and reasons.
+/// Formats the verdict with its findings, the facts, and tables of ports, devices and reasons.
 pub(super) fn as_text(status: &Status, is_wide: bool) -> String {
     if !status.installed && status.agent.is_none() {
         return "NPL is not installed: no agent has run on this Node, or `npl-agent cleanup` has removed its state.\n"
@@ -98,7 +98,7 @@ fn agent(status: &Status) -> String {
     format!("running for {}, {readiness}, version {}", duration(agent.uptime_millis), agent.version)
 }
 
-/// The time since each watch last received an event or a list from the API server.
+/// Describes how long ago each watch last received an event or a list from the API server.
 fn api_server(status: &Status) -> String {
     let watches = status.agent.iter().flat_map(|agent| &agent.watches);
     let shown: Vec<String> = watches
@@ -139,7 +139,7 @@ fn ports(status: &Status) -> String {
     table(&["PORTS", "FAMILY", "USED", "DRAINING", "QUARANTINED", "FREE"], status.port_usage.iter().map(row))
 }
 
-/// The maps that have elements; all maps if `is_wide`.
+/// Formats a table of the maps that have elements, or of all maps if `is_wide`.
 fn tables(status: &Status, is_wide: bool) -> String {
     let shown = status.tables.iter().filter(|table| is_wide || table.used > 0);
     let row = |fill: &TableFill| {
@@ -164,7 +164,7 @@ fn devices(status: &Status) -> String {
     table(&["DEVICE", "IFINDEX", "ATTACHED", "REQUESTS", "WHY"], devices.chain(unsupported))
 }
 
-/// The reasons with a nonzero count; all reasons if `is_wide`.
+/// Formats a table of the reasons with a nonzero count, or of all reasons if `is_wide`.
 fn reasons(status: &Status, is_wide: bool) -> String {
     let count = |reason: &Reason| status.reasons.get(reason.name()).copied().unwrap_or_default();
     let per_second = |reason: &Reason| {
@@ -178,14 +178,14 @@ fn reasons(status: &Status, is_wide: bool) -> String {
     table(&["REASON", "PACKETS", "PER SECOND", "MEANING"], shown.map(row))
 }
 
-/// The number of programs of each build. Programs of two builds are present while an agent replaces those of an earlier
-/// build.
+/// Describes the number of programs of each build. Programs of two builds are loaded while an agent replaces the
+/// programs of an earlier build.
 fn programs(builds: &BTreeMap<String, Vec<String>>) -> String {
     let shown: Vec<String> = builds.iter().map(|(build, names)| format!("{} of {build}", names.len())).collect();
     shown.join(", ")
 }
 
-/// How translated packets reach the Pods.
+/// Describes how translated packets reach the Pods.
 fn forwarding(status: &Status) -> String {
     if status.network.redirect_refused {
         return "through the kernel stack: --forwarding redirect is refused, because redirected packets would bypass \
@@ -201,7 +201,8 @@ fn forwarding(status: &Status) -> String {
     format!("{how} to {pods} Pod addresses through {devices} devices; through the kernel stack to all others")
 }
 
-/// Functions of the nftables table: exempting replies from masquerading, and marking connections for reply routing.
+/// Describes what NPL's nftables table does: it exempts replies from masquerading, and marks connections for reply
+/// routing.
 fn guard_of(status: &Status) -> String {
     if let Some(refusal) = &status.guard_refusal {
         return format!("cannot read nftables: {refusal}");
@@ -217,7 +218,7 @@ fn guard_of(status: &Status) -> String {
     format!("nftables table {}: {}", nft_guard::TABLE, effects.join("; "))
 }
 
-/// How connections of clients on the Node itself and in its Pods are translated.
+/// Describes how connections of clients on the Node itself and in its Pods are translated.
 fn local_clients(hooks: &[&str]) -> String {
     if hooks.is_empty() { "not served: see --cgroup".to_owned() } else { format!("served by {}", hooks.join(", ")) }
 }

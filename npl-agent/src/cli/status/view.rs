@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The data of `status`: facts from the kernel, the state of the agent, and the verdict.
+//! The data of `npl-agent status`: facts from the kernel, the state of the agent, and the verdict.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -59,7 +59,8 @@ pub(super) struct Status {
     pub(super) network: NetworkView,
     /// Addresses of Pods whose packets are redirected between devices and bypass the kernel stack.
     pub(super) redirected_pods: BTreeSet<IpAddr>,
-    /// Whether a flow is redirected only after the kernel stack has forwarded packets of it.
+    /// Whether the Node runs in `offload` mode: a flow is redirected only after the kernel stack has forwarded its
+    /// packets.
     pub(super) is_offloading: bool,
     /// Cgroup hooks with a program of NPL: `connect4`, `sendmsg6`, ….
     pub(super) socket_hooks: Vec<&'static str>,
@@ -82,7 +83,7 @@ pub(super) struct Status {
     pub(super) guard_refusal: Option<String>,
     /// The names of the pinned programs, by build.
     pub(super) programs: BTreeMap<String, Vec<String>>,
-    /// The number of packets by reason since the programs were first loaded.
+    /// The number of packets by drop or pass reason, since the programs were first loaded.
     pub(super) reasons: BTreeMap<&'static str, u64>,
     /// Packets per second by reason; absent with `--interval 0s`.
     pub(super) reasons_per_second: Option<BTreeMap<&'static str, f64>>,
@@ -135,8 +136,7 @@ pub(super) struct AttachedDevice {
     pub(super) ifindex: u32,
     /// The hooks with a program: `ingress`, `egress`, ….
     pub(super) attached: Vec<&'static str>,
-    /// Whether redirected Pods are reached through the device. Other devices are uplinks, through which clients are
-    /// reached.
+    /// Whether the device leads to Pods in a redirect mode; all other devices are uplinks, which lead to clients.
     pub(super) leads_to_pods: bool,
     /// The program that translates requests from this device: `xdp` or `tc`.
     pub(super) requests: &'static str,
@@ -158,7 +158,7 @@ pub(super) struct Readings<'a> {
     pub(super) inspection: &'a Inspection,
     /// The number of established conntrack entries of IPv4 and IPv6.
     pub(super) flows: [usize; 2],
-    /// The number of flows that the flow tables of IPv4 and IPv6 have room for.
+    /// The capacities of the conntrack maps of IPv4 and IPv6, in flows.
     pub(super) flow_capacities: [usize; 2],
     pub(super) network: NetworkView,
     /// Whether an agent holds the lock.
@@ -170,7 +170,7 @@ pub(super) struct Readings<'a> {
 }
 
 impl Status {
-    /// The output for these facts.
+    /// Computes the output from these facts.
     pub(super) fn new(readings: Readings<'_>) -> Self {
         let Readings { inspection, flows, flow_capacities, network, agent_running, agent, devices, held, sample } =
             readings;
@@ -243,7 +243,8 @@ impl Status {
     }
 }
 
-/// Devices that an agent without `--devices` would choose if the programs supported their link-layer header.
+/// Returns the devices that an agent without `--devices` would choose if the programs supported their link-layer
+/// headers.
 fn unsupported(devices: &[Device], node_ips: &[IpAddr]) -> Vec<UnsupportedDevice> {
     let refusal = |device: &Device| {
         let reason = choose(device, &DeviceSelection::Auto, node_ips, false).err().filter(|it| it.is_unsupported())?;

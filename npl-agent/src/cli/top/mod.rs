@@ -68,7 +68,7 @@ enum Pressed {
     Order(Order),
 }
 
-/// The action of the next key; `None` if no key is pressed within `patience`.
+/// Waits for a key, and returns its action; `None` if no key is pressed within `patience`.
 fn pressed(patience: Duration) -> anyhow::Result<Option<Pressed>> {
     if !event::poll(patience).context("read the keyboard")? {
         return Ok(None);

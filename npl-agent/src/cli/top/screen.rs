@@ -11,7 +11,7 @@ use ratatui::{
 
 use crate::cli::mappings::rows::MappingRow;
 
-/// The maximum number of lines about refused packets, and of lines about problems.
+/// The maximum number of lines about refused packets, and also of lines about problems.
 const MOST_LINES: usize = 4;
 
 /// The order of the mappings.
@@ -53,7 +53,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen, order: Order) {
 }
 
 fn heading(screen: &Screen) -> Text<'_> {
-    // `sum()` of an empty iterator of floats is -0.0, which would be printed as `-0`.
+    // `fold` starts at 0.0, because `sum()` of an empty iterator of floats is -0.0, which would be printed as `-0`.
     let sum =
         |rate: fn(&MappingRow) -> Option<f64>| screen.rows.iter().filter_map(rate).fold(0.0, |sum, one| sum + one);
     let totals = format!(

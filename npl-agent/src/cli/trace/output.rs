@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Prints the records of packet tracing, or writes their packets to a file.
+//! Prints the records of `npl-agent trace`, or writes their packets to a file.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Output {
     kind: Kind,
-    /// The time of day at which the kernel's monotonic clock was zero, since the Unix epoch.
+    /// The time since the Unix epoch at which the kernel's monotonic clock was zero.
     boot: Duration,
     names: BTreeMap<u32, String>,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes the packets of records to a pcapng file. Packets before and packets after a program belong to separate
+//! Writes the packets of records to a pcapng file. Packets before a program and packets after it belong to separate
 //! interfaces of the file.
 
 use std::{
@@ -27,9 +27,9 @@ use pcap_file::{
 
 use crate::core::packet_trace::{Hook, Step};
 
-/// The mode of the file, which contains payload of clients.
+/// The mode of the file. Only the owner may read the file, because it contains payload of clients.
 const ONLY_OWNER: u32 = 0o600;
-/// The resolution of time stamps: 10⁻⁹ s, which pcap-file writes.
+/// The resolution of time stamps: 10⁻⁹ s, as the library pcap-file writes them.
 const NANOSECONDS: u8 = 9;
 
 /// A pcapng file. Each combination of device, hook, and before or after the program is an interface of the file; its
@@ -60,7 +60,7 @@ impl Capture {
         let to: Box<dyn Write + Send> = if path == Path::new("-") {
             Box::new(io::stdout())
         } else {
-            // An existing file is never overwritten: the command may run as root.
+            // An existing file is never overwritten: the command may run as root, and could destroy any file.
             let file = OpenOptions::new().write(true).create_new(true).mode(ONLY_OWNER).open(path);
             Box::new(file.with_context(|| format!("create {}", path.display()))?)
         };
@@ -86,7 +86,7 @@ impl Capture {
         Ok(true)
     }
 
-    /// Writes all buffered packets; returns `false` if the reader of the output has closed it.
+    /// Writes all buffered packets; returns `false` if the reader has closed the output.
     pub(super) fn flush(&mut self) -> anyhow::Result<bool> {
         match self.writer.get_mut().flush() {
             Ok(()) => Ok(true),

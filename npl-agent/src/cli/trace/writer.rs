@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A thread that writes the records, so that a reader that pauses the output blocks neither signals nor the filter's
-//! lease.
+//! Writes the records on a separate thread. A reader that pauses the output therefore delays neither signals nor the
+//! renewal of the trace filter's lease.
 
 use std::{
     sync::{
@@ -16,8 +16,8 @@ use tokio::sync::{
     oneshot,
 };
 
-/// The number of records that wait for the reader of the output. While so many wait, further records stay in the ring
-/// buffer, whose lost records the programs count.
+/// The maximum number of records that wait for the reader of the output. Further records stay in the ring buffer; if
+/// the ring buffer is full, the programs count the records that they lose.
 pub(super) const CAPACITY: usize = 1_024;
 
 /// The destination of records.
@@ -29,7 +29,7 @@ pub(super) trait Sink<T>: Send + 'static {
     fn flush(&mut self) -> anyhow::Result<bool>;
 }
 
-/// The records on their way to the output.
+/// Passes records to the thread that writes them to the output.
 pub(super) struct Writer<T> {
     records: Sender<T>,
     written: Arc<AtomicU64>,
@@ -37,7 +37,7 @@ pub(super) struct Writer<T> {
 }
 
 impl<T: Send + 'static> Writer<T> {
-    /// Starts the thread.
+    /// Starts the thread that writes to `sink`.
     pub(super) fn start(mut sink: impl Sink<T>) -> anyhow::Result<Self> {
         let (records, mut waiting) = mpsc::channel(CAPACITY);
         let (report, result) = oneshot::channel();
@@ -46,21 +46,21 @@ impl<T: Send + 'static> Writer<T> {
         let thread = thread::Builder::new().name("output".to_owned());
         let started = thread.spawn(move || {
             let ended = write(&mut sink, &mut waiting, &counter);
-            // The command may have ended without this thread.
+            // The error is ignored: the command may have ended without waiting for this thread.
             drop(report.send(ended));
         });
         started.context("start the thread that writes the records")?;
         Ok(Self { records, written, result })
     }
 
-    /// The number of records that can be added at present.
+    /// Returns the number of records for which there is room.
     pub(super) fn room(&self) -> usize {
         self.records.capacity()
     }
 
     /// Adds a record for which there is room.
     pub(super) fn add(&self, record: T) {
-        // Without its reader, the output is complete.
+        // The error is ignored: if the thread has ended, the record is not needed any more.
         drop(self.records.try_send(record));
     }
 
@@ -69,12 +69,12 @@ impl<T: Send + 'static> Writer<T> {
         self.records.reserve().await.is_ok()
     }
 
-    /// Waits until the thread has ended, because the reader of the output has gone away, or by an error.
+    /// Waits until the thread has ended, because the reader of the output has gone away or because of an error.
     pub(super) async fn ended(&self) {
         self.records.closed().await;
     }
 
-    /// The records that the sink has accepted.
+    /// Returns the counter of the records that the sink has accepted.
     pub(super) fn written(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.written)
     }
@@ -118,7 +118,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// An output whose reader accepts a record for each message, and goes away with its end.
+    /// An output whose reader accepts one record for each message in the channel, and goes away when the channel is
+    /// closed.
     struct Reader(Receiver<()>);
 
     impl Sink<u64> for Reader {
@@ -136,7 +137,7 @@ mod tests {
         let (accept, accepted) = channel();
         let writer = Writer::start(Reader(accepted)).unwrap();
         let mut added = 0;
-        // The thread holds one record, and the others wait.
+        // One record more than `CAPACITY` has room, because the blocked thread has already taken one.
         while added <= CAPACITY {
             assert!(timeout(LIMIT, writer.has_room()).await.unwrap());
             writer.add(0);

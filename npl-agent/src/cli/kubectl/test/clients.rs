@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sends the requests of all paths: from this process, and in the Pods by `kubectl exec`.
+//! Sends a request on each path: from this process, or from a client Pod by `kubectl exec`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +27,7 @@ fn place(path: &Path) -> Place {
     Some(if path.client == Client::Itself { echo_pod(index) } else { client_pod(index) })
 }
 
-/// The observations of all paths, in their order. All clients send at the same time.
+/// Sends a request on each path, and returns the results in the order of the paths. All clients send at the same time.
 pub(super) fn observe(kubectl: Kubectl<'_>, scene: &Scene<'_>, paths: &[Path]) -> Vec<Observation> {
     let mut places: BTreeMap<Place, Vec<(usize, Probe)>> = BTreeMap::new();
     for (index, path) in paths.iter().enumerate() {
@@ -57,7 +57,7 @@ pub(super) fn observe(kubectl: Kubectl<'_>, scene: &Scene<'_>, paths: &[Path]) -
     observed
 }
 
-/// The observations of a client in a Pod.
+/// Sends requests from a client Pod, and returns their results.
 pub(super) fn ask_in(
     kubectl: Kubectl<'_>,
     scene: &Scene<'_>,
@@ -72,8 +72,8 @@ pub(super) fn ask_in(
     Ok(observed)
 }
 
-/// The node addresses from which this process got no reply to any request, not even a refusal, and whose kubelet does not
-/// reply either.
+/// Returns the node addresses that this process cannot reach: no request to the address got a reply, not even a
+/// refusal, and the kubelet does not reply either.
 pub(super) fn unreachable(paths: &[Path], observed: &[Observation]) -> BTreeSet<IpAddr> {
     let outside = || paths.iter().zip(observed).filter(|(path, _observation)| path.client == Client::Outside);
     let has_replied = |ip: IpAddr| {

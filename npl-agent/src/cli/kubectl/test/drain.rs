@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Withdrawal and drain: an open connection survives the withdrawal of its node port, and a new connection is refused
+//! Tests withdrawal and drain: an open connection survives the withdrawal of its node port, and new connections fail
 //! after the drain.
 
 use std::{
@@ -29,15 +29,15 @@ use crate::{
     },
 };
 
-/// The longest drain whose end the test waits for.
+/// The longest drain for whose end the test waits.
 const LONGEST: Duration = Duration::from_secs(35);
 /// The maximum time between the end of the drain and the removal of the mapping.
 const MARGIN: Duration = Duration::from_secs(8);
 
-/// The limit for an observation of a client in a Pod, which has limits of its own.
+/// The time limit for one request of a client Pod. The client in the Pod has shorter time limits.
 const OBSERVATION: Duration = Duration::from_secs(20);
 
-/// An open connection of a client in a Pod. Dropping it ends the client.
+/// An open connection of a client in a Pod. Dropping this value ends the client.
 struct OpenConnection<'a> {
     interrupt: &'a Interrupt,
     process: Child,
@@ -78,13 +78,13 @@ impl<'a> OpenConnection<'a> {
 
 impl Drop for OpenConnection<'_> {
     fn drop(&mut self) {
-        // The process may have ended already.
+        // Errors are ignored, because the process may have ended already.
         drop(self.process.kill());
         drop(self.process.wait());
     }
 }
 
-/// What all steps need.
+/// The cluster, the test's objects, and the time limit, which all steps need.
 #[derive(Clone, Copy)]
 pub(super) struct Test<'a> {
     pub(super) kubectl: Kubectl<'a>,
@@ -93,7 +93,7 @@ pub(super) struct Test<'a> {
 }
 
 /// Withdraws the node ports of all echo Pods, and follows a connection of the first TCP path that has passed. An error
-/// is a row, so that earlier rows are printed.
+/// becomes a row too, so that the earlier rows are still printed.
 pub(super) fn rows(test: Test<'_>, published: &[Server], working: Option<&Path>) -> Vec<Row> {
     let mut rows = Vec::new();
     if let Err(error) = follow(test, published, working, &mut rows) {
@@ -123,7 +123,7 @@ fn follow(test: Test<'_>, published: &[Server], working: Option<&Path>, rows: &m
     Ok(())
 }
 
-/// The paths that [`rows`] can follow: TCP from a client Pod.
+/// Returns whether [`rows`] can keep a connection on this path open: TCP from a client Pod.
 pub(super) fn can_follow(path: &Path) -> bool {
     path.probe.protocol == Protocol::Tcp && matches!(path.client, Client::OtherNode | Client::OwnNode)
 }
@@ -133,7 +133,8 @@ fn row(path: &Path, node: &str, name: &str, (result, detail): (Outcome, String))
     Row { protocol: Some(path.probe.protocol), family: Some(family), ..Row::about(name, node, result, detail) }
 }
 
-/// Waits until the annotations name no node port. The API server may fail for a moment.
+/// Waits until the annotations name no node port. Failed requests are repeated, because the API server may fail for a
+/// moment.
 fn withdrawals(test: Test<'_>, published: &[Server], start: Instant) -> anyhow::Result<Vec<Row>> {
     let mut left = Err(anyhow!("the annotations were not read"));
     test.interrupt.until(PUBLICATION, || {
@@ -156,7 +157,7 @@ fn millis(duration: Duration) -> Elapsed {
     Elapsed(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Whether the open connection is still answered.
+/// Sends a request on the open connection, and returns whether the Pod still answers during the drain.
 fn during(open: anyhow::Result<OpenConnection<'_>>, drain: Duration, start: Instant) -> (Outcome, String) {
     let sent = since(start);
     match open.and_then(|mut connection| connection.observe()) {
@@ -165,7 +166,7 @@ fn during(open: anyhow::Result<OpenConnection<'_>>, drain: Duration, start: Inst
     }
 }
 
-/// Waits until a new connection is not answered.
+/// Waits until the node port no longer answers new connections.
 fn after(
     test: Test<'_>,
     (pod, probe): (&str, Probe),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl test`: tries every path to node ports with echo Pods, and removes the Pods again.
+//! `kubectl npl test`: creates echo Pods, tests every path to their node ports, and removes the Pods again.
 
 mod clients;
 mod drain;
@@ -26,8 +26,8 @@ use crate::{
 /// The limit for the whole test except the removal of its objects: more than the sum of the limits of all steps.
 const LIMIT: Duration = Duration::from_mins(4);
 
-/// Prints the result of every path. The exit code is 1 if a path fails, else 2 if a result is unknown or objects of the
-/// test are left.
+/// Prints the result of every path. The exit code is 1 if a path fails, otherwise 2 if a result is unknown or objects
+/// of the test are left, otherwise 0.
 pub(super) fn run(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::watch(LIMIT)?;
     let kubectl = kubectl.within(&interrupt);
@@ -53,7 +53,7 @@ fn test(
     Ok(report.verdict())
 }
 
-/// The exit code of a test, whose objects were removed or are left.
+/// Returns the exit code of a test. `is_removed` states whether all objects of the test were removed.
 fn exit_code(verdict: HealthVerdict, is_removed: bool) -> u8 {
     let verdict = if verdict == HealthVerdict::Healthy && !is_removed { HealthVerdict::CannotTell } else { verdict };
     verdict.exit_code()
@@ -76,7 +76,7 @@ fn all_rows(kubectl: Kubectl<'_>, scene: &Scene<'_>, interrupt: &Interrupt) -> a
     Ok(rows)
 }
 
-/// Waits until all node ports are published; the rows name those that are not.
+/// Waits until all node ports are published. The returned rows name the node ports that were not published in time.
 fn published(scene: &Scene<'_>, interrupt: &Interrupt) -> anyhow::Result<(Vec<Server>, Vec<Row>)> {
     let mut last = (Vec::new(), BTreeSet::new());
     interrupt.until(PUBLICATION, || {

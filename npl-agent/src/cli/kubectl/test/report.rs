@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The result of the test, with the doctor's findings on the Nodes of failed paths.
+//! The result of the test, with the findings of `npl-agent doctor` on the Nodes of failed paths.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ use crate::{
 pub(super) struct Report {
     verdict: HealthVerdict,
     rows: Vec<Row>,
-    /// The doctor's answer for each Node that serves the mapping of a failed path.
+    /// The output of `npl-agent doctor` for each Node that serves the mapping of a failed path.
     doctor: Vec<Diagnosis>,
 }
 
@@ -37,11 +37,11 @@ pub(super) struct Report {
 struct Diagnosis {
     node: String,
     findings: Vec<Finding>,
-    /// The reason if the doctor did not answer.
+    /// Why `npl-agent doctor` gave no result; absent if it gave one.
     error: Option<String>,
 }
 
-/// A finding as the doctor prints it.
+/// A finding as `npl-agent doctor` prints it.
 #[derive(Debug, Serialize, Deserialize)]
 struct Finding {
     key: String,
@@ -51,7 +51,7 @@ struct Finding {
 }
 
 impl Report {
-    /// Asks the doctor on each Node with a failed path.
+    /// Creates the result. Runs `npl-agent doctor` on each Node with a failed path.
     pub(super) fn new(kubectl: Kubectl<'_>, sites: &[Site], rows: Vec<Row>) -> Self {
         let failed: BTreeSet<&str> =
             rows.iter().filter(|row| row.result == Outcome::Failed).map(|row| row.node.as_str()).collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The objects of the test: a Namespace with a Service, and on each Node an echo Pod, which the Service selects, and a
-//! client Pod.
+//! The objects of the test: a Namespace with a Service, and two Pods on each Node. The Service selects the echo Pod;
+//! the client Pod sends requests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,12 +31,12 @@ use crate::{
     kube::AnnotationKeys,
 };
 
-/// The label of the test's Namespaces, by which a later test finds Namespaces that were not removed.
+/// The label of the test's Namespace. A later test finds Namespaces that were not removed by this label.
 const LABEL: (&str, &str) = ("app.kubernetes.io/name", "npl-test");
-/// The label of the Pods, by which the Service selects the echo Pods.
+/// The key of the Pods' label by which the Service selects the echo Pods.
 const ROLE: &str = "app.kubernetes.io/component";
 const SERVICE: &str = "echo";
-/// The container of each Pod.
+/// The name of the container in each Pod.
 const CONTAINER: &str = "echo";
 /// The hidden command of `npl-agent` that the Pods run.
 const COMMAND: &str = "echo";
@@ -85,7 +85,8 @@ pub(super) fn name_leftovers(kubectl: Kubectl<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The name of a Namespace that a test has created and nobody removes. Other Namespaces may have the same label.
+/// Returns the name of the Namespace if an earlier test created the Namespace and it is not being removed. Other
+/// Namespaces may have the same label, so the name's prefix is checked too.
 fn leftover(namespace: &Value) -> Option<&str> {
     let is_being_removed = namespace.pointer("/metadata/deletionTimestamp").is_some();
     Some(text_at(namespace, "/metadata/name")).filter(|name| !is_being_removed && name.starts_with(PREFIX))
@@ -102,7 +103,7 @@ pub(super) fn client_pod(index: usize) -> String {
 }
 
 impl<'a> Scene<'a> {
-    /// Chooses the names of the objects.
+    /// Chooses the names of the objects, without creating them.
     pub(super) fn new(kubectl: Kubectl<'a>, sites: &'a [Site]) -> anyhow::Result<Self> {
         let suffix: String = std::iter::repeat_with(fastrand::lowercase).take(5).collect();
         let selectors = sites.iter().filter_map(Site::service_selector).collect();
@@ -118,7 +119,8 @@ impl<'a> Scene<'a> {
     /// Creates all objects.
     pub(super) fn create(&self, image: Option<&str>) -> anyhow::Result<()> {
         self.kubectl.create(&self.namespace_object())?;
-        // The Pods' own service account exists before them; the controller creates `default` later.
+        // The Pods use a service account of their own: the controller may create the account `default` only after the
+        // Pods.
         let account = self.object("ServiceAccount", "v1", SERVICE);
         let mut objects = vec![account, self.service()];
         for (index, site) in self.sites.iter().enumerate() {
@@ -142,7 +144,7 @@ impl<'a> Scene<'a> {
         json!({"apiVersion": version, "kind": kind, "metadata": metadata})
     }
 
-    /// The protocols of all agents; an agent ignores Service ports of other protocols.
+    /// Returns the protocols that any agent maps. An agent ignores Service ports of other protocols.
     fn protocols(&self) -> BTreeSet<Protocol> {
         self.sites.iter().flat_map(Site::protocols).collect()
     }
@@ -163,12 +165,13 @@ impl<'a> Scene<'a> {
         service
     }
 
-    /// The name that a Pod's answers contain. Another test at the same time has Pods with the same names.
+    /// Returns the name that a Pod's answers contain. The name includes the Namespace, because a concurrent test has
+    /// Pods with the same names.
     fn identity(&self, pod: &str) -> String {
         format!("{pod}.{}", self.namespace)
     }
 
-    /// A Pod that Pod Security Admission admits on the level "restricted".
+    /// Builds a Pod that Pod Security Admission admits on the level "restricted".
     fn pod(&self, name: &str, role: &str, site: &Site, image: &str) -> Value {
         let mut pod = self.object("Pod", "v1", name);
         pod["metadata"]["labels"][ROLE] = json!(role);
@@ -275,7 +278,7 @@ impl<'a> Scene<'a> {
         nodes::exec_in([&self.namespace, pod, CONTAINER], options, &[&[COMMAND], arguments].concat())
     }
 
-    /// Removes all objects. If that fails, writes the command that removes them to standard error, and returns `false`.
+    /// Removes all objects. If the removal fails, writes a command for the user to standard error, and returns `false`.
     pub(super) fn remove(&self, interrupt: &Interrupt) -> bool {
         let arguments = ["delete", "namespace", &self.namespace];
         note(&format!("removing Namespace {}; another Ctrl-C leaves it behind", self.namespace));
@@ -295,7 +298,7 @@ impl<'a> Scene<'a> {
             last = self.kubectl.within(limit).delete(&arguments);
             Ok((last.is_ok() || attempts == ATTEMPTS).then_some(()))
         });
-        // The reason of kubectl says more than that of the time limit.
+        // kubectl's error is more specific than the error of the time limit, so kubectl's error takes precedence.
         last.and(removed.map(drop))
     }
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests with a script in place of kubectl.
+//! Tests in which a script takes the place of kubectl.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, process};
 
 use super::*;
 use crate::config::kubectl_args::ConnectionArgs;
 
-/// A folder with a script in place of kubectl, which is removed at the end.
+/// A directory with a script that takes the place of kubectl. The directory is removed at the end of the test.
 struct Script(PathBuf);
 
 impl Script {
@@ -19,7 +19,7 @@ impl Script {
         Self(folder)
     }
 
-    /// The scene of a test on one Node, without objects.
+    /// Calls `use_it` with the scene of a test on one Node, whose objects do not exist yet.
     fn with_scene<T>(&self, use_it: impl FnOnce(&Scene<'_>) -> T) -> T {
         let connection = ConnectionArgs {
             context: Some("lab".to_owned()),

@@ -51,7 +51,7 @@ impl Site {
         self.variable("NPL_LOCAL_CLIENTS") != Some("host") && self.variable("NPL_CGROUP") != Some("none")
     }
 
-    /// The agent's drain; the default of `--drain` is 30s.
+    /// Returns the agent's drain time; the default of `--drain` is 30s.
     pub(super) fn drain(&self) -> Duration {
         let named = self.variable("NPL_DRAIN").and_then(|text| value::duration(text).ok());
         named.unwrap_or(Duration::from_secs(30))
@@ -62,8 +62,8 @@ impl Site {
         self.variable("NPL_SERVICE_SELECTOR").filter(|text| !text.is_empty())
     }
 
-    /// Reads the addresses of the Node's devices in the agent's Pod, which runs on the host network. An agent of an earlier
-    /// version does not print them.
+    /// Reads the addresses of the Node's devices in the agent's Pod, which runs on the host network. An agent of an
+    /// earlier version cannot print the addresses, so they remain unknown.
     fn with_device_ips(mut self, kubectl: Kubectl<'_>) -> Self {
         let output = exec(kubectl, &self.agent, &["echo", "addresses"]);
         self.device_ips = output.ok().and_then(|(_code, text)| serde_json::from_str(&text).ok()).unwrap_or_default();
