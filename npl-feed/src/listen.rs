@@ -3,6 +3,7 @@
 //! limit are applied to each connection.
 
 use std::{
+    collections::VecDeque,
     io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{Arc, Once},
@@ -19,7 +20,8 @@ use ipnet::IpNet;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{Semaphore, watch},
+    task::AbortHandle,
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, rustls::ServerConfig};
@@ -29,9 +31,10 @@ use crate::{access, status::Status};
 
 /// The maximum number of connections to one interface. Further connections are closed immediately.
 pub const MOST_CONNECTIONS: usize = 1024;
-/// The maximum number of connections from clients outside the allow list, which get only the probes.
+/// The maximum number of connections from clients outside the allow list, which get only the probes. A further
+/// connection closes the oldest one, so that idle connections of other clients do not prevent the kubelet's probes.
 pub const MOST_PROBES: usize = 64;
-/// The longest duration of such a connection, so that other clients cannot keep the kubelet's probes away.
+/// The longest duration of such a connection.
 const PROBE: Duration = Duration::from_secs(5);
 /// Timeout of the TLS handshake, and of receiving the header of a request.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -109,7 +112,7 @@ impl Listener {
     #[expect(clippy::infinite_loop, reason = "tasks of other types end in the same set")]
     pub async fn serve(self, router: Router, probes: Option<Router>) {
         let free = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        let free_for_probes = Arc::new(Semaphore::new(MOST_PROBES));
+        let mut open_probes = OpenProbes::default();
         loop {
             let (stream, peer) = match self.socket.accept().await {
                 Ok(accepted) => accepted,
@@ -119,26 +122,43 @@ impl Listener {
                     continue;
                 }
             };
-            let is_admitted = access::admits(&self.allowed, peer.ip());
-            let (free, router) = if is_admitted { (&free, Some(&router)) } else { (&free_for_probes, probes.as_ref()) };
-            let permit = Arc::clone(free).try_acquire_owned().ok();
-            let Some((router, permit)) = router.cloned().zip(permit) else {
-                self.status.count_refused(self.interface);
-                debug!(interface = self.interface, %peer, "a connection was refused");
-                continue;
-            };
             let tls = self.tls.as_ref().map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
-            let connection = connection(stream, tls, router, permit);
-            if is_admitted {
-                tokio::spawn(connection);
-            } else {
-                tokio::spawn(timeout(PROBE, connection));
+            if access::admits(&self.allowed, peer.ip()) {
+                if let Ok(permit) = Arc::clone(&free).try_acquire_owned() {
+                    let connection = connection(stream, tls, router.clone());
+                    tokio::spawn(async move {
+                        connection.await;
+                        drop(permit);
+                    });
+                    continue;
+                }
+            } else if let Some(probes) = &probes {
+                open_probes.spawn(connection(stream, tls, probes.clone()));
+                continue;
             }
+            self.status.count_refused(self.interface);
+            debug!(interface = self.interface, %peer, "a connection was refused");
         }
     }
 }
 
-async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, router: Router, permit: OwnedSemaphorePermit) {
+/// Connections of clients outside the allow list, the oldest first.
+#[derive(Default)]
+struct OpenProbes(VecDeque<AbortHandle>);
+
+impl OpenProbes {
+    fn spawn(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
+        self.0.retain(|task| !task.is_finished());
+        if self.0.len() >= MOST_PROBES
+            && let Some(oldest) = self.0.pop_front()
+        {
+            oldest.abort();
+        }
+        self.0.push_back(tokio::spawn(timeout(PROBE, connection)).abort_handle());
+    }
+}
+
+async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, router: Router) {
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "TCP_NODELAY could not be set");
     }
@@ -150,7 +170,6 @@ async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, router: Router,
             Err(_late) => debug!("a TLS handshake took too long"),
         },
     }
-    drop(permit);
 }
 
 async fn requests(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router) {

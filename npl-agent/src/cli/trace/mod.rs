@@ -31,13 +31,13 @@ use crate::{
     local,
 };
 
-/// How many times the command renews the filter's lease within the length of the lease.
+/// How many times the command renews the trace filter's lease within one lease time.
 const EXTENSIONS: u32 = 3;
-/// The time for which an interrupted command waits for the reader of the output.
+/// The time for which an interrupted command waits until the reader of the output has read the remaining records.
 const READER: Duration = Duration::from_millis(500);
 
-/// Arms the filter, and prints or writes the records. The command ends when the time or the number of records is
-/// reached, when the operator interrupts the command, or when the reader of the output closes it.
+/// Arms the trace filter, and prints or writes the records. The command ends when the time or the number of records is
+/// reached, on an interrupt, or when the reader closes the output.
 ///
 /// # Errors
 ///
@@ -56,7 +56,7 @@ pub async fn run(args: &TraceArgs) -> anyhow::Result<()> {
     trace.disarm();
     let written = writer.written();
     let rest = async {
-        // What the programs wrote before the filter was off.
+        // Reads the records that the programs wrote before the filter was disarmed.
         while writer.has_room().await && shown.take_batch(&mut trace, &writer) == Batch::Full {}
         writer.finish().await
     };
@@ -72,12 +72,13 @@ pub async fn run(args: &TraceArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The sentences at the end of the command.
+/// Returns the sentences that the command prints at its end: how many records were written or lost.
 fn summary(written: u64, unwritten: u64, left_out: LeftOut, rate: u64) -> Vec<String> {
     let mut sentences = vec![format!("{written} records")];
     if unwritten > 0 {
-        sentences
-            .push(format!("{unwritten} more records were not written, because the reader of the output paused it"));
+        sentences.push(format!(
+            "{unwritten} more records were not written, because the reader of the output paused or closed it"
+        ));
     }
     if left_out.rate_limited > 0 {
         sentences.push(format!(
@@ -95,7 +96,8 @@ fn summary(written: u64, unwritten: u64, left_out: LeftOut, rate: u64) -> Vec<St
     sentences
 }
 
-/// Prints the sentences. Standard error may be the same paused pipe as the output.
+/// Prints the sentences on a separate thread: standard error may be the same pipe as the output, and its reader may
+/// have paused.
 async fn report(sentences: Vec<String>, signals: &mut Signals) {
     let (done, printed) = oneshot::channel::<()>();
     thread::spawn(move || {
@@ -110,7 +112,7 @@ async fn report(sentences: Vec<String>, signals: &mut Signals) {
     }
 }
 
-/// The signals that end the command.
+/// Receives the signals that end the command.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -142,7 +144,7 @@ enum End {
     Interrupted,
 }
 
-/// Hands the records to `writer` until the command ends.
+/// Passes the records to `writer` until the command ends.
 async fn follow(
     args: &TraceArgs,
     trace: &mut PacketTrace,
@@ -152,7 +154,7 @@ async fn follow(
 ) -> anyhow::Result<End> {
     let descriptor = trace.readiness().context("wait for records")?;
     #[expect(unsafe_code, reason = "tokio cannot know that the descriptor stays the same")]
-    // SAFETY: the descriptor is owned, and always returns the same file descriptor number.
+    // SAFETY: `descriptor` owns its file, and always returns the same file descriptor number.
     let readiness = unsafe { AsyncFd::register(descriptor) }.context("wait for records")?;
     let mut lease = interval(TRACE_LEASE / EXTENSIONS);
     lease.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -174,7 +176,8 @@ async fn follow(
             ready = wait => ready.context("wait for records")?,
         };
         match shown.take_batch(trace, writer) {
-            // The kernel reports the next record only if the ring buffer was empty before it.
+            // The ring buffer is empty, so the kernel reports the next record: it reports a record only if the buffer
+            // was empty before.
             Batch::Last => ready.clear_ready(),
             Batch::Full => {}
             Batch::Enough => return Ok(End::Complete),
@@ -185,7 +188,7 @@ async fn follow(
 /// The number of records that are read before the command checks signals and time limits again.
 const BATCH: usize = 256;
 
-/// The end of a batch of records.
+/// Why a batch of records ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Batch {
     /// The ring buffer is empty.
@@ -196,7 +199,7 @@ enum Batch {
     Enough,
 }
 
-/// The records that are handed to the writer.
+/// Selects the records to show, and counts the records that were passed to the writer.
 struct Shown<'a> {
     selection: &'a PacketSelection,
     limit: u64,
@@ -204,7 +207,7 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// Hands over as many records as the writer has room for.
+    /// Passes up to [`BATCH`] records to the writer, but no more than the writer has room for.
     fn take_batch(&mut self, trace: &mut PacketTrace, writer: &Writer<Record>) -> Batch {
         for _ in 0..BATCH.min(writer.room()) {
             if self.records >= self.limit {
@@ -219,7 +222,7 @@ impl Shown<'_> {
         Batch::Full
     }
 
-    /// The number of wanted records that are still in the ring buffer.
+    /// Empties the ring buffer, and returns the number of its records that would have been shown.
     fn rest_of(&self, trace: &mut PacketTrace) -> u64 {
         let mut rest = 0;
         while let Some(record) = trace.next_record().filter(|_| self.records + rest < self.limit) {
@@ -258,7 +261,8 @@ async fn selection(args: &TraceArgs) -> anyhow::Result<PacketSelection> {
     Ok(selection)
 }
 
-/// The endpoints that the agent knows: the addresses behind the node port, and those of the Pod.
+/// Returns the endpoints to trace that only the agent knows: the addresses of Pods behind the node port, and the
+/// endpoints of the given Pod.
 fn known_endpoints(args: &TraceArgs, agent: &AgentView) -> anyhow::Result<Vec<TracedEndpoint>> {
     let mut endpoints = args.node_port.map(|port| addresses_behind(agent, port)).unwrap_or_default();
     if let Some(pod) = &args.pod {
@@ -274,8 +278,8 @@ fn known_endpoints(args: &TraceArgs, agent: &AgentView) -> anyhow::Result<Vec<Tr
     Ok(endpoints)
 }
 
-/// The addresses of the Pods behind a node port. A reply that is not translated does not contain the node port, so only
-/// the Pod's address selects it.
+/// The addresses of the Pods behind a node port. Replies before translation do not contain the node port, so only the
+/// Pod's address selects them.
 fn addresses_behind(agent: &AgentView, port: u16) -> Vec<TracedEndpoint> {
     let views = agent.node_ports.iter().filter(|view| view.frontend.node_port.0 == port);
     distinct(views.filter_map(|view| view.pod_ip.map(TracedEndpoint::Address)))
@@ -294,7 +298,7 @@ fn endpoints_of(agent: &AgentView, namespace: Option<&str>, pod: &str) -> Vec<Tr
     distinct(endpoints)
 }
 
-/// Removes duplicates and keeps the order of the endpoints: the filter has room for only a few.
+/// Removes duplicates and keeps the order. Duplicates would waste room: the filter holds only a few endpoints.
 fn distinct(endpoints: impl IntoIterator<Item = TracedEndpoint>) -> Vec<TracedEndpoint> {
     let mut known = Vec::new();
     for endpoint in endpoints {
