@@ -168,7 +168,7 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// Prepares endpoints that are added again before the entries of their former mappings were removed. Old conntrack
+    /// Prepares endpoints that are added again while entries of their former mappings still exist. Old conntrack
     /// entries may stay, because their generation makes them invalid. Old socket reverse NAT entries have no
     /// generation, so they are removed now.
     fn reuse_endpoints(
@@ -256,8 +256,8 @@ impl MappingWriter {
         self.known.insert(frontend, entry);
     }
 
-    /// Removes a frontend from the cache, and its endpoint from the kernel unless another mapping has the same
-    /// endpoint. The new epoch invalidates cached lookups of the endpoint.
+    /// Removes a frontend from the writer's copy of the mappings, and its endpoint from the kernel unless another
+    /// mapping has the same endpoint. The new epoch invalidates cached lookups of the endpoint.
     fn remove_known(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
         let Some(old) = self.known.remove(&frontend) else { return Ok(()) };
         let sender = sender(&old.backend, frontend.protocol);

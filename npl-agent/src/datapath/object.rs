@@ -37,7 +37,7 @@ pub(super) fn digest(object: &[u8]) -> String {
     format!("{:016x}", u64::from_be_bytes(first))
 }
 
-/// The text about the effect of replacing a map by a map of the same layout with another size.
+/// The log text that states what happens to a map's elements when a map of another size replaces the map.
 fn replacement_effect(name: &str) -> &'static str {
     if predecessor::is_copied(name) {
         "a new map replaces the pinned map, whose elements are copied"

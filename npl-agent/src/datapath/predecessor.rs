@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(path(ABI_VERSION + 1, MAP_FLOW_V4), None, "a later version may have changed the layout");
     }
 
-    /// The maps that [`super::Maps::copy_entries`] reads.
+    /// The log may state that elements are copied only for the maps that [`super::Maps::copy_entries`] reads.
     #[test]
     fn only_maps_that_are_copied_are_logged_as_copied() {
         use crate::datapath::layout::{Layout, V4, V6};

@@ -50,7 +50,8 @@ enum Variant {
     Unmitigated,
     /// Loaded without `CAP_PERFMON`: the kernel adds a speculation barrier after nearly every store to the stack.
     Mitigated,
-    /// Loaded without `CAP_PERFMON` before Linux 6.6: with barriers, and packets are read by a helper.
+    /// Loaded without `CAP_PERFMON` before Linux 6.6: with speculation barriers, and a helper function reads the
+    /// packets.
     ByHelper,
 }
 

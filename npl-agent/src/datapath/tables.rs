@@ -123,7 +123,7 @@ impl Tables {
         })
     }
 
-    /// Writes the `CRC32c` table, from which the programs update SCTP checksums.
+    /// Writes the `CRC32c` table, which the programs use to update SCTP checksums.
     ///
     /// # Errors
     ///
@@ -330,8 +330,9 @@ impl Tables {
         times.try_fold(0, |last, time| Ok(time?.max(last)))
     }
 
-    /// Sets the time of the last packet to a node port to now. Called before a mapping is removed, because its clients
-    /// and load balancers may still send, also after a restart of the agent.
+    /// Sets the time of the last packet to a node port to now. The agent calls this function before it removes a
+    /// mapping, because clients and load balancers may still send packets to the port. The record outlives a restart of
+    /// the agent.
     pub(super) fn record_unmapped_traffic(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         self.family_mut(frontend.family).set_last_unmapped(frontend.node_port, kernel_time())
     }
@@ -412,7 +413,7 @@ impl Tables {
         self.change_config(|config| Config { primary_v4: addr.octets(), primary_v4_index: index, ..config })
     }
 
-    /// Number of packets of each reason, summed over CPUs.
+    /// For each reason why packets were not translated, the number of these packets, summed over CPUs.
     ///
     /// # Errors
     ///
@@ -470,7 +471,7 @@ impl Tables {
     }
 }
 
-/// The index of the counters of a family's removed mappings, and of mappings for which no counters were free.
+/// The index of the counters that a family's removed mappings share with mappings for which no counters were free.
 pub(super) const fn shared_stats(family: Family) -> u32 {
     match family {
         Family::V4 => SHARED_V4,
