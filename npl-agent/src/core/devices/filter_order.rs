@@ -19,14 +19,14 @@ use crate::core::model::Moment;
 const MOST_MOVES: usize = 5;
 const WINDOW_MILLIS: u64 = 600_000;
 
-/// The hooks of an uplink whose programs translate.
+/// The hooks of an uplink on which NPL's programs translate packets.
 const HOOKS: [(Direction, Side); 2] = [(Direction::Egress, Side::Egress), (Direction::Ingress, Side::Ingress)];
 
 /// The programs of other software ahead of NPL's, by the name of their device. Each program is given as its name and
 /// direction.
 pub type ProgramsAhead = BTreeMap<String, BTreeSet<String>>;
 
-/// The recent moves of each filter.
+/// Decides which filters to move, and stores the recent moves of each filter, because the number of moves is limited.
 #[derive(Debug, Default)]
 pub struct FilterOrder {
     moves: BTreeMap<(u32, Direction), Vec<Moment>>,

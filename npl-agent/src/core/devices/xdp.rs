@@ -11,8 +11,8 @@ const LARGEST_WHOLE: u32 = 3498;
 
 /// Drivers with which a translation in XDP keeps checksums correct. Frames from these drivers have complete checksums.
 /// After a program has run, these drivers do not report the card's sum of the untranslated bytes (`CHECKSUM_COMPLETE`).
-/// `gve` reports that sum, and so does `ice` on E830 cards since Linux 6.15; `mlx5_core` does not report the sum while
-/// a program is attached.
+/// `gve` is not in the list, because it reports that sum. Nor is `ice`, which reports the sum on E830 cards since Linux
+/// 6.15. `mlx5_core` does not report the sum while a program is attached.
 const SAFE_DRIVERS: [&str; 6] = ["mlx5_core", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net"];
 
 /// The value of the flag `--attach`.
@@ -95,7 +95,8 @@ impl XdpReason {
         Self::KernelRefuses,
     ];
 
-    /// The name of the folder on the BPF file system by which the agent stores the reason for other processes.
+    /// The text by which the agent stores the reason for other processes, as a part of a directory's name on the BPF
+    /// file system.
     pub const fn key(self) -> &'static str {
         match self {
             Self::NotRequested => "not_requested",

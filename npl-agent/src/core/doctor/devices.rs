@@ -82,7 +82,7 @@ pub(super) fn node_network(facts: &Facts) -> Finding {
     )
 }
 
-/// Checks for programs of other software that run ahead of NPL's, and may end the chain.
+/// Checks for programs of other software that run ahead of NPL's programs, and may prevent NPL's programs from running.
 pub(super) fn program_order(facts: &Facts) -> Finding {
     let key = "program_order";
     let ahead = match &facts.programs_ahead {

@@ -120,7 +120,7 @@ pub enum Field {
 }
 
 impl Condition {
-    /// A condition for which the doctor cannot decide whether it matches.
+    /// Creates a condition about which the doctor cannot decide whether a request meets it.
     pub const fn unclear() -> Self {
         Self { field: Field::Other, mask: Vec::new(), values: Vec::new(), is_negated: false }
     }
@@ -228,7 +228,7 @@ struct ChainOutcome<'a> {
     /// The chain whose rule drops or rejects the request.
     refused_in: Option<&'a str>,
     may_accept: bool,
-    /// The chain with a rule that drops or rejects the request if it has unknown fields that the rule requires.
+    /// The chain with a rule that may drop or reject the request, depending on fields that the doctor does not know.
     may_refuse_in: Option<&'a str>,
 }
 
@@ -237,7 +237,7 @@ impl<'a> ChainOutcome<'a> {
         Self { end, refused_in, may_accept: false, may_refuse_in: None }
     }
 
-    /// The walk after a chain or a verdict that follows this part.
+    /// The outcome after a further rule, whose verdict or chain has the outcome `inner`.
     fn then(self, inner: Self) -> Self {
         Self {
             may_accept: self.may_accept || inner.may_accept,
@@ -247,7 +247,7 @@ impl<'a> ChainOutcome<'a> {
     }
 }
 
-/// Whether a base chain drops or rejects a request, with the words about the rule or policy.
+/// How certainly a base chain drops or rejects a request; the text describes the rule or policy.
 enum Refusal {
     Certain(String),
     Possible(String),
@@ -300,7 +300,7 @@ impl ForwardChains {
             let leaves = matches!(rule.verdict, Verdict::Return | Verdict::Goto(_));
             let after = walk.then(inner);
             if !is_certain {
-                // If the rule may not match, evaluation may continue with a rule that accepts.
+                // If the rule does not match, or leaves this chain, a rule that accepts the request may follow.
                 walk.may_accept = after.may_accept || inner.end == End::Accepted || leaves;
                 walk.may_refuse_in = after.may_refuse_in.or(inner.refused_in);
             } else if inner.end != End::Open || leaves {
@@ -346,7 +346,7 @@ fn requests(facts: &Facts, family: Family) -> Vec<Request<'_>> {
     let of_family = facts.pod_devices.iter().filter(|(pod, _)| Family::of(**pod) == family);
     let pods: Vec<_> = of_family.filter_map(|(pod, ifindex)| Some((*pod, device(*ifindex)?))).take(SAMPLES).collect();
     let has_address = |device: &Device| device.addresses.iter().any(|addr| Family::of(*addr) == family);
-    // A firewall may filter the tunnels between Nodes differently from the uplinks of clients.
+    // Tunnels between Nodes are left out, because a firewall may filter them differently from the uplinks of clients.
     let uplinks = receiving_uplinks(facts, family).into_iter();
     let uplinks = uplinks.filter(|device| device.kind != DeviceKind::Tunnel && has_address(device));
     let to_each = |uplink| {

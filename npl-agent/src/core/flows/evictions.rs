@@ -85,7 +85,7 @@ mod tests {
     }
 
     proptest! {
-        /// A table that evicts as soon as it is full, and sweeps at arbitrary times.
+        /// Simulates a table that evicts entries as soon as it is full, and sweeps of this table at arbitrary times.
         #[test]
         fn every_eviction_of_a_full_table_is_counted_once(
             rounds in prop::collection::vec((CAPACITY..3 * CAPACITY, 0..CAPACITY, 0..10_usize), 1..50),

@@ -50,7 +50,7 @@ impl Change {
     }
 }
 
-/// The Pods that a change affects.
+/// The Pods and port numbers that a change affects.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Touched {
     /// Pods whose assignment may change.
@@ -71,7 +71,8 @@ struct NodePortService {
 /// A Pod's claim to an address, ordered by time. The Pod with the greatest claim holds the address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct AddressClaim {
-    /// How often the store had been restored before that event: versions of an earlier store do not compare.
+    /// How often the store had been restored before the first event that shows the address. Resource versions from
+    /// before and after a restore cannot be compared.
     restores: u64,
     /// The Pod's resource version in the first event that shows the address.
     resource_version: u64,

@@ -228,7 +228,7 @@ impl PortTable {
         self.rank(frontend) == 0
     }
 
-    /// The distance of a claim's phase from the phase active. A Pod port reactivates the claim with the smallest
+    /// The distance of a claim's phase from [`Phase::Active`]. A Pod port reactivates the claim with the smallest
     /// distance.
     pub(in crate::core) fn rank(&self, frontend: Frontend) -> u8 {
         match self.claims.get(&frontend).map(|claim| claim.phase) {
@@ -322,7 +322,7 @@ impl PortTable {
         self.recent_traffic.insert(node_port, until);
     }
 
-    /// Keeps a number from being allocated.
+    /// Prevents a number from being allocated until a time.
     pub(in crate::core) fn quarantine(&mut self, node_port: NodePort, until: Moment) {
         self.quarantined.insert(node_port, until);
     }

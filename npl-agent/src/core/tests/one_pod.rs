@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that a node port number belongs to one Pod. AKO and F5 CIS ignore the protocol of an entry, so a TCP pool also
-//! contains the number of a Pod's UDP entry. Both also send to a withdrawn entry for some time.
+//! Tests that a node port number belongs to one Pod. AKO and F5 CIS ignore the protocol of an entry, so their TCP pools
+//! contain the number of a Pod's UDP entry too. Load balancers also keep sending to a withdrawn entry for some time.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

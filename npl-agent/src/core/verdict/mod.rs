@@ -91,7 +91,7 @@ pub struct HealthFinding {
     pub weight: Weight,
     /// The observation and its effect on traffic.
     pub text: String,
-    /// The section of the documents with causes and actions.
+    /// The documentation section about causes and actions: file and anchor.
     pub page: &'static str,
 }
 

@@ -178,7 +178,7 @@ pub struct LinkReport {
     pub holds: Holds,
     /// The finding, as one sentence.
     pub found: String,
-    /// The section of the documents about the broken condition; `None` if the condition holds.
+    /// The documentation section about the broken condition: file and anchor; `None` if the condition holds.
     pub page: Option<String>,
 }
 
