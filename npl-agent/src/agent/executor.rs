@@ -133,8 +133,8 @@ impl Executor {
         }
     }
 
-    /// Removes the connection tracking entries of endpoints that earlier ops have removed. Returns their number for
-    /// IPv4 and IPv6.
+    /// Removes the connection tracking entries of endpoints that earlier ops have removed. Returns the numbers of
+    /// removed entries of IPv4 and IPv6.
     ///
     /// # Errors
     ///

@@ -61,7 +61,7 @@ pub enum GateReason {
     Published,
     /// No Service requests node ports for the Pod, or no requested node port can be served.
     NoNodePorts,
-    /// Some of the requested node ports are published. An Event states why the other node ports are not.
+    /// Some of the requested node ports are published. An Event states why the other node ports are not published.
     PartlyPublished,
 }
 

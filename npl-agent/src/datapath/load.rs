@@ -120,8 +120,8 @@ impl Datapath {
         Ok(retired)
     }
 
-    /// Removes each Pod's next hop that is missing from the plan or differs from the plan. From then on, the kernel
-    /// stack forwards packets to these Pods.
+    /// Removes the next hops that are missing from the plan or differ from the plan. From then on, the kernel stack
+    /// forwards packets to the affected Pods.
     ///
     /// # Errors
     ///
@@ -292,7 +292,7 @@ impl Datapath {
     }
 
     /// The time since each node port of a range lost its last mapping or received its last packet without a mapping,
-    /// rounded down. Ports without a record are left out. The records outlive the agent, but not the Node's kernel.
+    /// rounded down. Ports without a record are left out. The records outlive the agent, but not a reboot of the Node.
     ///
     /// # Errors
     ///
@@ -330,8 +330,8 @@ impl Datapath {
         ranges.iter().try_for_each(|range| maps.remove_source(frontend, *range))
     }
 
-    /// Removes the conntrack entries of endpoints that were removed since the last call. Returns their number for IPv4
-    /// and IPv6.
+    /// Removes the conntrack entries of endpoints that were removed since the last call. Returns the numbers of removed
+    /// entries of IPv4 and IPv6.
     ///
     /// # Errors
     ///

@@ -46,8 +46,8 @@ impl NextHops {
         Ok(v4.chain(v6).filter_map(|(addr, value)| Some((addr, next_hop(value)?))).collect())
     }
 
-    /// Removes all entries that differ from the plan or that the plan does not contain. Pods are removed before
-    /// uplinks, so that both directions of a Pod's traffic change to the kernel stack at the same time.
+    /// Removes all entries that are missing from the plan or differ from the plan. Pods are removed before uplinks, so
+    /// that both directions of a Pod's traffic change to the kernel stack at the same time.
     pub(super) fn retain(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,

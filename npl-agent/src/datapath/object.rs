@@ -46,10 +46,11 @@ fn replacement_effect(name: &str) -> &'static str {
     }
 }
 
-/// Moves or removes pinned maps whose type or layout differs from the object's, because aya would use them without a
-/// check. A map with another number of elements or other flags is moved. The elements of maps of mappings, allowed
-/// sources, conntrack and socket reverse NAT are copied later ([`predecessor::is_copied`]). If a map cannot be opened,
-/// for lack of file descriptors or permissions, the result is an error, because the map may contain all mappings.
+/// Moves or removes pinned maps whose type or layout differs from the object file, because aya would use such maps
+/// without a check. A map with another number of elements or other flags is moved. The elements of maps of mappings,
+/// allowed sources, conntrack and socket reverse NAT are copied later ([`predecessor::is_copied`]). If a map cannot be
+/// opened, for lack of file descriptors or permissions, the result is an error, because the map may contain all
+/// mappings.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &TableSizes) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {

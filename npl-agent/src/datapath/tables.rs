@@ -276,8 +276,8 @@ impl Tables {
         Ok(self.flow_counts()?.iter().sum())
     }
 
-    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns their
-    /// number, and reports the result for each family.
+    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns the
+    /// number of removed entries, and passes the result for each family to `report`.
     ///
     /// # Errors
     ///

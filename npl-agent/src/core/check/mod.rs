@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compares the annotations of all Pods of the cluster with the Services that request node ports and with the addresses
-//! of the Nodes, for `kubectl npl check`.
+//! Compares the annotations of all Pods with the Services that request node ports, and with the addresses of the Nodes.
+//! `kubectl npl check` prints the differences.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

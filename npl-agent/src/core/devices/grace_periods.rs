@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Grace periods for addresses and devices that disappear. A link that flaps, a lease that is renewed and a network
-//! manager that restarts remove addresses and routes briefly. If the programs were detached during that time, the host
-//! would answer instead of the Pods and reset their connections.
+//! Grace periods for addresses and devices that disappear. Addresses and routes disappear briefly when a link flaps, a
+//! lease is renewed or a network manager restarts. If the programs were detached during that time, the host would
+//! answer instead of the Pods and reset their connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 

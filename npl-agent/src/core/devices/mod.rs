@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides to which devices the programs are attached, and on which addresses of the Node node ports answer. Every
+//! Decides to which devices the programs are attached, and on which of the Node's addresses node ports answer. Every
 //! decision about a device has a reason.
 
 pub mod attachments;
@@ -330,9 +330,9 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     }
 }
 
-/// The addresses on which node ports answer, by priority. Published addresses that a device has come first, then all
-/// other addresses of devices that are not dummy devices. Dummy devices are excluded because kube-proxy in IPVS mode
-/// assigns all cluster IPs to a dummy device.
+/// The addresses on which node ports answer, by priority. The published addresses come first, if a device has them. All
+/// other addresses of devices follow, except addresses of dummy devices. Dummy devices are excluded because kube-proxy
+/// in IPVS mode assigns all cluster IPs to a dummy device.
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
     let real = devices.iter().filter(|device| device.kind != DeviceKind::Dummy);
     let all: Vec<IpAddr> = real.flat_map(|device| device.addresses.iter().copied()).collect();

@@ -51,8 +51,8 @@ impl PodRoutes {
         addresses.difference(&self.known).copied().collect()
     }
 
-    /// The Pods on the network of an uplink. A Pod whose route has a gateway is left out, because the route may be the
-    /// default route: the look-up returns the default route while a CNI replaces the routes to its Pods.
+    /// The Pods on the network of an uplink. Pods whose route has a gateway are left out: while a CNI replaces the
+    /// routes to its Pods, the look-up returns the default route.
     pub fn on_node_network(&self) -> PodsOnNodeNetwork {
         let direct = self.routes.iter().filter(|(_, route)| !route.has_gateway);
         direct.filter_map(|(addr, route)| Some((*addr, self.uplinks.get(&route.ifindex)?.clone()))).collect()
@@ -77,8 +77,8 @@ fn leaves_the_node(device: &Device, node_ips: &[IpAddr]) -> bool {
 }
 
 /// Whether clients are on the device's own network, so that a Pod on that network reaches clients without the Node. A
-/// device that is not hardware must have a Node address or the default route: an Open vSwitch device with another
-/// address may connect a CNI's Pods to the Node.
+/// device that is not hardware must have a Node address or the default route. For example, an Open vSwitch device with
+/// another address may connect a CNI's Pods to the Node.
 fn is_of_node_network(device: &Device, node_ips: &[IpAddr]) -> bool {
     match choose_by_rules(device, node_ips) {
         Ok(UplinkReason::HasNodeAddress | UplinkReason::HasDefaultRoute) => device.kind != DeviceKind::Tunnel,

@@ -234,9 +234,9 @@ impl DevicePlanner {
         }
     }
 
-    /// The next hop of each Pod, or why its packets are not redirected. The result is empty in stack mode, and in
-    /// offload mode if kernel conntrack is strict: strict kernel conntrack would mark packets after an offloaded period
-    /// as invalid.
+    /// The next hop of each Pod, or why its packets are not redirected. The result is empty in stack mode. In offload
+    /// mode, the result is empty if kernel conntrack is strict, because strict conntrack would mark packets after an
+    /// offloaded period as invalid.
     fn decide_next_hops(
         &self,
         network: &NodeNetwork<'_>,
@@ -369,7 +369,7 @@ mod tests {
     }
 
     /// Before Linux 6.6, attachments are read even in stack mode. The planner must not redirect packets because of
-    /// them.
+    /// these attachments.
     #[test]
     fn no_pod_is_redirected_in_stack_mode() {
         let pod = IpAddr::from([10, 244, 1, 5]);

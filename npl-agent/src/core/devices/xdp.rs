@@ -59,8 +59,8 @@ pub enum XdpReason {
     IsVirtual,
     /// The device is a port of a master device, such as a bond or bridge, which receives the frames.
     IsEnslaved,
-    /// VLAN, macvlan or ipvlan devices are on top of the device, so the network card may strip a VLAN tag from a frame,
-    /// which XDP cannot detect.
+    /// VLAN, macvlan or ipvlan devices are on top of the device. The network card may then strip a VLAN tag from a
+    /// frame, which XDP cannot detect.
     HasUpperDevices,
     /// The driver is not in [`SAFE_DRIVERS`].
     UnknownDriver,

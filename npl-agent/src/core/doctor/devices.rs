@@ -6,7 +6,7 @@ use crate::core::devices::{
     Device, DeviceSelection, HAS_INGRESS_QUEUE, choose, local_addresses, node_network::network_of,
 };
 
-/// Checks for devices that clients may use but that the programs do not support.
+/// Checks for devices that the programs do not support although clients may use them.
 pub(super) fn devices(facts: &Facts) -> Finding {
     let key = "devices";
     let devices = match &facts.devices {

@@ -2,8 +2,8 @@
 //! Whether forward chains of nftables drop or reject requests that NPL has translated.
 //!
 //! To kernel conntrack, a translated request is a new connection from the client to the Pod, without the status `dnat`.
-//! The rules are evaluated for such a packet, as far as its fields are known. A chain is a warning only if its drop or
-//! reject rule certainly matches, and no rule before it may accept the packet; otherwise, the chain is only named.
+//! The rules are evaluated for such a packet, as far as its fields are known. The check warns about a chain only if its
+//! drop or reject rule certainly matches, and no earlier rule may accept the packet. Other chains are only named.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -132,7 +132,7 @@ const NAME_SIZE: usize = 16;
 pub const STATE_NEW: u32 = 8;
 /// `ct status dnat`, by the kernel's bit of the status.
 pub const STATUS_DNAT: u32 = 1 << 5;
-/// The mark that kube-proxy sets on packets that it has translated. Other software may mark any forwarded packet.
+/// The mark of packets that kube-proxy has translated, which NPL's requests lack. Other marks may be on any packet.
 const KUBE_PROXY_MARK: u32 = 0x4000;
 /// The maximum depth of jumps in the kernel.
 const MAX_DEPTH: usize = 16;

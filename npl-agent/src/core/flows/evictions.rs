@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An estimate of how many conntrack entries the kernel evicted from a full flow table. The kernel does not report
-//! evictions, so the estimate compares two sweeps. Evicted entries are the entries that the earlier sweep left, plus
-//! new entries, minus entries that were removed with their mappings, minus the entries that the later sweep finds.
+//! evictions, so the estimate compares two sweeps. The result is the entries after the earlier sweep, plus new entries,
+//! minus entries removed with their mappings, minus the entries that the later sweep finds.
 
 /// The numbers of one sweep of a flow table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -93,8 +93,8 @@ impl PacketSelection {
     }
 }
 
-/// Whether a port of the packet is the wanted port. Also true if the packet lacks its ports although its protocol has
-/// ports.
+/// Whether a port of the packet is the wanted port. The result is also true if the packet lacks ports although the
+/// packet's protocol has ports.
 fn may_have_port(packet: &Packet, port: Option<u16>, wanted: u16) -> bool {
     port.map_or(packet.may_have_ports(), |port| port == wanted)
 }

@@ -16,8 +16,8 @@ impl fmt::Display for Elapsed {
     }
 }
 
-/// The row about the withdrawal of an echo Pod's node ports. `was_published` is whether any of them was published
-/// before.
+/// The row about the withdrawal of an echo Pod's node ports. `was_published` is whether any node port was published
+/// before the withdrawal.
 pub fn withdrawal(node: &str, was_published: bool, is_left: bool, elapsed: Elapsed) -> Row {
     let (result, detail) = match (was_published, is_left) {
         (_, true) => (Outcome::Failed, format!("after {elapsed}, the annotation still names node ports")),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The paths to node ports that `kubectl npl test` tries, and the judgement of the observations on them.
+//! The paths to node ports that `kubectl npl test` tries, and the judgement of the clients' observations.
 
 mod drain;
 mod judge;

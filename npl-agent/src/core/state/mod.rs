@@ -325,7 +325,7 @@ impl PlannerState {
         self.snapshot.pods().map(|pod| pod.uid.clone()).collect()
     }
 
-    /// The Pods that a change or a failure affects and that no pass has examined since.
+    /// The Pods that are affected by a change or a failure which no pass has examined yet.
     pub const fn changed_pods(&self) -> &BTreeSet<PodKey> {
         &self.dirty
     }

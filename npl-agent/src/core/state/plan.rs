@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Plans the next operations: expires timers, advances the phases of claims, then plans at most one operation for each
-//! frontend, and then the writes of annotations.
+//! Plans the next operations: first expires timers and advances the phases of claims, then plans at most one operation
+//! for each frontend, and finally plans the writes of annotations.
 
 use std::collections::BTreeSet;
 

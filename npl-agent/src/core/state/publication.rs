@@ -82,8 +82,8 @@ impl PlannerState {
         }
     }
 
-    /// Whether a watch event contains only what the agent knows already, and no write waits for the event. Such events
-    /// occur because the watch also reports each write of the agent.
+    /// Whether a watch event shows nothing new to the agent, and no write needs the event as its confirmation. Such
+    /// events occur because the watch also reports each write of the agent.
     pub(in crate::core) fn is_echo(&self, pod: &Pod) -> bool {
         self.snapshot.pod(&pod.key) == Some(pod) && !self.writes.contains_key(&pod.uid)
     }

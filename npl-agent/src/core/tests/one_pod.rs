@@ -55,8 +55,8 @@ proptest! {
         chaos.settle();
     }
 
-    /// No number that a published or recently withdrawn entry of one Pod names leads to another Pod, by any protocol,
-    /// even if the agent restarts in between.
+    /// If a published or recently withdrawn entry of a Pod names a number, this number leads to no other Pod, by any
+    /// protocol. This is true even if the agent restarts in between.
     #[test]
     fn a_number_that_one_pod_has_or_had_recently_never_leads_to_another(events in vec(event(), 0..60)) {
         let mut chaos = start();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Explains why a Pod or a Service is served or not, by the chain of conditions from the Service to the last packet.
-//! The conditions are evaluated on the same state from which the agent plans operations. The first link that does not
-//! hold is the cause of all later links that do not hold.
+//! The conditions are evaluated on the same state from which the agent plans operations. The first broken link is the
+//! cause of all later broken links.
 
 mod pod;
 mod service;
@@ -204,8 +204,7 @@ pub struct Chain {
     pub subject: String,
     /// The node port; `None` if none is allocated.
     pub frontend: Option<Frontend>,
-    /// The links, in the order of the conditions. A link is omitted if it depends on an earlier link that does not
-    /// hold.
+    /// The links, in the order of the conditions. A link is omitted if it depends on an earlier broken link.
     pub links: Vec<LinkReport>,
 }
 

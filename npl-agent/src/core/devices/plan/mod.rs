@@ -47,8 +47,8 @@ pub type AttachedHooks = BTreeSet<(u32, Direction)>;
 pub enum DeviceStep {
     /// Detach the XDP program from all devices except these.
     RetainXdp(BTreeSet<u32>),
-    /// Remove each Pod's next hop that is missing from the plan or differs from the plan. The host's stack then
-    /// forwards the packets of these Pods.
+    /// Remove the next hops that are missing from the plan or differ from the plan. The host's stack then forwards
+    /// packets to the affected Pods.
     RetainNextHops,
     /// Attach a program, or replace an NPL program on the same hook.
     Attach {

@@ -171,8 +171,8 @@ pub enum RedirectRefusal {
     ForwardedByCilium,
     /// A policy engine filters packets in netfilter, which a redirect would bypass.
     NetworkPolicy,
-    /// An uplink has ingress programs or filters of other software that run after NPL's, and that a redirect would
-    /// bypass.
+    /// On an uplink, ingress programs or filters of other software run after NPL's program, and a redirect would bypass
+    /// them.
     UplinkHasFilters,
     /// Policy routing rules choose the uplink by a packet's mark, which the route look-up of a redirect ignores.
     RoutedByMark,
@@ -215,8 +215,8 @@ pub fn next_hops(
     routed_by_mark: &BTreeSet<Family>,
 ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
     let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
-    // All uplinks are checked, because a reply may leave through another uplink than the one on which its request
-    // arrived, and either both directions of a flow are redirected or neither.
+    // Either both directions of a flow are redirected or neither. All uplinks are checked, because a reply may leave
+    // through another uplink than the one on which its request arrived.
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
     let has_cilium = devices.iter().any(|device| device.name == CILIUM_HOST);
     let decide = |(addr, route): (&IpAddr, &Route)| {
