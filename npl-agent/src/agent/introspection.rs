@@ -26,7 +26,7 @@ pub struct Introspection {
     /// Whether an admission policy confines the agent.
     confinement: ConfinementResult,
     node_name: String,
-    /// The devices that the last survey of the network found, with the decision about each device.
+    /// The devices to which the programs are or should be attached, according to the last survey of the network.
     pub(super) devices: Vec<DeviceView>,
     /// Whether NPL's programs are attached to at least one device through which clients reach the Node.
     pub(super) reaches_clients: bool,

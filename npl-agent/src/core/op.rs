@@ -38,7 +38,7 @@ pub enum Op {
 pub enum RecentTraffic {
     /// Reserve the port in spite of the traffic: its mapping exists already and is kept, or no other port is free.
     Tolerated,
-    /// Do not reserve the port because of the traffic; the Pod gets another port.
+    /// Because of the traffic, do not reserve the port. The Pod gets another port.
     Refused,
 }
 

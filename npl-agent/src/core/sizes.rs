@@ -99,9 +99,9 @@ pub struct TableSizes {
 }
 
 impl TableSizes {
-    /// The sizes on a machine. The default number of flows is a power of two within [`DEFAULT_FLOWS`]. This is the
-    /// largest number for which the machine has about 32 KiB of memory per flow, and all maps fit into the chart's
-    /// container.
+    /// Computes the sizes for a machine. The default number of flows is a power of two within [`DEFAULT_FLOWS`]. This
+    /// is the largest number for which the machine has about 32 KiB of memory per flow, and all maps fit into the
+    /// chart's container.
     pub fn of(machine: Machine, max_flows: MaxFlows) -> Self {
         let Machine { possible_cpus, memory } = machine;
         if let MaxFlows::Flows(flows) = max_flows {

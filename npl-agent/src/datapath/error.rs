@@ -30,8 +30,7 @@ pub enum DatapathError {
         "missing capability {0}: run npl-agent as uid 0 with CAP_BPF and CAP_NET_ADMIN (deploy/npl.yaml grants both)"
     )]
     MissingCapability(&'static str),
-    /// The kernel's verifier rejects the programs of a process without `CAP_PERFMON`. Newer kernels accept the programs
-    /// without this capability.
+    /// The process lacks `CAP_PERFMON`, and the verifier of a kernel before Linux 6.6 rejects its programs.
     #[error(
         "the kernel's verifier rejects the programs without CAP_PERFMON, as kernels before Linux 6.6 do: keep the init \
          container of deploy/npl.yaml, add PERFMON to the agent's capabilities, or run Linux 6.6 or newer"

@@ -20,7 +20,7 @@ pub struct HalfOpenExpiry {
 }
 
 impl HalfOpenExpiry {
-    /// The number of slots that had an entry at the last sweep. Copies of entries of established flows are included.
+    /// The number of slots that had an entry at the last sweep. Entries of established flows are included.
     pub const fn used(&self) -> usize {
         self.used
     }

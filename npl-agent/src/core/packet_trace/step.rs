@@ -136,7 +136,7 @@ impl Step {
         self.verdict.as_str().to_owned() + &reason
     }
 
-    /// A record of a request at the ingress of a device, for tests.
+    /// Creates the record of a request at the ingress of a device, for tests.
     #[cfg(test)]
     pub(crate) const fn of_request(verdict: ProgramVerdict, reason: Option<Reason>) -> Self {
         Self {

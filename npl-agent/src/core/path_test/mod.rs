@@ -150,7 +150,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// A row about all protocols and families of a Node's echo Pod.
+    /// Creates a row that is about all protocols and families of a Node's echo Pod.
     pub fn about(path: impl Into<String>, node: &str, result: Outcome, detail: impl Into<String>) -> Self {
         let (path, detail) = (path.into(), detail.into());
         Self { path, node: node.to_owned(), protocol: None, family: None, result, detail }

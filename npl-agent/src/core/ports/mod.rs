@@ -66,7 +66,7 @@ impl Claim {
         }
     }
 
-    /// The claim of a mapping without a known owner.
+    /// Creates the claim of a mapping without a known owner.
     pub(in crate::core) const fn orphan() -> Self {
         Self {
             owner: None,

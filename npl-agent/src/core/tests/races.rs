@@ -16,7 +16,7 @@ use crate::core::{
 
 const MINUTES: u64 = 300_000;
 
-/// A Pod whose first annotation is about to be written.
+/// Creates a cluster with a Pod whose first annotation is about to be written.
 fn about_to_publish() -> Chaos {
     let mut world = World::new(settings("61000-61003"));
     world.put_node(node(&["192.0.2.1"]));

@@ -227,7 +227,7 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// The answer about a Service on which NPL does not act; `reason` is the cause.
+    /// Creates the answer about a Service on which NPL does not act; `reason` states why.
     pub fn of_inactive_service(key: &ObjectKey, reason: impl Into<String>) -> Self {
         let links = vec![LinkReport::broken(Link::Enabled, reason, pages::NO_ANNOTATION)];
         let chain = Chain { subject: format!("service {key}"), frontend: None, links };
