@@ -94,7 +94,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         listen,
         metrics_listen,
     } = config;
-    // The lock is a directory of the BPF file system, so a missing bpffs is reported first.
+    // The agent locks a directory of the BPF file system, so the check for a missing bpffs comes first.
     preflight::check(&bpffs)?;
     let _lock = lock::take(&bpffs)?;
     limits::raise_open_files(&settings);

@@ -43,7 +43,7 @@ impl Sweeper {
     /// If the maps cannot be opened.
     pub fn start(bpffs: &Path, metrics: Metrics) -> Result<Self, DatapathError> {
         let tables = Tables::open(&Pins::new(bpffs))?;
-        // The flow tables of both families have the same size.
+        // The flow tables of both families have the same size, so the metric has one value for both.
         metrics.set_flow_limit(tables.flow_capacities().into_iter().min().unwrap_or_default());
         let (end, ended) = mpsc::channel();
         let thread = thread::Builder::new().name("sweeper".to_owned()).spawn(move || sweep(tables, &metrics, &ended));

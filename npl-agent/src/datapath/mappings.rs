@@ -205,8 +205,8 @@ impl MappingWriter {
     }
 
     /// Removes the conntrack and socket reverse NAT entries of all endpoints that were removed since the last call,
-    /// with one read of each map. Before this call, the generation makes conntrack entries of a former Pod invalid for
-    /// the next Pod with the same address. Returns the number of removed conntrack entries of IPv4 and IPv6.
+    /// with one read of each map. Until this call, the generation prevents the next Pod with the same address from
+    /// using conntrack entries of the former Pod. Returns the number of removed conntrack entries of IPv4 and IPv6.
     ///
     /// # Errors
     ///

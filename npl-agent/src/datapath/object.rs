@@ -144,7 +144,7 @@ impl ProgramKind for CgroupSockAddr {
 
     fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError> {
         let which = SOCKET_PROGRAMS.iter().find(|program| program.name == name);
-        // aya-obj derives the attach type from a section name; for a program that aya loads, aya-obj does so too.
+        // aya-obj derives the attach type from the name of a section, here as well as when aya loads a program.
         let section = which.and_then(|program| format!("cgroup/{}", program.hook).parse().ok());
         let Some(ProgramSection::CgroupSockAddr { attach_type }) = section else {
             return Err(ProgramError::UnexpectedProgramType);

@@ -90,7 +90,8 @@ impl Predecessor {
     /// Converts the state of a conntrack entry to the layout of this agent's programs.
     const fn state(&self, state: FlowState) -> FlowState {
         match self.abi {
-            // In ABI 1, the bytes of this field contain an interface index.
+            // In ABI 1, the bytes of this field contain an interface index, which must not become an acknowledgement
+            // number.
             1 => FlowState { pod_acknowledgement: 0, ..state },
             _ => state,
         }

@@ -388,7 +388,8 @@ impl Tables {
             self.begin_epoch()?;
         }
         if wanted.iter().any(|addr| !present.contains_key(addr)) {
-            // Half-open entries contain the address index too, and would establish flows with the wrong node address.
+            // Half-open entries contain the address index too. With a reused index, they would establish flows with the
+            // wrong node address.
             self.family_mut(family).clear_half_open_except(&present.values().copied().collect())?;
         }
         for addr in wanted {

@@ -102,11 +102,12 @@ pub struct DeviceDecisions {
     /// The connections to mark, so that replies of Pods with their own routing table leave through the interface on
     /// which the request arrived.
     pub markings: BTreeSet<Marking>,
-    /// Pods, or addresses of the Node, whose replies leave through another interface than that of the request, and why.
+    /// Why some replies leave through another interface than their requests, and the affected Pods or addresses of the
+    /// Node.
     pub reply_route_problem: Option<(ReplyRouteProblem, BTreeSet<IpAddr>)>,
     /// Names in `--devices` that no device has.
     pub missing_devices: BTreeSet<String>,
-    /// Programs of other software that stay ahead of NPL's.
+    /// Programs of other software that stay ahead of NPL's programs.
     pub programs_ahead: ProgramsAhead,
     /// The policy engines because of which redirect is refused, or why the policy engines cannot be determined.
     pub redirect_refused_by: Option<String>,

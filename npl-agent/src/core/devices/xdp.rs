@@ -239,7 +239,8 @@ mod tests {
         assert_eq!(with(|device| device.link_layer = LinkLayer::None), Err(XdpReason::NotEthernet));
     }
 
-    /// With XDP, the host's stack would forward the requests of a flow, but replies would bypass the stack.
+    /// With XDP, the host's stack would forward the requests of a flow, but replies would bypass the stack. So XDP must
+    /// not be used.
     #[test]
     fn xdp_is_not_used_where_packets_bypass_the_stack() {
         for forwarding in [Forwarding::Redirect, Forwarding::Offload] {

@@ -132,7 +132,7 @@ const NAME_SIZE: usize = 16;
 pub const STATE_NEW: u32 = 8;
 /// `ct status dnat`, by the kernel's bit of the status.
 pub const STATUS_DNAT: u32 = 1 << 5;
-/// The mark of packets that kube-proxy has translated, which NPL's requests lack. Other marks may be on any packet.
+/// The mark of kube-proxy, which no request that NPL translates has. Other software may mark any forwarded packet.
 const KUBE_PROXY_MARK: u32 = 0x4000;
 /// The maximum depth of jumps in the kernel.
 const MAX_DEPTH: usize = 16;

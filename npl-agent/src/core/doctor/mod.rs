@@ -236,7 +236,7 @@ impl Finding {
     }
 }
 
-/// The findings of all checks. The order is the order in which an operator should solve problems.
+/// The findings of all checks. The findings are in the order in which an operator should solve the problems.
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![kernel::version(&facts.kernel), kernel::btf(facts.has_btf), kernel::bpffs(facts)];
     findings.extend(kernel::rights(facts));

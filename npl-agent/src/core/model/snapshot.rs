@@ -68,7 +68,7 @@ struct NodePortService {
     node_ports: BTreeSet<NodePort>,
 }
 
-/// A Pod's claim to an address, ordered by time. The Pod with the greatest claim holds the address.
+/// A Pod's claim to an address. Claims are ordered by time. The Pod with the greatest claim holds the address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct AddressClaim {
     /// How often the store had been restored before the first event that shows the address. Resource versions from

@@ -216,8 +216,8 @@ impl PortTable {
         self.range.contains(frontend.node_port) && !self.taken.contains_key(&frontend)
     }
 
-    /// Whether the port number belongs to another Pod. An earlier release could assign the protocols of one number to
-    /// several Pods.
+    /// Whether the port number belongs to another Pod. An adopted claim may have such a number, because an earlier
+    /// release could assign the protocols of one number to several Pods.
     fn is_of_another_pod(&self, frontend: Frontend) -> bool {
         let holder = self.of_number(frontend.node_port).min_by_key(|(rival, _)| (self.rank(*rival), *rival));
         let own = self.claims.get(&frontend);

@@ -53,8 +53,8 @@ pub enum Cause {
         /// The protocol of the Service's port.
         protocol: Protocol,
     },
-    /// A Pod port has a node port for each of its protocols. Load balancers that ignore the protocol use each of these
-    /// node ports for every protocol.
+    /// A Pod port has a node port for each of its protocols. Load balancers that ignore the protocol send every
+    /// protocol to each of these node ports.
     ProtocolsNotMerged {
         /// The Pod's port.
         pod_port: PodPort,

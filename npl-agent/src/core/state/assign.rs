@@ -78,8 +78,8 @@ struct Assignment<'a> {
     pod_ips: BTreeMap<Family, IpAddr>,
     snapshot: &'a Snapshot,
     ports: &'a mut PortTable,
-    /// Families and protocols for which a search in this pass has found no free port. The search is not repeated for
-    /// each of perhaps a thousand waiting Pods.
+    /// Families and protocols for which a search in this pass has found no free port. The record avoids a repeated
+    /// search for each waiting Pod, of which there may be a thousand.
     exhausted: &'a mut BTreeSet<(Family, Protocol)>,
     now: Moment,
     pairing: ProtocolPairing,
@@ -248,7 +248,8 @@ impl Assignment<'_> {
         }
         for frontend in rivals {
             if let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.backend.is_none()) {
-                // The Pod of this claim has no address at present, and gets another node port later.
+                // The Pod of this claim has no address at present. The claim drains, and the Pod gets another node port
+                // later.
                 claim.drain();
                 self.touched.push(frontend);
             }

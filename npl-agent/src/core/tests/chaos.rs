@@ -293,7 +293,7 @@ impl Chaos {
             }
             (Ok(()), Fate::Lost) => {
                 self.world.state.record_failed(op, failure, self.world.now);
-                // The adapter reads the kernel again after a failure.
+                // The adapter reads the kernel's state again after a failure, so the test does too.
                 self.world.state.observe(self.world.real.clone());
             }
             (Ok(()), _) => self.world.state.record_done(op, self.world.now),

@@ -239,7 +239,8 @@ impl World {
             | Op::Release(_) => {
                 let result = self.kernel(op);
                 if matches!(result, Err(Failure::NoRoom { .. })) {
-                    // The adapter reads the kernel again after an op that failed partially.
+                    // The adapter reads the kernel's state again after an op that failed partially, so the test does
+                    // too.
                     self.state.observe(self.real.clone());
                 }
                 result

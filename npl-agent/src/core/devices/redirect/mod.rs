@@ -290,9 +290,9 @@ fn hop_kind(device: &Device, uplinks: &BTreeSet<u32>) -> Result<HopKind, Redirec
     }
 }
 
-/// Checks that a redirect bypasses no other software. Replies are redirected at ingress of the Pod's device. Redirected
-/// requests run the egress hook of a bridge. They bypass the egress hook of a veth or netkit pair, because the peer
-/// device receives them directly.
+/// Checks that a redirect bypasses no other software. Replies are redirected at ingress of the Pod's device. Requests
+/// that are redirected to a bridge run the bridge's egress hook. Requests that are redirected to a veth or netkit pair
+/// bypass its egress hook, because the peer device receives these requests directly.
 fn check_bypass(
     kind: HopKind,
     device: &Device,
