@@ -35,7 +35,8 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// The last logged value of everything whose changes are logged.
+/// Stores the last logged value of each observed state, such as the devices or the problems, so that only changes are
+/// logged.
 #[derive(Debug)]
 pub struct ChangeLog {
     /// Receives the problems that Events report.
@@ -61,13 +62,13 @@ pub struct ChangeLog {
 }
 
 impl ChangeLog {
-    /// A log without entries.
+    /// Creates a log that has logged no value yet.
     pub fn new(problems: watch::Sender<Vec<Problem>>) -> Self {
         let (mut conntrack, mut reply_route_problem, mut left_out_addresses) =
             (Last::default(), Last::default(), Last::default());
         let mut redirect_refused_by = Last::default();
         redirect_refused_by.update(None);
-        // The default values are stored as already logged, so that only deviations from them are logged.
+        // These default values count as already logged, so that a value is logged only if it differs from the default.
         conntrack.update(ConntrackSettings::default());
         reply_route_problem.update(None);
         left_out_addresses.update(0);
@@ -143,8 +144,8 @@ impl ChangeLog {
         );
     }
 
-    /// Logs new problems, and passes all problems on to Events and metrics. Most passes change no problem, and then
-    /// only a comparison is made.
+    /// Logs new problems, and passes all problems on to Events and metrics. If no problem has changed, as in most
+    /// passes, the function returns after the comparison.
     pub(crate) fn log_problems(&mut self, state: &PlannerState, metrics: &Metrics, now: Moment) {
         if state.problems().eq(self.problems.borrow().iter().map(Cow::Borrowed)) {
             return;
@@ -173,7 +174,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs whether local clients are served.
+    /// Logs whether local clients are served, if this has changed.
     pub(crate) fn log_local_clients(&mut self, served: &Result<Option<ServedClients>, String>) {
         if !self.local_clients.update(served.clone()) {
             return;

@@ -62,15 +62,15 @@ pub struct Executor {
     /// The kernel programs and their maps.
     pub datapath: Datapath,
     reservations: Reservations,
-    /// The worker of the nftables table. The worker updates the table after changes of mappings and of policy routing;
-    /// no operation changes the table.
+    /// The handle of the worker that maintains NPL's nftables table. The worker updates the table when mappings or
+    /// policy routing change; no operation does so.
     pub guard: Guard,
     writes: Writes,
     delays: RetryDelays,
 }
 
 impl Executor {
-    /// An executor for an open datapath.
+    /// Creates an executor for an open datapath.
     pub fn new(datapath: Datapath, patcher: PodPatcher, guard: Guard) -> Self {
         Self {
             datapath,
@@ -133,8 +133,8 @@ impl Executor {
         }
     }
 
-    /// Removes the connection tracking entries of endpoints that earlier ops have removed. Returns their number for
-    /// IPv4 and IPv6.
+    /// Removes the connection tracking entries of endpoints that earlier ops have removed. Returns the numbers of
+    /// removed entries of IPv4 and IPv6.
     ///
     /// # Errors
     ///
@@ -154,8 +154,8 @@ impl Executor {
         self.writes.pending()
     }
 
-    /// Logs a completed operation with the Pod of its node port. Resets the back-off of the port or Pod that the
-    /// operation changed.
+    /// Logs a completed operation, and the Pod to which its node port belongs. Resets the back-off of the port or Pod
+    /// that the operation changed.
     pub fn record_success(&mut self, op: &Op, state: &PlannerState) {
         let pod_of = |frontend: &Frontend| state.pod_of(*frontend).map(tracing::field::display);
         match op {
@@ -195,7 +195,7 @@ impl Executor {
         self.delays.after_failure(op, advice)
     }
 
-    /// Drops the failure counts of Pods that no longer exist.
+    /// Drops the failure counts of all Pods that are not in `known`, because these Pods were deleted.
     pub fn forget_other_pods(&mut self, known: impl FnOnce() -> BTreeSet<PodUid>) {
         if !self.delays.is_empty() {
             self.delays.retain_pods(&known());
@@ -203,7 +203,7 @@ impl Executor {
     }
 }
 
-/// The mapping that an op writes.
+/// The mapping that an op writes; `None` if the op writes no mapping.
 const fn mapping(op: &Op) -> Option<(Frontend, Backend)> {
     if let Op::UpsertMapping(frontend, backend) = op { Some((*frontend, *backend)) } else { None }
 }

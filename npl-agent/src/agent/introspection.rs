@@ -16,7 +16,7 @@ use crate::{
     local::Request,
 };
 
-/// The requests of commands, and the parts of their answers that the state of the core does not contain.
+/// Receives the requests of commands, and stores the parts of the answers that the core's state does not contain.
 #[derive(Debug)]
 pub struct Introspection {
     /// The requests that commands send to the local socket.
@@ -26,16 +26,16 @@ pub struct Introspection {
     /// Whether an admission policy confines the agent.
     confinement: ConfinementResult,
     node_name: String,
-    /// The devices of the last survey.
+    /// The devices to which the programs are or should be attached, according to the last survey of the network.
     pub(super) devices: Vec<DeviceView>,
-    /// Whether clients can reach the Node through a device with the programs.
+    /// Whether NPL's programs are attached to at least one device through which clients reach the Node.
     pub(super) reaches_clients: bool,
-    /// The devices that only programs of an earlier agent serve.
+    /// The names of devices on which only the programs of an earlier agent translate packets.
     pub(super) former_programs_on: Vec<String>,
 }
 
 impl Introspection {
-    /// Creates an introspection without devices; the first survey adds the Node's devices.
+    /// Creates an introspection without devices. The first survey of the network adds the Node's devices.
     pub const fn new(
         requests: mpsc::Receiver<Request>,
         contacts: WatchContacts,
@@ -99,7 +99,7 @@ impl Introspection {
     }
 }
 
-/// The devices to which the programs are attached or should be attached, each with the reason.
+/// The devices to which the programs are attached or should be attached. Each device has the reason for its state.
 pub(super) fn device_views(report: &DeviceReport) -> Vec<DeviceView> {
     let uplinks = report.decisions.uplinks.iter().filter_map(|(name, decision)| {
         let (is_attached, reason) = match decision {

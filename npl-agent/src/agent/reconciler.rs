@@ -42,16 +42,17 @@ use crate::{
     sockets::ReserveError,
 };
 
-/// Delay between the first change of a device or address and the survey. Devices and addresses change in bursts, for
-/// which one survey is sufficient.
+/// Delay from the first change of a device or address until the agent surveys the network. Devices and addresses change
+/// in bursts, and one survey per burst is sufficient.
 const NETWORK_SETTLES: Duration = Duration::from_millis(50);
-/// Minimum time between two surveys: a Node that starts hundreds of Pods creates hundreds of devices.
+/// Minimum time between two surveys of the network. A Node that starts hundreds of Pods creates hundreds of devices,
+/// which must not cause hundreds of surveys.
 const NETWORK_REST: Duration = Duration::from_millis(500);
 /// Time without a change after which the agent returns freed memory to the operating system, once per burst of changes.
 const QUIET: Duration = Duration::from_millis(500);
 /// How often an idle loop reports to the liveness probe.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Maximum number of passes before the loop handles other events.
+/// Maximum number of consecutive passes, after which the loop handles other events before it continues.
 const MOST_ROUNDS: usize = 64;
 
 /// Why the loop ended.
@@ -82,21 +83,22 @@ pub struct Reconciler {
     deadline: Option<Moment>,
     network_due: Option<Instant>,
     network_seen: Instant,
-    /// The survey that a separate task makes at present.
+    /// The survey of the network that a separate task is making; `None` if no survey is in progress.
     survey: Option<SurveyTask>,
     /// Whether programs were ever attached to a device through which clients reach the Node. Until then, no port is
     /// published.
     was_attached: bool,
     /// The uplinks on which the programs could not be attached at the last survey: their names by ifindex.
     unattached: BTreeMap<u32, String>,
-    /// Whether programs and maps of earlier agents may have to be removed. An attempt that failed is repeated at the
-    /// next resync.
+    /// Whether programs and maps of earlier agents may still exist, so that this agent must remove them. If the removal
+    /// fails, the agent repeats it at the next resync.
     has_predecessors: bool,
-    /// Whether Pods or devices may have changed since the Pods' routes were last looked up.
+    /// Whether the routes to the Pods must be looked up again, because Pods or devices may have changed since the last
+    /// look-up.
     are_routes_due: bool,
     node_ips: Vec<IpAddr>,
     change_log: ChangeLog,
-    /// The Pods with a change that the published annotation does not contain yet.
+    /// The Pods whose published annotation lacks a change, each with the time of that change.
     delays: PublishDelays<Instant>,
     /// When to return freed memory to the operating system, if no change arrives before.
     quiet_due: Option<Instant>,
@@ -121,7 +123,7 @@ pub struct Listeners {
     pub health: Health,
     /// The log, and the Events that report problems.
     pub change_log: ChangeLog,
-    /// The local socket.
+    /// The requests that commands send to the local socket.
     pub introspection: Introspection,
 }
 
@@ -216,7 +218,7 @@ impl Reconciler {
         }
     }
 
-    /// Applies a change and all changes that are queued after it, so that a burst of changes costs one pass.
+    /// Applies a change and all changes that are queued after it, so that one pass handles a burst of changes.
     fn take_in(&mut self, first: Change, changes: &mut Receiver<Change>) {
         for change in std::iter::once(first).chain(std::iter::from_fn(|| changes.try_recv().ok())) {
             self.metrics.observe_watch_change(subject(&change), wall_clock());
@@ -236,7 +238,8 @@ impl Reconciler {
         self.executor.forget_other_pods(|| self.state.pod_uids());
         let served = self.local_clients.serve(&mut self.executor.datapath);
         self.change_log.log_local_clients(&served);
-        // On a busy Node, freed memory is returned at each resync.
+        // On a busy Node, changes postpone the return of freed memory again and again, so memory is also returned here,
+        // at each resync.
         if self.quiet_due.is_some() {
             self.give_memory_back();
         }
@@ -289,7 +292,8 @@ impl Reconciler {
                 }
             }
             if mem::take(&mut is_unsure) {
-                // A failed op with several source ranges may have written some of the ranges.
+                // A failed op with several source ranges may have written some of the ranges, so the kernel's state is
+                // read again.
                 self.state.observe(self.executor.observe()?);
             }
         }
@@ -343,6 +347,7 @@ impl Reconciler {
             Ok(versions) => {
                 info!(?versions, "removed the programs and maps of other ABI versions");
                 // The XDP programs of other versions may have prevented this agent's XDP program from being attached.
+                // The next survey tries to attach it again.
                 self.look_at_network_soon();
             }
             Err(error) => warn!(
@@ -412,8 +417,8 @@ impl Reconciler {
         self.survey = Some(self.uplinks.survey(&self.executor.datapath, self.state.pod_addresses()));
     }
 
-    /// Surveys the network before the loop continues. A survey that is already in progress may miss recent changes, so
-    /// another survey follows.
+    /// Surveys the network before the loop continues. If a survey is already in progress, it may miss recent changes,
+    /// so another survey follows.
     async fn look_at_network(&mut self) -> Result<(), LoopError> {
         if self.survey.is_some() {
             drop(end_of(&mut self.survey).await);

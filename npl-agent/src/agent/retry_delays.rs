@@ -19,7 +19,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// The shortest delay after a repeated denial: the API server denies requests until a person changes permissions.
 const DENIED_WAIT: Duration = Duration::from_mins(1);
 
-/// The adapter's limit on the delay of a retry.
+/// The lower limit on the delay of a retry, from the adapter that reported the failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryAdvice {
     /// No limit.
@@ -34,7 +34,7 @@ pub enum RetryAdvice {
 #[derive(Debug, Default)]
 pub struct RetryDelays(BTreeMap<RetryTarget, Failures>);
 
-/// A port or Pod that has its own delays.
+/// The port or Pod for which failures are counted, independently of other ports and Pods.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum RetryTarget {
     Port(Frontend),
@@ -74,7 +74,7 @@ impl RetryDelays {
         self.0.is_empty()
     }
 
-    /// Drops the failures of all other Pods.
+    /// Drops the failures of all Pods that are not in `pods`.
     pub fn retain_pods(&mut self, pods: &BTreeSet<PodUid>) {
         self.0.retain(|subject, _| match subject {
             RetryTarget::Port(_) => true,

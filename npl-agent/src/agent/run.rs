@@ -54,7 +54,7 @@ use crate::{
     process::{error_chain::ErrorChain, limits, lock},
 };
 
-/// The number of queued changes from which on the watches wait for the main loop.
+/// The maximum number of changes that the watches queue. If the queue is full, the watches wait for the main loop.
 const QUEUE: usize = 1024;
 
 /// Serves the Node until SIGTERM or SIGINT. Mappings keep translating afterwards.
@@ -94,7 +94,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         listen,
         metrics_listen,
     } = config;
-    // The lock is a directory of the BPF file system, so a missing bpffs is reported first.
+    // The agent locks a directory of the BPF file system, so the check for a missing bpffs comes first.
     preflight::check(&bpffs)?;
     let _lock = lock::take(&bpffs)?;
     limits::raise_open_files(&settings);
@@ -107,8 +107,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     // The metrics of mappings and ports are set before the first op, so that alerts on missing or exhausted ports work
     // on every Node.
     ChangeLog::count(&state, &metrics);
-    // The API server answers while the kernel verifies the programs, so that a restart takes only as long as the slower
-    // of the two.
+    // The API server is queried while the kernel verifies the programs, so that a restart takes only as long as the
+    // slower of these two steps.
     let (sender, changes) = mpsc::channel(QUEUE);
     let (contacts, confinement) = (WatchContacts::default(), ConfinementResult::default());
     let watched = WatchedObjects { node_name: node_name.clone(), service_selector };
@@ -207,7 +207,8 @@ async fn serve_local_socket(runtime_dir: PathBuf, requests: mpsc::Sender<local::
     std::future::pending().await
 }
 
-/// Removes the kernel state of a Node whose annotations and mappings were removed.
+/// Completes the retirement of this Node, whose annotations and mappings were removed before: removes all kernel state
+/// of NPL.
 async fn retire(bpffs: &Path, health: &Health) -> anyhow::Result<()> {
     let (removed, errors) = cleanup::remove_everything(bpffs).await;
     if let Some(error) = errors.into_iter().next() {

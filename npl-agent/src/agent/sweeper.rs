@@ -43,7 +43,7 @@ impl Sweeper {
     /// If the maps cannot be opened.
     pub fn start(bpffs: &Path, metrics: Metrics) -> Result<Self, DatapathError> {
         let tables = Tables::open(&Pins::new(bpffs))?;
-        // The flow tables of both families have the same size.
+        // The flow tables of both families have the same size, so the metric has one value for both.
         metrics.set_flow_limit(tables.flow_capacities().into_iter().min().unwrap_or_default());
         let (end, ended) = mpsc::channel();
         let thread = thread::Builder::new().name("sweeper".to_owned()).spawn(move || sweep(tables, &metrics, &ended));
@@ -84,7 +84,7 @@ fn sweep(mut tables: Tables, metrics: &Metrics, ended: &Receiver<()>) {
     }
 }
 
-/// The observations of earlier sweeps, for IPv4 and IPv6.
+/// The results of earlier sweeps, for IPv4 and IPv6, with which each sweep is compared.
 #[derive(Debug, Default)]
 struct Memory {
     half_open: [HalfOpenExpiry; 2],
@@ -93,9 +93,9 @@ struct Memory {
 
 /// Removes expired entries and returns their number. Sets the gauges of tables, and counts removals.
 fn sweep_once(tables: &mut Tables, metrics: &Metrics, memory: &mut Memory) -> Result<usize, DatapathError> {
-    // The counters are read before the entries. So if an entry is added in between, the sweep finds the entry, but the
-    // counters do not contain it; the estimate corrects this later. In the other order, such an entry would appear to
-    // be evicted.
+    // The counters of established flows are read before the entries. If an entry is added in between, the sweep finds
+    // an entry that the counters lack, and the estimate of evictions corrects this later. In the other order, such an
+    // entry would appear to be evicted.
     let established = [tables.totals(Family::V4)?.established_flows, tables.totals(Family::V6)?.established_flows];
     let mut swept = Vec::new();
     let mut removed = tables.remove_expired_flows(kernel_clock(), |family, flows| swept.push((family, flows)))?;

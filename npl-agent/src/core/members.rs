@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The members of a Service in the form of the feed's path `/v1/members/NAMESPACE/SERVICE`, and the comparison of
-//! several replicas of the feed, for `kubectl npl members`.
+//! The members of a Service, in the format of the feed's path `/v1/members/NAMESPACE/SERVICE`. Also compares several
+//! replicas of the feed, for `kubectl npl members`.
 
 use std::{collections::BTreeSet, net::IpAddr};
 

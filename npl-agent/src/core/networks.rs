@@ -82,7 +82,7 @@ pub struct Network {
     pub is_bypassed_by_redirect: bool,
 }
 
-/// The effect of CNIs that need no settings.
+/// The text about a CNI that needs no settings for NPL.
 const NOTHING_TO_SET: &str = "works without settings";
 /// The effect of a policy engine whose chains first accept packets of established connections.
 const KEEPS_OPEN_CONNECTIONS: &str = "its policies apply with `stack` and `offload` to new connections; open \

@@ -38,7 +38,7 @@ pub enum Op {
 pub enum RecentTraffic {
     /// Reserve the port in spite of the traffic: its mapping exists already and is kept, or no other port is free.
     Tolerated,
-    /// Do not reserve the port; the Pod gets another port.
+    /// Because of the traffic, do not reserve the port. The Pod gets another port.
     Refused,
 }
 
@@ -61,7 +61,7 @@ pub enum GateReason {
     Published,
     /// No Service requests node ports for the Pod, or no requested node port can be served.
     NoNodePorts,
-    /// Some of the requested node ports are published. An Event states why the other node ports are not.
+    /// Some of the requested node ports are published. An Event states why the other node ports are not published.
     PartlyPublished,
 }
 
@@ -116,7 +116,7 @@ pub enum Failure {
     Gone,
 }
 
-/// The object that an operation changes, without the new value, as the key of its retry delay.
+/// The key of an operation's retry delay: the operation's kind and object, without the new value.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum RetryKey {
     Reserve(Frontend),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sizes of the maps that depend on the Node's memory and CPUs: the flow tables and the socket reverse NAT maps. All
-//! other maps have a constant size. In some of them, the programs select a slot by a hash with a constant mask; in the
-//! others, the agent writes entries up to a documented limit.
+//! other maps have a constant size. In some of these other maps, the programs select a slot by a hash with a constant
+//! mask. In the rest, the agent writes entries up to a documented limit.
 
 use std::{fmt, str::FromStr};
 
@@ -99,8 +99,9 @@ pub struct TableSizes {
 }
 
 impl TableSizes {
-    /// The sizes on a machine. The default number of flows is a power of two within [`DEFAULT_FLOWS`]: the largest for
-    /// which the machine has about 32 KiB of memory per flow and all maps fit into the chart's container.
+    /// Computes the sizes for a machine. The default number of flows is a power of two within [`DEFAULT_FLOWS`]. This
+    /// is the largest number for which the machine has about 32 KiB of memory per flow, and all maps fit into the
+    /// chart's container.
     pub fn of(machine: Machine, max_flows: MaxFlows) -> Self {
         let Machine { possible_cpus, memory } = machine;
         if let MaxFlows::Flows(flows) = max_flows {

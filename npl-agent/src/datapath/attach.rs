@@ -58,7 +58,8 @@ impl Hooks {
         Self { programs, pins, tcx: preflight::has_tcx() }
     }
 
-    /// Attaches filters of a clsact qdisc even if the kernel has TCX, as before Linux 6.6.
+    /// Makes this agent attach its programs as filters of a clsact qdisc, as before Linux 6.6, even if the kernel has
+    /// TCX.
     pub const fn use_filters(&mut self) {
         self.tcx = false;
     }
@@ -97,7 +98,7 @@ impl Hooks {
         self.programs.load_all()
     }
 
-    /// Whether the programs were loaded with `CAP_PERFMON` and have no speculation barriers.
+    /// Whether the programs were loaded with `CAP_PERFMON`, so that they have no speculation barriers.
     pub fn are_unmitigated(&self) -> bool {
         self.programs.are_unmitigated()
     }
@@ -141,7 +142,7 @@ impl Hooks {
             return self.attach_clsact(device, direction, program);
         }
         match self.attach_tcx(device, direction, program) {
-            // A kernel of version 6.6 or newer may be built without TCX.
+            // A kernel of version 6.6 or newer may be built without TCX. The agent then attaches filters.
             Err(DatapathError::Attach { source, .. }) if is_unsupported(&source) => {
                 self.tcx = false;
                 self.attach_clsact(device, direction, program)
@@ -151,8 +152,8 @@ impl Hooks {
     }
 
     /// Moves NPL's filter of a hook ahead of all other filters, without an interruption of translation. Among filters
-    /// of the same priority, the kernel runs the newest first. The filter keeps its handle, by which the next agent
-    /// finds it. TCX links are not moved.
+    /// of the same priority, the kernel runs the newest first, so NPL's filter is created again. The new filter has the
+    /// same handle, by which the next agent finds the filter. TCX links are not moved.
     ///
     /// # Errors
     ///
@@ -332,7 +333,7 @@ const fn priority(direction: Direction) -> u16 {
     if is_last(direction) { attachments::LAST } else { attachments::FIRST }
 }
 
-/// A link object for a filter of NPL. The filter may be absent.
+/// Creates the link object that refers to a filter of NPL, whether or not the kernel has this filter.
 fn filter(interface: &str, direction: Direction, handle: TcHandle) -> io::Result<SchedClassifierLink> {
     SchedClassifierLink::attached(interface, attach_type(direction), priority(direction), handle, None)
 }
@@ -353,7 +354,7 @@ fn remove_filter(interface: &str, direction: Direction, handle: TcHandle) -> boo
     filter(interface, direction, handle).is_ok_and(|link| link.detach().is_ok())
 }
 
-/// Whether the kernel has a filter with this handle already.
+/// Whether the error means that the kernel already has a filter with this handle.
 fn is_present(error: &DatapathError) -> bool {
     let DatapathError::Attach { source, .. } = error else { return false };
     let ProgramError::TcError(TcError::NetlinkError(error)) = &**source else { return false };
@@ -387,13 +388,14 @@ fn replace(
             replaced => replaced?,
         }
     }
-    // The kernel reports the ifindex of a link but not the network namespace. So the link of a device that was moved to
-    // another namespace could appear to belong to a device of this namespace.
+    // The kernel reports the ifindex of a link but not the network namespace. A device that was moved to another
+    // namespace may have the ifindex of this device. So the hook's list of programs, if the kernel returns one, must
+    // contain the program.
     Ok(sys::programs_on(ifindex, hook).map_or(true, |programs| programs.contains(&id)))
 }
 
-/// Drops the link object of a filter without detaching the filter. aya detaches a link object that is dropped, but not
-/// if its conversion to an [`FdLink`] has failed.
+/// Drops the link object of a filter without detaching the filter. aya detaches the filter when its link object is
+/// dropped. The failed conversion to an [`FdLink`] consumes the link object without detaching the filter.
 fn leave_attached(link: SchedClassifierLink) {
     drop(FdLink::try_from(link));
 }

@@ -15,7 +15,8 @@ const MOUNTS: &str = "/proc/self/mountinfo";
 /// The directory in which systemd mounts the cgroup v2 hierarchy next to the hierarchies of version 1.
 const BESIDE_VERSION_1: &str = "unified";
 
-/// The local clients to serve. The socket programs connect sockets of these clients to Pods directly.
+/// The cgroup whose processes are served as local clients. The socket programs connect the sockets of these processes
+/// to Pods directly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CgroupSelection {
     /// All processes of the Node: the agent finds the root of the cgroup v2 hierarchy.
@@ -26,7 +27,7 @@ pub enum CgroupSelection {
     Directory(PathBuf),
 }
 
-/// The local clients, among the processes of the selected cgroup, that are served: `--local-clients`.
+/// The processes of the selected cgroup that are served: the value of `--local-clients`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ClientScope {
     /// All processes, in every network namespace.
@@ -55,7 +56,8 @@ pub fn hierarchy() -> Option<PathBuf> {
     roots(&table).into_iter().find(|candidate| is_cgroup2(candidate))
 }
 
-/// Checks the file system at the path itself, because a later mount may hide a mount that the mount table lists.
+/// Whether the file system at the path is cgroup v2. The mount table is not sufficient, because a later mount may hide
+/// a mount that the table lists.
 fn is_cgroup2(path: &Path) -> bool {
     statfs(path).is_ok_and(|stat| stat.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
@@ -63,7 +65,8 @@ fn is_cgroup2(path: &Path) -> bool {
 /// The mount points of the cgroup v2 hierarchy. Mounts that show a larger part of the hierarchy come first.
 ///
 /// In a container, the kernel reports the root of a mount relative to the container's own cgroup. `/` is the
-/// container's cgroup. The Node's root is, for example, `/../..`, with one `/..` for each level.
+/// container's cgroup. The Node's root is, for example, `/../..`: one `/..` for each level between the root and the
+/// container's cgroup.
 fn roots(table: &str) -> Vec<PathBuf> {
     let mut found: Vec<(&str, &str)> = table.lines().filter_map(cgroup2_mount).collect();
     let rank = |root: &str| (usize::MAX - root.matches("/..").count(), root.len());

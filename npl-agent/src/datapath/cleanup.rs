@@ -97,8 +97,8 @@ pub enum CleanupError {
     Guard(#[source] io::Error),
 }
 
-/// Removes NPL's filters from a device, by the names of the programs and by priority and handle. Returns whether the
-/// device had such filters.
+/// Removes NPL's filters from a device. Finds the filters by the names of the programs, and by priority and handle.
+/// Returns whether the device had filters of NPL.
 fn detach_filters(interface: &str) -> bool {
     let mut found = false;
     for direction in Direction::ALL {

@@ -30,7 +30,7 @@ pub enum DatapathError {
         "missing capability {0}: run npl-agent as uid 0 with CAP_BPF and CAP_NET_ADMIN (deploy/npl.yaml grants both)"
     )]
     MissingCapability(&'static str),
-    /// The kernel's verifier needs `CAP_PERFMON` for programs that newer kernels accept without it.
+    /// The process lacks `CAP_PERFMON`, and the verifier of a kernel before Linux 6.6 rejects its programs.
     #[error(
         "the kernel's verifier rejects the programs without CAP_PERFMON, as kernels before Linux 6.6 do: keep the init \
          container of deploy/npl.yaml, add PERFMON to the agent's capabilities, or run Linux 6.6 or newer"
@@ -97,7 +97,7 @@ pub enum DatapathError {
     /// Another command traces packets on this Node.
     #[error("another `npl-agent trace` runs on this Node: end that command, or wait until it ends")]
     AlreadyTracing,
-    /// The programs log each verdict instead of writing records.
+    /// The programs are of a trace build: they log each verdict, and write no records for `npl-agent trace`.
     #[error(
         "the programs on this Node are of a trace build, which writes each verdict to the agent's log: read that log, or \
          install another build"
@@ -243,8 +243,9 @@ impl DatapathError {
         if self.is_verifier_refusal() && matches!(has_perfmon, Ok(false)) { Self::NeedsPerfmon } else { self }
     }
 
-    /// Adds SELinux to the error of a denied operation, if SELinux enforces a type on this process. Callers use this
-    /// function only for a process that has the required capabilities.
+    /// Converts the error of a denied operation to [`Self::DeniedBySelinux`] if SELinux enforces a type on this
+    /// process. The caller must have checked that the process has the required capabilities, since a missing capability
+    /// causes the same error.
     pub(crate) fn or_denied_by_selinux(self, enforced_type: impl FnOnce() -> Option<String>) -> Self {
         match self.is_denial().then(enforced_type).flatten() {
             Some(kind) => Self::DeniedBySelinux { kind, source: Box::new(self) },
@@ -252,7 +253,8 @@ impl DatapathError {
         }
     }
 
-    /// Whether the kernel returned EPERM or EACCES, as security modules do. The verifier also returns EACCES.
+    /// Whether the kernel returned EPERM or EACCES, as security modules do. The verifier also returns EACCES, so its
+    /// rejections are excluded.
     fn is_denial(&self) -> bool {
         if self.is_verifier_refusal() {
             return false;
@@ -268,8 +270,8 @@ impl DatapathError {
         false
     }
 
-    /// Whether the verifier rejected a program as unsafe. Other errors of loading mean that the kernel lacks a feature,
-    /// or that the process lacks a permission.
+    /// Whether the verifier rejected a program as unsafe. Any other error of loading a program means that the kernel
+    /// lacks a feature or the process lacks a permission.
     pub(crate) fn is_verifier_refusal(&self) -> bool {
         let Self::LoadProgram { source, .. } = self else { return false };
         let ProgramError::LoadError { io_error, .. } = &**source else { return false };

@@ -60,7 +60,7 @@ pub(super) trait FamilyMaps: Send {
     /// Writes many mappings in one call. After an error, some of the mappings may have been written.
     fn set_mappings(&mut self, entries: &BTreeMap<Frontend, Entry>) -> Result<(), DatapathError>;
     fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError>;
-    /// Clears the cached mappings of the programs.
+    /// Clears the lookup cache, in which the programs store mappings.
     fn clear_lookup_cache(&mut self) -> Result<(), DatapathError>;
 
     /// Every allowed source and its frontend. Entries of an unknown protocol are ignored.
@@ -109,8 +109,8 @@ pub(super) trait FamilyMaps: Send {
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError>;
     fn remove_local_address(&mut self, addr: IpAddr, index: u32) -> Result<(), DatapathError>;
 
-    /// Copies those entries of an earlier agent's maps that the maps of this agent do not contain. Returns the numbers
-    /// of mappings and of conntrack entries.
+    /// Copies the entries of an earlier agent's maps, except entries whose keys this agent's maps already contain.
+    /// Returns the numbers of copied mappings and conntrack entries.
     fn copy_from(&mut self, from: &Predecessor, entries: Entries) -> Result<[usize; 2], DatapathError>;
 }
 
@@ -376,7 +376,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
                 let clear = |word| has_other_index(word).then_some(0);
                 let _unchanged = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clear);
             }
-            // The fence ensures that a CPU that sees the index of another address also sees the cleared slots.
+            // Because of the fence, a CPU that sees this index assigned to another address also sees the cleared slots.
             fence(Ordering::SeqCst);
         })
     }

@@ -41,7 +41,7 @@ pub struct Inspection {
     pub programs: BTreeMap<String, Vec<String>>,
     /// Mappings with their counters, in the order of the node port.
     pub mappings: Vec<MappingRecord>,
-    /// The number of packets for each reason.
+    /// For each reason why packets were not translated, the number of these packets.
     pub reasons: Vec<(Reason, u64)>,
 }
 

@@ -42,7 +42,7 @@ pub(super) trait Layout {
     type SocketRnatKey: aya::Pod + Send;
     type SocketRnat: aya::Pod + Send;
 
-    /// The value of an unused index of a node address.
+    /// The value of an index that is not assigned to a node address.
     const NO_ADDRESS: Self::Local;
     /// The value of an unused slot of the lookup cache.
     const EMPTY_CACHE_ENTRY: Self::CacheEntry;
@@ -59,7 +59,7 @@ pub(super) trait Layout {
     /// The Pod endpoint of a conntrack entry.
     fn pod_endpoint(key: &Self::FlowKey) -> Sender;
     fn state(flow: &Self::Flow) -> &FlowState;
-    /// A conntrack entry with its state replaced.
+    /// A copy of a conntrack entry with another state.
     fn with_state(flow: &Self::Flow, state: FlowState) -> Self::Flow;
     /// The client and the NAT address of a conntrack entry.
     fn client_and_nat(key: &Self::FlowKey, flow: &Self::Flow) -> (SocketAddr, SocketAddr);

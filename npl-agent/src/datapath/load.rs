@@ -120,8 +120,8 @@ impl Datapath {
         Ok(retired)
     }
 
-    /// Removes the next hops that the plan does not contain or changes. From then on, the kernel stack forwards packets
-    /// to the Pods of removed next hops.
+    /// Removes the next hops that are missing from the plan or differ from the plan. From then on, the kernel stack
+    /// forwards packets to the affected Pods.
     ///
     /// # Errors
     ///
@@ -131,11 +131,11 @@ impl Datapath {
         self.tables.begin_epoch()
     }
 
-    /// Adds the next hops of a plan whose programs are attached. Returns an error for each map that is full or cannot
-    /// be written.
+    /// Adds the next hops of a plan. The programs of the plan must be attached already. Returns an error for each map
+    /// that is full or cannot be written.
     pub fn add_next_hops(&mut self, plan: &DevicePlan) -> Vec<DatapathError> {
         let mut errors = self.next_hops.add(&plan.programs, &plan.next_hops);
-        // The epoch changes even after an error, because some next hops may have been added before.
+        // A new epoch begins even after an error, because some next hops may have been added before the error.
         errors.extend(self.tables.begin_epoch().err());
         errors
     }
@@ -292,7 +292,7 @@ impl Datapath {
     }
 
     /// The time since each node port of a range lost its last mapping or received its last packet without a mapping,
-    /// rounded down. Ports without a record are left out. The records outlive the agent, but not the Node's kernel.
+    /// rounded down. Ports without a record are left out. The records outlive the agent, but not a reboot of the Node.
     ///
     /// # Errors
     ///
@@ -330,8 +330,8 @@ impl Datapath {
         ranges.iter().try_for_each(|range| maps.remove_source(frontend, *range))
     }
 
-    /// Removes the conntrack entries of endpoints that were removed since the last call. Returns their number for IPv4
-    /// and IPv6.
+    /// Removes the conntrack entries of endpoints that were removed since the last call. Returns the numbers of removed
+    /// entries of IPv4 and IPv6.
     ///
     /// # Errors
     ///
@@ -354,14 +354,17 @@ impl Datapath {
             port_min = port_min.min(frontend.node_port.0);
             port_max = port_max.max(frontend.node_port.0);
         }
-        // An agent of a version without lookup cache may have changed mappings without invalidating cached mappings.
+        // An earlier agent of a version without a lookup cache may have changed mappings. Cached lookups of these
+        // mappings would be wrong.
         self.tables.clear_lookup_cache()?;
         // The seed is part of the hash of half-open entries, so it must survive a restart.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
-        // The flag by which TC programs consider XDP must match the XDP links that an earlier agent left.
+        // A flag in the configuration makes the TC programs check whether XDP has translated a packet. The flag must
+        // match the XDP links that an earlier agent left.
         self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
-        // A killed agent may have removed an address or endpoint without invalidating the lookup cache.
+        // If an agent was killed after it had removed an address or endpoint, cached lookups may still contain the
+        // address or endpoint.
         self.tables.begin_epoch()
     }
 }

@@ -143,8 +143,8 @@ impl Hooks {
     /// Detaches the programs from every cgroup except `keep`.
     fn leave_cgroups(&self, keep: Option<u64>) -> Result<(), DatapathError> {
         let others = self.pins.socket_links()?.into_iter().filter(|(cgroup, _)| Some(*cgroup) != keep);
-        // Programs are detached in reverse order of attaching: while programs that translate requests are attached, the
-        // programs for replies must show the address that the client connected to.
+        // Programs are detached in reverse order of attaching. While programs that translate requests are attached, the
+        // programs for replies must show the address to which the client connected.
         others.rev().try_for_each(|(cgroup, hook)| unpin(&self.pins.socket_link(cgroup, hook)))
     }
 }

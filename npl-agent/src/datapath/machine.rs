@@ -56,8 +56,8 @@ fn total_memory(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Returns an error if the maps alone exceed a limit in bytes: the kernel would kill the agent, or the init container,
-/// while that process creates the maps.
+/// Returns an error if the maps alone exceed a limit in bytes. Otherwise, the kernel would kill the agent, or the init
+/// container, while this process creates the maps.
 fn check(sizes: &TableSizes, limit: Option<u64>) -> Result<(), DatapathError> {
     let memory = sizes.memory();
     match limit {

@@ -168,7 +168,7 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// Prepares endpoints that are added again before the entries of their former mappings were removed. Old conntrack
+    /// Prepares endpoints that are added again while entries of their former mappings still exist. Old conntrack
     /// entries may stay, because their generation makes them invalid. Old socket reverse NAT entries have no
     /// generation, so they are removed now.
     fn reuse_endpoints(
@@ -205,8 +205,8 @@ impl MappingWriter {
     }
 
     /// Removes the conntrack and socket reverse NAT entries of all endpoints that were removed since the last call,
-    /// with one read of each map. Before this call, the generation makes conntrack entries of a former Pod invalid for
-    /// the next Pod with the same address. Returns the number of removed conntrack entries of IPv4 and IPv6.
+    /// with one read of each map. Until this call, the generation prevents the next Pod with the same address from
+    /// using conntrack entries of the former Pod. Returns the number of removed conntrack entries of IPv4 and IPv6.
     ///
     /// # Errors
     ///
@@ -256,8 +256,8 @@ impl MappingWriter {
         self.known.insert(frontend, entry);
     }
 
-    /// Removes a frontend from the cache, and its endpoint from the kernel unless another mapping has the same
-    /// endpoint. The new epoch invalidates cached lookups of the endpoint.
+    /// Removes a frontend from the writer's copy of the mappings, and its endpoint from the kernel unless another
+    /// mapping has the same endpoint. The new epoch invalidates cached lookups of the endpoint.
     fn remove_known(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
         let Some(old) = self.known.remove(&frontend) else { return Ok(()) };
         let sender = sender(&old.backend, frontend.protocol);

@@ -46,8 +46,8 @@ impl NextHops {
         Ok(v4.chain(v6).filter_map(|(addr, value)| Some((addr, next_hop(value)?))).collect())
     }
 
-    /// Removes all entries that differ from the plan or that the plan does not contain. Pods are removed before
-    /// uplinks, so that both directions of a Pod's traffic change to the kernel stack at the same time.
+    /// Removes all entries that are missing from the plan or differ from the plan. Pods are removed before uplinks, so
+    /// that both directions of a Pod's traffic change to the kernel stack at the same time.
     pub(super) fn retain(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,
@@ -61,9 +61,9 @@ impl NextHops {
     }
 
     /// Adds the entries of the plan. Pods are added after uplinks, so that both directions of a Pod's traffic change to
-    /// redirect at the same time. If an uplink cannot be added, all Pods are removed, because the kernel stack would
-    /// forward the replies through that uplink. If the map of Pods of one IP family is full, Pods of the other family
-    /// are not affected.
+    /// redirect at the same time. If an uplink cannot be added, all Pods are removed. Otherwise, requests would be
+    /// redirected while the kernel stack forwards the replies through that uplink. If the map of Pods of one IP family
+    /// is full, Pods of the other family are not affected.
     pub(super) fn add(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,

@@ -37,7 +37,7 @@ pub(super) fn digest(object: &[u8]) -> String {
     format!("{:016x}", u64::from_be_bytes(first))
 }
 
-/// The text about the effect of replacing a map by a map of the same layout with another size.
+/// The log text that states what happens to a map's elements when a map of another size replaces the map.
 fn replacement_effect(name: &str) -> &'static str {
     if predecessor::is_copied(name) {
         "a new map replaces the pinned map, whose elements are copied"
@@ -46,10 +46,11 @@ fn replacement_effect(name: &str) -> &'static str {
     }
 }
 
-/// Moves or removes pinned maps whose type or layout differs from the object's, because aya would use them without a
-/// check. A map with another number of elements or other flags is moved. The elements of maps of mappings, allowed
-/// sources, conntrack and socket reverse NAT are copied later ([`predecessor::is_copied`]). If a map cannot be opened,
-/// for lack of file descriptors or permissions, the result is an error, because the map may contain all mappings.
+/// Moves or removes pinned maps whose type or layout differs from the object file, because aya would use such maps
+/// without a check. A map with another number of elements or other flags is moved. The elements of maps of mappings,
+/// allowed sources, conntrack and socket reverse NAT are copied later ([`predecessor::is_copied`]). If a map cannot be
+/// opened, for lack of file descriptors or permissions, the result is an error, because the map may contain all
+/// mappings.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &TableSizes) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {
@@ -143,7 +144,7 @@ impl ProgramKind for CgroupSockAddr {
 
     fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError> {
         let which = SOCKET_PROGRAMS.iter().find(|program| program.name == name);
-        // aya-obj derives the attach type from a section name; for a program that aya loads, aya-obj does so too.
+        // aya-obj derives the attach type from the name of a section, here as well as when aya loads a program.
         let section = which.and_then(|program| format!("cgroup/{}", program.hook).parse().ok());
         let Some(ProgramSection::CgroupSockAddr { attach_type }) = section else {
             return Err(ProgramError::UnexpectedProgramType);

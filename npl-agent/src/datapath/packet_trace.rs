@@ -38,8 +38,8 @@ pub struct PacketTrace {
     ring: RingBuf<MapData>,
     armed: TraceFilter,
     before: LeftOut,
-    /// The time at which tracing was turned on. Records of program runs that began earlier may have matched an earlier
-    /// filter.
+    /// The time at which tracing was turned on. Records of program runs that began earlier are discarded, because they
+    /// may have matched an earlier filter.
     armed_at: Duration,
     _lock: Flock<File>,
 }
@@ -50,7 +50,7 @@ impl fmt::Debug for PacketTrace {
     }
 }
 
-/// The numbers of records that match the filter, but that the programs did not write to the ring buffer.
+/// The numbers of packets that matched the filter, but for which the programs wrote no record to the ring buffer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LeftOut {
     /// Records that exceeded the rate limit.
@@ -167,8 +167,8 @@ fn has_only_logging_programs(pins: &Pins) -> Result<bool, DatapathError> {
     Ok(!builds.is_empty() && builds.iter().all(|build| pins.logs(build).exists()))
 }
 
-/// Excludes a second command that would arm another filter. The lock is on the folder of the pins, which only root can
-/// open; the agent's lock is on its parent.
+/// Prevents a second command from tracing with another filter. The lock is on the folder of the pins, which only root
+/// can open. The agent locks the parent folder instead.
 fn lock(pins: &Pins) -> Result<Flock<File>, DatapathError> {
     let folder = pins.version();
     let opened = File::open(folder).map_err(|source| pin_error("open", folder, source))?;

@@ -57,7 +57,7 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// The paths of pins on a mounted BPF file system. Creates no directory.
+    /// Determines the paths of NPL's pins on a mounted BPF file system. Creates no directory.
     pub fn new(bpffs: &Path) -> Self {
         Self::of_abi(bpffs.join(PIN_ROOT), ABI_VERSION)
     }
@@ -126,7 +126,7 @@ impl Pins {
         self.version.join(LINK_DIR).join(format!("{cgroup}_{hook}"))
     }
 
-    /// The directory that records that NPL added the clsact qdisc of a device.
+    /// The directory whose existence means that NPL added the clsact qdisc of a device.
     pub fn clsact_mark(&self, ifindex: u32) -> PathBuf {
         self.version.join(CLSACT_DIR).join(ifindex.to_string())
     }
@@ -201,7 +201,7 @@ impl Pins {
         Ok(names.iter().filter_map(reason).collect())
     }
 
-    /// The folder that records that `--forwarding redirect` is refused.
+    /// The folder whose existence means that `--forwarding redirect` is refused.
     pub(super) fn redirect_refused_mark(&self) -> PathBuf {
         self.version.join("redirect_refused")
     }

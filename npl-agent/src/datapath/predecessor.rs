@@ -5,9 +5,9 @@
 //! The agent first copies mappings and conntrack entries into its own maps, then attaches its programs. On kernels with
 //! TCX, this agent's programs run ahead of the earlier programs. The earlier programs keep translating packets of flows
 //! that are only in their own maps. On older kernels, this agent's filters are the newest filters and run first. An XDP
-//! program of an earlier agent stays attached until the earlier programs are detached. When this agent has written all
-//! mappings and attached its programs to all devices, the agent copies the remaining conntrack entries, detaches the
-//! earlier programs and removes the earlier pins ([`Datapath::retire_predecessors`]).
+//! program of an earlier agent stays attached until the earlier programs are detached. After this agent has written all
+//! mappings and attached its programs to all devices, [`Datapath::retire_predecessors`] completes the takeover. That
+//! function copies the remaining conntrack entries, detaches the earlier programs and removes the earlier pins.
 //!
 //! [`Datapath::retire_predecessors`]: super::load::Datapath::retire_predecessors
 
@@ -90,7 +90,8 @@ impl Predecessor {
     /// Converts the state of a conntrack entry to the layout of this agent's programs.
     const fn state(&self, state: FlowState) -> FlowState {
         match self.abi {
-            // In ABI 1, the bytes of this field contain an interface index.
+            // In ABI 1, the bytes of this field contain an interface index, which must not become an acknowledgement
+            // number.
             1 => FlowState { pod_acknowledgement: 0, ..state },
             _ => state,
         }
@@ -251,8 +252,8 @@ pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, Datap
 }
 
 /// Whether a program of another version runs ahead of this agent's program on a hook, for example after a rollback. The
-/// hook's link must then be created again. Otherwise, at egress, this agent's program would treat replies that the
-/// other version has translated as packets of the Node itself, and record host connections.
+/// hook's link must then be created again. Otherwise, at egress, this agent's program would take replies that the other
+/// version has translated for packets of the Node itself, and record host connections.
 pub(super) fn is_ahead_of(
     pins: &Pins,
     own: &OwnedFd,
@@ -319,7 +320,7 @@ mod tests {
         assert_eq!(path(ABI_VERSION + 1, MAP_FLOW_V4), None, "a later version may have changed the layout");
     }
 
-    /// The maps that [`super::Maps::copy_entries`] reads.
+    /// The log may state that elements are copied only for the maps that [`super::Maps::copy_entries`] reads.
     #[test]
     fn only_maps_that_are_copied_are_logged_as_copied() {
         use crate::datapath::layout::{Layout, V4, V6};

@@ -24,13 +24,13 @@ const KERNEL_FLOOR_TEXT: &str = "5.10";
 const TCX_SINCE: (u8, u8) = (6, 6);
 /// The first kernel that translates every IPv6 datagram of a fraglist whose first datagram was translated.
 const TRANSLATES_FRAGLISTS_SINCE: (u8, u8) = (6, 15);
-/// The first patch release of Linux 6.12 that also does so.
+/// The first patch release of Linux 6.12 that also translates every IPv6 datagram of such a fraglist.
 const TRANSLATES_FRAGLISTS_SINCE_6_12: u16 = 28;
 /// The first kernel with XDP programs for multi-buffer frames.
 const XDP_FRAGS_SINCE: (u8, u8) = (5, 18);
 
 /// The files with the settings of kernel conntrack in the network namespace of this process. The files do not exist if
-/// the module is not loaded.
+/// the module `nf_conntrack` is not loaded.
 const TCP_BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 const TCP_TIMEOUT_UNACKNOWLEDGED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_unacknowledged";
 const TCP_TIMEOUT_ESTABLISHED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
@@ -125,7 +125,7 @@ fn capabilities() -> Result<(), DatapathError> {
 }
 
 /// Checks that a BPF file system is mounted at the path, or at NPL's own directory below the path. A container needs
-/// only that directory of the Node's file system.
+/// only NPL's own directory of the Node's BPF file system.
 ///
 /// # Errors
 ///

@@ -50,7 +50,8 @@ enum Variant {
     Unmitigated,
     /// Loaded without `CAP_PERFMON`: the kernel adds a speculation barrier after nearly every store to the stack.
     Mitigated,
-    /// Loaded without `CAP_PERFMON` before Linux 6.6: with barriers, and packets are read by a helper.
+    /// Loaded without `CAP_PERFMON` before Linux 6.6: with speculation barriers, and a helper function reads the
+    /// packets.
     ByHelper,
 }
 
@@ -263,7 +264,8 @@ impl Programs {
     fn adopt<K: ProgramKind>(&self, name: &'static str) -> Option<K> {
         let program = K::from_pin(&self.pins.program(&self.build, name), name).ok()?;
         let facts = sys::program_facts(program.fd().ok()?.as_fd()).ok()?;
-        // aya names programs only if it can load a tracing program, for which the agent lacks a capability.
+        // The name may be empty: aya names programs only if it can load a tracing program, for which the agent lacks a
+        // capability.
         let is_named = facts.name.is_empty() || facts.name == name.as_bytes();
         let is_npl = facts.kind == K::TYPE as u32 && is_named;
         let fits = is_npl && facts.maps.iter().all(|id| self.known_maps.contains(id));

@@ -192,7 +192,8 @@ fn create_link(program: BorrowedFd<'_>, ifindex: u32, hook: bpf_attach_type, fla
     bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr).map(owned)
 }
 
-/// Reads a program's `bpf_prog_info`. The function of aya opens the maps by their ids, which requires `CAP_SYS_ADMIN`.
+/// Reads a program's `bpf_prog_info`. aya's function is not used, because it opens the program's maps by their ids,
+/// which requires `CAP_SYS_ADMIN`.
 pub(super) fn program_facts(program: BorrowedFd<'_>) -> io::Result<ProgramFacts> {
     let mut maps = vec![0_u32; MOST_MAPS];
     // SAFETY: the structure has only integers, which may be zero.
@@ -209,8 +210,8 @@ pub(super) fn program_facts(program: BorrowedFd<'_>) -> io::Result<ProgramFacts>
     Ok(ProgramFacts { kind: info.type_, id: info.id, name, maps })
 }
 
-/// The ids of the programs on a hook of the device with this ifindex, in the order in which they run. The function of
-/// aya opens each program, which requires `CAP_SYS_ADMIN`.
+/// The ids of the programs on a hook of the device with this ifindex, in the order in which they run. aya's function is
+/// not used, because it opens each program, which requires `CAP_SYS_ADMIN`.
 pub(super) fn programs_on(ifindex: u32, hook: bpf_attach_type) -> io::Result<Vec<u32>> {
     let mut programs = vec![0_u32; MOST_PROGRAMS];
     let mut attr = no_attributes();
@@ -233,7 +234,7 @@ pub(super) fn link_facts(link: BorrowedFd<'_>) -> io::Result<LinkFacts> {
     Ok(LinkFacts { program: info.prog_id, info })
 }
 
-/// Replaces a link's program atomically, because aya can only do so for links of devices.
+/// Replaces a link's program atomically. aya's function does so only for links of devices.
 pub(super) fn replace_program(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = no_attributes();
     attr.link_update.link_fd = number(link);
@@ -269,8 +270,7 @@ fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
 }
 
-/// Attributes with all bytes zero, because the kernel returns an error if a field that the command does not use is
-/// nonzero.
+/// Attributes with all bytes zero. The kernel returns an error if a field that the command does not use is nonzero.
 const fn no_attributes() -> bpf_attr {
     // SAFETY: the union has only integers, which may be zero.
     unsafe { mem::zeroed() }
@@ -290,7 +290,7 @@ fn owned(fd: RawFd) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// The `bpf` system call. The function of aya for this call is private.
+/// The `bpf` system call. aya has such a function too, but the function is private.
 fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<RawFd> {
     // SAFETY: the attributes have the given size, and the memory that they point to outlives the call.
     let result =

@@ -123,7 +123,7 @@ impl Tables {
         })
     }
 
-    /// Writes the `CRC32c` table, from which the programs update SCTP checksums.
+    /// Writes the `CRC32c` table, which the programs use to update SCTP checksums.
     ///
     /// # Errors
     ///
@@ -276,8 +276,8 @@ impl Tables {
         Ok(self.flow_counts()?.iter().sum())
     }
 
-    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns their
-    /// number, and reports the result for each family.
+    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns the
+    /// number of removed entries, and passes the result for each family to `report`.
     ///
     /// # Errors
     ///
@@ -330,8 +330,9 @@ impl Tables {
         times.try_fold(0, |last, time| Ok(time?.max(last)))
     }
 
-    /// Sets the time of the last packet to a node port to now. Called before a mapping is removed, because its clients
-    /// and load balancers may still send, also after a restart of the agent.
+    /// Sets the time of the last packet to a node port to now. The agent calls this function before it removes a
+    /// mapping, because clients and load balancers may still send packets to the port. The record outlives a restart of
+    /// the agent.
     pub(super) fn record_unmapped_traffic(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         self.family_mut(frontend.family).set_last_unmapped(frontend.node_port, kernel_time())
     }
@@ -387,7 +388,8 @@ impl Tables {
             self.begin_epoch()?;
         }
         if wanted.iter().any(|addr| !present.contains_key(addr)) {
-            // Half-open entries contain the address index too, and would establish flows with the wrong node address.
+            // Half-open entries contain the address index too. With a reused index, they would establish flows with the
+            // wrong node address.
             self.family_mut(family).clear_half_open_except(&present.values().copied().collect())?;
         }
         for addr in wanted {
@@ -412,7 +414,7 @@ impl Tables {
         self.change_config(|config| Config { primary_v4: addr.octets(), primary_v4_index: index, ..config })
     }
 
-    /// Number of packets of each reason, summed over CPUs.
+    /// For each reason why packets were not translated, the number of these packets, summed over CPUs.
     ///
     /// # Errors
     ///
@@ -470,7 +472,7 @@ impl Tables {
     }
 }
 
-/// The index of the counters of a family's removed mappings, and of mappings for which no counters were free.
+/// The index of the counters that a family's removed mappings share with mappings for which no counters were free.
 pub(super) const fn shared_stats(family: Family) -> u32 {
     match family {
         Family::V4 => SHARED_V4,

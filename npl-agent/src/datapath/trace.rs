@@ -54,7 +54,7 @@ fn print(pins: &Pins, build: &str) -> Result<(), DatapathError> {
         loader.map_pin_path(name, pins.map(name));
     }
     pin_maps(&mut loader, pins, build)?;
-    // aya-log finds the ring buffer only in a loaded object. The agent loads the object here without its programs.
+    // aya-log finds the ring buffer only in a loaded object. So the object is loaded here, without its programs.
     let mut object = loader.load(embedded_object()?).map_err(DatapathError::Load)?;
     let logger = EbpfLogger::init_with_logger(&mut object, Lines).map_err(|error| match error {
         aya_log::Error::MapError(source) => DatapathError::OpenMap { name: LOGS, source },

@@ -33,7 +33,7 @@ impl XdpDevices {
         Table::open(pins, MAP_XDP_DEVICE).map(Self)
     }
 
-    /// Writes the ifindexes to the map, and sets the flag that makes the TC programs read the map.
+    /// Writes the ifindexes to the map, and sets the flag in the configuration that makes the TC programs read the map.
     pub(super) fn write(&mut self, devices: &BTreeSet<u32>, tables: &mut Tables) -> Result<(), DatapathError> {
         devices.iter().try_for_each(|ifindex| self.0.set(*ifindex, XDP_ATTACHED))?;
         tables.change_config(|config| config.with_xdp(!devices.is_empty()))?;

@@ -14,9 +14,9 @@ use crate::{
 /// The result of applying a plan.
 #[derive(Debug, Default)]
 pub struct Applied {
-    /// The ifindexes of the plan's devices with all of their TC programs attached.
+    /// The ifindexes of those devices of the plan whose TC programs are all attached.
     pub attached: BTreeSet<u32>,
-    /// The ifindexes of the plan's devices whose driver did not run the XDP program, with the error.
+    /// The errors of those devices of the plan whose driver did not run the XDP program, by ifindex.
     pub xdp_errors: BTreeMap<u32, DatapathError>,
     /// All other failures of the plan's steps.
     pub errors: Vec<DatapathError>,
@@ -52,8 +52,8 @@ fn attach(
             }
             DeviceStep::RetainNextHops => match datapath.retain_next_hops(plan) {
                 Ok(()) => continue,
-                // The steps end here: redirected packets might otherwise be sent to devices whose programs are detached
-                // next.
+                // No further step is applied. Otherwise, packets might be redirected to devices whose programs the next
+                // steps detach.
                 Err(error) => {
                     applied.errors.push(error);
                     applied.attached = plan.attached_devices(before);
@@ -78,7 +78,8 @@ fn attach(
             failures.push(error);
         }
     }
-    // A device on which attaching failed may still have the programs of another build.
+    // A device on which attaching failed may still have the programs of another build, so these programs stay pinned
+    // then.
     failures.extend(datapath.hooks.release_unused_programs(!failures.is_empty()).err());
     applied.errors.extend(failures);
     let is_attached = |ifindex: &u32| find(devices, *ifindex).is_some() && !failed.contains(ifindex);

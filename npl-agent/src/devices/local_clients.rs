@@ -14,7 +14,7 @@ pub struct LocalClients {
 }
 
 impl LocalClients {
-    /// Stores the selection of local clients. Programs are attached by [`Self::serve`].
+    /// Creates a value that stores the selection of local clients. [`Self::serve`] attaches the programs.
     pub const fn new(selection: CgroupSelection, scope: ClientScope) -> Self {
         Self { selection, scope }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attaches programs to the devices that [`DevicePlanner`] chooses, and writes the Node's addresses to the maps. Both
-//! are updated when devices or addresses change.
+//! Attaches programs to the devices that [`DevicePlanner`] chooses, and writes the Node's addresses to the maps.
+//! Attachments and addresses are updated when devices or addresses change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,7 +38,7 @@ pub struct Uplinks {
     markings: BTreeSet<Marking>,
 }
 
-/// The decisions about devices, and their result.
+/// The decisions about devices, and the result of applying the decisions.
 #[derive(Debug)]
 pub struct DeviceReport {
     /// How many of the chosen devices have the programs attached.
@@ -80,7 +80,7 @@ impl FollowError {
 }
 
 impl Uplinks {
-    /// Creates the state of an agent that has not surveyed the network yet.
+    /// Creates the state without devices and decisions. The first survey of the network adds both.
     pub fn new(
         selection: DeviceSelection,
         (forwarding, network_policy): (Forwarding, NetworkPolicy),
@@ -102,7 +102,8 @@ impl Uplinks {
         &self.markings
     }
 
-    /// Whether next hops are out of date, because the Pods with mappings differ from the Pods of the last survey.
+    /// Whether next hops are out of date: the Pods with mappings are not the Pods whose routes the last survey
+    /// contains.
     pub fn are_out_of_date(&self, datapath: &Datapath) -> bool {
         self.planner.policy().forwarding != Forwarding::Stack && datapath.pod_addresses() != self.pods
     }
@@ -125,8 +126,8 @@ impl Uplinks {
         netlink::survey(&pods | &of_redirect, Some(inspection))
     }
 
-    /// Looks up the routes to new Pods, and returns the Pods that are on the Node's own network. The look-ups take no
-    /// lock of the kernel.
+    /// Looks up the routes to new Pods, and returns the Pods that are on the Node's own network. The look-ups do not
+    /// take the kernel's RTNL lock.
     ///
     /// # Errors
     ///
@@ -249,7 +250,7 @@ impl Uplinks {
 }
 
 /// Whether decisions depend on the qdiscs, filters and programs of other software. This is the case if packets may be
-/// redirected, because a redirect would bypass other software. It is also the case if NPL's programs are filters,
+/// redirected, because a redirect would bypass other software. This is also the case if NPL's programs are filters,
 /// because filters of other software may run ahead of NPL's filters.
 pub fn needs_attachments(datapath: &Datapath, forwarding: Forwarding) -> bool {
     forwarding != Forwarding::Stack || datapath.hooks.are_filters()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compares the annotations of all Pods of the cluster with the Services that request node ports and with the addresses
-//! of the Nodes, for `kubectl npl check`.
+//! Compares the annotations of all Pods with the Services that request node ports, and with the addresses of the Nodes.
+//! `kubectl npl check` prints the differences.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -70,7 +70,7 @@ pub struct Inconsistency {
     pub node: String,
     /// The inconsistency, as one sentence.
     pub text: String,
-    /// The section of the documents about the inconsistency.
+    /// The documentation section about this kind of inconsistency: file and anchor.
     pub page: &'static str,
 }
 
@@ -163,7 +163,7 @@ fn check_pod(cluster: &Cluster, subject: PodOnNode<'_>, entries: &[PublishedEntr
 }
 
 /// The Pod ports that the annotation should name, for each family of which both Pod and Node have an address. SCTP
-/// ports are not included, because agents serve SCTP only if `--protocols` names SCTP.
+/// ports are left out: agents serve SCTP only if `--protocols` names SCTP, so a missing SCTP entry may be correct.
 fn wanted(services: &[&Service], pod: &Pod, addresses: &BTreeSet<IpAddr>) -> BTreeSet<WantedPort> {
     let has_family =
         |family: &Family| pod.ip_of(*family).is_some() && addresses.iter().any(|ip| Family::of(*ip) == *family);

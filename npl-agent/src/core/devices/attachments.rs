@@ -21,7 +21,7 @@ pub const LAST: u16 = u16::MAX;
 
 /// Qdiscs of the kernel's default configurations, which neither shape nor police traffic.
 const PLAIN_QUEUES: [&str; 9] = ["noqueue", "pfifo_fast", "pfifo", "bfifo", "mq", "fq", "fq_codel", "codel", "sfq"];
-/// Qdiscs that only hold filters.
+/// Qdiscs without a queue: their only purpose is that filters can be attached to them.
 const HOOKS: [&str; 2] = [HOOK_OF_BOTH, HOOK_OF_INGRESS];
 /// The qdisc with an ingress hook and an egress hook.
 const HOOK_OF_BOTH: &str = "clsact";
@@ -93,7 +93,7 @@ impl DeviceAttachments {
         self.ingress.iter().skip(npl.unwrap_or_default()).any(AttachmentOwner::is_other)
     }
 
-    /// The directions that can have filters.
+    /// The directions in which the device's qdiscs allow filters.
     pub fn filtered_sides(&self) -> &'static [Side] {
         if self.queues.contains(HOOK_OF_BOTH) {
             &[Side::Ingress, Side::Egress]
@@ -104,7 +104,7 @@ impl DeviceAttachments {
         }
     }
 
-    /// Appends filters.
+    /// Appends the owners of filters, in the order in which the filters run.
     pub fn add(&mut self, side: Side, owners: impl IntoIterator<Item = AttachmentOwner>) {
         match side {
             Side::Ingress => self.ingress.extend(owners),
@@ -123,11 +123,11 @@ impl DeviceAttachments {
 /// The handle of the filters of an ABI version, as major and minor number. Because each version has its own handle, a
 /// new agent can attach its filter before it detaches the filter of an earlier version.
 pub const fn filter_handle(abi: u32) -> (u16, u16) {
-    // Version 255 has the handle of version 0 again.
+    // Version 255 gets the handle of version 0 again, because the next handle belongs to the temporary filter.
     (MAJOR, MINOR + (abi % 0xff) as u16)
 }
 
-/// Whether a qdisc only holds filters.
+/// Whether a qdisc of this kind has no queue, and only allows filters to be attached.
 pub fn is_hook(kind: &str) -> bool {
     HOOKS.contains(&kind)
 }
@@ -136,7 +136,8 @@ pub fn is_hook(kind: &str) -> bool {
 /// priority.
 ///
 /// For each priority, the kernel first sends a message with a kind and without a handle, and then one message for each
-/// filter. NPL's filters may have the same priority as filters of other software.
+/// filter. NPL's filters may have the same priority as filters of other software, so the handle decides whether a
+/// filter is NPL's.
 pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16), name: Option<&str>) -> Option<AttachmentOwner> {
     let is_npl = kind == "bpf" && [FIRST, LAST].contains(&priority);
     match handle {

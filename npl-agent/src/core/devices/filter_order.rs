@@ -19,14 +19,14 @@ use crate::core::model::Moment;
 const MOST_MOVES: usize = 5;
 const WINDOW_MILLIS: u64 = 600_000;
 
-/// The hooks of an uplink whose programs translate.
+/// The hooks of an uplink on which NPL's programs translate packets.
 const HOOKS: [(Direction, Side); 2] = [(Direction::Egress, Side::Egress), (Direction::Ingress, Side::Ingress)];
 
-/// The programs of other software ahead of NPL's, by the name of their device. Each program is given as its name and
-/// direction.
+/// For each device, by name: the programs of other software that run ahead of NPL's programs. Each program is given as
+/// its name and direction.
 pub type ProgramsAhead = BTreeMap<String, BTreeSet<String>>;
 
-/// The recent moves of each filter.
+/// Decides which filters to move, and stores the recent moves of each filter, because the number of moves is limited.
 #[derive(Debug, Default)]
 pub struct FilterOrder {
     moves: BTreeMap<(u32, Direction), Vec<Moment>>,
@@ -63,7 +63,7 @@ impl FilterOrder {
         (moves, ahead)
     }
 
-    /// Records a move of a filter, and returns whether the limit of moves permits it.
+    /// Returns whether the limit of moves permits another move of the hook's filter. If so, records the move.
     fn record_move(&mut self, hook: (u32, Direction), now: Moment) -> bool {
         let recent = self.moves.entry(hook).or_default();
         recent.retain(|moved| now.0.saturating_sub(moved.0) < WINDOW_MILLIS);

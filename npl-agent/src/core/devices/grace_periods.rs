@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Grace periods for addresses and devices that disappear. A link that flaps, a lease that is renewed and a network
-//! manager that restarts remove addresses and routes briefly. If the programs were detached during that time, the host
-//! would answer instead of the Pods and reset their connections.
+//! Grace periods for addresses and devices that disappear. Addresses and routes disappear briefly when a link flaps, a
+//! lease is renewed or a network manager restarts. If the programs were detached during that time, the host would
+//! answer instead of the Pods and reset their connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::core::model::Moment;
 /// seconds.
 pub const GRACE_MILLIS: u64 = 10_000;
 
-/// The time at which each absent element disappeared.
+/// The addresses or devices (`K`) that are absent, each with the time at which it disappeared.
 #[derive(Debug)]
 pub struct GracePeriods<K> {
     since: BTreeMap<K, Moment>,
@@ -24,7 +24,8 @@ impl<K> Default for GracePeriods<K> {
 }
 
 impl<K: Ord + Copy> GracePeriods<K> {
-    /// The addresses or devices that are absent, but within their grace period.
+    /// Records which of the `held` addresses or devices are not `present` any more. Returns those that are still within
+    /// their grace period.
     pub fn update(&mut self, held: &BTreeSet<K>, present: &BTreeSet<K>, now: Moment) -> BTreeSet<K> {
         let since = |it: &K| (*it, self.since.get(it).copied().unwrap_or(now));
         let away: BTreeMap<K, Moment> = held.difference(present).map(since).collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides to which devices the programs are attached, and on which addresses of the Node node ports answer. Every
+//! Decides to which devices the programs are attached, and on which of the Node's addresses node ports answer. Every
 //! decision about a device has a reason.
 
 pub mod attachments;
@@ -87,7 +87,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// An Ethernet device without a master, a default route, addresses or known properties of its link.
+    /// Creates an Ethernet device without a master, a default route or addresses, and without known properties of its
+    /// link.
     #[must_use]
     pub fn new(ifindex: u32, name: &str, kind: DeviceKind) -> Self {
         Self {
@@ -116,9 +117,9 @@ pub struct LinkFacts {
     pub has_physical_port: bool,
     /// Whether VLAN, macvlan or ipvlan devices are on top of the device.
     pub has_upper_devices: bool,
-    /// The ifindex of the device whose network it shares, if it is a macvlan or ipvlan device.
+    /// The ifindex of the lower device, whose network a macvlan or ipvlan device shares; `None` for all other devices.
     pub shares_network_of: Option<u32>,
-    /// Whether it is a netkit device that drops packets unless a program passes them.
+    /// Whether the device is a netkit device that drops every packet which no program passes.
     pub is_closed: bool,
     /// Whether the device has an `ingress` qdisc, which has no egress hook, unlike `clsact`.
     pub has_ingress_queue: bool,
@@ -165,7 +166,7 @@ pub struct Coverage {
 /// The devices that `--devices` selects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceSelection {
-    /// By the rules of [`choose`].
+    /// The devices that the rules of [`choose`] select.
     Auto,
     /// The devices with these names.
     Named(Vec<String>),
@@ -190,7 +191,7 @@ pub enum UplinkReason {
     IsTunnel,
     /// The device has an address and is of a kind that uplinks have.
     IsUplink,
-    /// An earlier agent attached the programs, and the Node's published addresses are not known yet.
+    /// An earlier agent attached the programs, which stay attached until the Node's published addresses are known.
     Kept,
     /// The device was an uplink a moment ago, and its address or route may return.
     InGracePeriod,
@@ -200,17 +201,17 @@ pub enum UplinkReason {
     IsVrf,
     /// The device is `lo`: cgroup programs serve local clients, and the TC programs are not needed.
     IsLoopback,
-    /// A dummy device has no traffic.
+    /// The device is a dummy device, which has no traffic.
     IsDummy,
-    /// A veth or bridge without a Node address or default route leads to Pods.
+    /// The device is a veth or a bridge without a Node address and without a default route, so it leads to Pods.
     LeadsToPods,
     /// The device has no address, so no client can send to it.
     HasNoAddress,
-    /// [`LinkLayer::Tagged`].
+    /// The link layer is [`LinkLayer::Tagged`], which the programs do not support.
     LeavesTags,
-    /// [`LinkLayer::Outer`].
+    /// The link layer is [`LinkLayer::Outer`], which the programs do not support.
     ShowsOuterHeaders,
-    /// [`LinkLayer::Other`].
+    /// The link layer is [`LinkLayer::Other`], which the programs do not support.
     HasOtherLinkLayer,
 }
 
@@ -280,7 +281,7 @@ pub fn choose(
     let reason = chosen?;
     match unsupported_link_layer(device.link_layer) {
         None => Ok(reason),
-        // For example `gre0`, which the kernel module creates and which has no traffic.
+        // A tunnel device without an address has no traffic, for example `gre0`, which the kernel module creates.
         Some(_) if reason == UplinkReason::IsTunnel && device.addresses.is_empty() => Err(UplinkReason::HasNoAddress),
         Some(unsupported_link_layer) => Err(unsupported_link_layer),
     }
@@ -329,9 +330,9 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     }
 }
 
-/// The addresses on which node ports answer, by priority. Published addresses that a device has come first, then all
-/// other addresses of devices that are not dummy devices. Dummy devices are excluded because kube-proxy in IPVS mode
-/// assigns all cluster IPs to a dummy device.
+/// The addresses on which node ports answer, by priority. The published addresses come first, if a device has them. All
+/// other addresses of devices follow, except addresses of dummy devices. Dummy devices are excluded because kube-proxy
+/// in IPVS mode assigns all cluster IPs to a dummy device.
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
     let real = devices.iter().filter(|device| device.kind != DeviceKind::Dummy);
     let all: Vec<IpAddr> = real.flat_map(|device| device.addresses.iter().copied()).collect();

@@ -51,8 +51,8 @@ impl PodRoutes {
         addresses.difference(&self.known).copied().collect()
     }
 
-    /// The Pods on the network of an uplink. A route with a gateway does not count: while a CNI replaces the routes to
-    /// its Pods, the look-up returns the default route.
+    /// The Pods on the network of an uplink. Pods whose route has a gateway are left out: while a CNI replaces the
+    /// routes to its Pods, the look-up returns the default route.
     pub fn on_node_network(&self) -> PodsOnNodeNetwork {
         let direct = self.routes.iter().filter(|(_, route)| !route.has_gateway);
         direct.filter_map(|(addr, route)| Some((*addr, self.uplinks.get(&route.ifindex)?.clone()))).collect()
@@ -76,8 +76,9 @@ fn leaves_the_node(device: &Device, node_ips: &[IpAddr]) -> bool {
         || device.link.has_physical_port
 }
 
-/// Whether clients are on the device's own network, so that a Pod there reaches them without the Node. Devices of other
-/// kinds with an address, such as those of Open vSwitch, may connect a CNI's Pods to the Node.
+/// Whether clients are on the device's own network, so that a Pod on that network reaches clients without the Node. A
+/// device that is not hardware must have a Node address or the default route. For example, an Open vSwitch device with
+/// another address may connect a CNI's Pods to the Node.
 fn is_of_node_network(device: &Device, node_ips: &[IpAddr]) -> bool {
     match choose_by_rules(device, node_ips) {
         Ok(UplinkReason::HasNodeAddress | UplinkReason::HasDefaultRoute) => device.kind != DeviceKind::Tunnel,
@@ -122,7 +123,7 @@ mod tests {
 
     const DIRECT: Route = Route { ifindex: 7, has_gateway: false, mtu: None };
 
-    /// Reported as spidernet-io/spiderpool#2039.
+    /// The case of spidernet-io/spiderpool#2039: the Pod is on the network of an uplink.
     #[test]
     fn a_pod_on_the_network_of_an_uplink_is_found() {
         for kind in [DeviceKind::Physical, DeviceKind::Bridge, DeviceKind::Veth, DeviceKind::Other] {

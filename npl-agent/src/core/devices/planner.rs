@@ -27,7 +27,7 @@ use crate::core::{
 /// Whether XDP translates the requests on an uplink, and why.
 pub type XdpDecision = Result<XdpReason, XdpReason>;
 
-/// The operator's choices.
+/// The operator's settings that decide about devices.
 #[derive(Debug, Clone)]
 pub struct DevicePolicy {
     /// `--devices`.
@@ -97,16 +97,17 @@ pub struct DeviceDecisions {
     pub uplinks: BTreeMap<String, Result<UplinkReason, UplinkReason>>,
     /// Whether each uplink translates requests by XDP, by its index.
     pub xdp: BTreeMap<u32, XdpDecision>,
-    /// How each Pod is reached by redirect, or why not.
+    /// The next hop of each Pod to which packets are redirected, or why packets to the Pod are not redirected.
     pub next_hops: BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>,
     /// The connections to mark, so that replies of Pods with their own routing table leave through the interface on
     /// which the request arrived.
     pub markings: BTreeSet<Marking>,
-    /// Pods, or addresses of the Node, whose replies leave through another interface than that of the request, and why.
+    /// Why some replies leave through another interface than their requests, and the affected Pods or addresses of the
+    /// Node.
     pub reply_route_problem: Option<(ReplyRouteProblem, BTreeSet<IpAddr>)>,
     /// Names in `--devices` that no device has.
     pub missing_devices: BTreeSet<String>,
-    /// Programs of other software that stay ahead of NPL's.
+    /// Programs of other software that stay ahead of NPL's programs.
     pub programs_ahead: ProgramsAhead,
     /// The policy engines because of which redirect is refused, or why the policy engines cannot be determined.
     pub redirect_refused_by: Option<String>,
@@ -126,7 +127,7 @@ pub struct DevicePlanner {
 }
 
 impl DevicePlanner {
-    /// A planner without previous decisions.
+    /// Creates a planner without previous decisions.
     pub fn new(policy: DevicePolicy) -> Self {
         Self {
             policy,
@@ -137,12 +138,12 @@ impl DevicePlanner {
         }
     }
 
-    /// The operator's choices.
+    /// The operator's settings.
     pub const fn policy(&self) -> &DevicePolicy {
         &self.policy
     }
 
-    /// When a grace period ends next.
+    /// The time at which the next grace period ends.
     pub fn next_deadline(&self) -> Option<Moment> {
         let deadlines = [self.address_grace.next_deadline(), self.device_grace.next_deadline()];
         deadlines.into_iter().flatten().min()
@@ -224,8 +225,8 @@ impl DevicePlanner {
         decisions.into_iter().map(decide).collect()
     }
 
-    /// After a rejection, the XDP program is attached again once the device has changed, or if the reason may be
-    /// temporary.
+    /// Decides whether XDP translates the requests of a device. If the driver has rejected the XDP program, the agent
+    /// tries again only once the device has changed, or if the reason may be temporary.
     fn decide_xdp(&self, device: &Device, has_frags: bool) -> XdpDecision {
         let decision = xdp::plan(device, self.policy.attach, self.policy.forwarding, has_frags);
         match self.refused.get(&device.ifindex) {
@@ -234,8 +235,9 @@ impl DevicePlanner {
         }
     }
 
-    /// The next hop of each Pod, or why its packets are not redirected. Empty in stack mode, and also in offload mode
-    /// if kernel conntrack is strict: strict kernel conntrack would mark packets after an offloaded period as invalid.
+    /// The next hop of each Pod, or why its packets are not redirected. The result is empty in stack mode. In offload
+    /// mode, the result is empty if kernel conntrack is strict, because strict conntrack would mark packets after an
+    /// offloaded period as invalid.
     fn decide_next_hops(
         &self,
         network: &NodeNetwork<'_>,
@@ -367,7 +369,8 @@ mod tests {
         );
     }
 
-    /// Before Linux 6.6, attachments are read in every mode.
+    /// Before Linux 6.6, attachments are read even in stack mode. The planner must not redirect packets because of
+    /// these attachments.
     #[test]
     fn no_pod_is_redirected_in_stack_mode() {
         let pod = IpAddr::from([10, 244, 1, 5]);

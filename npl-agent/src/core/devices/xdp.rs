@@ -11,8 +11,8 @@ const LARGEST_WHOLE: u32 = 3498;
 
 /// Drivers with which a translation in XDP keeps checksums correct. Frames from these drivers have complete checksums.
 /// After a program has run, these drivers do not report the card's sum of the untranslated bytes (`CHECKSUM_COMPLETE`).
-/// `gve` reports that sum, and so does `ice` on E830 cards since Linux 6.15; `mlx5_core` does not report the sum while
-/// a program is attached.
+/// `gve` is not in the list, because it reports that sum. Nor is `ice`, which reports the sum on E830 cards since Linux
+/// 6.15. `mlx5_core` does not report the sum while a program is attached.
 const SAFE_DRIVERS: [&str; 6] = ["mlx5_core", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net"];
 
 /// The value of the flag `--attach`.
@@ -59,8 +59,8 @@ pub enum XdpReason {
     IsVirtual,
     /// The device is a port of a master device, such as a bond or bridge, which receives the frames.
     IsEnslaved,
-    /// VLAN, macvlan or ipvlan devices are on top of the device, so the network card may strip a VLAN tag from a frame,
-    /// which XDP cannot detect.
+    /// VLAN, macvlan or ipvlan devices are on top of the device. The network card may then strip a VLAN tag from a
+    /// frame, which XDP cannot detect.
     HasUpperDevices,
     /// The driver is not in [`SAFE_DRIVERS`].
     UnknownDriver,
@@ -95,7 +95,8 @@ impl XdpReason {
         Self::KernelRefuses,
     ];
 
-    /// The name of the folder on the BPF file system by which the agent stores the reason for other processes.
+    /// The text by which the agent stores the reason for other processes, as a part of a directory's name on the BPF
+    /// file system.
     pub const fn key(self) -> &'static str {
         match self {
             Self::NotRequested => "not_requested",
@@ -238,7 +239,8 @@ mod tests {
         assert_eq!(with(|device| device.link_layer = LinkLayer::None), Err(XdpReason::NotEthernet));
     }
 
-    /// With XDP, the host's stack would forward the requests of a flow, but replies would bypass the stack.
+    /// With XDP, the host's stack would forward the requests of a flow, but replies would bypass the stack. So XDP must
+    /// not be used.
     #[test]
     fn xdp_is_not_used_where_packets_bypass_the_stack() {
         for forwarding in [Forwarding::Redirect, Forwarding::Offload] {

@@ -6,7 +6,7 @@ use crate::core::devices::{
     Device, DeviceSelection, HAS_INGRESS_QUEUE, choose, local_addresses, node_network::network_of,
 };
 
-/// Checks for devices that clients may use but that the programs do not support.
+/// Checks for devices that the programs do not support although clients may use them.
 pub(super) fn devices(facts: &Facts) -> Finding {
     let key = "devices";
     let devices = match &facts.devices {
@@ -79,7 +79,7 @@ pub(super) fn node_network(facts: &Facts) -> Finding {
     Finding::ok(key, format!("macvlan or ipvlan: {shims}: Pods behind it get no node port (Event PodOnNodeNetwork)"))
 }
 
-/// Checks for programs of other software that run ahead of NPL's, and may end the chain.
+/// Checks for programs of other software that run ahead of NPL's programs, and may prevent NPL's programs from running.
 pub(super) fn program_order(facts: &Facts) -> Finding {
     let key = "program_order";
     let ahead = match &facts.programs_ahead {

@@ -2,8 +2,8 @@
 //! Whether forward chains of nftables drop or reject requests that NPL has translated.
 //!
 //! To kernel conntrack, a translated request is a new connection from the client to the Pod, without the status `dnat`.
-//! The rules are evaluated for such a packet, as far as its fields are known. A chain is a warning only if its drop or
-//! reject rule certainly matches, and no rule before it may accept the packet; otherwise, the chain is only named.
+//! The rules are evaluated for such a packet, as far as its fields are known. The check warns about a chain only if its
+//! drop or reject rule certainly matches, and no earlier rule may accept the packet. Other chains are only named.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -120,7 +120,7 @@ pub enum Field {
 }
 
 impl Condition {
-    /// A condition for which the doctor cannot decide whether it matches.
+    /// Creates a condition about which the doctor cannot decide whether a request meets it.
     pub const fn unclear() -> Self {
         Self { field: Field::Other, mask: Vec::new(), values: Vec::new(), is_negated: false }
     }
@@ -132,7 +132,7 @@ const NAME_SIZE: usize = 16;
 pub const STATE_NEW: u32 = 8;
 /// `ct status dnat`, by the kernel's bit of the status.
 pub const STATUS_DNAT: u32 = 1 << 5;
-/// The mark that kube-proxy sets on packets that it has translated. Other software may mark any forwarded packet.
+/// The mark of kube-proxy, which no request that NPL translates has. Other software may mark any forwarded packet.
 const KUBE_PROXY_MARK: u32 = 0x4000;
 /// The maximum depth of jumps in the kernel.
 const MAX_DEPTH: usize = 16;
@@ -228,7 +228,7 @@ struct ChainOutcome<'a> {
     /// The chain whose rule drops or rejects the request.
     refused_in: Option<&'a str>,
     may_accept: bool,
-    /// The chain with a rule that drops or rejects the request if it has unknown fields that the rule requires.
+    /// The chain with a rule that may drop or reject the request, depending on fields that the doctor does not know.
     may_refuse_in: Option<&'a str>,
 }
 
@@ -237,7 +237,7 @@ impl<'a> ChainOutcome<'a> {
         Self { end, refused_in, may_accept: false, may_refuse_in: None }
     }
 
-    /// The walk after a chain or a verdict that follows this part.
+    /// The outcome after a further rule, whose verdict or chain has the outcome `inner`.
     fn then(self, inner: Self) -> Self {
         Self {
             may_accept: self.may_accept || inner.may_accept,
@@ -247,7 +247,7 @@ impl<'a> ChainOutcome<'a> {
     }
 }
 
-/// Whether a base chain drops or rejects a request, with the words about the rule or policy.
+/// How certainly a base chain drops or rejects a request; the text describes the rule or policy.
 enum Refusal {
     Certain(String),
     Possible(String),
@@ -300,7 +300,7 @@ impl ForwardChains {
             let leaves = matches!(rule.verdict, Verdict::Return | Verdict::Goto(_));
             let after = walk.then(inner);
             if !is_certain {
-                // If the rule may not match, evaluation may continue with a rule that accepts.
+                // If the rule does not match, or leaves this chain, a rule that accepts the request may follow.
                 walk.may_accept = after.may_accept || inner.end == End::Accepted || leaves;
                 walk.may_refuse_in = after.may_refuse_in.or(inner.refused_in);
             } else if inner.end != End::Open || leaves {
@@ -346,7 +346,7 @@ fn requests(facts: &Facts, family: Family) -> Vec<Request<'_>> {
     let of_family = facts.pod_devices.iter().filter(|(pod, _)| Family::of(**pod) == family);
     let pods: Vec<_> = of_family.filter_map(|(pod, ifindex)| Some((*pod, device(*ifindex)?))).take(SAMPLES).collect();
     let has_address = |device: &Device| device.addresses.iter().any(|addr| Family::of(*addr) == family);
-    // A firewall may filter the tunnels between Nodes differently from the uplinks of clients.
+    // Tunnels between Nodes are left out, because a firewall may filter them differently from the uplinks of clients.
     let uplinks = receiving_uplinks(facts, family).into_iter();
     let uplinks = uplinks.filter(|device| device.kind != DeviceKind::Tunnel && has_address(device));
     let to_each = |uplink| {

@@ -115,7 +115,8 @@ struct Off<'a> {
 
 impl Off<'_> {
     /// Node ports fail if forwarding is off on all uplinks, on an uplink with a default route, or on the device of a
-    /// mapped Pod. On another uplink, an operator may have turned forwarding off deliberately.
+    /// mapped Pod. The check only warns about another uplink, because an operator may have turned forwarding off there
+    /// deliberately.
     fn finding(&self, names: &Names, family: Family, uplinks: &[&Device], need: Need) -> Finding {
         let is_main = |device: &&Device| device.has_default_route || uplinks.len() == 1;
         let is_fatal =

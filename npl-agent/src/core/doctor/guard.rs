@@ -110,8 +110,8 @@ mod tests {
         facts.masquerading.as_mut().unwrap()
     }
 
-    /// Gives the mapped Pod its own routing table, selected after a rule for the mark `ahead`, if there is one. The
-    /// main table has a default route through the first device.
+    /// Gives the mapped Pod its own routing table. A rule for the mark `ahead`, if given, precedes the rule of the Pod.
+    /// The main table has a default route through the first device.
     fn routed_apart(facts: &mut Facts, ahead: Option<Mark>) {
         let (family, ifindex) = (Family::V4, first_device(facts).ifindex);
         let mark = ahead.map(|mark| RoutingRule { family, selector: Selector::Mark(mark), table: MAIN_TABLE });

@@ -42,7 +42,8 @@ pub(super) fn bpffs(facts: &Facts) -> Finding {
     Finding::failed(key, format!("none at {path}"), advice)
 }
 
-/// The capabilities of this process, which are the agent's if it runs in the agent's container.
+/// Checks the capabilities of this process. They are the agent's capabilities if this process runs in the agent's
+/// container.
 pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
     let keys = ["cap_bpf", "cap_net_admin", "cap_perfmon"];
     let Some(rights) = facts.rights else {
@@ -66,7 +67,8 @@ pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
     ]
 }
 
-/// The check for `CAP_PERFMON`: a loader with this capability gets faster programs.
+/// Checks for `CAP_PERFMON`. Programs that are loaded with this capability are faster, because they have no speculation
+/// barriers.
 fn perfmon(key: &'static str, is_held: bool, facts: &Facts) -> Finding {
     let is_installed = facts.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed);
     let are_mitigated = facts.datapath.as_ref().is_ok_and(|datapath| datapath.has_mitigated_programs);
@@ -107,7 +109,8 @@ pub(super) fn agent(facts: &Facts) -> Finding {
     )
 }
 
-/// Without the policy, every write of the agent succeeds, so only the agent's dry run shows that the policy is missing.
+/// Checks that an admission policy confines the agent. Without the policy, every write of the agent succeeds, so only
+/// the agent's dry run shows that the policy is missing.
 pub(super) fn admission_policy(facts: &Facts) -> Finding {
     let key = "admission_policy";
     match &facts.is_confined {

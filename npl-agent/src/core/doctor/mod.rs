@@ -74,7 +74,7 @@ pub struct Facts {
     pub rule_names: Result<RuleNames, String>,
 }
 
-/// The kernel.
+/// The release and the features of the running kernel.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     /// The release of the running kernel, such as `6.12.0`.
@@ -105,7 +105,7 @@ pub struct Rights {
 pub struct DatapathFacts {
     /// Whether any map or program is pinned.
     pub is_installed: bool,
-    /// Whether programs with the kernel's barriers against speculation are loaded.
+    /// Whether programs to which the kernel has added speculation barriers are loaded.
     pub has_mitigated_programs: bool,
     /// The ifindexes of devices with programs for both directions; a device may have been removed since.
     pub attached_devices: BTreeSet<u32>,
@@ -165,12 +165,12 @@ pub enum Setting {
     Unreadable(String),
 }
 
-/// Masquerading of packets that leave the Node.
+/// The masquerading of packets that leave the Node, and the endpoints that NPL exempts from masquerading.
 #[derive(Debug, Clone, Copy)]
 pub struct Masquerading {
     /// Whether the kernel has nftables, which the guard needs.
     pub has_nftables: bool,
-    /// Whether an nftables or iptables rule masquerades these packets.
+    /// Whether an nftables or iptables rule masquerades packets that leave the Node.
     pub is_done: bool,
     /// The number of endpoints that the nftables guard exempts; `None` without a guard.
     pub guarded: Option<usize>,
@@ -236,7 +236,7 @@ impl Finding {
     }
 }
 
-/// The findings of all checks. The order is the order in which an operator should solve problems.
+/// The findings of all checks. The findings are in the order in which an operator should solve the problems.
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![kernel::version(&facts.kernel), kernel::btf(facts.has_btf), kernel::bpffs(facts)];
     findings.extend(kernel::rights(facts));

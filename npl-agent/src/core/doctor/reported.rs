@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that each check is ok on a healthy Node, and that each check reports its fault.
+//! Tests that each check is ok on a healthy Node, and reports a fault of the kind that the check is for.
 
 use super::{
     tests::{first_device, is, pinned, well},

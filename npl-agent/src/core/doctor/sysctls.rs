@@ -54,8 +54,8 @@ pub(super) fn conntrack_liberal(sysctls: &Sysctls) -> Finding {
     }
 }
 
-/// Kernel conntrack does not see every acknowledgement of an offloaded connection, and times such a connection out
-/// early.
+/// Checks whether kernel conntrack times out offloaded connections early, because it does not see every acknowledgement
+/// of such a connection.
 pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
     let key = "conntrack_timeouts";
     let (unacknowledged, established) = match (&sysctls.tcp_unacknowledged, &sysctls.tcp_established) {

@@ -106,7 +106,8 @@ pub(super) fn check(rows: &[Row]) {
         assert_eq!(advised.is_empty(), *state == State::Ok, "row {number}: {finding:?}");
         let changed = findings.iter().zip(&usual).filter(|(now, usual)| now.state != usual.state);
         let others: Vec<_> = changed.map(|(now, _)| now.key).filter(|other| other != key).collect();
-        // Pins, devices, rules, ephemeral ports and a running agent each affect several checks.
+        // Pins, devices, rules, ephemeral ports and a running agent each affect several checks, so a change of them may
+        // change other findings.
         let matters_to_many = facts.datapath != well().datapath
             || facts.devices.is_err()
             || facts.routing.is_err()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An estimate of how many conntrack entries the kernel evicted from a full flow table. The kernel does not report
-//! evictions, so the estimate compares two sweeps. Evicted entries are the entries that the earlier sweep left, plus
-//! new entries, minus entries that were removed with their mappings, minus the entries that the later sweep finds.
+//! evictions, so the estimate compares two sweeps. The result is the entries after the earlier sweep, plus new entries,
+//! minus entries removed with their mappings, minus the entries that the later sweep finds.
 
 /// The numbers of one sweep of a flow table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +85,7 @@ mod tests {
     }
 
     proptest! {
-        /// A table that evicts as soon as it is full, and sweeps at arbitrary times.
+        /// Simulates a table that evicts entries as soon as it is full, and sweeps of this table at arbitrary times.
         #[test]
         fn every_eviction_of_a_full_table_is_counted_once(
             rounds in prop::collection::vec((CAPACITY..3 * CAPACITY, 0..CAPACITY, 0..10_usize), 1..50),

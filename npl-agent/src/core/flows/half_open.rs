@@ -20,7 +20,7 @@ pub struct HalfOpenExpiry {
 }
 
 impl HalfOpenExpiry {
-    /// The number of slots with an entry at the last sweep, copies of established flows included.
+    /// The number of slots that had an entry at the last sweep. Entries of established flows are included.
     pub const fn used(&self) -> usize {
         self.used
     }
@@ -63,9 +63,9 @@ mod tests {
 
     use super::*;
 
-    /// Sweeps until an unanswered request times out: 30 s are three intervals.
+    /// Sweeps until an unanswered request times out: the timeout of 30 s is three intervals, between four sweeps.
     const UNANSWERED: u32 = 4;
-    /// Sweeps until an answered request times out: 300 s are thirty intervals.
+    /// Sweeps until an answered request times out: the timeout of 300 s is thirty intervals, between 31 sweeps.
     const ANSWERED: u32 = 31;
 
     fn entry(hash: u64, phase: Phase) -> u64 {

@@ -45,8 +45,8 @@ impl Settings {
         })
     }
 
-    /// The published address of each served family. A published address does not change while it is a candidate,
-    /// because kubelet and cloud controller may list a Node's addresses in another order every minute.
+    /// The published address of each served family. A published address stays published while it is one of the
+    /// candidates: kubelet and cloud controller may change the order of a Node's addresses every minute.
     pub fn node_ips(&self, node: Option<&Node>, current: &BTreeMap<Family, IpAddr>) -> BTreeMap<Family, IpAddr> {
         let candidates = self.node_ip.candidates(node);
         let kept = |family: &Family| current.get(family).copied().filter(|ip| candidates.contains(ip));

@@ -50,7 +50,7 @@ impl Change {
     }
 }
 
-/// The Pods that a change affects.
+/// The Pods and port numbers that a change affects.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Touched {
     /// Pods whose assignment may change.
@@ -68,10 +68,11 @@ struct NodePortService {
     node_ports: BTreeSet<NodePort>,
 }
 
-/// A Pod's claim to an address, ordered by time. The Pod with the greatest claim holds the address.
+/// A Pod's claim to an address. Claims are ordered by time. The Pod with the greatest claim holds the address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct AddressClaim {
-    /// How often the store had been restored before that event: versions of an earlier store do not compare.
+    /// How often the store had been restored before the first event that shows the address. Resource versions from
+    /// before and after a restore cannot be compared.
     restores: u64,
     /// The Pod's resource version in the first event that shows the address.
     resource_version: u64,
@@ -192,8 +193,8 @@ impl Snapshot {
         self.by_host_port.contains_key(&port)
     }
 
-    /// A Service that has the number as a `nodePort` or `healthCheckNodePort`, so that its clients also send to the
-    /// port.
+    /// A Service that has the number as a `nodePort` or `healthCheckNodePort`. Clients of this Service send packets to
+    /// the port.
     pub(in crate::core) fn service_with_port(&self, port: NodePort) -> Option<(&ServiceKey, &ServiceUid)> {
         let key = self.by_service_port.get(&port)?.first()?;
         Some((key, &self.node_port_services.get(key)?.uid))
@@ -288,7 +289,7 @@ impl Snapshot {
         self.pods.insert(pod.key.clone(), pod);
     }
 
-    /// Removes the Pod of this name if it has this uid. If `uid` is `None`, removes the Pod in any case.
+    /// Removes the Pod of this name if the Pod has this uid. If `uid` is `None`, removes the Pod in any case.
     fn remove_pod(&mut self, key: &PodKey, uid: Option<&PodUid>, touched: &mut Touched) {
         if self.pods.get(key).is_some_and(|known| uid.is_none_or(|uid| known.uid == *uid)) {
             self.unindex(key, touched);
@@ -402,7 +403,7 @@ fn host_ports(pod: &Pod) -> impl Iterator<Item = NodePort> {
     pod.ports.iter().filter_map(|port| port.host_port)
 }
 
-/// Removes an object from the entry of an index, and the entry if no object is left.
+/// Removes an object from one entry of an index. Removes the entry too if it then has no objects.
 fn forget(index: &mut BTreeMap<NodePort, BTreeSet<ObjectKey>>, entry: NodePort, object: &ObjectKey) {
     if let Some(objects) = index.get_mut(&entry) {
         objects.remove(object);

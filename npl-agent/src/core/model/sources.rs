@@ -12,7 +12,7 @@ use super::{Backend, Family};
 
 /// The maximum number of ranges that are enforced for one Service; later ranges allow no client.
 pub const MAX_RANGES: usize = 256;
-/// The maximum number of characters that are shown of an entry that cannot be parsed.
+/// The maximum length, in characters, of an unparsable entry in a message; the rest of the entry is cut off.
 const SHOWN_CHARS: usize = 48;
 
 /// A CIDR range. Bits after the prefix are zero, so that equal ranges have one representation.
@@ -62,7 +62,7 @@ impl SourceRange {
         self.length
     }
 
-    /// The family of its addresses.
+    /// The IP family of the range.
     pub const fn family(self) -> Family {
         Family::of(self.first)
     }

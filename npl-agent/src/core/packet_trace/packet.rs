@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::core::model::Protocol;
 
-/// TCP flags with the letters of tcpdump, in its order.
+/// TCP flags with their letters, in the order in which tcpdump prints them.
 const FLAGS: [(u8, char); 8] =
     [(0x02, 'S'), (0x01, 'F'), (0x04, 'R'), (0x08, 'P'), (0x20, 'U'), (0x40, 'E'), (0x80, 'W'), (0x10, '.')];
 /// Offset of the flags in a TCP header.

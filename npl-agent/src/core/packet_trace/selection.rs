@@ -93,8 +93,8 @@ impl PacketSelection {
     }
 }
 
-/// Whether a port of the packet is the wanted port. Also true if the packet lacks its ports although its protocol has
-/// ports.
+/// Whether a port of the packet is the wanted port. The result is also true if the packet lacks ports although the
+/// packet's protocol has ports.
 fn may_have_port(packet: &Packet, port: Option<u16>, wanted: u16) -> bool {
     port.map_or(packet.may_have_ports(), |port| port == wanted)
 }
@@ -162,7 +162,7 @@ mod tests {
         PacketEnd { addr: words(ip), port: u32::from(port.unwrap_or_default()) | family, port_mask }
     }
 
-    /// The decision of the programs, implemented as in `npl-ebpf/src/path/trace/record.rs`.
+    /// Whether the programs record a packet, implemented as in `npl-ebpf/src/path/trace/record.rs`.
     fn is_recorded(filter: &TraceFilter, before: &Packet, after: &Packet) -> bool {
         let ends: Vec<PacketEnd> = before.ends().into_iter().chain(after.ends()).map(end).collect();
         let has =
@@ -170,7 +170,7 @@ mod tests {
         has(&filter.client) && filter.endpoints.iter().any(has)
     }
 
-    /// Checks the filter of the programs and the exact selection.
+    /// Asserts that the filter of the programs and the exact selection give the expected result.
     fn check(selection: &PacketSelection, before: &Packet, after: &Packet, expected: bool) {
         assert_eq!(selection.admits(before, Some(after)), expected, "{selection:?} for {before} and {after}");
         let filter = selection.filter(1).unwrap();

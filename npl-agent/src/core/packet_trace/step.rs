@@ -24,13 +24,13 @@ pub enum Hook {
 pub enum ProgramVerdict {
     /// The program passed the packet unchanged, because no mapping can match it.
     Unrelated,
-    /// The program passed the packet unchanged, for a reason.
+    /// The program passed the packet unchanged, for the reason in [`Step::reason`].
     Passed,
     /// The program rewrote the packet and passed it to the host's stack.
     Translated,
     /// The program rewrote the packet and redirected it to another device.
     Redirected,
-    /// The program dropped the packet, for a reason.
+    /// The program dropped the packet, for the reason in [`Step::reason`].
     Dropped,
 }
 
@@ -49,7 +49,7 @@ pub struct Step {
     pub is_slow_path: bool,
     /// The verdict.
     pub verdict: ProgramVerdict,
-    /// The reason of a packet that was passed unchanged or dropped.
+    /// Why the packet was passed unchanged or dropped; `None` for other verdicts.
     pub reason: Option<Reason>,
     /// Bytes of the packet, from the IP header on.
     pub length: u32,
@@ -136,7 +136,7 @@ impl Step {
         self.verdict.as_str().to_owned() + &reason
     }
 
-    /// A record of a request at the ingress of a device, for tests.
+    /// Creates the record of a request at the ingress of a device, for tests.
     #[cfg(test)]
     pub(crate) const fn of_request(verdict: ProgramVerdict, reason: Option<Reason>) -> Self {
         Self {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Judges the withdrawal of node ports and the drain. The agent sees the request for the withdrawal a little later.
+//! Judges the withdrawal of node ports and the drain. The agent receives the request for the withdrawal slightly later
+//! than the test sends it, so the drain ends slightly later than the test calculates.
 
 use std::fmt;
 
@@ -15,7 +16,8 @@ impl fmt::Display for Elapsed {
     }
 }
 
-/// The row about the withdrawal of an echo Pod's node ports, of which some were published if `was_published`.
+/// The row about the withdrawal of an echo Pod's node ports. `was_published` is whether any node port was published
+/// before the withdrawal.
 pub fn withdrawal(node: &str, was_published: bool, is_left: bool, elapsed: Elapsed) -> Row {
     let (result, detail) = match (was_published, is_left) {
         (_, true) => (Outcome::Failed, format!("after {elapsed}, the annotation still names node ports")),
@@ -96,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_request_counts_at_the_time_at_which_it_was_sent() {
-        // The observation of a request that is not answered comes some seconds later.
+        // The client reports an unanswered request some seconds after it has sent the request.
         assert_eq!(new_connection(&refused(), seconds(29), DRAIN).0, Outcome::Failed);
         assert_eq!(new_connection(&refused(), seconds(30), DRAIN).0, Outcome::Passed);
         assert_eq!(new_connection(&answered(), seconds(38), DRAIN).0, Outcome::Failed);

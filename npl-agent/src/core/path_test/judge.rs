@@ -15,7 +15,7 @@ pub struct PathFacts<'a> {
     pub unreachable: &'a BTreeSet<IpAddr>,
 }
 
-/// The row about the published node ports of an echo Pod, of which `wanted` are requested.
+/// The row about the published node ports of an echo Pod. `wanted` contains the requested protocols and families.
 pub fn publication(server: &Server, wanted: &BTreeSet<(Protocol, Family)>, waited: &str) -> Row {
     let published = server.published();
     let missing: Vec<String> =
@@ -63,7 +63,7 @@ pub fn judge(facts: PathFacts<'_>, path: &Path, observation: &Observation) -> Ro
     }
 }
 
-/// The result of the client's address that the echo Pod sees.
+/// Judges which client address the echo Pod sees. Returns the result and its explanation.
 fn client_address(client: Client, client_server: Option<&Server>, server: &Server, reply: &Reply) -> (Outcome, String) {
     let Reply { seen, local, .. } = *reply;
     if local == Some(seen) {

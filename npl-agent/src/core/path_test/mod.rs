@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The paths to node ports that `kubectl npl test` tries, and the judgement of the observations on them.
+//! The paths to node ports that `kubectl npl test` tries, and the judgement of the clients' observations.
 
 mod drain;
 mod judge;
@@ -89,7 +89,7 @@ pub enum Client {
 }
 
 impl Client {
-    /// All variants, in the order of the result.
+    /// All variants, in the order of the result's rows.
     pub const ALL: [Self; 4] = [Self::Outside, Self::OtherNode, Self::OwnNode, Self::Itself];
 }
 
@@ -150,19 +150,21 @@ pub struct Row {
 }
 
 impl Row {
-    /// A row about all protocols and families of a Node's echo Pod.
+    /// Creates a row that is about all protocols and families of a Node's echo Pod.
     pub fn about(path: impl Into<String>, node: &str, result: Outcome, detail: impl Into<String>) -> Self {
         let (path, detail) = (path.into(), detail.into());
         Self { path, node: node.to_owned(), protocol: None, family: None, result, detail }
     }
 
-    /// Whether a request was answered: rows about publication and withdrawal have no protocol.
+    /// Whether the row is about a path on which a request was answered. Rows about publication and withdrawal, which
+    /// have no protocol, do not count.
     fn is_answered_path(&self) -> bool {
         self.result == Outcome::Passed && self.protocol.is_some()
     }
 }
 
-/// The verdict of all rows: healthy only if a request was answered on at least one path, and no row failed.
+/// The verdict of all rows: healthy only if a request was answered on at least one path, and no result is failed or
+/// unknown.
 pub fn verdict(rows: &[Row]) -> HealthVerdict {
     let has = |result| rows.iter().any(|row| row.result == result);
     if has(Outcome::Failed) {

@@ -35,12 +35,12 @@ fn answered(identity: &str, seen: &str, local: &str) -> Observation {
     Observation::Answered(Reply { pod: identity.to_owned(), seen: ip(seen), local: Some(ip(local)) })
 }
 
-/// The row of the first path of a client to node-1.
+/// The row about an observation on the client's first path to node-1.
 fn judged(client: Client, observation: &Observation, unreachable: &[&str]) -> Row {
     judged_of(&[server(1), server(2)], client, observation, unreachable)
 }
 
-/// The row of the first path of a client to the first server.
+/// The row about an observation on the client's first path to the first server.
 fn judged_of(servers: &[Server], client: Client, observation: &Observation, unreachable: &[&str]) -> Row {
     let (paths, _) = plan(servers);
     let path = paths.iter().find(|path| path.client == client && path.server == 0).unwrap();
@@ -107,7 +107,8 @@ fn a_request_without_an_answer_fails_unless_the_workstation_reaches_nothing_ther
     assert_eq!(judged(Client::OtherNode, &not_sent, &[]).result, Outcome::Unknown);
 }
 
-/// Two tests at the same time have Pods with the same names.
+/// Two tests that run at the same time have Pods with the same names, so the Pod's name alone does not identify the
+/// answer.
 #[test]
 fn an_answer_of_another_pod_or_of_another_test_fails() {
     for other in ["echo-2.npl-test-a", "echo-1.npl-test-b"] {
@@ -117,7 +118,8 @@ fn an_answer_of_another_pod_or_of_another_test_fails() {
     }
 }
 
-/// Node objects of some CNIs name no ranges of Pod addresses.
+/// With some CNIs, the Node object names no ranges of Pod addresses. The addresses of the Node's devices then show
+/// whether the Node masquerades requests.
 #[test]
 fn the_addresses_of_the_nodes_devices_show_masquerading_without_a_pod_range() {
     let devices: BTreeSet<IpAddr> = [ip("192.0.2.1"), ip("10.244.1.1")].into();
@@ -128,7 +130,7 @@ fn the_addresses_of_the_nodes_devices_show_masquerading_without_a_pod_range() {
     for (client, local) in [(Client::Outside, "198.51.100.9"), (Client::OtherNode, "10.244.2.8")] {
         assert_eq!(result(&devices, client, "10.244.1.1", local), Outcome::Failed);
         assert_eq!(result(&devices, client, "203.0.113.1", local), Outcome::Passed);
-        // The agent is of a version that does not print the addresses.
+        // An agent of an older version does not print the addresses of the Node's devices, so the set is empty.
         assert_eq!(result(&BTreeSet::new(), client, "10.244.1.1", local), Outcome::Unknown);
         assert_eq!(result(&BTreeSet::new(), client, "192.0.2.1", local), Outcome::Failed);
         assert_eq!(result(&BTreeSet::new(), client, local, local), Outcome::Passed);

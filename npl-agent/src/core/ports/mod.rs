@@ -66,7 +66,7 @@ impl Claim {
         }
     }
 
-    /// The claim of a mapping without a known owner.
+    /// Creates the claim of a mapping without a known owner.
     pub(in crate::core) const fn orphan() -> Self {
         Self {
             owner: None,
@@ -216,8 +216,8 @@ impl PortTable {
         self.range.contains(frontend.node_port) && !self.taken.contains_key(&frontend)
     }
 
-    /// Whether the port number belongs to another Pod. An earlier release could assign the protocols of one number to
-    /// several Pods.
+    /// Whether the port number belongs to another Pod. An adopted claim may have such a number, because an earlier
+    /// release could assign the protocols of one number to several Pods.
     fn is_of_another_pod(&self, frontend: Frontend) -> bool {
         let holder = self.of_number(frontend.node_port).min_by_key(|(rival, _)| (self.rank(*rival), *rival));
         let own = self.claims.get(&frontend);
@@ -228,7 +228,7 @@ impl PortTable {
         self.rank(frontend) == 0
     }
 
-    /// The distance of a claim's phase from the phase active. A Pod port reactivates the claim with the smallest
+    /// The distance of a claim's phase from [`Phase::Active`]. A Pod port reactivates the claim with the smallest
     /// distance.
     pub(in crate::core) fn rank(&self, frontend: Frontend) -> u8 {
         match self.claims.get(&frontend).map(|claim| claim.phase) {
@@ -322,7 +322,7 @@ impl PortTable {
         self.recent_traffic.insert(node_port, until);
     }
 
-    /// Keeps a number from being allocated.
+    /// Prevents a number from being allocated until a time.
     pub(in crate::core) fn quarantine(&mut self, node_port: NodePort, until: Moment) {
         self.quarantined.insert(node_port, until);
     }

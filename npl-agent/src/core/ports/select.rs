@@ -189,7 +189,8 @@ impl Selector<'_> {
                 causes.insert(Cause::AddressConflict { ip, holder: holder.key.clone() });
             }
         }
-        // These ports get no exposure, so that an existing mapping drains. A pending exposure would keep the mapping.
+        // Ports of a Pod on the Node's own network get no exposure, so that an existing mapping drains. A pending
+        // exposure would keep the mapping.
         wanted.ports.retain(|port, _| !bypassing_node.contains(port));
         for cause in causes {
             wanted.blame(pod, cause);

@@ -94,7 +94,7 @@ impl From<&Settings> for Style {
 /// The annotation's value for these entries. Equal sets of entries result in equal bytes.
 pub fn encode(entries: &[Entry], style: impl Into<Style>) -> String {
     let mut sorted = entries.to_vec();
-    // IPv6 first: AKO up to 1.13.1 gives every member of a Pod the address of the last entry.
+    // AKO up to 1.13.1 gives every member of a Pod the address of the last entry, so the IPv6 entries come first.
     sorted.sort_by_key(|entry| (Reverse(entry.family()), entry.node_port, entry.protocol, entry.pod_port));
     let wires = wires(&sorted, style.into());
     // Integers and strings always serialize. Should serialization fail, an empty list publishes no wrong entry.
@@ -174,7 +174,7 @@ fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
 
 fn wires(entries: &[Entry], style: Style) -> Vec<Wire> {
     let Style { format, pairing } = style;
-    // With both families in one value, load balancers need the family of each entry.
+    // With both families in one value, load balancers need the family of each entry, so each entry names the family.
     let with_family = format == AnnotationFormat::V2_6 || entries.iter().any(|entry| entry.family() == Family::V6);
     let wire = |(entry, protocols): (Entry, BTreeSet<Protocol>)| {
         let protocols: Vec<_> = protocols.iter().map(ToString::to_string).collect();

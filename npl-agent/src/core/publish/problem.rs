@@ -43,18 +43,18 @@ pub enum Cause {
     UnresolvedTargetPort {
         /// The Service.
         service: ServiceKey,
-        /// The name.
+        /// The name in the Service's `targetPort`.
         name: String,
         /// The protocol that the port must have.
         protocol: Protocol,
     },
     /// `--protocols` does not include the protocol of a Service's port.
     UnsupportedProtocol {
-        /// The protocol.
+        /// The protocol of the Service's port.
         protocol: Protocol,
     },
-    /// A Pod port has a node port for each of its protocols. Load balancers that ignore the protocol use each of these
-    /// node ports for every protocol.
+    /// A Pod port has a node port for each of its protocols. Load balancers that ignore the protocol send every
+    /// protocol to each of these node ports.
     ProtocolsNotMerged {
         /// The Pod's port.
         pod_port: PodPort,
@@ -71,7 +71,7 @@ pub enum Cause {
     },
     /// Another Pod has the same address.
     AddressConflict {
-        /// The address.
+        /// The address that both Pods have.
         ip: IpAddr,
         /// The Pod that gets the traffic of the address.
         holder: PodKey,
@@ -92,14 +92,14 @@ pub enum Cause {
     },
     /// The Pod's node port is also a `nodePort` or `healthCheckNodePort` of a Service.
     NodePortConflict {
-        /// The port.
+        /// The Pod's node port.
         node_port: NodePort,
-        /// The Service.
+        /// The Service that has the port.
         service: ServiceKey,
     },
     /// A mapping receives the traffic of the Service's `nodePort` or `healthCheckNodePort` on this Node.
     NodePortShadowed {
-        /// The port.
+        /// The Service's `nodePort` or `healthCheckNodePort`.
         node_port: NodePort,
         /// The Pod of the mapping.
         pod: PodKey,

@@ -8,7 +8,7 @@ use super::problem::{AffectedObject, Problem};
 use crate::core::model::Moment;
 
 /// How long a problem must last before an Event reports the problem. A Service that is changed in two steps causes
-/// shorter problems.
+/// shorter problems, which need no Event.
 pub(crate) const SETTLE_MILLIS: u64 = 1_000;
 /// The minimal time between two Events about the same object and reason.
 pub(crate) const QUIET_MILLIS: u64 = 60_000;

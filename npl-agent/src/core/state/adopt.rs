@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A restarted agent adopts existing mappings first, then the ports that annotations name, and keeps ports in quarantine
-//! that an earlier agent unmapped.
+//! A restarted agent adopts existing mappings first, then the ports that annotations name. The agent also continues the
+//! quarantine of ports that an earlier agent unmapped.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,9 @@ use crate::core::{
 };
 
 impl PlannerState {
-    /// Keeps node ports in quarantine that an earlier agent unmapped, or that received packets without a mapping, `ages`
-    /// in milliseconds ago. Call it once, before the first pass.
+    /// Continues the quarantine of node ports from before this agent's start. `ages` contains, for each port, the time
+    /// in milliseconds since an earlier agent unmapped the port or the port received a packet without a mapping. The
+    /// caller calls this function once, before the first pass.
     pub fn resume_quarantine(&mut self, ages: impl IntoIterator<Item = (NodePort, u64)>, now: Moment) {
         for (node_port, age) in ages {
             if let Some(rest @ 1..) = self.settings.quarantine_millis.checked_sub(age) {
@@ -30,8 +31,8 @@ impl PlannerState {
     }
 }
 
-/// Reserves the ports of existing mappings before the API server has answered, because reserving a thousand ports takes
-/// long.
+/// Reserves the ports of existing mappings while the agent waits for the API server, because reserving a thousand ports
+/// takes long.
 pub(in crate::core) fn reservations(state: &PlannerState, now: Moment) -> Vec<Op> {
     let Some(observed) = &state.observed else { return Vec::new() };
     let is_held = |frontend: &Frontend| observed.reservations.contains(frontend) || state.ports.is_taken(*frontend);
@@ -61,7 +62,7 @@ fn by_generation(snapshot: &Snapshot) -> BTreeMap<u32, Vec<&Pod>> {
     pods
 }
 
-/// Orders the claims of Pods with the same address: the Pod that the earlier agent chose keeps the address, unless the
+/// Orders the claims of Pods with the same address. The Pod that the earlier agent chose keeps the address, unless the
 /// other Pod got the address later.
 fn order_address_claims(state: &mut PlannerState) {
     let Some(observed) = &state.observed else { return };
@@ -105,8 +106,8 @@ fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option
     Some(Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port })
 }
 
-/// If a Pod port was moving to a new node port when the last agent exited, one mapping of the Pod port stays and the
-/// others drain. A mapping in the port range is preferred, then a mapping that the annotation names.
+/// If a Pod port was moving to a new node port when the last agent exited, one mapping stays and the other mappings
+/// drain. A mapping that may keep its port is preferred, then a mapping that the annotation names.
 fn resolve_duplicates(state: &mut PlannerState) {
     for pod in state.snapshot.pods() {
         let named = annotation::named_by(pod);

@@ -23,7 +23,7 @@ use crate::core::{
 };
 
 impl PlannerState {
-    /// Assigns every Pod that changed, in the order of their keys.
+    /// Assigns node ports to every Pod that changed, in the order of the Pods' keys.
     pub(in crate::core) fn assign_dirty(&mut self, now: Moment) {
         let mut exhausted = BTreeSet::new();
         while let Some(key) = self.dirty.pop_first() {
@@ -78,8 +78,8 @@ struct Assignment<'a> {
     pod_ips: BTreeMap<Family, IpAddr>,
     snapshot: &'a Snapshot,
     ports: &'a mut PortTable,
-    /// Families and protocols for which a search in this pass has found no free port. The search is not repeated for
-    /// each of perhaps a thousand waiting Pods.
+    /// Families and protocols for which a search in this pass has found no free port. The record avoids a repeated
+    /// search for each waiting Pod, of which there may be a thousand.
     exhausted: &'a mut BTreeSet<(Family, Protocol)>,
     now: Moment,
     pairing: ProtocolPairing,
@@ -180,8 +180,8 @@ impl Assignment<'_> {
         free
     }
 
-    /// The protocols that must have the same node port number: the Pod port's own protocol first and, with
-    /// [`ProtocolPairing::Merged`], all other protocols of the same Pod port.
+    /// The protocols that must have the same node port number. The Pod port's own protocol is first. With
+    /// [`ProtocolPairing::Merged`], all other protocols of the same Pod port follow.
     fn group(&self, port: WantedPort) -> Vec<Protocol> {
         let is_other = |(other, exposure): &(&WantedPort, &Exposure)| {
             let is_same_port = (other.pod_port, other.family) == (port.pod_port, port.family);
@@ -192,8 +192,8 @@ impl Assignment<'_> {
         [port.protocol].into_iter().chain(others.filter(|_| is_merged)).collect()
     }
 
-    /// The node port that the Pod already has for some protocol or family of a Pod port, and that all protocols can
-    /// use.
+    /// A node port that the Pod already has for some protocol or family of the Pod port, if all protocols of the Pod
+    /// port can use the same number.
     fn shared_number(&self, port: WantedPort) -> Option<NodePort> {
         if self.pairing == ProtocolPairing::Separate {
             return None;
@@ -222,8 +222,8 @@ impl Assignment<'_> {
         (!self.snapshot.is_used_by_others(sibling.node_port)).then_some(sibling)
     }
 
-    /// Reports a problem if the number of the node port is also a Service's `nodePort` or `healthCheckNodePort`: the
-    /// mapping takes precedence. The Pod keeps such a port only while no other port is free.
+    /// Reports a problem if the number of the node port is also a Service's `nodePort` or `healthCheckNodePort`. The
+    /// mapping takes precedence over the Service. The Pod keeps such a port only while no other port is free.
     fn check_service_port(&mut self, node_port: NodePort) {
         let Some((service, uid)) = self.snapshot.service_with_port(node_port) else { return };
         let subject = AffectedObject::Service(service.clone(), uid.clone());
@@ -232,7 +232,7 @@ impl Assignment<'_> {
         self.blame(Cause::NodePortConflict { node_port, service: service.clone() });
     }
 
-    /// Reports a problem if a mapping uses the number of the Pod's `hostPort`: the mapping takes precedence, so traffic
+    /// Reports a problem if a mapping uses the number of the Pod's `hostPort`. The mapping takes precedence, so traffic
     /// to the host port does not reach this Pod.
     fn check_host_port(&mut self, port: WantedPort, node_port: NodePort) {
         let WantedPort { protocol, family, .. } = port;

@@ -68,7 +68,7 @@ pub struct PlannerState {
     /// Pods whose annotation may need a write.
     pub(in crate::core) unpublished: BTreeSet<PodKey>,
     pub(in crate::core) writes: BTreeMap<PodUid, Write>,
-    /// The time since which each Pod needs a write.
+    /// The time at which each Pod began to need a write.
     pub(in crate::core) needs_write_since: BTreeMap<PodUid, Moment>,
     /// Deleted Pods with a patch in flight. The answer to the patch shows the Pod as it was, and must not add the Pod
     /// again.
@@ -115,7 +115,7 @@ pub(in crate::core) struct PodView {
 }
 
 impl PlannerState {
-    /// The state before the first change and observation.
+    /// Creates the state before the first change and observation.
     pub fn new(settings: Settings) -> Self {
         Self {
             ports: PortTable::new(settings.port_range),
@@ -141,7 +141,7 @@ impl PlannerState {
         }
     }
 
-    /// Replaces the observed state, including what operations have recorded in it.
+    /// Replaces the observed state, including the changes by completed operations that were recorded in it.
     pub fn observe(&mut self, observed: Observed) {
         let changed = self.observed.take().unwrap_or_default().differences(&observed);
         self.observed = Some(observed);
@@ -325,7 +325,7 @@ impl PlannerState {
         self.snapshot.pods().map(|pod| pod.uid.clone()).collect()
     }
 
-    /// The Pods that a change or a failure affects and that no pass has examined since.
+    /// The Pods that are affected by a change or a failure which no pass has examined yet.
     pub const fn changed_pods(&self) -> &BTreeSet<PodKey> {
         &self.dirty
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Plans the next operations: expires timers, advances the phases of claims, then plans at most one operation for each
-//! frontend, and then the writes of annotations.
+//! Plans the next operations: first expires timers and advances the phases of claims, then plans at most one operation
+//! for each frontend, and finally plans the writes of annotations.
 
 use std::collections::BTreeSet;
 
@@ -213,7 +213,7 @@ impl PlannerState {
         mapping.zip(backend).is_some_and(|(mapping, backend)| mapping.has_same_target(&backend))
     }
 
-    /// Whether another process uses the port, so that its mapping cannot be corrected.
+    /// Whether another process uses the port, so that the agent cannot correct the port's mapping.
     fn is_lost(&self, frontend: Frontend) -> bool {
         let is_reserved = self.observed.as_ref().is_some_and(|observed| observed.reservations.contains(&frontend));
         !is_reserved && self.ports.is_taken(frontend) && !self.mapping_is_current(frontend)

@@ -10,8 +10,9 @@ use crate::core::{
 };
 
 impl PlannerState {
-    /// All problems for Events and metrics, without duplicates and in order. Only Nodes with a Pod of a Service report
-    /// the Service's problem. Otherwise every Node of a large cluster would report the same problem.
+    /// All problems for Events and metrics, without duplicates and in order. A Node reports the problem of a Service
+    /// only if a Pod of the Service is on the Node. Otherwise every Node of a large cluster would report the same
+    /// problem.
     pub fn problems(&self) -> impl Iterator<Item = Cow<'_, Problem>> {
         let views = self.with_problems.iter().filter_map(|pod| self.views.get(pod));
         let of_pods = views.flat_map(|view| &view.wanted.problems).map(Cow::Borrowed);

@@ -71,7 +71,8 @@ impl PlannerState {
         ops
     }
 
-    /// Records since when a Pod needs a write. Removes the time if the Pod needs no write and no write is outstanding.
+    /// Records the time at which a Pod began to need a write. Removes the record if the Pod needs no write and no write
+    /// is outstanding.
     fn time_write(&mut self, key: &PodKey, needs_write: bool, now: Moment) {
         let Some(uid) = self.snapshot.pod(key).map(|pod| &pod.uid) else { return };
         if needs_write {
@@ -81,8 +82,8 @@ impl PlannerState {
         }
     }
 
-    /// Whether a watch event contains only what the agent knows already, and no write waits for the event. Such events
-    /// occur because the watch also reports each write of the agent.
+    /// Whether a watch event shows nothing new to the agent, and no write needs the event as its confirmation. Such
+    /// events occur because the watch also reports each write of the agent.
     pub(in crate::core) fn is_echo(&self, pod: &Pod) -> bool {
         self.snapshot.pod(&pod.key) == Some(pod) && !self.writes.contains_key(&pod.uid)
     }
@@ -176,7 +177,7 @@ impl PlannerState {
         }
         let reason = match (entries.is_empty(), problems) {
             (false, 0) => GateReason::Published,
-            // A Service may still be created or corrected during the start of the containers.
+            // While the containers start, a Service may still be created or corrected, so the gate stays closed.
             _ if !are_containers_ready => return Publication::Settled,
             (false, _) => GateReason::PartlyPublished,
             (true, _) => GateReason::NoNodePorts,

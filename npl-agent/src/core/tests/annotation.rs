@@ -149,7 +149,7 @@ fn a_value_that_is_no_list_has_no_entries() {
 fn an_entry_with_an_additional_field_is_not_right() {
     let one = [entry(80, "192.0.2.1", 61000, Protocol::Tcp)];
     let right = encode(&one, AnnotationFormat::V2_0);
-    // Readers in Go ignore the case of a field name, and use the last field of that name.
+    // Readers in Go ignore the case of a field name, and use the last field of that name: here, the wrong `NODEPORT`.
     let shadowed = right.replace("}]", r#","NODEPORT":1}]"#);
     assert!(!is_right(&shadowed, &one, AnnotationFormat::V2_0));
     assert!(!is_right(&right, &one, AnnotationFormat::V1_7));

@@ -160,7 +160,8 @@ impl Chaos {
         self.lag.clear();
         self.world.stolen.extend(stolen);
         let is_forged = |(frontend, backend): (&Frontend, &Backend)| backend.pod_ip == forged_ip(frontend.family);
-        // The next agent adopts forged mappings that its predecessor has not corrected.
+        // The next agent adopts forged mappings that its predecessor has not corrected, so a Pod may move to another
+        // node port.
         self.may_move |= stolen.is_some() || self.world.real.mappings.iter().any(is_forged);
         self.forget_unlisted_objects();
         if stolen.is_some() {
@@ -172,8 +173,8 @@ impl Chaos {
         self.has_looked = false;
     }
 
-    /// The next agent reads from the kernel and from annotations which Pod port had which node port. Without a mapping
-    /// in the kernel, a `hostPort` takes precedence over an annotation.
+    /// Drops the former node ports that the next agent cannot know: it reads the node port of each Pod port from the
+    /// kernel and from annotations. Without a mapping in the kernel, a `hostPort` takes precedence over an annotation.
     fn forget_unlisted_objects(&mut self) {
         let world = &self.world;
         self.former.retain(|(uid, port), frontend| {
@@ -292,7 +293,7 @@ impl Chaos {
             }
             (Ok(()), Fate::Lost) => {
                 self.world.state.record_failed(op, failure, self.world.now);
-                // The adapter reads the kernel again after a failure.
+                // The adapter reads the kernel's state again after a failure, so the test does too.
                 self.world.state.observe(self.world.real.clone());
             }
             (Ok(()), _) => self.world.state.record_done(op, self.world.now),

@@ -8,8 +8,8 @@ use crate::core::check::{Cluster, Kind, check};
 
 const WEB_0: &str = r#"[{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61000,"protocol":"tcp","protocols":["tcp"]}]"#;
 
-/// A cluster with two Pods on one Node, and an enabled Service that selects the first Pod. The second Pod has no
-/// labels.
+/// Creates a cluster with two Pods on one Node, and an enabled Service that selects the first Pod. The second Pod has
+/// no labels.
 fn cluster(annotation: Option<&str>) -> Cluster {
     let mut first = pod(&["a/p", "app=x", "10.0.0.5"], None);
     first.annotation = annotation.map(str::to_owned);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that a node port number belongs to one Pod. AKO and F5 CIS ignore the protocol of an entry, so a TCP pool also
-//! contains the number of a Pod's UDP entry. Both also send to a withdrawn entry for some time.
+//! Tests that a node port number belongs to one Pod. AKO and F5 CIS ignore the protocol of an entry, so their TCP pools
+//! contain the number of a Pod's UDP entry too. Load balancers also keep sending to a withdrawn entry for some time.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 
@@ -55,8 +55,8 @@ proptest! {
         chaos.settle();
     }
 
-    /// No number that a published or recently withdrawn entry of one Pod names leads to another Pod, by any protocol,
-    /// even if the agent restarts in between.
+    /// If a published or recently withdrawn entry of a Pod names a number, this number leads to no other Pod, by any
+    /// protocol. This is true even if the agent restarts in between.
     #[test]
     fn a_number_that_one_pod_has_or_had_recently_never_leads_to_another(events in vec(event(), 0..60)) {
         let mut chaos = start();

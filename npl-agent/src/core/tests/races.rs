@@ -16,7 +16,7 @@ use crate::core::{
 
 const MINUTES: u64 = 300_000;
 
-/// A Pod whose first annotation is about to be written.
+/// Creates a cluster with a Pod whose first annotation is about to be written.
 fn about_to_publish() -> Chaos {
     let mut world = World::new(settings("61000-61003"));
     world.put_node(node(&["192.0.2.1"]));
@@ -262,7 +262,7 @@ fn a_restored_store_replaces_all_known_pods() {
     assert!(!world.state.mappings().any(|mapping| mapping.pod == Some(&key("a/q")) && mapping.backend.is_some()));
 }
 
-/// A claim from before the restore has a higher resource version than every later claim.
+/// A claim from before the restore has a higher resource version than every later claim, but must not count as newer.
 #[test]
 fn after_a_restore_the_newest_claim_holds_an_address() {
     let mut world = World::new(settings("61000-61003"));

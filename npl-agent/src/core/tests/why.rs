@@ -38,7 +38,7 @@ fn assert_broken(world: &World, question: &str, link: Link, words: &str) {
     assert!(found == link && text.contains(words), "{found}: {text}");
 }
 
-/// A Node with an enabled Service and a Pod that the Service selects.
+/// Creates a Node with an enabled Service and a Pod that the Service selects.
 fn served() -> World {
     let mut world = World::new(settings("61000-61003"));
     world.put_node(node(&["192.0.2.1"]));
@@ -204,7 +204,8 @@ fn a_host_port_needs_no_kernel_entry() {
     assert_eq!(chains[0].first_broken(), None);
 }
 
-/// The last two links of a chain for this traffic.
+/// Appends the links about this traffic to a chain. Returns whether the packets' link holds, and the findings of both
+/// links.
 fn with_traffic(request_packets: u64, reply_packets: u64) -> (Holds, String, String) {
     let mut chain: Chain = why(&served(), "pod/a/p").chains.remove(0);
     let stats = MappingStats { request_packets, reply_packets, ..MappingStats::ZERO };

@@ -136,8 +136,9 @@ impl World {
         }
     }
 
-    /// A new agent learns from the kernel when a mapping was removed. If the mapping was removed before its annotation,
-    /// because the Pod had finished or lost its address, the new agent does not learn when the annotation was withdrawn.
+    /// Limits the times of withdrawal to times that a new agent can know. A new agent reads from the kernel when a
+    /// mapping was removed. If the mapping was removed before its annotation, because the Pod had finished or lost its
+    /// address, the new agent does not learn when the annotation was withdrawn.
     fn forget_late_withdrawals(&mut self) {
         for ((number, _), at) in &mut self.withdrawn {
             let is_mapped = self.real.mappings.keys().any(|frontend| frontend.node_port == *number);
@@ -238,7 +239,8 @@ impl World {
             | Op::Release(_) => {
                 let result = self.kernel(op);
                 if matches!(result, Err(Failure::NoRoom { .. })) {
-                    // The adapter reads the kernel again after an op that failed partially.
+                    // The adapter reads the kernel's state again after an op that failed partially, so the test does
+                    // too.
                     self.state.observe(self.real.clone());
                 }
                 result
@@ -246,7 +248,7 @@ impl World {
         }
     }
 
-    /// The annotation key of a Pod that the agent knows to be terminating must not be removed.
+    /// Asserts that the op does not remove the annotation key of a Pod that the agent knows to be terminating.
     pub(super) fn assert_may_write(&self, op: &Op) {
         let Op::WritePod { pod, value: PodWrite::Withdraw, .. } = op else { return };
         let is_terminating = self.state.snapshot.pod(pod).is_some_and(|pod| pod.is_terminating);

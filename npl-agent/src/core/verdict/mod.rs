@@ -15,8 +15,8 @@ use super::{
 /// If a watch has failed for a shorter time than this, the failure is only a notice, because the connection may just be
 /// interrupted.
 const INTERRUPTION_MILLIS: u64 = 30_000;
-/// A watch that receives no data for this time counts as a fault, because a watch is renewed every four minutes and the
-/// API server sends bookmarks in between.
+/// A watch that receives no data for this time counts as a fault. A working watch is renewed every four minutes, and
+/// the API server sends bookmarks in between.
 const LONGEST_SILENCE_MILLIS: u64 = 360_000;
 /// A write to a Pod that takes longer than this time counts as a fault. A write usually takes milliseconds, or seconds
 /// while a rollout exhausts the rate limit of writes.
@@ -91,7 +91,7 @@ pub struct HealthFinding {
     pub weight: Weight,
     /// The observation and its effect on traffic.
     pub text: String,
-    /// The section of the documents with causes and actions.
+    /// The documentation section about causes and actions: file and anchor.
     pub page: &'static str,
 }
 

@@ -56,7 +56,7 @@ pub struct AgentView {
     pub pending_patches: usize,
     /// The number of Pods whose annotation or readiness gate still needs a write.
     pub unpublished_pods: usize,
-    /// For each of these Pods, the time in milliseconds since the write became necessary.
+    /// For each Pod that still needs a write, the time in milliseconds since the write became necessary.
     pub unpublished_millis: Vec<u64>,
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Explains why a Pod or a Service is served or not, by the chain of conditions from the Service to the last packet.
-//! The conditions are evaluated on the same state from which the agent plans operations. The first link that does not
-//! hold is the cause of all later links that do not hold.
+//! The conditions are evaluated on the same state from which the agent plans operations. The first broken link is the
+//! cause of all later broken links.
 
 mod pod;
 mod service;
@@ -178,7 +178,7 @@ pub struct LinkReport {
     pub holds: Holds,
     /// The finding, as one sentence.
     pub found: String,
-    /// The section of the documents about the broken condition; `None` if the condition holds.
+    /// The documentation section about the broken condition: file and anchor; `None` if the condition holds.
     pub page: Option<String>,
 }
 
@@ -204,8 +204,7 @@ pub struct Chain {
     pub subject: String,
     /// The node port; `None` if none is allocated.
     pub frontend: Option<Frontend>,
-    /// The links, in the order of the conditions. A link is omitted if it depends on an earlier link that does not
-    /// hold.
+    /// The links, in the order of the conditions. A link is omitted if it depends on an earlier broken link.
     pub links: Vec<LinkReport>,
 }
 
@@ -228,7 +227,7 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// The answer about a Service on which NPL does not act; `reason` is the cause.
+    /// Creates the answer about a Service on which NPL does not act; `reason` states why.
     pub fn of_inactive_service(key: &ObjectKey, reason: impl Into<String>) -> Self {
         let links = vec![LinkReport::broken(Link::Enabled, reason, pages::NO_ANNOTATION)];
         let chain = Chain { subject: format!("service {key}"), frontend: None, links };

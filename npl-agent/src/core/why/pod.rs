@@ -154,7 +154,8 @@ impl PodFacts<'_> {
         Chain { subject, frontend, links }
     }
 
-    /// Appends the links for the node port and the kernel's mapping; `None` if one of them ends the chain.
+    /// Appends the links for the node port and the kernel's mapping. Returns the frontend; `None` if one of the links
+    /// is broken.
     fn mapping_links(&self, links: &mut Vec<LinkReport>, port: WantedPort) -> Option<Frontend> {
         let ports = &self.state.ports;
         let mut held = ports.of_port(&self.pod.uid, port);

@@ -47,8 +47,8 @@ pub type AttachedHooks = BTreeSet<(u32, Direction)>;
 pub enum DeviceStep {
     /// Detach the XDP program from all devices except these.
     RetainXdp(BTreeSet<u32>),
-    /// Remove the next hops that the plan does not contain or changes. The host's stack then forwards the packets of
-    /// those Pods.
+    /// Remove the next hops that are missing from the plan or differ from the plan. The host's stack then forwards
+    /// packets to the affected Pods.
     RetainNextHops,
     /// Attach a program, or replace an NPL program on the same hook.
     Attach {
@@ -98,7 +98,7 @@ impl DeviceStep {
         }
     }
 
-    /// The device that a step about TC programs changes, by its index.
+    /// The ifindex of the device whose TC programs the step changes; `None` for steps that change no TC program.
     pub const fn device(&self) -> Option<u32> {
         match self {
             Self::Attach { ifindex, .. } | Self::MoveToHead { ifindex, .. } | Self::Detach { ifindex, .. } => {
@@ -110,8 +110,8 @@ impl DeviceStep {
 }
 
 impl DevicePlan {
-    /// The first half of the plan: TC programs. After a failure on a device, the caller skips the device's later steps
-    /// in both halves.
+    /// The steps of the first half of the plan, which attaches and detaches TC programs. After a failure on a device,
+    /// the caller skips the later steps for this device in both halves.
     pub fn attach_steps(&self, devices: &[Device], attached: &AttachedHooks) -> Vec<DeviceStep> {
         let mut steps = vec![DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops];
         for device in devices {
@@ -126,7 +126,8 @@ impl DevicePlan {
         steps
     }
 
-    /// The second half of the plan: next hops and XDP programs, which need the TC programs of their devices.
+    /// The steps of the second half of the plan, which adds next hops and XDP programs. Both need the TC programs of
+    /// their devices.
     pub fn completion_steps(&self) -> Vec<DeviceStep> {
         let retained = [DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops, DeviceStep::AddNextHops];
         let xdp = self.xdp.iter().map(|ifindex| DeviceStep::AttachXdp { ifindex: *ifindex });

@@ -22,8 +22,7 @@ fn devices() -> Vec<Device> {
     DEVICES.map(|ifindex| device(ifindex, LinkLayer::Ethernet)).collect()
 }
 
-/// A model of the kernel's hooks with their programs, next hops and XDP devices. In the model, the last device has been
-/// removed.
+/// A model of the kernel: the programs on each hook, the next hops, and the devices with the XDP program.
 #[derive(Debug, Clone, Default)]
 struct Kernel {
     programs: BTreeMap<(u32, Direction), &'static str>,
@@ -32,7 +31,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// The state after an earlier plan.
+    /// Creates the kernel's state after an earlier plan has run.
     fn after(plan: &DevicePlan) -> Self {
         let mut kernel = Self::default();
         kernel.run(plan, &BTreeSet::new());
@@ -118,7 +117,7 @@ fn plan() -> impl Strategy<Value = DevicePlan> {
     })
 }
 
-/// Adds moves of NPL's filters on some hooks to the plan.
+/// Some hooks of the programs, on which the plan moves NPL's filter.
 fn moves(programs: &BTreeMap<u32, ProgramSet>, choice: u8) -> BTreeSet<(u32, Direction)> {
     let hooks = programs.iter().flat_map(|(ifindex, set)| set.directions().iter().map(|side| (*ifindex, *side)));
     hooks.filter(|(ifindex, _)| choice >> ((ifindex + 3) % 8) & 1 == 1).collect()

@@ -72,7 +72,8 @@ pub enum ProgramSet {
     Uplink,
     /// An uplink that redirects requests to Pods.
     RedirectUplink,
-    /// An uplink that redirects requests of offloaded flows, which are flows with a recent stack observation.
+    /// An uplink that redirects requests of offloaded flows: the host's stack has recently forwarded packets of these
+    /// flows.
     OffloadUplink,
     /// A Pod's device: translates replies at ingress and redirects them to the client.
     Pods,
@@ -82,8 +83,8 @@ pub enum ProgramSet {
 }
 
 impl ProgramSet {
-    /// The set of an uplink. An uplink without Ethernet headers, or in a VRF with its own routes, does not redirect
-    /// packets: the host's stack forwards these packets.
+    /// The programs for an uplink. An uplink without Ethernet headers, or in a VRF, does not redirect packets: the
+    /// host's stack forwards them. A VRF has its own routes.
     pub fn of_uplink(device: &Device, forwarding: Forwarding) -> Self {
         let is_plain = device.link_layer == LinkLayer::Ethernet && device.master != Some(Master::Vrf);
         match forwarding {
@@ -94,12 +95,12 @@ impl ProgramSet {
         }
     }
 
-    /// The set of a device that leads to Pods.
+    /// The programs for a device that leads to Pods.
     pub const fn pods(forwarding: Forwarding) -> Self {
         if matches!(forwarding, Forwarding::Offload) { Self::OffloadPods } else { Self::Pods }
     }
 
-    /// Whether replies may be redirected to the device.
+    /// Whether replies may be redirected to a device with this set of programs.
     pub const fn is_redirect_uplink(self) -> bool {
         matches!(self, Self::RedirectUplink | Self::OffloadUplink)
     }
@@ -123,7 +124,7 @@ pub struct PodNextHop {
     pub ifindex: u32,
     /// The kind of the device.
     pub kind: HopKind,
-    /// The largest IP packet in bytes.
+    /// The smaller of the MTUs of the route and the device, in bytes.
     pub mtu: u16,
 }
 
@@ -132,7 +133,8 @@ pub struct PodNextHop {
 pub enum HopKind {
     /// A veth or netkit pair: its other end is in the Pod.
     Peer,
-    /// A bridge, which forwards by the Pod's neighbor entry.
+    /// A bridge: a packet that is redirected to the bridge gets its destination MAC address from the Pod's neighbor
+    /// entry.
     Bridge,
 }
 
@@ -170,8 +172,8 @@ pub enum RedirectRefusal {
     ForwardedByCilium,
     /// A policy engine filters packets in netfilter, which a redirect would bypass.
     NetworkPolicy,
-    /// An uplink has ingress programs or filters of other software that run after NPL's, and that a redirect would
-    /// bypass.
+    /// On an uplink, ingress programs or filters of other software run after NPL's program, and a redirect would bypass
+    /// them.
     UplinkHasFilters,
     /// Policy routing rules choose the uplink by a packet's mark, which the route look-up of a redirect ignores.
     RoutedByMark,
@@ -214,8 +216,8 @@ pub fn next_hops(
     routed_by_mark: &BTreeSet<Family>,
 ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
     let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
-    // All uplinks are checked, because a reply may leave through another uplink than its request. Either both
-    // directions of a flow are redirected or neither.
+    // Either both directions of a flow are redirected or neither. All uplinks are checked, because a reply may leave
+    // through another uplink than the one on which its request arrived.
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
     let has_cilium = devices.iter().any(|device| device.name == CILIUM_HOST);
     let decide = |(addr, route): (&IpAddr, &Route)| {
@@ -289,9 +291,9 @@ fn hop_kind(device: &Device, uplinks: &BTreeSet<u32>) -> Result<HopKind, Redirec
     }
 }
 
-/// Checks that a redirect bypasses no other software. Replies are redirected at ingress of the Pod's device. Redirected
-/// requests run the egress hook of a bridge. They bypass the egress hook of a veth or netkit pair, because the peer
-/// device receives them directly.
+/// Checks that a redirect bypasses no other software. Replies are redirected at ingress of the Pod's device. Requests
+/// that are redirected to a bridge run the bridge's egress hook. Requests that are redirected to a veth or netkit pair
+/// bypass its egress hook, because the peer device receives these requests directly.
 fn check_bypass(
     kind: HopKind,
     device: &Device,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests each reason for which packets to a Pod are not redirected: with networks to which the reason applies, and with
-//! similar networks to which it does not.
+//! Tests each reason for which packets to a Pod are not redirected. Each test compares a network to which the reason
+//! applies with a similar network to which the reason does not apply.
 
 use std::collections::{BTreeMap, BTreeSet};
 

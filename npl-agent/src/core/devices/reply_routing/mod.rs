@@ -176,7 +176,7 @@ impl Routing {
         routes
     }
 
-    /// Whether replies of Pods to clients of a Node address leave through an uplink that the address's rule does not
+    /// Whether replies from a Node address, for which this rule is, leave through an uplink that the rule does not
     /// select. This happens if the main table has other uplinks than the rule's table, and no earlier rule for a mark
     /// leads to the uplinks of the rule's table.
     fn misroutes(&self, rule: &RoutingRule, leading: Option<&BTreeSet<Marking>>, uplinks: &BTreeSet<u32>) -> bool {
