@@ -49,7 +49,7 @@ pub mod kind {
     pub const TRANSLATED: u32 = verdict::TRANSLATED as u32;
     pub const REDIRECTED: u32 = verdict::REDIRECTED as u32;
     pub const DROPPED: u32 = verdict::DROPPED as u32;
-    /// Number of bits of a kind.
+    /// Number of low bits of a [`Verdict`](super::Verdict) that contain the kind.
     pub const BITS: u32 = 8;
 }
 
@@ -110,7 +110,7 @@ impl Verdict {
         self.0 >> kind::BITS
     }
 
-    /// The verdict as an argument of an exported function.
+    /// The verdict as an integer, which can be an argument of an exported function.
     #[cfg(not(feature = "trace"))]
     #[inline(always)]
     pub const fn bits(self) -> u32 {
@@ -166,7 +166,8 @@ impl Verdict {
         }
     }
 
-    /// The XDP action of the verdict. If a packet is passed unchanged, the TC program counts the reason.
+    /// The XDP action of the verdict. Counts the reason of a drop only: a packet that passes unchanged reaches the TC
+    /// program, which counts the reason.
     #[inline(always)]
     pub fn into_frame_action(self) -> u32 {
         if self.is_drop() {
