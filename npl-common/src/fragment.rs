@@ -14,8 +14,8 @@ use crate::mapping::protocol;
 /// Number of slots, a power of two. The slots take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
-/// Lifetime of a record in the unit of [`time`]: 32 s, near the kernel's reassembly timeout of 30 s. After the
-/// lifetime, a sender may reuse the IP identification for another datagram.
+/// Lifetime of a record in the unit of [`time`]: 32 s, near the kernel's reassembly timeout of 30 s. A record is not
+/// used for longer, because the sender may then reuse the IP identification for another datagram.
 pub const LIFETIME: u64 = 30;
 
 const NODE_PORT_MASK: u64 = 0xffff;

@@ -3,7 +3,7 @@
 //!
 //! Packets of one direction of a flow bypass the stack for [`INTERVAL_JIFFIES`] after a stack observation, which proves
 //! that the stack forwarded a packet of this direction. After the interval, the stack forwards the next packet again.
-//! FORWARD rules and kernel conntrack therefore process one packet per direction of a live flow in every interval, and
+//! In every interval, FORWARD rules and kernel conntrack therefore process one packet per direction of a live flow, and
 //! a new rule that drops the flow takes effect.
 //!
 //! The stack forwards all packets that open or end a connection, and all packets after the connection's end. Several
@@ -43,7 +43,7 @@ pub mod since {
     pub const PENDING: u32 = 1;
     /// The connection has ended or is ending.
     pub const ENDED: u32 = 2;
-    /// The lowest value that means a time.
+    /// The lowest value that is a time; lower values are the constants above.
     pub const FIRST_TIME: u32 = 3;
 }
 

@@ -14,15 +14,15 @@ pub const PORTS: u32 = 65_536;
 /// near the 120 s of `nf_conntrack_udp_timeout_stream`.
 pub const LIFETIME: u64 = 120;
 
-/// Time since the last packet, in units of [`crate::fragment::time`]. `None` if the time is longer than [`LIFETIME`],
-/// or if there was no packet.
+/// Time since the last packet or removal, in units of [`crate::fragment::time`]. `None` if the time is longer than
+/// [`LIFETIME`], or if there was neither.
 pub const fn silence(word: u64, now: u64) -> Option<u64> {
     let silence = now.saturating_sub(word);
     if word == 0 || silence > LIFETIME { None } else { Some(silence) }
 }
 
-/// The time that has certainly passed since the last packet or removal at `now`, in nanoseconds; `None` if there was
-/// neither. Both times are rounded down, so one unit may be missing.
+/// A lower bound, in nanoseconds, of the time from the last packet or removal to `now`; `None` if there was neither.
+/// Both times are rounded down, so one unit is subtracted.
 pub const fn least_age(word: u64, now: u64) -> Option<u64> {
     if word == 0 { None } else { Some(now.saturating_sub(word).saturating_sub(1).saturating_mul(1 << 30)) }
 }

@@ -22,7 +22,7 @@ use crate::{
     state::maps::Family,
 };
 
-/// Whether the XDP program runs on the device of this TC program, ahead of it.
+/// Whether an XDP program translates the packets of this device ahead of this TC program.
 #[inline(always)]
 pub fn translates_before(config: &Config, ctx: &TcContext) -> bool {
     // SAFETY: only the agent writes this map, and all values in the map are the same.

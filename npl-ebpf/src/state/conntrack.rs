@@ -47,7 +47,7 @@ pub struct Flow<'k, F: Family> {
     slot: u32,
 }
 
-/// The properties of a client's packet that connection tracking uses.
+/// The properties of a client's packet that connection tracking needs.
 pub struct Request<F: Family> {
     pub nat: NatAddress<F>,
     pub generation: u32,
@@ -64,8 +64,8 @@ pub enum Transition {
     HostConnection,
 }
 
-/// Opens a handshake for a client's SYN. A retransmitted SYN finds its handshake already open. `payload` is the number
-/// of bytes that the SYN carries.
+/// Opens a handshake for a client's SYN. A retransmitted SYN leaves its half-open handshake unchanged. `payload` is the
+/// number of bytes that the SYN carries.
 ///
 /// The flow's own entry is not read, so that a SYN flood costs little. The flow's own entry is not written either, so
 /// that a forged SYN does not affect an established connection. SYNs with different sequence numbers have different
@@ -157,7 +157,7 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 
     /// Removes the entries of a UDP flow, if there are any, because the client has sent a datagram to the Pod directly.
-    /// The Pod's replies follow the client's last datagram.
+    /// The Pod's later datagrams answer this datagram, and must leave untranslated.
     ///
     /// If the flow's slot in the half-open cache is empty, the flow table has no entry either, so most direct datagrams
     /// need no look-up in the flow table.
@@ -207,9 +207,9 @@ impl<'k, F: Family> Flow<'k, F> {
 
     /// Tracks a client's packet that is no SYN; for a SYN, see [`open_handshake`].
     ///
-    /// For an established flow with the request's NAT address, the flow's slot in the half-open cache has phase
-    /// "established", so tracking takes one load. A packet without an entry belongs to a connection of the Node itself
-    /// if `is_host_connection` returns true.
+    /// For an established flow with the request's NAT address, the flow's slot in the half-open cache usually has phase
+    /// "established"; tracking then takes one load. A packet without an entry belongs to a connection of the Node
+    /// itself if `is_host_connection` returns true.
     #[inline(always)]
     pub fn track_request(&self, request: &Request<F>, is_host_connection: impl FnOnce() -> bool) -> Transition {
         let entry = self.entry.load();
@@ -492,15 +492,15 @@ impl<'k, F: Family> Flow<'k, F> {
             return None;
         }
         if let Some(slot) = self.acknowledged_handshake(reply) {
-            // All SCTP packets of the Pod carry the tag of the client's INIT. An ABORT after the INIT ACK is therefore
-            // looked up in the flow table.
+            // All SCTP packets of the Pod carry the tag of the client's INIT, so an ABORT after the INIT ACK matches
+            // the handshake too. Such an ABORT is looked up in the flow table.
             let is_of_association = self.protocol == protocol::SCTP
                 && reply.flags & tcp_flag::SYN == 0
                 && !half_open::phase(slot.load()).is(Phase::REQUESTED);
             return if is_of_association { None } else { Some(slot) };
         }
         // A flow can be half-open without a handshake, such as SCTP in the middle of an association. The entry is then
-        // in the flow's own slot.
+        // under [`mid_stream_key`] (TCP), or in the flow's own slot.
         let slot = self.mid_stream_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
@@ -563,7 +563,7 @@ impl<'k, F: Family> Flow<'k, F> {
 /// Whether a client has a flow to a Pod through a mapping, in any phase. `numbers` are the numbers of a Pod's segment,
 /// by which handshakes are looked up.
 ///
-/// Not inlined, because the caller has no free stack.
+/// Not inlined, because the caller has no free stack space.
 #[inline(never)]
 pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let reply = Segment { numbers, flags: 0 };

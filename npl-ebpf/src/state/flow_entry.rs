@@ -21,7 +21,7 @@ pub fn established_nat<F: Family>(entry: *mut F::FlowEntry) -> NatAddress<F> {
     NatAddress { addr: F::nat_address(entry), addr_index: 0, port }
 }
 
-/// The part of an entry that IPv4 and IPv6 entries have in common: a struct at the start of the entry.
+/// The state of an entry: the part at the start that IPv4 and IPv6 entries have in common.
 #[inline(always)]
 pub fn flow_state<F: Family>(entry: *mut F::FlowEntry) -> *mut FlowState {
     entry.cast()
@@ -67,7 +67,7 @@ pub fn new_entry<F: Family>(protocol: u8, nat: &NatAddress<F>, generation: u32, 
         generation,
         refreshed: jiffies(),
         pod_acknowledgement: match protocol {
-            // Until a refresh records the Pod's acknowledgement number.
+            // The client's sequence number, until a refresh records the Pod's acknowledgement number.
             protocol::TCP => segment.sequence(),
             protocol::SCTP => Tags::of_client_packet(segment.acknowledgement()).0,
             _ => 0,

@@ -2,8 +2,8 @@
 //! Logging of the trace build. Every verdict is logged except `UNRELATED`, which is the verdict on nearly every packet
 //! of the Node.
 //!
-//! The program and the logging are separate functions that are not inlined. Both can therefore use the same stack
-//! space, one after the other.
+//! The program and the logging are separate functions that are not inlined. Each of them therefore frees its stack
+//! space before the other one runs.
 
 use core::hint::black_box;
 
@@ -145,7 +145,7 @@ fn note<F: Family>(source: F::Addr, destination: F::Addr, protocol: u8, ports: P
 #[inline(never)]
 fn write_log(is_reply: bool) {
     let Some(note) = trace::note() else { return };
-    // SAFETY: this processor's element, which no other program writes in between.
+    // SAFETY: this processor's element, which no other program writes while this function runs.
     let Note { source, destination, source_port, destination_port, protocol, is_ipv6, kind, reason } =
         unsafe { &*note };
     let kind = usize::from(*kind) % KINDS;
