@@ -39,8 +39,8 @@
 //! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: the acknowledgement number
 //!   is part of the entry's hash ([`handshake_key`]).
 //! * A client's segment completes a handshake if it acknowledges the Pod's SYN-ACK exactly: [`reply_key`].
-//! * If a segment in the middle of a connection opened the entry, a Pod's segment belongs to the entry if its numbers
-//!   are near those of the client's segment: [`Numbers::admit`].
+//! * A Pod's segment belongs to an entry that a client's mid-stream segment opened if the numbers of both segments are
+//!   near each other: [`Numbers::admit`].
 //! * A FIN or RST of the client shortens the idle timeout only if its sequence number is near the Pod's last
 //!   acknowledgement number: [`is_near_acknowledgement`].
 

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Incremental update of SCTP's checksum, `CRC32c` (RFC 9260, appendix A), without reading the packet.
 //!
-//! For messages of one length, a CRC is linear: the change of the CRC depends only on the changed bits, and on the
-//! number of bytes after the changed bits. The ports are the first four bytes of an SCTP packet, so
+//! For messages of one length, a CRC is linear: its change depends only on the changed bits, and on the number of bytes
+//! after these bits. The ports are the first four bytes of an SCTP packet, so
 //!
 //! ```text
 //! crc' = crc + (ports' - ports) x^8n   modulo the polynomial, for a packet of n bytes
 //! ```
 //!
 //! Sum and difference of polynomials over GF(2) are both "exclusive or". The power `x^8n` is the product of two table
-//! elements, one for each byte of `n`, so a table of 3 KiB suffices for packets of every length. The lowest bit of a
-//! word is the coefficient of the highest power of `x`, and words are loaded in little-endian order.
+//! elements, one for each byte of `n`. A table of 3 KiB therefore suffices for packets of every length. The lowest bit
+//! of a word is the coefficient of the highest power of `x`, and words are loaded in little-endian order.
 
 /// The CRC polynomial without its highest power.
 const POLYNOMIAL: u32 = 0x82f6_3b78;

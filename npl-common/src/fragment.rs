@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Fragment tracking. Only the first fragment of a datagram has ports, so the programs record how they translated the
-//! first fragment, and translate later fragments by this record.
+//! Fragment tracking. Only the first fragment of a datagram has ports. The programs therefore record how they
+//! translated the first fragment, and translate later fragments by this record.
 //!
 //! One 64-bit word per slot, as in [`crate::half_open`]: a flood of fragments overwrites slots and allocates no memory.
 //!

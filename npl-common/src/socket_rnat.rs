@@ -6,9 +6,9 @@
 //! when a socket is closed reads this entry, and removes the socket's two entries. If a datagram socket has sent to
 //! several Pods, the entries of the earlier Pods remain until newer entries evict them.
 //!
-//! A datagram from a node address and a port of the range comes from a client that the Node masquerades, and the
-//! socket's answer must not be translated. The entry of such a socket has the sender's address in both key and value.
-//! For a socket that has sent through a mapping, no such entry is written, so that a forged datagram cannot end the
+//! If a socket receives a datagram from a node address and a port of the range, the Node masquerades the sender, and
+//! the socket's answer must not be translated. The entry of such a socket has the sender's address in both key and
+//! value. A socket that has sent through a mapping gets no such entry, so that a forged datagram cannot end the
 //! translation of the socket's datagrams.
 
 /// Maximum number of entries per IP family; `--max-flows` may raise the number. Each open socket of a local client uses

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Unmapped traffic: packets of any protocol to a node port without a mapping. If the agent assigned such a port to a
-//! new mapping, the sender, such as a load balancer that still probes a removed member, would reach the new Pod. Until
-//! the traffic ceases, the agent therefore assigns the port only if no other port is free.
+//! Unmapped traffic: packets of any protocol to a node port without a mapping. The sender may be a load balancer that
+//! still probes a removed member; if the agent assigned the port to a new mapping, the sender would reach the new Pod.
+//! Until the traffic ceases, the agent therefore assigns the port only if no other port is free.
 //!
 //! One word per port: the time of the last packet, or of the removal of the last mapping if no packet arrived since, in
 //! [`crate::fragment::time`]'s unit; 0 if there was neither. The words outlive the agent, so that a port stays in

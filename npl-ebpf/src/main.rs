@@ -106,7 +106,7 @@ pub fn npl_off_egress(ctx: TcContext) -> i32 {
 }
 
 /// Translates replies of offloaded flows at TC ingress of a Pod-facing device, for `--forwarding offload`. This program
-/// has no slow path: fragments, ICMP errors and similar packets are passed to the host's stack, and the program at the
+/// has no slow path. Packets such as fragments and ICMP errors are passed to the host's stack, and the program at the
 /// uplink translates them.
 #[classifier]
 pub fn npl_off_pods(ctx: TcContext) -> i32 {

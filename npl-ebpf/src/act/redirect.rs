@@ -2,8 +2,8 @@
 //! Forwarding from device to device: translated packets go from the uplink to the Pod's device, or back, without
 //! passing through the host's stack.
 //!
-//! With `--forwarding redirect`, both directions of a Pod's traffic are redirected, or neither: kernel conntrack cannot
-//! track a connection if only one direction passes through the stack. The Pod's entry in `npl_nexthop_v4` or
+//! With `--forwarding redirect`, either both directions of a Pod's traffic are redirected, or none. Kernel conntrack
+//! cannot track a connection if only one direction passes through the stack. The Pod's entry in `npl_nexthop_v4` or
 //! `npl_nexthop_v6`, which the agent writes, enables redirect for both directions. The kernel's routes and neighbor
 //! table determine the next hop of a reply. The stack forwards packets whose TTL expires at this Node, packets above
 //! the MTU, and replies whose route leaves through a device that is no uplink.
@@ -88,8 +88,8 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     if !needs_next_hop::<MODE>() {
         return stack;
     }
-    // Each result is checked before the next look-up, because the verifier forgets the bounds of a value that is saved
-    // on the stack during a function call.
+    // Each result is checked before the next look-up: if a value is saved on the stack during a function call, the
+    // verifier forgets the value's bounds.
     let Some(ttl_fields) = F::decrement_ttl(headers.ttl_fields) else { return stack };
     let next_hop = lookup();
     if !next_hop.is_reachable() || is_sctp_gso(ctx, headers.protocol) {
@@ -144,8 +144,8 @@ pub fn to_client<F: Family, const L2: usize>(
 }
 
 /// Marks a reply that was translated at the Pod's device. The program on the uplink passes a marked packet without
-/// parsing it. If another program overwrites the mark, the program on the uplink parses the packet, finds that the
-/// source is no endpoint of a mapping, and passes the packet as well.
+/// parsing it. If another program overwrites the mark, the program on the uplink parses the packet. The packet's source
+/// is no longer an endpoint of a mapping, so the packet passes as well.
 #[inline(always)]
 pub fn mark_translated(ctx: &TcContext, config: &Config) {
     // SAFETY: the context is valid; the kernel preserves this field between the programs of two hooks.

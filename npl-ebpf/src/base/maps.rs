@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The statics that declare all maps. The agent pins each map under the name in `npl_common::names`.
 //!
-//! A map whose entries are created by packets is an array, in which new entries overwrite old ones, or an LRU hash, so
-//! that a flood of packets cannot fill the map. Each word of an array is written by one aligned store, so that no
-//! reader sees a half-written word.
+//! A flood of packets fills no map: a map whose entries packets create is an LRU hash, or an array in which new entries
+//! overwrite old ones. Each word of an array is written by one aligned store, so that no reader sees a half-written
+//! word.
 
 use aya_ebpf::{
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf},

@@ -49,8 +49,8 @@ pub trait HeaderLayout: Addressing {
     /// Reads the IP header at offset `L2`, and locates the transport header of a fast-path packet.
     fn locate<const L2: usize>(ctx: &impl Access) -> Result<Headers<Self>, Unparsed>;
     /// Reads the IP header at offset `l3`, and skips the IPv4 options or IPv6 extension headers up to the transport
-    /// header. `None` if the packet has no IP header, if the chain of headers is cut off or too long, or if a source
-    /// route has segments left.
+    /// header. `None` if the packet has no IP header, if the headers are cut off or too many, or if a source route has
+    /// segments left.
     fn parse_chain(ctx: &TcContext, l3: usize) -> Option<HeaderChain<Self>>;
     /// Whether an ICMP type is that of an error message.
     fn is_error(kind: u8) -> bool;

@@ -47,8 +47,8 @@ pub fn request<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut 
     redirect::forward(ctx, rewrite::apply_address::<F, DESTINATION>(ctx, &chain, backend.addr), next_hop)
 }
 
-/// Translates, passes or drops a later fragment of a reply. A fragment without a record passes unchanged, and a copy is
-/// saved: either the datagram is no translated reply, or the fragment arrived before the first one.
+/// Translates, passes or drops a later fragment of a reply. If there is no record, either the datagram is no translated
+/// reply, or the fragment arrived before the first one. The fragment then passes unchanged, and a copy is saved.
 #[inline(always)]
 pub fn reply<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut chain: HeaderChain<F>) -> Verdict {
     if MODE == REDIRECT && !redirect::is_from_pod(ctx, &chain.headers) {

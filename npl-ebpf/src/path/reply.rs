@@ -78,8 +78,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
             return if leaves_node { Verdict::SLOW_PATH } else { Verdict::UNRELATED };
         };
         let endpoint = &sender.endpoint;
-        // If the packet did not arrive on the device of its sending Pod, the packet is passed to the stack, and the
-        // program on the uplink translates and counts the packet.
+        // A packet that did not arrive on the device of its sending Pod is passed to the stack. The program on the
+        // uplink translates and counts such a packet.
         if Self::AT_POD && !redirect::is_from_pod(ctx, &packet.headers) {
             return Verdict::UNRELATED;
         }

@@ -210,8 +210,8 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
 /// Removes the socket reverse NAT entry of a socket that sent to a Pod through a mapping and now sends to the Pod
 /// directly.
 ///
-/// At `sendmsg`, the entry of a connected socket is kept. If an IPv6 socket is connected to an IPv4 Pod, the kernel
-/// runs the IPv4 program with the Pod's address at each send, although the client did not name this address.
+/// At `sendmsg`, the entry of a connected socket is kept. For an IPv6 socket that is connected to an IPv4 Pod, the
+/// kernel runs the IPv4 program with the Pod's address at each send.
 #[inline(always)]
 fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, flow: &SocketFlow<F>) {
     if kind == Call::Connect || !is_connected(ctx) {

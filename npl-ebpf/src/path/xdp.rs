@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Translation of fast-path requests at the XDP hook, before the kernel allocates an skb. All other frames pass
 //! unchanged to the program at TC ingress. A translated frame has the Pod's address as destination, so the program at
-//! TC ingress passes it unchanged, like a direct packet from the client to the Pod.
+//! TC ingress passes the frame unchanged, like a direct packet to the Pod.
 
 use aya_ebpf::programs::{TcContext, XdpContext};
 use npl_common::config::{Config, FLAG_XDP};

@@ -2,10 +2,10 @@
 //! Connection tracking for reverse NAT. Requests are translated without a conntrack entry, and the client's next packet
 //! recreates a lost entry.
 //!
-//! [`npl_common::conntrack`] has the state machine. This module looks up the entry of a packet, checks whether the
-//! packet's sequence numbers match the entry, and executes the action of the state machine. A flow tuple can have
-//! several entries: one entry of the flow, in the half-open cache or the flow table, and one entry for each handshake.
-//! A handshake does not affect the flow's entry until the Pod accepts the handshake.
+//! [`npl_common::conntrack`] has the state machine. This module looks up a packet's entry, checks whether the packet's
+//! sequence numbers match the entry, and executes the action of the state machine. A flow tuple can have several
+//! entries: one for the flow, in the half-open cache or the flow table, and one for each handshake. A handshake does
+//! not affect the flow's entry until the Pod accepts the handshake.
 
 use npl_common::{
     association::Tags,
@@ -159,8 +159,8 @@ impl<'k, F: Family> Flow<'k, F> {
     /// Removes the entries of a UDP flow, if there are any, because the client has sent a datagram to the Pod directly.
     /// The Pod's later datagrams answer this datagram, and must leave untranslated.
     ///
-    /// If the flow's slot in the half-open cache is empty, the flow table has no entry either, so most direct datagrams
-    /// need no look-up in the flow table.
+    /// Most direct datagrams need no look-up in the flow table: if the flow's slot in the half-open cache is empty, the
+    /// flow table has no entry either.
     #[inline(always)]
     pub fn remove_if_direct(&self) {
         let entry = self.entry.load();
@@ -191,8 +191,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Some((entry, endpoint))
     }
 
-    /// Stores the endpoint of an established flow in the reply cache, if the entry in the flow's slot of the half-open
-    /// cache has the same NAT address.
+    /// Stores the endpoint of an established flow in the reply cache, if the flow's entry in the half-open cache has
+    /// the same NAT address.
     #[inline(always)]
     pub fn cache_reply(&self, epoch: Epoch, endpoint: Endpoint, nat: &NatAddress<F>) {
         let entry = self.entry.load();
@@ -235,8 +235,8 @@ impl<'k, F: Family> Flow<'k, F> {
         self.track_by_table(request, entry, is_host_connection)
     }
 
-    /// Applies a client's packet to a half-open entry: the entry in the flow's own slot, or the entry of a handshake
-    /// that the packet's sequence numbers match.
+    /// Applies a client's packet to a half-open entry: that in the flow's own slot, or that of a handshake that the
+    /// packet's sequence numbers match.
     #[inline(always)]
     fn track_half_open(&self, request: &Request<F>, slot: Cell<u64>, phase: Phase) -> Transition {
         let event = Event::from_client(self.protocol, request.segment.flags, true);
@@ -379,8 +379,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Established
     }
 
-    /// Applies a Pod's packet to a half-open entry: the entry in the flow's own slot, or the entry of a handshake that
-    /// the packet's sequence numbers match.
+    /// Applies a Pod's packet to a half-open entry: that in the flow's own slot, or that of a handshake that the
+    /// packet's sequence numbers match.
     #[inline(always)]
     pub fn track_half_open_reply(
         &self,
@@ -457,9 +457,9 @@ impl<'k, F: Family> Flow<'k, F> {
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
     }
 
-    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation, if a TCP segment is a
-    /// SYN-ACK and no retransmission (the Pod has then accepted another connection), or if an SCTP packet has the
-    /// verification tag of another association.
+    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation, or if an SCTP packet has
+    /// the verification tag of another association. Also `None` for a SYN-ACK that is no retransmission: the Pod has
+    /// then accepted another connection.
     #[inline(always)]
     pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
         let entry = self.table_entry()?;
@@ -473,8 +473,8 @@ impl<'k, F: Family> Flow<'k, F> {
         if is_of_pod && is_of_flow { Some(entry) } else { None }
     }
 
-    /// Whether a Pod's SCTP packet belongs to another association with the flow's tuple than the one in the flow table:
-    /// a direct association, or a forged INIT that the Pod answers.
+    /// Whether a Pod's SCTP packet belongs to another association than the flow table's entry, although the flow tuple
+    /// is the same: to a direct association, or to a forged INIT.
     #[inline(always)]
     pub fn is_of_other_association(&self, reply: Segment) -> bool {
         self.protocol == protocol::SCTP
@@ -505,8 +505,8 @@ impl<'k, F: Family> Flow<'k, F> {
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
 
-    /// The half-open entry that a Pod's packet belongs to: the entry in the flow's slot, or an entry that the packet's
-    /// sequence and acknowledgement numbers match.
+    /// The half-open entry of a Pod's packet: the entry in the flow's slot, or an entry that the packet's sequence and
+    /// acknowledgement numbers match.
     #[inline(always)]
     pub fn half_open_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if self.half_open().is_some() {

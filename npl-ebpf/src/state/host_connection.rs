@@ -11,8 +11,8 @@ use crate::{
 };
 
 /// Records an outgoing packet whose source port is in the node port range. The record contains the packet's source
-/// address if the source is a node address, and otherwise the Node's primary address. A reply that NPL has already
-/// translated on another device is not recorded: at the Pod's device in redirect mode, or on an upper device such as a
+/// address if the source is a node address, and otherwise the Node's primary address. A reply is not recorded if NPL
+/// has already translated it on another device: on the Pod's device in redirect mode, or on an upper device such as a
 /// VLAN.
 ///
 /// A RST is not recorded, because the host also sends a RST to a client of an unmapped port, which is no host

@@ -3,9 +3,9 @@
 //!
 //! A rewrite of TCP or UDP updates three checksums: the IP header's, the transport header's, and `skb->csum`. With
 //! checksum offload, the transport checksum field contains only the sum of the pseudo-header, and hardware completes
-//! the checksum. Programs cannot read whether a packet uses checksum offload. If the field of a request certainly
-//! contains a complete checksum, the program updates the field without a helper, because helper calls are the largest
-//! part of a rewrite's cost. Otherwise the kernel's helper updates the field for the new address, and the result shows
+//! the checksum. Programs cannot read whether a packet uses checksum offload. Helper calls are the largest part of a
+//! rewrite's cost. If the field of a request certainly contains a complete checksum, the program therefore updates the
+//! field without a helper. Otherwise the kernel's helper updates the field for the new address, and the result shows
 //! whether the field is a checksum or a sum ([`csum::field_kind`]).
 //!
 //! SCTP's checksum does not cover the addresses, so only a change of the ports changes the checksum. With checksum
@@ -157,8 +157,8 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
         return store(ctx, headers.l4, &transport, flags);
     }
     // Requests are written directly, because a helper call costs as much as the rest of the program. Replies are
-    // written by helpers: before each run of a program with direct writes, the kernel copies the headers of a packet
-    // that a socket still references, even if no mapping matches the packet.
+    // written by helpers: for a program with direct writes, the kernel would copy the headers of every packet that a
+    // socket still references, even of packets that match no mapping.
     let needs_no_sum = flags == 0 || is_complete_checksum;
     if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Adjacent { ip, transport }) {
         return Ok(());

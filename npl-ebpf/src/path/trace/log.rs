@@ -52,8 +52,7 @@ pub fn decide(verdict: Verdict) -> i32 {
 }
 
 /// Runs a step of the slow path, and logs the verdict if the step decides one. Each step logs before the next step
-/// runs, because a later step may re-inject a fragment, and the programs that process the fragment overwrite the
-/// record.
+/// runs. A later step may re-inject a fragment, and the programs that process the fragment would overwrite the record.
 #[inline(always)]
 pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl FnOnce(*mut __sk_buff) -> i32) -> i32 {
     note_packet::<F, L2>(skb);
@@ -140,8 +139,8 @@ fn note<F: Family>(source: F::Addr, destination: F::Addr, protocol: u8, ports: P
 
 /// Logs the verdict in this processor's record.
 ///
-/// All texts of one table have the same length and are selected by an index: otherwise the verifier would check the
-/// rest of the function once for each branch and length.
+/// All texts of one table have the same length and are selected by an index. The verifier would check the rest of the
+/// function once for each branch or length.
 #[inline(never)]
 fn write_log(is_reply: bool) {
     let Some(note) = trace::note() else { return };

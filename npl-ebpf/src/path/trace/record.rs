@@ -65,7 +65,7 @@ pub fn packet<F: Family, H: Hook, const L2: usize>(
 }
 
 /// Runs a step of the slow path, and records the packet if the step decides a verdict. Each step records before the
-/// next step runs, because a later step may re-inject a fragment, and the programs that process the fragment overwrite
+/// next step runs. A later step may re-inject a fragment, and the programs that process the fragment would overwrite
 /// this CPU's record.
 #[inline(always)]
 pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl FnOnce(*mut __sk_buff) -> i32) -> i32 {
@@ -122,7 +122,7 @@ const fn origin<H: Hook>() -> u32 {
 }
 
 /// Stores a verdict in this CPU's record. This and the following functions are exported, so that the verifier checks
-/// each function once, instead of once for each verifier state of each calling program.
+/// each function only once, not once for each verifier state of each caller.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_trace_note(bits: u32) -> u32 {
