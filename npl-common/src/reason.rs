@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Reasons for dropping or passing a packet. The programs count each untranslated packet to or from a mapping's port
-//! under a reason, and also packets that are translated with a tuple conflict.
+//! Drop and pass reasons, under which the programs count packets to or from a mapping's port that are not translated,
+//! or that are translated with a conflict.
 
 macro_rules! reasons {
     ($( $(#[doc = $doc:literal])+ $variant:ident = $value:literal, $name:literal; )+) => {

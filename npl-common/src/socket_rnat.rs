@@ -6,8 +6,8 @@
 //! when a socket is closed reads this entry, and removes the socket's two entries. If a datagram socket has sent to
 //! several Pods, the entries of the earlier Pods remain until newer entries evict them.
 //!
-//! If a socket receives a datagram from a node address and a port of the range, the Node masquerades the sender, and
-//! the socket's answer must not be translated. The entry of such a socket has the sender's address in both key and
+//! If a socket receives a datagram from a node address and a port of the range, the Node has masqueraded the sender,
+//! and the socket's answer must not be translated. The entry of such a socket has the sender's address in both key and
 //! value. A socket that has sent through a mapping gets no such entry, so that a forged datagram cannot end the
 //! translation of the socket's datagrams.
 

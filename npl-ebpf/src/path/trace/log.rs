@@ -139,8 +139,8 @@ fn note<F: Family>(source: F::Addr, destination: F::Addr, protocol: u8, ports: P
 
 /// Logs the verdict in this processor's record.
 ///
-/// All texts of one table have the same length and are selected by an index. The verifier would check the rest of the
-/// function once for each branch or length.
+/// All texts of one table have the same length and are selected by an index. Otherwise the verifier would check the
+/// rest of the function once for each branch and length.
 #[inline(never)]
 fn write_log(is_reply: bool) {
     let Some(note) = trace::note() else { return };
