@@ -70,9 +70,10 @@ pub const TCP_NS: u64 = 5 * 24 * 3600 * SECOND;
 /// Idle timeout of a UDP flow, nanoseconds: RFC 4787, section 4.3.
 pub const UDP_NS: u64 = 300 * SECOND;
 /// Idle timeout of a UDP flow while the flow table is more than half full, nanoseconds. Most flows in such a table are
-/// one query and one response, as in DNS.
+/// one query and one response, as in DNS, and need no longer timeout.
 pub const UDP_CROWDED_NS: u64 = 30 * SECOND;
-/// Idle timeout of an SCTP association, whose heartbeats have an interval of 30 s (RFC 9260), nanoseconds.
+/// Idle timeout of an SCTP association, nanoseconds. An idle association sends a heartbeat every 30 s (RFC 9260), so a
+/// live association does not time out.
 pub const SCTP_NS: u64 = 3600 * SECOND;
 
 /// The phase of a conntrack entry.

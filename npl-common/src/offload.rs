@@ -21,7 +21,8 @@
 pub const SLOTS: u32 = crate::half_open::SLOTS;
 
 /// Time for which a direction is offloaded after a stack observation, in jiffies: 0.25 s (HZ=1000) to 2.6 s (HZ=100).
-/// Kernel conntrack's timeouts of established flows are far longer.
+/// Kernel conntrack's timeouts of established flows are far longer, so no entry of kernel conntrack expires during the
+/// interval.
 pub const INTERVAL_JIFFIES: u32 = 256;
 
 map_type! {

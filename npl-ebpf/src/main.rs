@@ -53,7 +53,8 @@ use crate::{
 
 /// The parameter `L2` for a device without link-layer headers: the IP header starts at offset 0.
 const NONE: usize = 0;
-/// The return value of every cgroup program: the kernel continues the system call.
+/// The return value of every cgroup program: the kernel continues the system call, with the addresses that the program
+/// has set.
 const ALLOW: i32 = 1;
 
 /// Translates requests at TC ingress of a device with Ethernet headers.
@@ -127,19 +128,19 @@ pub fn npl_xdp(ctx: XdpContext) -> u32 {
     xdp::translate::<false>(ctx)
 }
 
-/// As [`npl_xdp`], also for multi-buffer frames.
+/// As [`npl_xdp`], but also for frames of several buffers (Linux 5.18).
 #[xdp(frags)]
 pub fn npl_xdp_frags(ctx: XdpContext) -> u32 {
     xdp::translate::<true>(ctx)
 }
 
-/// Slow path of [`npl_ingress`].
+/// Slow path of [`npl_ingress`] and [`npl_off_ingress`].
 #[classifier]
 pub fn npl_in_slow(ctx: TcContext) -> i32 {
     slow_path::translate::<Requests<STACK>, ETHERNET>(&ctx)
 }
 
-/// Slow path of [`npl_egress`].
+/// Slow path of [`npl_egress`] and [`npl_off_egress`].
 #[classifier]
 pub fn npl_out_slow(ctx: TcContext) -> i32 {
     slow_path::translate::<Replies<STACK>, ETHERNET>(&ctx)

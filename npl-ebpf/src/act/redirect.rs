@@ -161,11 +161,12 @@ pub fn is_marked(ctx: &TcContext) -> bool {
     mark != 0 && CONFIG.get(0).is_some_and(|config| config.seed as u32 == mark)
 }
 
-/// Index of the last word of `skb->cb` that programs may use. The stack does not overwrite this word.
+/// Index of the word of `skb->cb` that contains the mark: the last word that programs may use, which the stack does not
+/// overwrite.
 const MARK: usize = 4;
 
 /// Redirects a rewritten packet to its next hop. Drops the packet if the rewrite failed; passes the packet to the stack
-/// if [`NextHop::is_stack`].
+/// if `next_hop` is [`NextHop::stack`].
 #[inline(always)]
 pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, next_hop: NextHop<F>) -> Verdict {
     if rewritten.is_err() || next_hop.is_stack() {

@@ -202,8 +202,8 @@ pub static STATS: PerCpuArray<MappingStats, { MAX_STATS as usize }> = PerCpuArra
 #[btf_map(name = "npl_reason")]
 pub static REASONS: PerCpuArray<u64, { MAX_REASONS as usize }> = PerCpuArray::new();
 
-/// The filter of packet tracing. `npl-agent trace` writes this map; a program sets [`TraceFilter::until`] to 0 after
-/// the time in `until` has passed.
+/// The filter of packet tracing. `npl-agent trace` writes this map; after the time in [`TraceFilter::until`], a program
+/// sets this field to 0, which turns tracing off.
 #[btf_map(name = "npl_tracefilter")]
 pub static TRACE_FILTER: Array<TraceFilter, 1> = Array::new();
 

@@ -25,8 +25,8 @@ const NO_DEVICE: u32 = u32::MAX;
 
 /// The TC action for a fragment of which the program has saved a copy for later re-injection.
 ///
-/// The action redirects the fragment to a nonexistent device, because such a packet counts as sent. After a drop, a
-/// local sender would get an error and stop sending the datagram's fragments.
+/// The action redirects the fragment to a nonexistent device, because the kernel counts a redirected packet as sent.
+/// After a drop, a local sender would get an error and stop sending the datagram's fragments.
 #[inline(always)]
 pub fn consume() -> i32 {
     // SAFETY: a helper whose arguments are integers.

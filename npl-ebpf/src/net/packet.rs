@@ -27,9 +27,9 @@ pub struct Packet<F: HeaderLayout> {
     pub end: Option<NonZeroUsize>,
     /// Length of the TCP header with options, in bytes; 0 for other protocols and for slow-path packets.
     header_length: u8,
-    /// Whether the fast path's transport header is cut off.
+    /// Whether the transport header of a fast-path packet is cut off.
     is_truncated: bool,
-    /// Flags and numbers of the fast path's TCP segment.
+    /// Flags, sequence and acknowledgement number of a TCP segment on the fast path.
     segment: Segment,
 }
 

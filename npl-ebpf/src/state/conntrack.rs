@@ -54,7 +54,7 @@ pub struct Request<F: Family> {
     pub segment: Segment,
 }
 
-/// The change of a flow's state that the counters count.
+/// The change of a flow's state, for the counters of the mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Transition {
     Unchanged,
@@ -235,8 +235,8 @@ impl<'k, F: Family> Flow<'k, F> {
         self.track_by_table(request, entry, is_host_connection)
     }
 
-    /// Applies a client's packet to a half-open entry: that in the flow's own slot, or that of a handshake that the
-    /// packet's sequence numbers match.
+    /// Applies a client's packet to a half-open entry, which is in the flow's own slot or belongs to a handshake whose
+    /// numbers match the packet.
     #[inline(always)]
     fn track_half_open(&self, request: &Request<F>, slot: Cell<u64>, phase: Phase) -> Transition {
         let event = Event::from_client(self.protocol, request.segment.flags, true);
@@ -379,8 +379,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Established
     }
 
-    /// Applies a Pod's packet to a half-open entry: that in the flow's own slot, or that of a handshake that the
-    /// packet's sequence numbers match.
+    /// Applies a Pod's packet to a half-open entry, which is in the flow's own slot or belongs to a handshake whose
+    /// numbers match the packet.
     #[inline(always)]
     pub fn track_half_open_reply(
         &self,

@@ -36,7 +36,7 @@ pub trait Family: Routing {
     fn primary_index(_config: &Config, _addr: Self::Addr) -> Option<u8> {
         None
     }
-    /// Whether an address is the Node's primary address.
+    /// Whether an address is the Node's primary IPv4 address; always false for IPv6.
     #[inline(always)]
     fn is_primary(_config: &Config, _addr: Self::Addr) -> bool {
         false

@@ -38,9 +38,9 @@ pub fn begin(ctx: &TcContext, hash: u64, on_arrival: bool) {
     set_noted(npl_sctp_lookup(skb(ctx), key(hash, on_arrival)));
 }
 
-/// The end of a first fragment's datagram, from the length that the last fragment showed. If the length is unknown and
-/// the first fragment is not held until the last fragment arrives, the end is estimated from the fragment's chunks. For
-/// a fragment that waits, the result is the end of the fragment itself, because the checksum is updated at
+/// The end of a first fragment's datagram, computed from the length that the last fragment has shown. If the length is
+/// unknown and the first fragment is not held until the last fragment arrives, the end is estimated from the fragment's
+/// chunks. For a fragment that waits, the result is the end of the fragment itself, because the checksum is updated at
 /// re-injection.
 #[inline(always)]
 pub fn datagram_end<F: HeaderLayout>(ctx: &TcContext, chain: &HeaderChain<F>) -> Option<NonZeroUsize> {
@@ -186,7 +186,7 @@ extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direct
     u32::from(load_frame(skb, last).is_err())
 }
 
-/// Whether the content of a slot has not expired.
+/// Whether a slot has content that has not expired.
 #[inline(always)]
 fn is_fresh(slot: *mut SavedFrame) -> bool {
     field!(slot, hash).load() != 0 && nanoseconds().wrapping_sub(field!(slot, time).load()) < WAIT_NS

@@ -66,7 +66,7 @@ impl ObservedFlow {
         if REPLY { (reply, request) } else { (request, reply) }
     }
 
-    /// Sets the word of each direction, if the word belongs to this flow.
+    /// Writes `since` to the word of each direction, if the word belongs to this flow.
     #[inline(always)]
     fn set_both(&self, since: u32) {
         let (request, reply) = self.directions::<false>();
