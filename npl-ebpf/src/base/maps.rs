@@ -79,7 +79,7 @@ pub static HOST_CONNECTION_V4: Array<u64, { host_connection::SLOTS as usize }> =
 pub static SOCKET_RNAT_V4: LruHashMap<SocketRnatKeyV4, SocketRnatV4, { MAX_SOCKET_RNAT as usize }> = LruHashMap::new();
 
 /// The time of the last packet to each unmapped node port. The kernel programs write this map. The agent also writes an
-/// element when it removes a UDP mapping.
+/// element when it removes a mapping.
 #[btf_map(name = "npl_unmapped_v4")]
 pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
@@ -144,7 +144,7 @@ pub static HOST_CONNECTION_V6: Array<u64, { host_connection::SLOTS as usize }> =
 pub static SOCKET_RNAT_V6: LruHashMap<SocketRnatKeyV6, SocketRnatV6, { MAX_SOCKET_RNAT as usize }> = LruHashMap::new();
 
 /// The time of the last packet to each unmapped node port. The kernel programs write this map. The agent also writes an
-/// element when it removes a UDP mapping.
+/// element when it removes a mapping.
 #[btf_map(name = "npl_unmapped_v6")]
 pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
