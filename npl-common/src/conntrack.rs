@@ -72,8 +72,7 @@ pub const UDP_NS: u64 = 300 * SECOND;
 /// Idle timeout of a UDP flow while the flow table is more than half full, nanoseconds. Most flows in such a table are
 /// one query and one response, as in DNS, and need no longer timeout.
 pub const UDP_CROWDED_NS: u64 = 30 * SECOND;
-/// Idle timeout of an SCTP association, nanoseconds. An idle association sends a heartbeat every 30 s (RFC 9260), so a
-/// live association does not time out.
+/// Idle timeout of an SCTP association, nanoseconds: many times the heartbeat interval of 30 s (RFC 9260).
 pub const SCTP_NS: u64 = 3600 * SECOND;
 
 /// The phase of a conntrack entry.
