@@ -2,25 +2,27 @@
 //! The verification tags of an SCTP association (RFC 9260, section 8.5), in its flow table entry.
 //!
 //! Both sides choose a random tag in the handshake, and each packet carries the tag that its receiver chose. The tags
-//! tell two associations with one flow tuple apart, and an off-path sender does not know them.
+//! distinguish two associations with the same flow tuple, and an off-path sender does not know the tags.
 
 /// Both tags of an association, each folded to 16 bits, in one word of a flow table entry. A tag is 0 until a packet
 /// with the tag was translated. A wrong tag matches with a probability of 1 in 65 536.
 ///
-/// A packet with chunk flag T (ABORT, SHUTDOWN COMPLETE) carries the tag that its sender received, so either side's
-/// packet may carry either tag.
+/// A packet with chunk flag T (ABORT, SHUTDOWN COMPLETE) carries the tag that its sender received, so a packet of
+/// either side may carry either tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tags(pub u32);
 
 impl Tags {
-    /// The tags after a client's packet with this verification tag, host order.
+    /// The tags of a new entry, after a client's packet with this verification tag (host order). The tag of the Pod's
+    /// packets is still unknown.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn of_client_packet(tag: u32) -> Self {
         Self(fold(tag))
     }
 
-    /// These tags and the verification tag of a Pod's packet, host order. A known tag is kept.
+    /// A copy in which the tag of the Pod's packets, if it was unknown, is the verification tag of this packet (host
+    /// order).
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     #[must_use]

@@ -31,12 +31,13 @@ map_type! {
     }
 }
 
-/// At least one device runs the XDP program; `npl_xdp_devices` has the indexes of these devices. A request that XDP has
-/// translated arrives at TC with the Pod's address as destination. On these devices, the TC program therefore does not
-/// treat such a request as a packet of a direct connection.
+/// Flag: at least one device runs the XDP program. The map `npl_xdp_devices` has the indexes of these devices. A
+/// request that XDP has translated arrives at TC with the Pod's address as destination. On these devices, the TC
+/// program therefore does not treat such a request as a packet of a direct connection.
 pub const FLAG_XDP: u32 = 1;
 
-/// Node ports serve only those local clients that run in the host's network namespace: see [`Config::netns_cookie`].
+/// Flag: of the local clients, only those in the host's network namespace may use node ports: see
+/// [`Config::netns_cookie`].
 pub const FLAG_HOST_CLIENTS: u32 = 2;
 
 /// Position of the bits of [`Config::flags`] that contain the index of the primary IPv6 address.

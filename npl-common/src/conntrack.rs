@@ -2,9 +2,9 @@
 //! The connection tracking state machine: one pure function [`step`]. The kernel programs call `step` for each packet.
 //! The agent's sweeper calls `step` for each entry, with the time since a packet last refreshed the entry.
 //!
-//! Only a client's packet opens an entry; a Pod's packet without an entry does not. A lost entry is recreated by the
-//! client's next packet. Entries in phases before [`Phase::ESTABLISHED`] are words of the half-open cache
-//! ([`crate::half_open`]); established entries are elements of the flow table ([`crate::flow`]).
+//! Only a client's packet opens an entry; a Pod's packet never does. The client's next packet recreates a lost entry.
+//! Entries in phases before [`Phase::ESTABLISHED`] are words of the half-open cache ([`crate::half_open`]); established
+//! entries are elements of the flow table ([`crate::flow`]).
 //!
 //! | phase | event | next phase | action |
 //! |---|---|---|---|
@@ -39,10 +39,10 @@
 //! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: the acknowledgement number
 //!   is part of the entry's hash ([`handshake_key`]).
 //! * A client's segment completes a handshake if it acknowledges the Pod's SYN-ACK exactly: [`reply_key`].
-//! * If a segment in the middle of a connection opened the entry, a Pod's segment belongs to the entry if its numbers
-//!   are near those of the client's segment: [`Numbers::admit`].
-//! * A FIN or RST of the client counts if its sequence number is near the Pod's last acknowledgement number:
-//!   [`is_near_acknowledgement`].
+//! * A Pod's segment belongs to an entry that a client's mid-stream segment opened if the numbers of both segments are
+//!   near each other: [`Numbers::admit`].
+//! * A FIN or RST of the client shortens the idle timeout only if its sequence number is near the Pod's last
+//!   acknowledgement number: [`is_near_acknowledgement`].
 //! * An SCTP packet belongs to an established association if the packet has one of the association's verification
 //!   tags: [`crate::association::Tags`].
 
@@ -57,7 +57,7 @@ const SECOND: u64 = 1_000_000_000;
 /// Idle time after which an unanswered request times out, nanoseconds: as kernel conntrack's
 /// `nf_conntrack_udp_timeout`.
 pub const REQUESTED_NS: u64 = 30 * SECOND;
-/// Idle time after which a request that the Pod has answered times out, nanoseconds. The time is long, because a Pod
+/// Idle time after which a request that the Pod has answered times out, nanoseconds. The timeout is long, because a Pod
 /// may send further datagrams minutes after the request.
 pub const REPLIED_NS: u64 = 300 * SECOND;
 /// Idle time after a RST of one side or a FIN of each side, nanoseconds: as `nf_conntrack_tcp_timeout_last_ack`.
@@ -72,9 +72,9 @@ pub const TCP_NS: u64 = 5 * 24 * 3600 * SECOND;
 /// Idle timeout of a UDP flow, nanoseconds: RFC 4787, section 4.3.
 pub const UDP_NS: u64 = 300 * SECOND;
 /// Idle timeout of a UDP flow while the flow table is more than half full, nanoseconds. Most flows in such a table are
-/// one query and one response, as in DNS.
+/// one query and one response, as in DNS, and need no longer timeout.
 pub const UDP_CROWDED_NS: u64 = 30 * SECOND;
-/// Idle timeout of an SCTP association, whose heartbeats have an interval of 30 s (RFC 9260), nanoseconds.
+/// Idle timeout of an SCTP association, nanoseconds: many times the heartbeat interval of 30 s (RFC 9260).
 pub const SCTP_NS: u64 = 3600 * SECOND;
 
 /// The phase of a conntrack entry.
@@ -91,7 +91,7 @@ impl Phase {
     pub const ESTABLISHED: Self = Self(2);
     /// A RST ended the handshake. Late packets of the handshake are still translated, but do not establish a flow.
     pub const REFUSED: Self = Self(3);
-    /// There is no entry.
+    /// No entry exists.
     pub const ABSENT: Self = Self(4);
 
     /// The phase that two bits of an entry in the half-open cache encode.
@@ -135,7 +135,7 @@ impl Phase {
     }
 }
 
-/// The state of one entry.
+/// The state of one conntrack entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct State {
     /// The phase of the flow.
@@ -148,7 +148,7 @@ pub struct State {
 }
 
 impl State {
-    /// There is no entry.
+    /// No entry exists.
     pub const ABSENT: Self = Self::half_open(Phase::ABSENT);
 
     /// The state of an entry of the half-open cache.
@@ -303,8 +303,8 @@ impl Numbers {
         self.admit(Segment { numbers: Self(later.0.rotate_left(u32::BITS)), flags: ACK })
     }
 
-    /// The checksum that is stored beside these numbers. A reader uses the numbers only if the checksum matches the
-    /// entry.
+    /// The checksum that is stored beside these numbers in the reply cache. A reader uses the numbers only if the
+    /// checksum matches the half-open entry.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn checksum(self, key: u64, entry: u64) -> u64 {
@@ -317,8 +317,8 @@ impl Numbers {
 /// 4096.
 pub const CLOSING_WINDOW: u32 = 1 << 19;
 
-/// Whether a client's sequence number is within [`CLOSING_WINDOW`] of the Pod's last recorded acknowledgement number. A
-/// FIN or RST of the client counts only if this is true.
+/// Whether a client's sequence number is within [`CLOSING_WINDOW`] of the Pod's last recorded acknowledgement number.
+/// Otherwise, a FIN or RST of the client does not change the entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {

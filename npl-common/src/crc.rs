@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Incremental update of SCTP's checksum, `CRC32c` (RFC 9260, appendix A), without reading the packet.
 //!
-//! For messages of one length, a CRC is linear: the change of the CRC depends only on the changed bits, and on the
-//! number of bytes after the changed bits. The ports are the first four bytes of an SCTP packet, so
+//! For messages of one length, a CRC is linear: its change depends only on the changed bits, and on the number of bytes
+//! after these bits. The ports are the first four bytes of an SCTP packet, so
 //!
 //! ```text
 //! crc' = crc + (ports' - ports) x^8n   modulo the polynomial, for a packet of n bytes
 //! ```
 //!
 //! Sum and difference of polynomials over GF(2) are both "exclusive or". The power `x^8n` is the product of two table
-//! elements, one for each byte of `n`, so a table of 3 KiB suffices for every length. The lowest bit of a word is the
-//! coefficient of the highest power of `x`, and words are loaded in little-endian order.
+//! elements, one for each byte of `n`. A table of 3 KiB therefore suffices for packets of every length. The lowest bit
+//! of a word is the coefficient of the highest power of `x`, and words are loaded in little-endian order.
 
 /// The CRC polynomial without its highest power.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
@@ -32,7 +32,8 @@ const HIGH_POWERS: u32 = 512;
 /// Number of elements of [`TABLE`].
 pub const ELEMENTS: usize = 3 * BYTES;
 
-/// The precomputed products for [`times_element`]. The agent writes the table into a map for the kernel programs.
+/// Precomputed remainders and powers of `x`, for [`times_element`]. The agent writes the table to the map `npl_crc`,
+/// which the kernel programs read.
 pub static TABLE: [u32; ELEMENTS] = table();
 
 /// The checksum of an SCTP packet of `length` bytes after a change of its ports. Checksums and ports are words as
@@ -66,7 +67,7 @@ pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -
 /// The carry-less product of two words.
 ///
 /// Ordinary multiplication produces carries. If both factors have only every fourth bit, at most eight ones are added
-/// at one position. A carry then never reaches the next used bit.
+/// at one position, so a carry never reaches the next used bit.
 #[inline(always)]
 #[expect(
     clippy::inline_always,
@@ -94,8 +95,8 @@ const fn table() -> [u32; ELEMENTS] {
         doubled *= 2;
     }
     loop {
-        // A word's lowest byte contains the coefficients of x^24 to x^31. The product with x^8 reaches or exceeds the
-        // degree of the CRC polynomial, and this element is the remainder of the division.
+        // A word's lowest byte contains the coefficients of x^24 to x^31. Its product with x^8 has at least the degree
+        // of the CRC polynomial, so this element is the remainder of a division.
         table[REMAINDERS as usize | byte as usize] = shifted(byte as u32, 8);
         table[POWERS as usize | byte as usize] = power;
         table[HIGH_POWERS as usize | byte as usize] = high_power;

@@ -21,7 +21,7 @@ pub const fn replace16(check: u16, old: u16, new: u16) -> u16 {
     !fold(!check as u32 + !old as u32 + new as u32)
 }
 
-/// The contribution of a 32-bit word at an even offset to a sum.
+/// The contribution of a 32-bit word, at an even offset of the covered data, to the sum of an Internet checksum.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn sum32(word: u32) -> u32 {

@@ -6,8 +6,8 @@
 pub const MAX_FLOWS: u32 = 131_072;
 
 /// Interval in jiffies after which a packet refreshes an entry's time, and after which a
-/// [`crate::lookup_cache::CachedReply`] expires. If every packet wrote the time, each packet would move a cache line
-/// between processors. 256 jiffies are 0.25 s (HZ=1000) to 2.6 s (HZ=100).
+/// [`crate::lookup_cache::CachedReply`] expires. Without the interval, every packet would write the time, and move the
+/// entry's cache line to another processor. 256 jiffies are 0.25 s (HZ=1000) to 2.6 s (HZ=100).
 pub const REFRESH_INTERVAL_JIFFIES: u32 = 256;
 
 /// TCP flags, in the byte at offset 13 of the TCP header (RFC 9293). SCTP chunks are recorded as the TCP flags with the

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Fragment tracking. Only the first fragment of a datagram has ports, so the programs record how they translated the
-//! first fragment, and translate later fragments by this record.
+//! Fragment tracking. Only the first fragment of a datagram has ports. The programs therefore record how they
+//! translated the first fragment, and translate later fragments by this record.
 //!
 //! One 64-bit word per slot, as in [`crate::half_open`]: a flood of fragments overwrites slots and allocates no memory.
 //!
@@ -14,8 +14,8 @@ use crate::mapping::protocol;
 /// Number of slots, a power of two. The slots take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
-/// Lifetime of a record in the unit of [`time`]: 32 s, near the kernel's reassembly timeout of 30 s. After the
-/// lifetime, a sender may reuse the IP identification for another datagram.
+/// Lifetime of a record in the unit of [`time`]: 32 s, near the kernel's reassembly timeout of 30 s. A record is not
+/// used for longer, because the sender may then reuse the IP identification for another datagram.
 pub const LIFETIME: u64 = 30;
 
 const NODE_PORT_MASK: u64 = 0xffff;

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Buffers with copies of fragments that wait for another fragment of their datagram.
+//! Buffers for copies of fragments that cannot be translated before another fragment of their datagram has arrived.
 //!
 //! The fragment buffer has, for each processor, copies of the latest fragments that arrived before the first fragment
-//! of their datagram. The SCTP reassembly buffer has copies of first fragments of SCTP packets, because the update of
-//! the checksum needs the datagram's length, which only the last fragment shows. All processors share the SCTP
-//! reassembly buffer: a network card may deliver the first fragment to another processor than the later fragments.
+//! of their datagram. The SCTP reassembly buffer has copies of first fragments of SCTP packets. The update of their
+//! checksum needs the datagram's length, which only the last fragment shows. All processors share the SCTP reassembly
+//! buffer: a network card may deliver the first fragment to another processor than the later fragments.
 
-/// Number of early fragments that each processor saves. A datagram of 16 KiB has fewer fragments at an MTU of 1500
-/// bytes.
+/// Number of early fragments that each processor saves. At an MTU of 1500 bytes, a datagram of 16 KiB has only 12
+/// fragments.
 pub const FRAGMENTS: u32 = 16;
 /// Index of the element that contains the first fragment while saved fragments overwrite its skb.
 pub const SAVED: u32 = FRAGMENTS;
-/// Index of the element with the state of the buffer: `excess` is the next slot to overwrite, `time` is the time of the
-/// last save, and `hash` is the key of the datagram whose first fragment the current program has translated.
+/// Index of the element with the state of the buffer: `excess` is the next slot to overwrite, and `time` is the time of
+/// the last save. `hash` is the key of the datagram whose first fragment the current program has translated.
 pub const CURSOR: u32 = FRAGMENTS + 1;
 /// Index of the element that contains the last fragment of an SCTP packet while its skb contains the first fragment.
 /// `datagram_length` describes the current packet. `hash` is the datagram's key if the current packet is a last
@@ -23,8 +23,9 @@ pub const ELEMENTS: u32 = FRAGMENTS + 3;
 
 /// Slots of the SCTP reassembly buffer, a power of two.
 pub const SCTP_FRAGMENTS: u32 = 64;
-/// Time for which a waiting first fragment keeps its slot, nanoseconds. During this time, the length of another
-/// datagram with the same slot is estimated from its chunks. A flood of fragments therefore evicts no waiting fragment.
+/// Time for which a waiting first fragment keeps its slot, nanoseconds. A flood of fragments evicts no waiting
+/// fragment: during this time, the length of another datagram with the same slot is estimated from the datagram's
+/// chunks.
 pub const WAIT_NS: u64 = 1_000_000_000;
 /// Flag in [`SavedFrame::datagram_length`]: the first fragment has waited for the last fragment, and is being
 /// re-injected.

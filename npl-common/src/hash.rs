@@ -30,8 +30,8 @@ pub const fn absorb(seed: u64, word: u64) -> u64 {
 /// As [`absorb`], for two words that a sender can choose. For example, an IPv6 client can choose the interface
 /// identifier of its address.
 ///
-/// If both words were multiplied by constants, a sender could choose changes in both words whose effects on the hash
-/// add up to zero for every seed. Therefore the second factor depends on the first word.
+/// The factor of the second word depends on the first word. With two constant factors, a sender could change both words
+/// so that the effects on the hash add up to zero for every seed.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn absorb_both(seed: u64, first: u64, second: u64) -> u64 {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The ABI between NPL's kernel programs and user space: keys and values of every map, drop and pass reasons, names of
-//! maps and programs, the ABI version, the connection tracking state machine, and checksum arithmetic.
+//! The ABI between NPL's kernel programs and user space: the keys, values and names of all maps, the names of programs,
+//! the drop and pass reasons, and the ABI version. The crate also contains the connection tracking state machine and
+//! checksum arithmetic.
 //!
 //! # Byte order and layout
 //!

@@ -4,8 +4,8 @@
 //! look-ups of endpoint and flow.
 //!
 //! Each copy has a checksum over the copy's words, the look-up's key, the seed and the epoch. If the checksum does not
-//! match, the copy is invalid, and the look-up is a cache miss. Whenever a mapping, an endpoint, a next hop or a node
-//! address changes, the agent writes a new epoch, which invalidates all copies atomically.
+//! match, the copy is invalid, and the program looks up the hash tables. Whenever a mapping, an endpoint, a next hop or
+//! a node address changes, the agent writes a new epoch, which invalidates all copies atomically.
 
 use crate::{
     config::Config,
@@ -67,7 +67,7 @@ impl CachedMappingV6 {
     };
 }
 
-/// Values that a copy contains if it has no next hop.
+/// Values of a cached mapping's `next_hop` if the copy has no next hop.
 pub mod no_next_hop {
     use crate::next_hop::PodNextHop;
 

@@ -12,8 +12,8 @@ pub mod protocol {
     pub const SCTP: u8 = 132;
 }
 
-/// Maximum number of mappings per IP family. The largest node port range has 65 535 ports, each of which three
-/// protocols can use.
+/// Maximum number of mappings per IP family. A node port range may have more ports (up to 65 535, each for three
+/// protocols) than the map has room for mappings.
 pub const MAX_MAPPINGS: u32 = 16_384;
 /// Maximum number of source ranges per IP family, of all mappings together. The kernel allocates memory only for
 /// existing ranges.

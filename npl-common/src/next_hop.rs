@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Next hops for `--forwarding redirect` and `offload`: uplinks by device index, and Pods by address. The map has an
-//! uplink or a Pod only while NPL's programs are attached to the device.
+//! Next hops for `--forwarding redirect` and `offload`: uplinks by device index, and Pods by address. The maps contain
+//! an uplink or a Pod only while NPL's programs are attached to the uplink or to the Pod's device.
 
 /// Maximum number of uplinks in the map.
 pub const MAX_UPLINKS: u32 = 256;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Decides which packets bypass the host's stack with `--forwarding offload`.
 //!
-//! Packets of one direction of a flow bypass the stack for [`INTERVAL_JIFFIES`] after a stack observation, which proves
-//! that the stack forwarded a packet of this direction. After the interval, the stack forwards the next packet again.
-//! FORWARD rules and kernel conntrack therefore process one packet per direction of a live flow in every interval, and
-//! a new rule that drops the flow takes effect.
+//! A stack observation proves that the stack has forwarded a packet of one direction of a flow. For
+//! [`INTERVAL_JIFFIES`] after an observation, packets of this direction bypass the stack. After the interval, the stack
+//! forwards the next packet again. In every interval, FORWARD rules and kernel conntrack therefore process one packet
+//! per direction of a live flow, and a new rule that drops the flow takes effect.
 //!
 //! The stack forwards all packets that open or end a connection, and all packets after the connection's end. Several
 //! flows may have the same slot. While the first flow is offloaded, this flow keeps the slot, and the stack forwards
@@ -21,7 +21,8 @@
 pub const SLOTS: u32 = crate::half_open::SLOTS;
 
 /// Time for which a direction is offloaded after a stack observation, in jiffies: 0.25 s (HZ=1000) to 2.6 s (HZ=100).
-/// Kernel conntrack's timeouts of established flows are far longer.
+/// Kernel conntrack's timeouts of established flows are far longer, so no entry of kernel conntrack expires during the
+/// interval.
 pub const INTERVAL_JIFFIES: u32 = 256;
 
 map_type! {
@@ -43,7 +44,7 @@ pub mod since {
     pub const PENDING: u32 = 1;
     /// The connection has ended or is ending.
     pub const ENDED: u32 = 2;
-    /// The lowest value that means a time.
+    /// The lowest value that is a time; lower values are the constants above.
     pub const FIRST_TIME: u32 = 3;
 }
 
@@ -96,8 +97,8 @@ pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
 
 /// The new word of a direction after a stack observation; `None` if the word does not change.
 ///
-/// While a direction is offloaded, its word is unchanged: on a bridge, the observing program also runs for redirected
-/// packets, so its observation does not prove that the stack forwarded the packet.
+/// While a direction is offloaded, its word is unchanged. On a bridge, the observing program also runs for redirected
+/// packets, so that an observation during this time would not prove that the stack forwarded the packet.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "only the low half is used")]

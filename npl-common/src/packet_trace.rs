@@ -13,9 +13,9 @@ pub const MAX_ENDPOINTS: usize = 8;
 
 /// Value of [`EndpointFilter::unused`] in an unused element, which no packet matches.
 pub const UNUSED: u64 = 1;
-/// Flag in the field of a port: the address is an IPv6 address.
+/// Flag in a field `port`: the address of the same element is an IPv6 address.
 pub const IPV6: u32 = 1 << 16;
-/// Mask of the port number in the field of a port, without [`IPV6`].
+/// Mask of the port number in a field `port`, without the flag [`IPV6`].
 pub const PORT_MASK: u32 = 0xffff;
 /// Flag in [`PacketCopy::protocol`]: the packet is an ICMP error. Every filter matches an ICMP error, because
 /// `npl-agent trace` compares the packet that the error quotes.

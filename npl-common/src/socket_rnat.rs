@@ -2,13 +2,13 @@
 //! Socket reverse NAT: the address that a local client connected to, which `getpeername` and `recvmsg` return. If an
 //! entry is lost, the client sees the Pod's address, and the connection continues.
 //!
-//! Each socket has one more entry, whose key has Pod port 0, and whose value is the socket's last Pod. The program that
-//! runs when a socket is closed reads this entry, and removes the socket's two entries. If a datagram socket has sent
-//! to several Pods, the entries of the earlier Pods remain until newer entries evict them.
+//! For each socket, one more entry has Pod port 0 in its key, and the socket's last Pod as value. The program that runs
+//! when a socket is closed reads this entry, and removes the socket's two entries. If a datagram socket has sent to
+//! several Pods, the entries of the earlier Pods remain until newer entries evict them.
 //!
-//! A datagram from a node address and a port of the range comes from a client that the Node masquerades, and the
-//! socket's answer must not be translated. The entry of such a socket has the sender's address in both key and value.
-//! For a socket that has sent through a mapping, no such entry is written, so that a forged datagram cannot end the
+//! If a socket receives a datagram from a node address and a port of the range, the Node has masqueraded the sender,
+//! and the socket's answer must not be translated. The entry of such a socket has the sender's address in both key and
+//! value. A socket that has sent through a mapping gets no such entry, so that a forged datagram cannot end the
 //! translation of the socket's datagrams.
 
 /// Maximum number of entries per IP family; `--max-flows` may raise the number. Each open socket of a local client uses

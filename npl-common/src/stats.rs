@@ -2,7 +2,7 @@
 //! Counters per mapping. Each processor has a separate copy of the counters, so that counting needs no lock.
 
 /// Largest number of mappings with separate counters, of both IP families together. The counters of a mapping take 48
-/// bytes per possible processor. All counters take 25 MiB with 128 processors, which count against the container's
+/// bytes per possible processor. With 128 processors, all counters take 24 MiB, which count against the container's
 /// memory limit.
 pub const COUNTED_MAPPINGS: u32 = 4096;
 

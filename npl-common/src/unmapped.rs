@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Unmapped traffic: packets of any protocol to a node port without a mapping. If the agent assigned such a port to a
-//! new mapping, the sender, such as a load balancer that still probes a removed member, would reach the new Pod. Until
-//! the traffic ceases, the agent therefore assigns the port only if no other port is free.
+//! Unmapped traffic: packets of any protocol to a node port without a mapping. The sender may be a load balancer that
+//! still probes a removed member; if the agent assigned the port to a new mapping, the sender would reach the new Pod.
+//! Until the traffic ceases, the agent therefore assigns the port only if no other port is free.
 //!
 //! One word per port: the time of the last packet, or of the removal of the last mapping if no packet arrived since, in
 //! [`crate::fragment::time`]'s unit; 0 if there was neither. The words outlive the agent, so that a port stays in
@@ -14,15 +14,15 @@ pub const PORTS: u32 = 65_536;
 /// near the 120 s of `nf_conntrack_udp_timeout_stream`.
 pub const LIFETIME: u64 = 120;
 
-/// Time since the last packet, in units of [`crate::fragment::time`]. `None` if the time is longer than [`LIFETIME`],
-/// or if there was no packet.
+/// Time since the last packet or removal, in units of [`crate::fragment::time`]. `None` if the time is longer than
+/// [`LIFETIME`], or if there was neither.
 pub const fn silence(word: u64, now: u64) -> Option<u64> {
     let silence = now.saturating_sub(word);
     if word == 0 || silence > LIFETIME { None } else { Some(silence) }
 }
 
-/// The time that has certainly passed since the last packet or removal at `now`, in nanoseconds; `None` if there was
-/// neither. Both times are rounded down, so one unit may be missing.
+/// A lower bound, in nanoseconds, of the time from the last packet or removal to `now`; `None` if there was neither.
+/// Both times are rounded down, so one unit is subtracted.
 pub const fn least_age(word: u64, now: u64) -> Option<u64> {
     if word == 0 { None } else { Some(now.saturating_sub(word).saturating_sub(1).saturating_mul(1 << 30)) }
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! NPL's kernel programs: entry points only. ARCHITECTURE.md has a map of the modules.
+//! Entry points of NPL's kernel programs. ARCHITECTURE.md describes the modules that implement the programs.
 //!
 //! At TC ingress, before netfilter, a program rewrites the destination of requests from node address and node port to
-//! Pod address and Pod port. At TC egress, after netfilter, a program rewrites the source of replies back. Between the
-//! two hooks, the host and the CNI see one flow from the client to the Pod. Packets that match no mapping continue
-//! unchanged to the hook's other programs.
+//! Pod address and Pod port. At TC egress, after netfilter, a program rewrites the source of replies from Pod address
+//! and Pod port back to node address and node port. Between the two hooks, the host and the CNI see one flow between
+//! the client and the Pod's address. Packets that match no mapping continue unchanged to the hook's other programs.
 
 #![no_std]
 #![no_main]
@@ -51,9 +51,10 @@ use crate::{
     },
 };
 
-/// Length of the link-layer header on a device without link-layer headers.
+/// The parameter `L2` for a device without link-layer headers: the IP header starts at offset 0.
 const NONE: usize = 0;
-/// The return value of every cgroup program: the kernel continues the system call.
+/// The return value of every cgroup program: the kernel continues the system call, with the addresses that the program
+/// has set.
 const ALLOW: i32 = 1;
 
 /// Translates requests at TC ingress of a device with Ethernet headers.
@@ -80,7 +81,7 @@ pub fn npl_egress_l3(ctx: TcContext) -> i32 {
     fast_path::<Replies<STACK>, NONE>(&ctx, SLOW_EGRESS_L3)
 }
 
-/// As [`npl_ingress`], for `--forwarding redirect`.
+/// As [`npl_ingress`], for `--forwarding redirect`: the translated request is redirected to the Pod's device.
 #[classifier]
 pub fn npl_rd_ingress(ctx: TcContext) -> i32 {
     fast_path::<Requests<REDIRECT>, ETHERNET>(&ctx, SLOW_INGRESS_REDIRECT)
@@ -92,27 +93,29 @@ pub fn npl_rd_pods(ctx: TcContext) -> i32 {
     fast_path::<Replies<REDIRECT>, ETHERNET>(&ctx, SLOW_PODS_REDIRECT)
 }
 
-/// As [`npl_ingress`], for `--forwarding offload`.
+/// As [`npl_ingress`], for `--forwarding offload`: requests of offloaded flows are redirected to the Pod's device.
 #[classifier]
 pub fn npl_off_ingress(ctx: TcContext) -> i32 {
     fast_path::<Requests<OFFLOAD>, ETHERNET>(&ctx, SLOW_INGRESS)
 }
 
-/// As [`npl_egress`], for `--forwarding offload`; also records in `npl_stkseen_v4` and `npl_stkseen_v6` that the host's
-/// stack has forwarded a reply of the flow.
+/// As [`npl_egress`], for `--forwarding offload`. The program also records in `npl_stkseen_v4` or `npl_stkseen_v6` that
+/// the host's stack has forwarded a reply of the flow.
 #[classifier]
 pub fn npl_off_egress(ctx: TcContext) -> i32 {
     fast_path::<Replies<OBSERVE>, ETHERNET>(&ctx, SLOW_EGRESS)
 }
 
 /// Translates replies of offloaded flows at TC ingress of a Pod-facing device, for `--forwarding offload`. This program
-/// has no slow path: the host's stack forwards slow-path packets.
+/// has no slow path. Packets such as fragments and ICMP errors are passed to the host's stack, and the program at the
+/// uplink translates them.
 #[classifier]
 pub fn npl_off_pods(ctx: TcContext) -> i32 {
     hook::translate::<Replies<OFFLOAD>, ETHERNET>(&ctx).into_action()
 }
 
-/// Records stack observations of requests at TC egress of a Pod-facing device, for `--forwarding offload`.
+/// Records in `npl_stkseen_v4` or `npl_stkseen_v6` that the host's stack has forwarded a request. Runs at TC egress of
+/// a Pod-facing device, for `--forwarding offload`.
 #[classifier]
 pub fn npl_off_to_pods(ctx: TcContext) -> i32 {
     offload::observe_request::<ETHERNET>(&ctx);
@@ -125,19 +128,19 @@ pub fn npl_xdp(ctx: XdpContext) -> u32 {
     xdp::translate::<false>(ctx)
 }
 
-/// As [`npl_xdp`], also for multi-buffer frames.
+/// As [`npl_xdp`], but also for frames of several buffers (Linux 5.18).
 #[xdp(frags)]
 pub fn npl_xdp_frags(ctx: XdpContext) -> u32 {
     xdp::translate::<true>(ctx)
 }
 
-/// Slow path of [`npl_ingress`].
+/// Slow path of [`npl_ingress`] and [`npl_off_ingress`].
 #[classifier]
 pub fn npl_in_slow(ctx: TcContext) -> i32 {
     slow_path::translate::<Requests<STACK>, ETHERNET>(&ctx)
 }
 
-/// Slow path of [`npl_egress`].
+/// Slow path of [`npl_egress`] and [`npl_off_egress`].
 #[classifier]
 pub fn npl_out_slow(ctx: TcContext) -> i32 {
     slow_path::translate::<Replies<STACK>, ETHERNET>(&ctx)
@@ -230,12 +233,14 @@ pub fn npl_getpeer6(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// Translates a fast-path packet, or tail-calls the slow path.
+/// Translates a fast-path packet. If the packet needs the slow path, tail-calls the program at index `slow_path` of
+/// `npl_slow`.
 #[inline(always)]
 fn fast_path<H: Hook, const L2: usize>(ctx: &TcContext, slow_path: u32) -> i32 {
     let verdict = hook::translate::<H, L2>(ctx);
     if verdict.is_slow_path() {
-        // SAFETY: no value in this function implements `Drop`. If the tail call fails, the packet passes unchanged.
+        // SAFETY: a successful tail call does not return, and no value in this function needs to be dropped. If the
+        // tail call fails, the packet passes unchanged.
         unsafe { SLOW_PATH.tail_call(ctx, slow_path) };
     }
     verdict.into_action()

@@ -2,10 +2,11 @@
 //! Forwarding from device to device: translated packets go from the uplink to the Pod's device, or back, without
 //! passing through the host's stack.
 //!
-//! With `--forwarding redirect`, both directions of a Pod's traffic are redirected, or neither: kernel conntrack cannot
-//! track a connection if it sees one direction only. The Pod's next hop, which the agent writes, selects redirect or
-//! stack for both directions. Replies follow the kernel's routes and neighbor table. The stack forwards packets whose
-//! TTL expires at this Node, packets above the MTU, and replies whose route leaves through a device that is no uplink.
+//! With `--forwarding redirect`, either both directions of a Pod's traffic are redirected, or none. Kernel conntrack
+//! cannot track a connection if only one direction passes through the stack. The Pod's entry in `npl_nexthop_v4` or
+//! `npl_nexthop_v6`, which the agent writes, enables redirect for both directions. The kernel's routes and neighbor
+//! table determine the next hop of a reply. The stack forwards packets whose TTL expires at this Node, packets above
+//! the MTU, and replies whose route leaves through a device that is no uplink.
 
 use aya_ebpf::{
     bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup__bindgen_ty_1, bpf_redir_neigh},
@@ -34,10 +35,10 @@ use crate::{
     state::maps::Family,
 };
 
-/// Receiver of a redirected packet.
+/// The receiver of a redirected packet, which selects the helper that redirects the packet.
 #[derive(Clone, Copy)]
 enum Receiver {
-    /// The peer of a veth or netkit pair.
+    /// The other end of a veth or netkit pair, in the Pod's network namespace.
     Peer,
     /// A neighbor with an address of the packet's IP family.
     Neighbor,
@@ -47,15 +48,15 @@ enum Receiver {
 
 /// The device and neighbor to which a translated packet is forwarded.
 ///
-/// All fields are always initialized. The compiler may read a field before the branch that uses the field, and without
-/// `CAP_PERFMON`, the verifier rejects a read of uninitialized stack.
+/// All fields are always initialized, because the compiler may read a field ahead of the branch that uses the field.
+/// Without `CAP_PERFMON`, the verifier rejects a read of uninitialized stack.
 pub struct NextHop<F: Family> {
     /// Interface index of the egress device; 0 if the host's stack forwards the packet.
     ifindex: u32,
     receiver: Receiver,
     /// The neighbor's address if the receiver is [`Receiver::Neighbor`]; otherwise unused.
     neighbor: F::Addr,
-    /// The packet's TTL fields on egress.
+    /// The packet's TTL fields after the rewrite. The TTL is decremented only if the packet is redirected.
     pub ttl_fields: F::TtlFields,
 }
 
@@ -72,8 +73,8 @@ impl<F: Family> NextHop<F> {
     }
 }
 
-/// The next hop of a packet to a Pod. `lookup` returns the Pod's entry in the next hop map; only programs of redirect
-/// and offload mode call `lookup`.
+/// The next hop of a packet to a Pod. `lookup` returns the Pod's entry in `npl_nexthop_v4` or `npl_nexthop_v6`, and is
+/// called only in redirect and offload mode.
 #[inline(always)]
 pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     ctx: &TcContext,
@@ -87,8 +88,8 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     if !needs_next_hop::<MODE>() {
         return stack;
     }
-    // Each result is checked before the next look-up: after a call, the verifier no longer knows the bounds of a value
-    // that was saved on the stack.
+    // Each result is checked before the next look-up: if a value is saved on the stack during a function call, the
+    // verifier forgets the value's bounds.
     let Some(ttl_fields) = F::decrement_ttl(headers.ttl_fields) else { return stack };
     let next_hop = lookup();
     if !next_hop.is_reachable() || is_sctp_gso(ctx, headers.protocol) {
@@ -108,8 +109,8 @@ pub fn is_from_pod<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> bool {
     F::next_hop(headers.source).ifindex == ctx.ifindex()
 }
 
-/// The next hop of a packet to a client, from the kernel's route for source address `node`. `ports` are the packet's
-/// ports after the translation; both are zero for a packet without ports.
+/// The next hop of a packet to a client, from a look-up in the kernel's routing table with source address `node`.
+/// `ports` are the packet's ports after the translation; both are zero for a packet without ports.
 #[inline(always)]
 pub fn to_client<F: Family, const L2: usize>(
     ctx: &TcContext,
@@ -143,15 +144,16 @@ pub fn to_client<F: Family, const L2: usize>(
 }
 
 /// Marks a reply that was translated at the Pod's device. The program on the uplink passes a marked packet without
-/// parsing it. If another program overwrites the mark, the program on the uplink looks up the reply's flow instead.
+/// parsing it. If another program overwrites the mark, the program on the uplink parses the packet. The packet's source
+/// is no longer an endpoint of a mapping, so the packet passes as well.
 #[inline(always)]
 pub fn mark_translated(ctx: &TcContext, config: &Config) {
     // SAFETY: the context is valid; the kernel preserves this field between the programs of two hooks.
     unsafe { (*skb(ctx)).cb[MARK] = config.seed as u32 };
 }
 
-/// Whether a packet has the mark of [`mark_translated`]. Zero is no mark: most packets have it, and so has the seed
-/// until the agent has written the configuration.
+/// Whether a packet has the mark of [`mark_translated`]. Zero is no mark: the field is zero in most packets, and the
+/// seed is zero until the agent has written the configuration.
 #[inline(always)]
 pub fn is_marked(ctx: &TcContext) -> bool {
     // SAFETY: as above.
@@ -159,11 +161,12 @@ pub fn is_marked(ctx: &TcContext) -> bool {
     mark != 0 && CONFIG.get(0).is_some_and(|config| config.seed as u32 == mark)
 }
 
-/// Index of the last word of `skb->cb` that programs may use. The stack does not overwrite this word.
+/// Index of the word of `skb->cb` that contains the mark: the last word that programs may use, which the stack does not
+/// overwrite.
 const MARK: usize = 4;
 
-/// Redirects a rewritten packet to its next hop. If the rewrite failed, or if the stack forwards the packet, returns
-/// the verdict on the rewrite.
+/// Redirects a rewritten packet to its next hop. Drops the packet if the rewrite failed; passes the packet to the stack
+/// if `next_hop` is [`NextHop::stack`].
 #[inline(always)]
 pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, next_hop: NextHop<F>) -> Verdict {
     if rewritten.is_err() || next_hop.is_stack() {
@@ -192,13 +195,14 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
     Verdict::redirected(action as i32)
 }
 
-/// Whether this is a GSO packet of SCTP. Programs cannot read the segment lengths of such a packet.
+/// Whether this is a GSO packet of SCTP. Programs cannot read the segment lengths of such a packet, and therefore
+/// cannot compare the segments with an MTU.
 #[inline(always)]
 fn is_sctp_gso(ctx: &TcContext, protocol: u8) -> bool {
     protocol == protocol::SCTP && gso_size(ctx) != 0
 }
 
-/// The length in bytes of each IP packet into which the kernel will segment a GSO packet.
+/// The length in bytes of each IP packet into which the kernel will segment a GSO packet; `None` for other packets.
 #[inline(always)]
 fn segment_length<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> Option<u16> {
     let payload = gso_size(ctx);

@@ -57,7 +57,7 @@ impl Cell<u64> {
 /// A [`Cell`] for a field of the map element that a raw pointer points to.
 macro_rules! field {
     ($element:expr, $($field:tt)+) => {
-        // SAFETY: the pointer points to a map element of its type, and no Rust reference is made.
+        // SAFETY: `$element` points to a map element of the pointer's type, and no Rust reference is made.
         $crate::base::cell::Cell::new(unsafe { &raw mut (*$element).$($field)+ })
     };
 }

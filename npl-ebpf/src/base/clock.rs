@@ -5,7 +5,7 @@ use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_ns};
 use npl_common::fragment;
 
 /// The low half of `jiffies`. Reading `jiffies` is cheaper than reading a clock, because the verifier replaces the
-/// helper call by a load.
+/// helper call by a single load from memory.
 #[inline(always)]
 pub fn jiffies() -> u32 {
     // SAFETY: a helper without arguments.

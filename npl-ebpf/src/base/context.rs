@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Program contexts and bounds-checked access to packet bytes. Only this module makes pointers into packets. All other
-//! modules read packets through [`Access`] or [`load`]; only `act::rewrite` writes packet headers.
+//! Program contexts and bounds-checked access to packet bytes. Only this module creates pointers into packets. All
+//! other modules read packets through [`Access`] or [`load`]; only `act::rewrite` writes packet headers.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -30,7 +30,7 @@ pub fn ether_type(ctx: &TcContext) -> Option<u32> {
     if in_vlan || kind == PACKET_OTHERHOST { None } else { Some(protocol) }
 }
 
-/// The context pointer that the kernel's helpers take.
+/// The pointer to the packet's context that the kernel's helpers take as their first argument.
 #[inline(always)]
 pub fn skb(ctx: &TcContext) -> *mut __sk_buff {
     ctx.as_ptr().cast()
@@ -50,8 +50,9 @@ fn pointer<T, const OFFSET: usize>(data: usize, data_end: usize) -> Option<*cons
     if start + size_of::<T>() > data_end { None } else { Some(start as *const T) }
 }
 
-/// The constant [`GLOBAL_DIRECT_READS`](npl_common::names::GLOBAL_DIRECT_READS), which the loader sets before the
-/// programs are loaded. The verifier knows the constant's value and removes the branches that cannot run.
+/// Whether programs read packets through pointers: the constant
+/// [`GLOBAL_DIRECT_READS`](npl_common::names::GLOBAL_DIRECT_READS), which the loader sets before it loads the programs.
+/// The verifier knows the constant's value, and removes the branches that cannot run.
 #[unsafe(no_mangle)]
 static NPL_DIRECT_READS: u8 = 1;
 
@@ -65,7 +66,8 @@ fn has_direct_access() -> bool {
 pub trait Access {
     /// Copies a header at a constant offset.
     fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T>;
-    /// Overwrites a header at a constant offset; `false` if the program has no direct packet access.
+    /// Overwrites a header at a constant offset. Returns `false` if the program has no direct packet access, or if the
+    /// header is not in the packet's linear part.
     fn write<T: Copy, const OFFSET: usize>(&self, value: T) -> bool;
     /// Copies a header at a variable offset.
     fn load<T: Copy>(&self, offset: usize) -> Option<T>;
@@ -127,7 +129,8 @@ impl Access for TcContext {
     }
 }
 
-/// An XDP frame. With `MULTI_BUFFER` (Linux 5.18), the program can read only the frame's first buffer through pointers.
+/// An XDP frame. `MULTI_BUFFER` is set for the program that also accepts frames of several buffers (Linux 5.18).
+/// Pointers reach only a frame's first buffer.
 pub struct Frame<const MULTI_BUFFER: bool>(pub XdpContext);
 
 impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
@@ -172,8 +175,8 @@ impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
         true
     }
 
-    /// Always `None`: the XDP program does not parse headers at variable offsets, and the TC program translates such
-    /// packets.
+    /// Always `None`: the XDP program does not parse headers at variable offsets, so the TC program translates packets
+    /// with such headers.
     #[inline(always)]
     fn load<T: Copy>(&self, _offset: usize) -> Option<T> {
         None

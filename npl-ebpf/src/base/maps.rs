@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The statics that declare all maps. The agent pins each map under the name in `npl_common::names`.
 //!
-//! A map whose entries are created by packets is an array, in which new entries overwrite old ones, or an LRU hash.
-//! Each word of an array is written by one aligned store.
+//! A flood of packets fills no map: a map whose entries packets create is an LRU hash, or an array in which new entries
+//! overwrite old ones. Each word of an array is written by one aligned store, so that no reader sees a half-written
+//! word.
 
 use aya_ebpf::{
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf},
@@ -30,7 +31,7 @@ use npl_common::{
     unmapped,
 };
 
-/// The port range, primary node address, hash seed and epoch, which the agent writes.
+/// Configuration of the programs, such as the node port range, the hash seed and the epoch. The agent writes this map.
 #[btf_map(name = "npl_config")]
 pub static CONFIG: Array<Config, 1> = Array::new();
 
@@ -65,20 +66,20 @@ pub static FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_FLOWS as usize }> = LruH
 #[btf_map(name = "npl_halfopen_v4")]
 pub static HALF_OPEN_V4: Array<u64, { half_open::WORDS as usize }, { half_open::MAP_FLAGS as usize }> = Array::new();
 
-/// Records of fragment tracking. The kernel programs write this map.
+/// Fragment tracking: how the first fragment of each datagram was translated. The kernel programs write this map.
 #[btf_map(name = "npl_frag_v4")]
 pub static FRAGMENT_V4: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 
-/// The Node's own connections from ports of the range. The kernel programs write this map.
+/// Connections of the Node itself whose source port is in the node port range. The kernel programs write this map.
 #[btf_map(name = "npl_hostconn_v4")]
 pub static HOST_CONNECTION_V4: Array<u64, { host_connection::SLOTS as usize }> = Array::new();
 
-/// Socket reverse NAT for local clients. The kernel programs write this map.
+/// Socket reverse NAT: the address that a local client's socket connected to. The kernel programs write this map.
 #[btf_map(name = "npl_sk_rnat_v4")]
 pub static SOCKET_RNAT_V4: LruHashMap<SocketRnatKeyV4, SocketRnatV4, { MAX_SOCKET_RNAT as usize }> = LruHashMap::new();
 
 /// The time of the last packet to each unmapped node port. The kernel programs write this map. The agent also writes an
-/// element when it removes a UDP mapping.
+/// element when it removes a mapping.
 #[btf_map(name = "npl_unmapped_v4")]
 pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
@@ -86,15 +87,16 @@ pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 #[btf_map(name = "npl_nexthop_v4")]
 pub static NEXT_HOP_V4: HashMap<PodAddressV4, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
-/// Lookup cache of mappings. The kernel programs write this map.
+/// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map.
 #[btf_map(name = "npl_lcache_v4")]
 pub static LOOKUP_CACHE_V4: Array<CachedMappingV4, { CACHED_MAPPINGS as usize }> = Array::new();
 
-/// Lookup cache of replies. The kernel programs write this map.
+/// Lookup cache of replies: the endpoints of established flows. The kernel programs write this map.
 #[btf_map(name = "npl_rcache_v4")]
 pub static REPLY_CACHE_V4: Array<CachedReply, { half_open::WORDS as usize }> = Array::new();
 
-/// Stack observations of flows. The kernel programs write this map.
+/// For offload: when the host's stack was last observed to forward each direction of a flow. The kernel programs write
+/// this map.
 #[btf_map(name = "npl_stkseen_v4")]
 pub static STACK_SEEN_V4: Array<StackSeen, { offload::SLOTS as usize }> = Array::new();
 
@@ -129,20 +131,20 @@ pub static FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_FLOWS as usize }> = LruH
 #[btf_map(name = "npl_halfopen_v6")]
 pub static HALF_OPEN_V6: Array<u64, { half_open::WORDS as usize }, { half_open::MAP_FLAGS as usize }> = Array::new();
 
-/// Records of fragment tracking. The kernel programs write this map.
+/// Fragment tracking: how the first fragment of each datagram was translated. The kernel programs write this map.
 #[btf_map(name = "npl_frag_v6")]
 pub static FRAGMENT_V6: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 
-/// The Node's own connections from ports of the range. The kernel programs write this map.
+/// Connections of the Node itself whose source port is in the node port range. The kernel programs write this map.
 #[btf_map(name = "npl_hostconn_v6")]
 pub static HOST_CONNECTION_V6: Array<u64, { host_connection::SLOTS as usize }> = Array::new();
 
-/// Socket reverse NAT for local clients. The kernel programs write this map.
+/// Socket reverse NAT: the address that a local client's socket connected to. The kernel programs write this map.
 #[btf_map(name = "npl_sk_rnat_v6")]
 pub static SOCKET_RNAT_V6: LruHashMap<SocketRnatKeyV6, SocketRnatV6, { MAX_SOCKET_RNAT as usize }> = LruHashMap::new();
 
 /// The time of the last packet to each unmapped node port. The kernel programs write this map. The agent also writes an
-/// element when it removes a UDP mapping.
+/// element when it removes a mapping.
 #[btf_map(name = "npl_unmapped_v6")]
 pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
@@ -150,15 +152,16 @@ pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 #[btf_map(name = "npl_nexthop_v6")]
 pub static NEXT_HOP_V6: HashMap<PodAddressV6, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
-/// Lookup cache of mappings. The kernel programs write this map.
+/// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map.
 #[btf_map(name = "npl_lcache_v6")]
 pub static LOOKUP_CACHE_V6: Array<CachedMappingV6, { CACHED_MAPPINGS as usize }> = Array::new();
 
-/// Lookup cache of replies. The kernel programs write this map.
+/// Lookup cache of replies: the endpoints of established flows. The kernel programs write this map.
 #[btf_map(name = "npl_rcache_v6")]
 pub static REPLY_CACHE_V6: Array<CachedReply, { half_open::WORDS as usize }> = Array::new();
 
-/// Stack observations of flows. The kernel programs write this map.
+/// For offload: when the host's stack was last observed to forward each direction of a flow. The kernel programs write
+/// this map.
 #[btf_map(name = "npl_stkseen_v6")]
 pub static STACK_SEEN_V6: Array<StackSeen, { offload::SLOTS as usize }> = Array::new();
 
@@ -166,9 +169,9 @@ pub static STACK_SEEN_V6: Array<StackSeen, { offload::SLOTS as usize }> = Array:
 #[btf_map(name = "npl_slow")]
 pub static SLOW_PATH: ProgramArray<{ SLOW_PATH_PROGRAMS.len() }> = ProgramArray::new();
 
-/// The CRC tables, which the agent writes once. An element is one word: in larger elements, the program would add a
-/// variable offset to the element's pointer, and without `CAP_PERFMON` the verifier would check the rest of the program
-/// once for each offset.
+/// The CRC tables, which the agent writes once. An element is only one word, because a program would address the words
+/// of a larger element by a variable offset. Without `CAP_PERFMON`, the verifier would check the rest of the program
+/// once for each such offset.
 #[btf_map(name = "npl_crc")]
 pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 
@@ -181,11 +184,13 @@ pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
 #[btf_map(name = "npl_xdp_devices")]
 pub static XDP_DEVICE: HashMap<u32, u32, { MAX_XDP_DEVICES as usize }> = HashMap::new();
 
-/// The fragment buffer. The kernel programs write this map.
+/// The fragment buffer: copies of fragments that arrived before the first fragment of their datagram. The kernel
+/// programs write this map.
 #[btf_map(name = "npl_fragbuf")]
 pub static FRAGMENT_BUFFER: PerCpuArray<SavedFrame, { fragment_buffer::ELEMENTS as usize }> = PerCpuArray::new();
 
-/// The SCTP reassembly buffer. The kernel programs write this map.
+/// The SCTP reassembly buffer: first fragments that wait for the last fragment of their packet. The kernel programs
+/// write this map.
 #[btf_map(name = "npl_sctp_reasm")]
 pub static SCTP_BUFFER: Array<SavedFrame, { fragment_buffer::SCTP_FRAGMENTS as usize }> = Array::new();
 
@@ -197,8 +202,8 @@ pub static STATS: PerCpuArray<MappingStats, { MAX_STATS as usize }> = PerCpuArra
 #[btf_map(name = "npl_reason")]
 pub static REASONS: PerCpuArray<u64, { MAX_REASONS as usize }> = PerCpuArray::new();
 
-/// The filter of packet tracing. `npl-agent trace` writes this map; a program sets [`TraceFilter::until`] to 0 after
-/// the time in `until` has passed.
+/// The filter of packet tracing. `npl-agent trace` writes this map; after the time in [`TraceFilter::until`], a program
+/// sets this field to 0, which turns tracing off.
 #[btf_map(name = "npl_tracefilter")]
 pub static TRACE_FILTER: Array<TraceFilter, 1> = Array::new();
 

@@ -19,7 +19,8 @@ pub fn count_reason(reason: u32) {
 
 /// Counts a flow of a local client.
 ///
-/// A program that updates the same counter can interrupt a cgroup program. One of the two updates may then be lost.
+/// The update is not atomic: if another program interrupts a cgroup program and updates the same counter, one of the
+/// two updates may be lost.
 #[inline(always)]
 pub fn count_local_flow(stats_index: u32) {
     if let Some(stats) = STATS.get_ptr_mut(stats_index) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The trace build's record of one packet and its verdict, which `path::trace` logs.
 //!
-//! The record is in a map, because most programs have too little free stack.
+//! The record is in a map, because most programs have too little free stack space for it.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 

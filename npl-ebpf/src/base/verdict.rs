@@ -25,8 +25,8 @@ const NO_DEVICE: u32 = u32::MAX;
 
 /// The TC action for a fragment of which the program has saved a copy for later re-injection.
 ///
-/// The action redirects the fragment to a nonexistent device, because such a packet counts as sent. After a drop, a
-/// local sender would get an error and stop sending the datagram's fragments.
+/// The action redirects the fragment to a nonexistent device, because the kernel counts a redirected packet as sent.
+/// After a drop, a local sender would get an error and stop sending the datagram's fragments.
 #[inline(always)]
 pub fn consume() -> i32 {
     // SAFETY: a helper whose arguments are integers.
@@ -49,7 +49,7 @@ pub mod kind {
     pub const TRANSLATED: u32 = verdict::TRANSLATED as u32;
     pub const REDIRECTED: u32 = verdict::REDIRECTED as u32;
     pub const DROPPED: u32 = verdict::DROPPED as u32;
-    /// Number of bits of a kind.
+    /// Number of low bits of a [`Verdict`](super::Verdict) that contain the kind.
     pub const BITS: u32 = 8;
 }
 
@@ -110,7 +110,7 @@ impl Verdict {
         self.0 >> kind::BITS
     }
 
-    /// The verdict as an argument of an exported function.
+    /// The verdict as an integer, which can be an argument of an exported function.
     #[cfg(not(feature = "trace"))]
     #[inline(always)]
     pub const fn bits(self) -> u32 {
@@ -166,7 +166,8 @@ impl Verdict {
         }
     }
 
-    /// The XDP action of the verdict. If a packet is passed unchanged, the TC program counts the reason.
+    /// The XDP action of the verdict. Counts the reason of a drop only: a packet that passes unchanged reaches the TC
+    /// program, which counts the reason.
     #[inline(always)]
     pub fn into_frame_action(self) -> u32 {
         if self.is_drop() {

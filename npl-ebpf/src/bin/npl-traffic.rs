@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The packet generator of the bench, an XDP program, and a TC program that counts the packets that the host's stack
-//! has forwarded to the Pod's device.
+//! Kernel programs of the bench: an XDP program generates packets, and a TC program counts the packets that arrive at
+//! the Pod's device.
 //!
 //! Sending a packet from a socket in user space costs more than the whole measured path. `BPF_PROG_TEST_RUN` with live
 //! frames runs an XDP program in a loop on frames in memory, and executes the program's verdict. With `XDP_PASS`, the

@@ -6,7 +6,7 @@ use aya_ebpf::programs::TcContext;
 use super::{V6, family::HeaderChain};
 use crate::base::context;
 
-// Header numbers (RFC 8200, section 4).
+// Protocol numbers of extension headers (RFC 8200, section 4).
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
@@ -26,8 +26,8 @@ struct Extension {
     protocol: u8,
     /// Length of the header after its first eight bytes, in units of eight bytes; 0 in a fragment header.
     length: u8,
-    /// In a routing header: the routing type, then the number of segments left. In other headers, these bytes are not
-    /// used.
+    /// In a routing header: the routing type, then the number of segments left. The programs do not use these bytes of
+    /// other headers.
     type_and_segments: [u8; 2],
 }
 

@@ -11,9 +11,10 @@ pub trait Addressing: Sized {
 
     /// The address in which every 32-bit word is `word`.
     fn of_repeated(word: u32) -> Self::Addr;
-    /// Contribution of an address to an Internet checksum. The sum of two addresses and two words fits in 32 bits.
+    /// Contribution of an address to the sum of an Internet checksum. The contributions of two addresses plus two
+    /// 16-bit words fit in 32 bits.
     fn sum(addr: Self::Addr) -> u32;
-    /// Change of the sum that a checksum is computed from, if the address `new` replaces `old`.
+    /// Change of the sum of an Internet checksum if the address `new` replaces `old`.
     fn difference(old: Self::Addr, new: Self::Addr) -> u32;
     /// The seeded hash of both addresses, ports and protocol.
     fn hash(seed: u64, client: Self::Addr, pod: Self::Addr, ports_and_protocol: u64) -> u64;
@@ -38,22 +39,24 @@ pub trait HeaderLayout: Addressing {
     /// Whether the ICMP checksum covers the addresses in the IP header.
     const ICMP_COVERS_ADDRESSES: bool;
 
-    /// The end of the IP header, from the first byte that a rewrite changes, without IPv4 options.
+    /// The last part of the IP header: from the first byte that a rewrite changes to the end of the destination
+    /// address.
     type Tail: Copy;
-    /// The fields of the tail before the addresses: TTL or hop limit, protocol, checksum.
+    /// The fields of the tail before the addresses. In IPv4: TTL, protocol, checksum. In IPv6: payload length, next
+    /// header, hop limit.
     type TtlFields: Copy;
 
     /// Reads the IP header at offset `L2`, and locates the transport header of a fast-path packet.
     fn locate<const L2: usize>(ctx: &impl Access) -> Result<Headers<Self>, Unparsed>;
     /// Reads the IP header at offset `l3`, and skips the IPv4 options or IPv6 extension headers up to the transport
-    /// header. `None` if the packet has no IP header, if the chain of headers is cut off or too long, or if a source
-    /// route has segments left.
+    /// header. `None` if the packet has no IP header, if the headers are cut off or too many, or if a source route has
+    /// segments left.
     fn parse_chain(ctx: &TcContext, l3: usize) -> Option<HeaderChain<Self>>;
     /// Whether an ICMP type is that of an error message.
     fn is_error(kind: u8) -> bool;
     /// Copies the transport header of a packet whose IP header has no options.
     fn read_transport<T: Copy, const L2: usize>(ctx: &impl Access) -> Option<T>;
-    /// Overwrites the packet from the IP header's tail on. Returns `false` if the program has no direct packet access.
+    /// Overwrites the packet from the IP header's tail on. Returns `false` as [`Access::write`] does.
     fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool;
     /// The header's tail with new addresses. `difference` is the sum of the new addresses minus the sum of the old
     /// ones.
@@ -116,9 +119,9 @@ pub struct Fragment {
     pub is_first: bool,
     /// Whether the packet is the last of several fragments.
     pub is_last: bool,
-    /// Protocol number of the first header in the fragmented part, according to this fragment.
+    /// Protocol number of the first header in the fragmented part of the datagram, as stated in this fragment.
     pub content: u8,
-    /// Bytes of the datagram before this fragment.
+    /// The fragment offset, in bytes.
     pub offset: u16,
 }
 

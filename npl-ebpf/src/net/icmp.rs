@@ -57,13 +57,13 @@ pub fn parse_quote<F: HeaderLayout>(
 }
 
 /// The sequence and acknowledgement numbers of the quoted segment. RFC 792 requires at least 8 bytes of the transport
-/// header in a quote, which include TCP's sequence number. A number after the end of the packet is returned as 0.
+/// header in a quote, which include TCP's sequence number. A field that lies after the end of the packet counts as 0.
 #[inline(always)]
 pub fn quoted_numbers<F: HeaderLayout>(ctx: &TcContext, quote: &Packet<F>) -> Numbers {
     Numbers(load_numbers(context::skb(ctx), quote.headers.l4, quote.headers.protocol))
 }
 
-/// Not inlined, because the callers have no free stack.
+/// Not inlined, because the callers have no free stack space.
 #[inline(never)]
 fn load_numbers(skb: *mut __sk_buff, l4: usize, protocol: u8) -> u64 {
     let ctx = &TcContext::new(skb);

@@ -27,9 +27,9 @@ pub struct Packet<F: HeaderLayout> {
     pub end: Option<NonZeroUsize>,
     /// Length of the TCP header with options, in bytes; 0 for other protocols and for slow-path packets.
     header_length: u8,
-    /// Whether the fast path's transport header is cut off.
+    /// Whether the transport header of a fast-path packet is cut off.
     is_truncated: bool,
-    /// Flags and numbers of the fast path's TCP segment.
+    /// Flags, sequence and acknowledgement number of a TCP segment on the fast path.
     segment: Segment,
 }
 
@@ -54,8 +54,8 @@ impl<F: HeaderLayout> Packet<F> {
         let is_truncated = whole.is_none();
         let (ports, segment, header_length) = match whole {
             Some(whole) => whole,
-            // Packets with a truncated header are rare, and a call of the helper takes less code than direct access to
-            // the packet.
+            // The helper reads the ports of a truncated header. Such packets are rare, and a helper call takes less
+            // code than direct packet access.
             None => (ctx.load::<Ports>(headers.l4).ok_or(Unparsed::Unrelated)?, Segment::DATAGRAM, 0),
         };
         Ok(Self { l3: L2, headers, ports, end: None, header_length, is_truncated, segment })
@@ -76,8 +76,8 @@ impl<F: HeaderLayout> Packet<F> {
         let end = match (chain.fragment.is_first, chain.headers.protocol) {
             (false, _) => NonZeroUsize::new(chain.end),
             (true, protocol::SCTP) => sctp_end(ctx, &chain),
-            // The rest of a truncated TCP header is in another fragment; the bytes of the frame after the IP packet are
-            // padding.
+            // The rest of a truncated TCP header is in another fragment. Frame bytes after the IP packet are padding,
+            // and must not be read as part of the header.
             (true, protocol::TCP) if chain.headers.l4 + size_of::<TcpHeader>() > chain.end => None,
             (true, _) => NonZeroUsize::new(chain.end),
         };
@@ -115,8 +115,8 @@ impl<F: HeaderLayout> Packet<F> {
     #[inline(always)]
     pub fn syn_payload<const L2: usize>(&self, ctx: &impl Access) -> u32 {
         let headers_end = self.headers.l4 as u32 + u32::from(self.header_length);
-        // Most SYNs have no bytes after the TCP header. In the other SYNs, such bytes are payload or link-layer
-        // padding, so the length in the IP header decides.
+        // Most SYNs have no bytes after the TCP header. For the other SYNs, the length in the IP header shows whether
+        // these bytes are payload or link-layer padding.
         if self.header_length == 0 || ctx.length() <= headers_end {
             return 0;
         }

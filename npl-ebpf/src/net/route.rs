@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Parameters of the helper `bpf_fib_lookup`, the kernel's route look-up, from a packet's headers.
+//! Fills in the parameters of the helper `bpf_fib_lookup`, the kernel's route look-up, from a packet's headers.
 
 use aya_ebpf::{
     bindings::{
@@ -39,7 +39,8 @@ pub trait Routing: HeaderLayout {
         source: Self::Addr,
         destination: Self::Addr,
     ) -> Option<RouteLookup>;
-    /// The next hop's address in the result of a look-up; `None` if the address is of the other IP family.
+    /// The next hop's address in the result of a route look-up; `None` if the next hop has an address of the other IP
+    /// family.
     fn neighbor_of(answer: &RouteLookup) -> Option<Self::Addr>;
     /// A neighbor, as the argument of `bpf_redirect_neigh`.
     fn redirect_neighbor(addr: Self::Addr) -> bpf_redir_neigh;

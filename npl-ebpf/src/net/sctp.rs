@@ -51,9 +51,9 @@ impl Chunk {
     }
 }
 
-/// Largest number of chunks that the program parses: more than senders put before a chunk that IP fragmentation cuts,
-/// and few enough for the compiler to unroll the loop. Without `CAP_PERFMON`, the verifier of Linux 6.12 also follows
-/// mispredicted branches, and therefore finds no end of a loop.
+/// Largest number of chunks that the program parses. Senders put fewer chunks before a chunk that IP fragmentation
+/// cuts. The number is small enough for the compiler to unroll the loop. Without `CAP_PERFMON`, the verifier of Linux
+/// 6.12 also follows mispredicted branches, and would find no end of a loop.
 const MAX_CHUNKS: usize = 6;
 
 /// The beginning of an INIT or INIT ACK chunk. All fields are in network byte order.
@@ -88,8 +88,9 @@ pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
 /// The likely end of the packet whose first fragment ends at `end`: the end of the chunk that extends beyond the
 /// fragment. 0 if there is no such chunk among the first [`MAX_CHUNKS`] chunks.
 ///
-/// A sender limits chunks to the path MTU, so IP fragments only a packet whose chunk was built before the sender
-/// learned of a lower MTU. The chunk that exceeds the lower MTU is the last chunk of the packet.
+/// The result is correct if the sender itself fragmented the packet. A sender limits chunks to the path MTU. It
+/// fragments a packet only if the path MTU has decreased since it built a chunk, and this chunk is the last one of the
+/// packet.
 #[inline(always)]
 pub fn end_of_cut_chunk(ctx: &TcContext, l4: u32, end: u32) -> u32 {
     let mut offset = l4 as usize + size_of::<SctpHeader>();

@@ -63,12 +63,12 @@ const VERSION_WITHOUT_OPTIONS: u8 = 0x45;
 /// Types of ICMP errors (RFC 792).
 mod icmp {
     pub const UNREACHABLE: u8 = 3;
-    /// Source quench, which RFC 6633 deprecates and receivers ignore.
+    /// Source quench, deprecated by RFC 6633; receivers ignore this error.
     pub const SOURCE_QUENCH: u8 = 4;
     pub const TIME_EXCEEDED: u8 = 11;
     pub const PARAMETER_PROBLEM: u8 = 12;
 }
-/// The kernel's number of the address family.
+/// `AF_INET`: the kernel's number of the IPv4 address family.
 const AF_INET: u8 = 2;
 /// `127.0.0.1`.
 const LOOPBACK: u32 = 0x7f00_0001_u32.to_be();
@@ -163,7 +163,7 @@ impl HeaderLayout for V4 {
                 content: protocol,
                 offset,
             },
-            // A GSO packet of more than 64 KiB has a total length of 0.
+            // A GSO packet of more than 64 KiB has a total length of 0; its end is then that of the IP header.
             end: l3 + usize::from(u16::from_be(ip.total_length)).max(length),
         })
     }
@@ -237,7 +237,7 @@ impl Routing for V4 {
         if answer.family != AF_INET {
             return None;
         }
-        // SAFETY: every member of this union is integers, and the kernel has filled in the next hop's address.
+        // SAFETY: every member of this union consists of integers, and the kernel has filled in the next hop's address.
         Some(unsafe { answer.__bindgen_anon_4.ipv4_dst })
     }
 

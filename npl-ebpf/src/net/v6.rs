@@ -54,7 +54,7 @@ pub struct TtlFields {
 
 /// The lowest `ICMPv6` type of an informational message; lower types are errors (RFC 4443, section 2.1).
 const FIRST_INFORMATION: u8 = 128;
-/// The kernel's number of the address family.
+/// `AF_INET6`: the kernel's number of the IPv6 address family.
 const AF_INET6: u8 = 10;
 /// Mask of traffic class and flow label in a header's first word, in network byte order.
 const CLASS_AND_LABEL: u32 = 0x0fff_ffff_u32.to_be();
@@ -218,7 +218,7 @@ impl Routing for V6 {
         if answer.family != AF_INET6 {
             return None;
         }
-        // SAFETY: every member of this union is integers, and the kernel has filled in the next hop's address.
+        // SAFETY: every member of this union consists of integers, and the kernel has filled in the next hop's address.
         Some(unsafe { answer.__bindgen_anon_4.ipv6_dst })
     }
 

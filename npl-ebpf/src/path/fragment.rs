@@ -48,7 +48,7 @@ pub fn request<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut 
 }
 
 /// Translates, passes or drops a later fragment of a reply. If there is no record, either the datagram is no translated
-/// reply, or this fragment arrived before the first fragment.
+/// reply, or the fragment arrived before the first one. The fragment then passes unchanged, and a copy is saved.
 #[inline(always)]
 pub fn reply<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut chain: HeaderChain<F>) -> Verdict {
     if MODE == REDIRECT && !redirect::is_from_pod(ctx, &chain.headers) {
@@ -69,7 +69,7 @@ pub fn reply<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut ch
     if MODE == REDIRECT && next_hop.is_stack() {
         return Verdict::UNRELATED;
     }
-    // The reply is translated and not counted if this mapping was removed: a flow continues while another mapping of
+    // If the mapping was removed, the reply is translated but not counted. The flow continues while another mapping of
     // the same Pod port exists.
     if let Some((_, backend)) = backend::<F>(&record) {
         stats::update_mapping(backend.stats_index, |stats| {

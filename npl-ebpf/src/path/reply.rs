@@ -78,8 +78,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
             return if leaves_node { Verdict::SLOW_PATH } else { Verdict::UNRELATED };
         };
         let endpoint = &sender.endpoint;
-        // If the packet did not arrive on the device of the sending Pod, the stack forwards the packet, and the program
-        // on the uplink translates and counts it.
+        // A packet that did not arrive on the device of its sending Pod is passed to the stack. The program on the
+        // uplink translates and counts such a packet.
         if Self::AT_POD && !redirect::is_from_pod(ctx, &packet.headers) {
             return Verdict::UNRELATED;
         }
@@ -126,8 +126,9 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         fragment::reply::<F, MODE, L2>(ctx, chain)
     }
 
-    /// Translates an ICMP error about a request. The error quotes the Pod's address, but the client knows only the node
-    /// address. The node address also replaces the source of the error, whether the Pod or a router sent the error.
+    /// Translates an ICMP error about a request. In the quote, the node address replaces the Pod's address, which the
+    /// client does not know. The node address also replaces the source of the error, whether the Pod or a router sent
+    /// the error.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
         if MODE == REDIRECT && !redirect::is_from_pod(ctx, &outer.headers) {
@@ -149,11 +150,12 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
         let key = F::flow_key(&tuple, protocol);
         let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
-        // Flows are looked up by the sequence numbers of a reply, so this is the segment with which the Pod would
-        // answer the quoted segment. The error changes no conntrack entry, because any host can send an ICMP error.
+        // Flows are looked up by the sequence numbers of a reply. `segment` is therefore the segment with which the Pod
+        // would answer the quoted segment. The error changes no conntrack entry, because any host can send an ICMP
+        // error.
         let quoted = icmp::quoted_numbers(ctx, &quote);
-        // For SCTP, `acknowledgement()` is the verification tag. The tag is 0 only in an INIT; the key of an INIT's
-        // entry is the initiate tag, which is `sequence() + 1`.
+        // An SCTP packet is looked up by its verification tag. The verification tag of an INIT is 0, so an INIT is
+        // looked up by its initiate tag.
         let acknowledgement = if protocol == protocol::SCTP && quoted.acknowledgement() != 0 {
             quoted.acknowledgement()
         } else {
@@ -182,8 +184,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
 /// The endpoint that sent a packet.
 struct Sender {
     endpoint: Endpoint,
-    /// The entry in the flow's slot of the half-open cache, if the reply cache has a valid copy for the flow, which
-    /// proves that the flow is established. Otherwise 0.
+    /// The flow's entry in the half-open cache, if the reply cache has a valid copy for the flow; otherwise 0. A valid
+    /// copy proves that the flow is established.
     entry: u64,
 }
 
@@ -222,7 +224,8 @@ enum FlowSource {
 /// [`FlowSource`], and rejects an uninitialized pointer in these branches.
 struct ResolvedFlow<F: Family> {
     source: FlowSource,
-    /// The flow table's entry if the source is [`FlowSource::FlowTable`]; otherwise unused memory of the same size.
+    /// The flow table's entry if the source is [`FlowSource::FlowTable`]; otherwise a pointer to unused memory of the
+    /// same size.
     table_entry: *mut F::FlowEntry,
     /// The slot of the half-open cache that has the entry if the source is [`FlowSource::HalfOpenCache`]; otherwise the
     /// flow's own slot.
@@ -276,7 +279,8 @@ impl<F: Family> ResolvedFlow<F> {
         FRAGMENT_BUFFER.get_ptr_mut(SAVED).map(<*mut SavedFrame>::cast)
     }
 
-    /// Tracks a reply that will be translated.
+    /// Updates the conntrack entry and the reply cache for a reply that will be translated. In mode [`OBSERVE`], also
+    /// records the stack observation.
     #[inline(always)]
     fn track<const MODE: u8, const CACHES_REPLY: bool>(
         &self,

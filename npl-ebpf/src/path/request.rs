@@ -42,7 +42,7 @@ use crate::{
 /// The translation of requests by a program of the forwarding mode `MODE`: see [`crate::base::mode`].
 pub struct Requests<const MODE: u8>;
 
-/// The result for a request that matches a mapping and whose source the mapping's allow-list admits.
+/// A request that matches a mapping, and whose source the mapping's allow-list admits.
 pub struct Accepted<F: Family> {
     pub backend: Backend<F>,
     /// The Pod's next hop, in redirect and offload mode.
@@ -92,9 +92,9 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         fragment::request::<F, MODE, L2>(ctx, chain)
     }
 
-    /// Translates an ICMP error about a reply. The error quotes the node address, but the Pod knows only its own
-    /// address. The Pod is found by the mapping of the quoted source port. The error's sender may be a router, so the
-    /// allow-list is checked for the client's address in the quote.
+    /// Translates an ICMP error about a reply. In the quote, the Pod's address replaces the node address, which the Pod
+    /// does not know. The mapping of the quoted source port determines the Pod. The error's sender may be a router, so
+    /// the allow-list is checked for the client's address in the quote.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
@@ -202,8 +202,8 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
 }
 
 /// Ends the translated UDP flow of a client that now sends to the Pod directly; called for packets that match no
-/// mapping. `is_tracked` returns whether the XDP program has already tracked the packet. A direct connection of TCP or
-/// SCTP is detected later, by the Pod's SYN-ACK or INIT ACK.
+/// mapping. `is_tracked` returns whether the XDP program has already tracked the packet. A direct TCP connection is
+/// detected later, by the Pod's SYN-ACK; a direct SCTP association, by the verification tags of the Pod's packets.
 #[inline(always)]
 pub fn track_direct<F: Family>(packet: &Packet<F>, is_tracked: impl FnOnce(&Config) -> bool) {
     let (headers, protocol) = (&packet.headers, packet.headers.protocol);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The slow path, for ICMP errors, fragments, SCTP, and packets with IPv4 options or IPv6 extension headers.
 //!
-//! The fast path tail-calls the slow path as a separate program: few packets need the slow path, and a tail-called
-//! program can use the whole BPF stack. No step of the slow path is inlined, because all steps together exceed the
-//! stack limit.
+//! The slow path is a separate program, which the fast path tail-calls: few packets need the slow path, and a
+//! tail-called program can use the whole BPF stack. No step of the slow path is inlined, because all steps together
+//! exceed the stack limit.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use npl_common::{config::Config, reason::Reason};

@@ -146,7 +146,8 @@ fn last_pod<F: Family>(socket: u64) -> SocketFlow<F> {
 }
 
 /// Replaces the Pod's address by the address that the client connected to. Also records a sender with a node address
-/// and a port of the range, unless the socket has sent through a mapping.
+/// and a port of the range, so that answers to this sender are not translated. The sender is not recorded if the socket
+/// has sent through a mapping.
 #[inline(always)]
 pub fn reply<A: AddressField>(ctx: &SockAddrContext, kind: ReplyCall) {
     let call = ctx.sock_addr;
@@ -209,8 +210,8 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
 /// Removes the socket reverse NAT entry of a socket that sent to a Pod through a mapping and now sends to the Pod
 /// directly.
 ///
-/// The entry of a connected socket is kept. If an IPv6 socket is connected to an IPv4 Pod, the kernel runs the IPv4
-/// program with the Pod's address at each send.
+/// At `sendmsg`, the entry of a connected socket is kept. For an IPv6 socket that is connected to an IPv4 Pod, the
+/// kernel runs the IPv4 program with the Pod's address at each send.
 #[inline(always)]
 fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, flow: &SocketFlow<F>) {
     if kind == Call::Connect || !is_connected(ctx) {
@@ -231,14 +232,14 @@ fn is_connected(ctx: &SockAddrContext) -> bool {
 /// addresses.
 #[inline(always)]
 fn is_in_node_namespace(ctx: &SockAddrContext, config: &Config) -> bool {
-    // SAFETY: the kernel's own context.
+    // SAFETY: the kernel passed this context to the program.
     config.netns_cookie != 0 && config.netns_cookie == unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
 }
 
 /// The kernel's cookie of the socket.
 #[inline(always)]
 fn socket(ctx: &impl EbpfContext) -> u64 {
-    // SAFETY: the kernel's own context.
+    // SAFETY: the kernel passed this context to the program.
     unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Translation of fast-path requests at the XDP hook, before the kernel allocates an skb. All other frames pass
 //! unchanged to the program at TC ingress. A translated frame has the Pod's address as destination, so the program at
-//! TC ingress passes it unchanged, like a direct packet from the client to the Pod.
+//! TC ingress passes the frame unchanged, like a direct packet to the Pod.
 
 use aya_ebpf::programs::{TcContext, XdpContext};
 use npl_common::config::{Config, FLAG_XDP};
@@ -22,7 +22,7 @@ use crate::{
     state::maps::Family,
 };
 
-/// Whether the XDP program runs on the device of this TC program, ahead of it.
+/// Whether an XDP program translates the packets of this device ahead of this TC program.
 #[inline(always)]
 pub fn translates_before(config: &Config, ctx: &TcContext) -> bool {
     // SAFETY: only the agent writes this map, and all values in the map are the same.

@@ -11,8 +11,8 @@ pub fn has_tag(entry: *mut FlowState, reply: Segment) -> bool {
     Tags(field!(entry, pod_acknowledgement).load()).admit_pod_packet(reply.acknowledgement())
 }
 
-/// Records the verification tag of the Pod's first packet after the handshake. An INIT ACK shows no tag of the
-/// association, because a Pod also answers a forged INIT.
+/// Records the verification tag of the Pod's first packet after the handshake. The tag of an INIT ACK is not recorded,
+/// because a Pod also answers a forged INIT.
 #[inline(always)]
 pub fn learn_tag(entry: *mut FlowState, reply: Segment) {
     if reply.flags & tcp_flag::SYN != 0 {

@@ -2,10 +2,10 @@
 //! Connection tracking for reverse NAT. Requests are translated without a conntrack entry, and the client's next packet
 //! recreates a lost entry.
 //!
-//! [`npl_common::conntrack`] has the state machine. This module looks up the entry of a packet, checks whether the
-//! packet's sequence numbers match the entry, and executes the action of the state machine. A flow tuple can have
-//! several entries: one entry of the flow, in the half-open cache or the flow table, and one entry for each handshake.
-//! A handshake does not affect the flow's entry until the Pod accepts the handshake.
+//! [`npl_common::conntrack`] has the state machine. This module looks up a packet's entry, checks whether the packet's
+//! sequence numbers match the entry, and executes the action of the state machine. A flow tuple can have several
+//! entries: one for the flow, in the half-open cache or the flow table, and one for each handshake. A handshake does
+//! not affect the flow's entry until the Pod accepts the handshake.
 
 use npl_common::{
     association::Tags,
@@ -47,14 +47,14 @@ pub struct Flow<'k, F: Family> {
     slot: u32,
 }
 
-/// The properties of a client's packet that connection tracking uses.
+/// The properties of a client's packet that connection tracking needs.
 pub struct Request<F: Family> {
     pub nat: NatAddress<F>,
     pub generation: u32,
     pub segment: Segment,
 }
 
-/// The change of a flow's state that the counters count.
+/// The change of a flow's state, for the counters of the mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Transition {
     Unchanged,
@@ -64,8 +64,8 @@ pub enum Transition {
     HostConnection,
 }
 
-/// Opens a handshake for a client's SYN. A retransmitted SYN finds its handshake already open. `payload` is the number
-/// of bytes that the SYN carries.
+/// Opens a handshake for a client's SYN. A retransmitted SYN leaves its half-open handshake unchanged. `payload` is the
+/// number of bytes that the SYN carries.
 ///
 /// The flow's own entry is not read, so that a SYN flood costs little. The flow's own entry is not written either, so
 /// that a forged SYN does not affect an established connection. SYNs with different sequence numbers have different
@@ -157,10 +157,10 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 
     /// Removes the entries of a UDP flow, if there are any, because the client has sent a datagram to the Pod directly.
-    /// The Pod's replies follow the client's last datagram.
+    /// The Pod's later datagrams answer this datagram, and must leave untranslated.
     ///
-    /// If the flow's slot in the half-open cache is empty, the flow table has no entry either, so most direct datagrams
-    /// need no look-up in the flow table.
+    /// Most direct datagrams need no look-up in the flow table: if the flow's slot in the half-open cache is empty, the
+    /// flow table has no entry either.
     #[inline(always)]
     pub fn remove_if_direct(&self) {
         let entry = self.entry.load();
@@ -191,8 +191,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Some((entry, endpoint))
     }
 
-    /// Stores the endpoint of an established flow in the reply cache, if the entry in the flow's slot of the half-open
-    /// cache has the same NAT address.
+    /// Stores the endpoint of an established flow in the reply cache, if the flow's entry in the half-open cache has
+    /// the same NAT address.
     #[inline(always)]
     pub fn cache_reply(&self, epoch: Epoch, endpoint: Endpoint, nat: &NatAddress<F>) {
         let entry = self.entry.load();
@@ -207,9 +207,9 @@ impl<'k, F: Family> Flow<'k, F> {
 
     /// Tracks a client's packet that is no SYN; for a SYN, see [`open_handshake`].
     ///
-    /// For an established flow with the request's NAT address, the flow's slot in the half-open cache has phase
-    /// "established", so tracking takes one load. A packet without an entry belongs to a connection of the Node itself
-    /// if `is_host_connection` returns true.
+    /// For an established flow with the request's NAT address, the flow's slot in the half-open cache usually has phase
+    /// "established"; tracking then takes one load. A packet without an entry belongs to a connection of the Node
+    /// itself if `is_host_connection` returns true.
     #[inline(always)]
     pub fn track_request(&self, request: &Request<F>, is_host_connection: impl FnOnce() -> bool) -> Transition {
         let entry = self.entry.load();
@@ -235,8 +235,8 @@ impl<'k, F: Family> Flow<'k, F> {
         self.track_by_table(request, entry, is_host_connection)
     }
 
-    /// Applies a client's packet to a half-open entry: the entry in the flow's own slot, or the entry of a handshake
-    /// that the packet's sequence numbers match.
+    /// Applies a client's packet to a half-open entry, which is in the flow's own slot or belongs to a handshake whose
+    /// numbers match the packet.
     #[inline(always)]
     fn track_half_open(&self, request: &Request<F>, slot: Cell<u64>, phase: Phase) -> Transition {
         let event = Event::from_client(self.protocol, request.segment.flags, true);
@@ -379,8 +379,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Established
     }
 
-    /// Applies a Pod's packet to a half-open entry: the entry in the flow's own slot, or the entry of a handshake that
-    /// the packet's sequence numbers match.
+    /// Applies a Pod's packet to a half-open entry, which is in the flow's own slot or belongs to a handshake whose
+    /// numbers match the packet.
     #[inline(always)]
     pub fn track_half_open_reply(
         &self,
@@ -457,9 +457,9 @@ impl<'k, F: Family> Flow<'k, F> {
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
     }
 
-    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation, if a TCP segment is a
-    /// SYN-ACK and no retransmission (the Pod has then accepted another connection), or if an SCTP packet has the
-    /// verification tag of another association.
+    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation, or if an SCTP packet has
+    /// the verification tag of another association. Also `None` for a SYN-ACK that is no retransmission: the Pod has
+    /// then accepted another connection.
     #[inline(always)]
     pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
         let entry = self.table_entry()?;
@@ -473,8 +473,8 @@ impl<'k, F: Family> Flow<'k, F> {
         if is_of_pod && is_of_flow { Some(entry) } else { None }
     }
 
-    /// Whether a Pod's SCTP packet belongs to another association with the flow's tuple than the one in the flow table:
-    /// a direct association, or a forged INIT that the Pod answers.
+    /// Whether a Pod's SCTP packet belongs to another association than the flow table's entry, although the flow tuple
+    /// is the same: to a direct association, or to a forged INIT.
     #[inline(always)]
     pub fn is_of_other_association(&self, reply: Segment) -> bool {
         self.protocol == protocol::SCTP
@@ -492,21 +492,21 @@ impl<'k, F: Family> Flow<'k, F> {
             return None;
         }
         if let Some(slot) = self.acknowledged_handshake(reply) {
-            // All SCTP packets of the Pod carry the tag of the client's INIT. An ABORT after the INIT ACK is therefore
-            // looked up in the flow table.
+            // All SCTP packets of the Pod carry the tag of the client's INIT, so an ABORT after the INIT ACK matches
+            // the handshake too. Such an ABORT is looked up in the flow table.
             let is_of_association = self.protocol == protocol::SCTP
                 && reply.flags & tcp_flag::SYN == 0
                 && !half_open::phase(slot.load()).is(Phase::REQUESTED);
             return if is_of_association { None } else { Some(slot) };
         }
         // A flow can be half-open without a handshake, such as SCTP in the middle of an association. The entry is then
-        // in the flow's own slot.
+        // under [`mid_stream_key`] (TCP), or in the flow's own slot.
         let slot = self.mid_stream_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
 
-    /// The half-open entry that a Pod's packet belongs to: the entry in the flow's slot, or an entry that the packet's
-    /// sequence and acknowledgement numbers match.
+    /// The half-open entry of a Pod's packet: the entry in the flow's slot, or an entry that the packet's sequence and
+    /// acknowledgement numbers match.
     #[inline(always)]
     pub fn half_open_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if self.half_open().is_some() {
@@ -563,7 +563,7 @@ impl<'k, F: Family> Flow<'k, F> {
 /// Whether a client has a flow to a Pod through a mapping, in any phase. `numbers` are the numbers of a Pod's segment,
 /// by which handshakes are looked up.
 ///
-/// Not inlined, because the caller has no free stack.
+/// Not inlined, because the caller has no free stack space.
 #[inline(never)]
 pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let reply = Segment { numbers, flags: 0 };

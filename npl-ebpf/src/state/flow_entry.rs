@@ -21,7 +21,7 @@ pub fn established_nat<F: Family>(entry: *mut F::FlowEntry) -> NatAddress<F> {
     NatAddress { addr: F::nat_address(entry), addr_index: 0, port }
 }
 
-/// The part of an entry that IPv4 and IPv6 entries have in common: a struct at the start of the entry.
+/// The state of an entry: the part at the start that IPv4 and IPv6 entries have in common.
 #[inline(always)]
 pub fn flow_state<F: Family>(entry: *mut F::FlowEntry) -> *mut FlowState {
     entry.cast()

@@ -2,8 +2,8 @@
 //! The fragment buffer: copies of early fragments, which arrive before the first fragment of their datagram. An early
 //! fragment cannot be translated on arrival, because only the first fragment has ports.
 //!
-//! The early fragment itself passes unchanged. After the first fragment is translated, the program overwrites its skb
-//! with each saved copy in turn, and re-injects the copy at the same hook.
+//! The early fragment itself passes unchanged. After the first fragment is translated, each saved copy in turn
+//! overwrites the first fragment's skb, and is re-injected at the same hook.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_INGRESS, BPF_F_RECOMPUTE_CSUM},

@@ -11,19 +11,21 @@ use crate::{
 };
 
 /// Records an outgoing packet whose source port is in the node port range. The record contains the packet's source
-/// address if the source is a node address, and otherwise the Node's primary address. A reply that another program of
-/// NPL has already translated is not recorded; such a program runs at the Pod's device in redirect mode, or on an upper
-/// device such as a VLAN.
+/// address if the source is a node address, and otherwise the Node's primary address. A reply is not recorded if NPL
+/// has already translated it on another device: on the Pod's device in redirect mode, or on an upper device such as a
+/// VLAN.
 ///
-/// A RST is not recorded, because the host sends a RST to reject a client of an unmapped port. A SYN-ACK is not
-/// recorded either, because the flow tuple alone does not show whether the SYN-ACK is an already translated reply.
+/// A RST is not recorded, because the host also sends a RST to a client of an unmapped port, which is no host
+/// connection. A SYN-ACK is not recorded either, because the flow tuple alone does not show whether the SYN-ACK is an
+/// already translated reply.
 #[inline(always)]
 pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let Some(config) = CONFIG.get(0) else { return };
     let Packet { ports, headers, .. } = packet;
     let (client_port, pod_port) = (u16::from_be(ports.destination), u16::from_be(ports.source));
     // A program after this one on the hook, such as Cilium's, may masquerade the packet. The masqueraded packet has the
-    // Node's primary address and, if possible, the same source port.
+    // Node's primary address and, if possible, the same source port, so the program records the packet under this
+    // address.
     let is_of_node = F::node_address_index(config, headers.source).is_some();
     let node = if is_of_node { Some(headers.source) } else { F::primary(config) };
     let Some(node) = node else { return };

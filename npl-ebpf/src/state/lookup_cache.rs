@@ -34,7 +34,7 @@ impl Epoch {
 }
 
 /// The Pod behind a frontend and, in redirect and offload mode, the Pod's next hop. Both come from the lookup cache or,
-/// on a miss, from the maps. After a miss, the copy in the cache is written.
+/// on a miss, from the maps; after a miss, both are copied to the cache.
 #[inline(always)]
 pub fn backend<F: Family, const MODE: u8>(config: &Config, frontend: Frontend) -> Option<(Backend<F>, PodNextHop)> {
     let cached = F::cached_mapping(slot(frontend))?;

@@ -36,7 +36,7 @@ pub trait Family: Routing {
     fn primary_index(_config: &Config, _addr: Self::Addr) -> Option<u8> {
         None
     }
-    /// Whether an address is the Node's primary address.
+    /// Whether an address is the Node's primary IPv4 address; always false for IPv6.
     #[inline(always)]
     fn is_primary(_config: &Config, _addr: Self::Addr) -> bool {
         false
@@ -96,7 +96,7 @@ pub trait Family: Routing {
     fn remove_socket_rnat(flow: &SocketFlow<Self>);
 }
 
-/// An allow-list key for one address. [`Key`] is a packed type, which the compiler would write byte by byte.
+/// An allow-list key for one address, used in place of [`Key`]: the compiler would write that packed type byte by byte.
 #[repr(C)]
 struct SourceKey<K> {
     prefix_length: u32,
@@ -201,7 +201,7 @@ mod v6 {
 
 /// Reads a next hop from a map as one word.
 ///
-/// For a read of an `Option` or of single fields, the compiler would test the pointer several times. If the loader
+/// If the code read an `Option` or single fields, the compiler would test the pointer several times. If the loader
 /// lacks `CAP_PERFMON`, the verifier of Linux 6.12 rejects the second test.
 #[inline(always)]
 fn read_next_hop(element: Option<*const PodNextHop>) -> PodNextHop {

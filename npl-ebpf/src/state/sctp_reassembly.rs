@@ -3,7 +3,7 @@
 //! the datagram's length. The length is needed to update the checksum, which is in the first fragment.
 //!
 //! The saved first fragment then overwrites the last fragment's skb and is re-injected. Fragments in between do not
-//! wait: the receiver reassembles the datagram after all fragments have arrived.
+//! wait, because the receiver accepts fragments in any order.
 
 use core::num::NonZeroUsize;
 
@@ -31,15 +31,16 @@ use crate::{
     },
 };
 
-/// For a first fragment, looks up the length of the datagram. If the length is unknown, saves a copy of the fragment.
+/// For a first fragment, looks up the length of the datagram. If the last fragment has not arrived yet and the
+/// datagram's slot is available, saves a copy of the first fragment.
 #[inline(always)]
 pub fn begin(ctx: &TcContext, hash: u64, on_arrival: bool) {
     set_noted(npl_sctp_lookup(skb(ctx), key(hash, on_arrival)));
 }
 
-/// The end of a first fragment's datagram, from the length that the last fragment showed. If the length is unknown and
-/// the first fragment is not held until the last fragment arrives, the end is estimated from the fragment's chunks. For
-/// a fragment that waits, the result is the end of the fragment itself, because the checksum is updated at
+/// The end of a first fragment's datagram, computed from the length that the last fragment has shown. If the length is
+/// unknown and the first fragment is not held until the last fragment arrives, the end is estimated from the fragment's
+/// chunks. For a fragment that waits, the result is the end of the fragment itself, because the checksum is updated at
 /// re-injection.
 #[inline(always)]
 pub fn datagram_end<F: HeaderLayout>(ctx: &TcContext, chain: &HeaderChain<F>) -> Option<NonZeroUsize> {
@@ -92,7 +93,7 @@ pub fn reinject_first(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     key == 0 || npl_sctp_recall(skb, key, length, direction) == 0
 }
 
-/// Implements [`begin`]. Exported, so that the verifier checks the function separately.
+/// Implements [`begin`]. Exported, so that the verifier checks the function separately from its callers.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_lookup(skb: *mut __sk_buff, key: u64) -> u32 {
@@ -110,7 +111,8 @@ extern "C" fn npl_sctp_lookup(skb: *mut __sk_buff, key: u64) -> u32 {
     if save_frame(skb, slot).is_ok() { WAITING } else { 0 }
 }
 
-/// Implements [`noted`]. Exported like [`npl_sctp_lookup`], and not inlined, because the callers have no free stack.
+/// Implements [`noted`]. Exported like [`npl_sctp_lookup`], and not inlined, because the callers have no free stack
+/// space.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_noted() -> u32 {
@@ -184,7 +186,7 @@ extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direct
     u32::from(load_frame(skb, last).is_err())
 }
 
-/// Whether the content of a slot has not expired.
+/// Whether a slot has content that has not expired.
 #[inline(always)]
 fn is_fresh(slot: *mut SavedFrame) -> bool {
     field!(slot, hash).load() != 0 && nanoseconds().wrapping_sub(field!(slot, time).load()) < WAIT_NS

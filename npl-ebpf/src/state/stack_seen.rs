@@ -15,7 +15,7 @@ use crate::{
     net::headers::tcp_flag,
 };
 
-/// Whether a packet of a flow can bypass the host's stack. `REPLY` is the packet's direction.
+/// Whether a packet of a flow can bypass the host's stack. `REPLY` is true for a packet from the Pod.
 #[inline(always)]
 pub fn is_offloaded<F: Family, const REPLY: bool>(hash: u64, generation: u32, tcp_flags: u8) -> bool {
     let Some(flow) = ObservedFlow::of::<F>(hash, generation) else { return false };
@@ -47,7 +47,7 @@ pub fn record<F: Family, const REPLY: bool>(hash: u64, generation: u32, tcp_flag
     }
 }
 
-/// The slot that a flow's stack observations use, and the flow's tag in this slot.
+/// A flow's slot in `npl_stkseen_v4` or `npl_stkseen_v6`, and the flow's tag in this slot.
 struct ObservedFlow {
     seen: *mut StackSeen,
     tag: u32,
@@ -66,7 +66,7 @@ impl ObservedFlow {
         if REPLY { (reply, request) } else { (request, reply) }
     }
 
-    /// Sets the word of each direction, if the word belongs to this flow.
+    /// Writes `since` to the word of each direction, if the word belongs to this flow.
     #[inline(always)]
     fn set_both(&self, since: u32) {
         let (request, reply) = self.directions::<false>();

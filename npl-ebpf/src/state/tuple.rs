@@ -15,8 +15,8 @@ pub struct FlowTuple<F: HeaderLayout> {
 }
 
 impl<F: HeaderLayout> FlowTuple<F> {
-    /// The seeded hash of the flow. In each array that this hash indexes, such as `npl_halfopen_v4`, the low bits of
-    /// the hash choose the flow's slots, and the high bits are the flow's tag in the slot.
+    /// The seeded hash of the flow. In arrays such as `npl_halfopen_v4`, the low bits of the hash choose the flow's
+    /// slots, and the high bits are the flow's tag in its slot.
     #[inline(always)]
     pub fn hash(&self, seed: u64, protocol: u8) -> u64 {
         let rest = u64::from(self.client_port) << 32 | u64::from(self.pod_port) << 8 | u64::from(protocol);
@@ -27,7 +27,7 @@ impl<F: HeaderLayout> FlowTuple<F> {
 /// The node address and node port that a client uses.
 pub struct NatAddress<F: HeaderLayout> {
     pub addr: F::Addr,
-    /// Index of `addr` among the node addresses.
+    /// Index of `addr` in `npl_nodeidx_v4` or `npl_nodeidx_v6`.
     pub addr_index: u8,
     /// Host byte order.
     pub port: u16,

@@ -3,12 +3,13 @@
 //!
 //! A rewrite of TCP or UDP updates three checksums: the IP header's, the transport header's, and `skb->csum`. With
 //! checksum offload, the transport checksum field contains only the sum of the pseudo-header, and hardware completes
-//! the checksum. Programs cannot read whether a packet uses checksum offload. If the field of a request is certainly a
-//! complete checksum, the program updates the field directly, because helper calls are the largest part of a rewrite's
-//! cost. Otherwise the kernel's helper updates the field for the new address, and the result shows whether the field is
-//! a checksum or a sum ([`csum::field_kind`]).
+//! the checksum. Programs cannot read whether a packet uses checksum offload. Helper calls are the largest part of a
+//! rewrite's cost. If the field of a request certainly contains a complete checksum, the program therefore updates the
+//! field without a helper. Otherwise the kernel's helper updates the field for the new address, and the result shows
+//! whether the field is a checksum or a sum ([`csum::field_kind`]).
 //!
-//! SCTP's checksum does not cover the addresses. With checksum offload, the SCTP checksum field is 0.
+//! SCTP's checksum does not cover the addresses, so only a change of the ports changes the checksum. With checksum
+//! offload, the SCTP checksum field is 0, and stays 0.
 
 mod sctp;
 
@@ -38,19 +39,20 @@ use crate::{
     },
 };
 
-/// The part of a packet that a rewrite changes: source address and port, or destination address and port.
+/// Values of the parameter `END`: whether a rewrite changes source address and port, or destination address and port.
 pub const SOURCE: bool = false;
 pub const DESTINATION: bool = true;
 
 /// A transport header that has ports and a checksum over the pseudo-header.
 trait ChecksummedHeader: Copy {
-    /// Offset of the checksum.
+    /// Offset of the checksum field in the header.
     const CHECK: usize;
     /// The protocol's flags for the helper `bpf_l4_csum_replace`.
     const FLAGS: u64;
 
     fn check(&self) -> u16;
-    /// The segment length that the pseudo-header contains, if the transport header contains this length too.
+    /// The length field of the transport header, which equals the length in the pseudo-header; `None` if the header has
+    /// no length field.
     fn length(&self) -> Option<u16>;
     fn with(self, ports: Ports, check: u16) -> Self;
 }
@@ -77,7 +79,7 @@ impl ChecksummedHeader for TcpHeader {
 
 impl ChecksummedHeader for UdpHeader {
     const CHECK: usize = offset_of!(Self, check);
-    /// In UDP a checksum field of 0 means "no checksum", so the kernel writes 0xffff in its place.
+    /// In UDP, a checksum field of 0 means "no checksum", so the helper writes a computed checksum of 0 as 0xffff.
     const FLAGS: u64 = BPF_F_MARK_MANGLED_0 as u64;
 
     #[inline(always)]
@@ -96,7 +98,8 @@ impl ChecksummedHeader for UdpHeader {
     }
 }
 
-/// The IP header's tail and the transport header, which are adjacent in a packet without options.
+/// The IP header's tail and the transport header. In a packet without options, both are adjacent, so one write covers
+/// both.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Adjacent<T, H> {
@@ -104,7 +107,7 @@ struct Adjacent<T, H> {
     transport: H,
 }
 
-/// Rewrites source or destination address and port of a packet. All words are in network byte order.
+/// Rewrites source or destination address and port of a packet to `addr` and `port`, which are in network byte order.
 #[inline(always)]
 pub fn apply<F: HeaderLayout, const END: bool, const L2: usize, const FAST_PATH: bool>(
     ctx: &TcContext,
@@ -154,8 +157,8 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
         return store(ctx, headers.l4, &transport, flags);
     }
     // Requests are written directly, because a helper call costs as much as the rest of the program. Replies are
-    // written by helpers. For a program with direct writes, the kernel would copy the header of every packet that a
-    // socket still holds, even of packets that no mapping matches.
+    // written by helpers: for a program with direct writes, the kernel would copy the headers of every packet that a
+    // socket still references, even of packets that match no mapping.
     let needs_no_sum = flags == 0 || is_complete_checksum;
     if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Adjacent { ip, transport }) {
         return Ok(());
@@ -163,7 +166,8 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     store(ctx, offset, &Adjacent { ip, transport }, flags)
 }
 
-/// As [`apply`], for the destination of an XDP frame. Frames have complete checksums, without checksum offload.
+/// As [`apply`], for the destination of an XDP frame. The transport checksum must be complete, as it is in frames that
+/// arrive at a network card.
 #[inline(always)]
 pub fn apply_to_frame<F: HeaderLayout, const L2: usize>(
     ctx: &impl Access,
@@ -194,13 +198,13 @@ fn write_to_frame<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     if is_written { Ok(()) } else { Err(RewriteError) }
 }
 
-/// The addresses and the port of a rewritten packet, and the change of the addresses' sum for the checksums.
+/// The addresses and ports of a packet after its rewrite, and the changes by which the checksums are updated.
 struct AddressChange<F: HeaderLayout> {
     source: F::Addr,
     destination: F::Addr,
     ports: Ports,
     difference: u32,
-    /// The rewritten port, before and after the rewrite.
+    /// The value of the rewritten port before and after the rewrite.
     port: (u16, u16),
 }
 
@@ -263,7 +267,7 @@ fn write_address<F: HeaderLayout, const END: bool>(
 /// the quoted packet. All words are in network byte order.
 ///
 /// In the ICMP checksum of IPv4, the change of the quoted address and the change of the quoted IP header's checksum add
-/// up to zero.
+/// up to zero, so neither is added.
 #[inline(always)]
 pub fn apply_error<F: HeaderLayout, const END: bool>(
     ctx: &TcContext,
@@ -349,7 +353,7 @@ fn is_complete_checksum<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     !csum::same(header.check(), csum::pseudo_header(ends, headers.protocol, length))
 }
 
-/// Adds a number to `skb->csum`, if the device has computed the packet's sum (`CHECKSUM_COMPLETE`).
+/// Adds a number to `skb->csum`, if the device has stored the sum of the packet there (`CHECKSUM_COMPLETE`).
 #[inline(always)]
 fn add_to_sum(ctx: &TcContext, summand: u16) {
     if summand == 0 {

@@ -29,13 +29,14 @@ pub(super) fn write<F: HeaderLayout, const END: bool>(
         packet.end.ok_or(RewriteError)?.get() - packet.headers.l4,
     );
     write_address::<F, END>(ctx, packet.l3, &packet.headers, addr)?;
-    // In `skb->csum`, the change of the CRC and the change of the ports do not add up to zero.
+    // In `skb->csum`, the change of the CRC and the change of the ports do not add up to zero, so the kernel must
+    // update `skb->csum`.
     let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
     store(ctx, packet.headers.l4, &SctpHeader { ports, check, ..header }, flags)
 }
 
 /// The quoted SCTP checksum before and after the change of the ports; `None` if the quote ends before the checksum. The
-/// length of the whole packet comes from the quoted IP header.
+/// CRC covers the whole quoted packet, whose length is read from the quoted IP header.
 #[inline(always)]
 pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>, ports: Ports) -> Option<(u32, u32)> {
     let quote = &error.quote;
@@ -47,15 +48,16 @@ pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F
     Some((before, sctp_check(before, quote.ports.as_u32(), ports.as_u32(), end - l4)))
 }
 
-/// The SCTP checksum after a change of the ports. A checksum of 0 stays 0: hardware computes the checksum. One computed
-/// checksum in 2^32 is 0 by chance; the receiver drops that packet as corrupt.
+/// The SCTP checksum after a change of the ports. A checksum of 0 stays 0, because it means that hardware will compute
+/// the checksum. One computed checksum in 2^32 is 0 by chance; it stays 0 too, and the receiver drops the packet as
+/// corrupt.
 #[inline(always)]
 fn sctp_check(check: u32, ports: u32, new_ports: u32, length: usize) -> u32 {
     if check == 0 { 0 } else { crc::replace_ports(check, ports, new_ports, length as u16, times_element) }
 }
 
 /// The product of a polynomial and an element of the CRC table. Every index has an element, so the default of 0 is
-/// never used; the verifier requires the check.
+/// never used, but the verifier requires a check of each look-up.
 #[inline(never)]
 fn times_element(polynomial: u32, index: u32) -> u32 {
     crc::times_element(polynomial, index, |index| CRC.get(index).copied()).unwrap_or(0)

@@ -2,8 +2,8 @@
 //! Logging of the trace build. Every verdict is logged except `UNRELATED`, which is the verdict on nearly every packet
 //! of the Node.
 //!
-//! The program and the logging are separate functions that are not inlined. Both can therefore use the same stack
-//! space, one after the other.
+//! The program and the logging are separate functions that are not inlined. Each of them therefore frees its stack
+//! space before the other one runs.
 
 use core::hint::black_box;
 
@@ -52,8 +52,7 @@ pub fn decide(verdict: Verdict) -> i32 {
 }
 
 /// Runs a step of the slow path, and logs the verdict if the step decides one. Each step logs before the next step
-/// runs, because a later step may re-inject a fragment, and the programs that process the fragment overwrite the
-/// record.
+/// runs. A later step may re-inject a fragment, and the programs that process the fragment would overwrite the record.
 #[inline(always)]
 pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl FnOnce(*mut __sk_buff) -> i32) -> i32 {
     note_packet::<F, L2>(skb);
@@ -140,12 +139,12 @@ fn note<F: Family>(source: F::Addr, destination: F::Addr, protocol: u8, ports: P
 
 /// Logs the verdict in this processor's record.
 ///
-/// All texts of one table have the same length and are selected by an index: otherwise the verifier would check the
+/// All texts of one table have the same length and are selected by an index. Otherwise the verifier would check the
 /// rest of the function once for each branch and length.
 #[inline(never)]
 fn write_log(is_reply: bool) {
     let Some(note) = trace::note() else { return };
-    // SAFETY: this processor's element, which no other program writes in between.
+    // SAFETY: this processor's element, which no other program writes while this function runs.
     let Note { source, destination, source_port, destination_port, protocol, is_ipv6, kind, reason } =
         unsafe { &*note };
     let kind = usize::from(*kind) % KINDS;

@@ -2,8 +2,8 @@
 //! Records of packets for `npl-agent trace`. A record contains a packet before and after a program, and the program's
 //! verdict. Only packets that match the filter are recorded.
 //!
-//! While tracing is off, a program only looks up the filter, before and after its other work. The functions that write
-//! a record are not inlined, so that they take no stack space during the other work.
+//! While tracing is off, tracing costs a program two look-ups of the filter: one before and one after its other work.
+//! The functions that write a record are not inlined, so that they take no stack space during the other work.
 
 use core::hint::black_box;
 
@@ -34,7 +34,7 @@ use crate::{
     state::maps::Family,
 };
 
-/// Positions in `TraceRecord::packets`.
+/// Positions in `TraceRecord::packets` of the packet before and after the program.
 const BEFORE: usize = 0;
 const AFTER: usize = 1;
 
@@ -65,7 +65,7 @@ pub fn packet<F: Family, H: Hook, const L2: usize>(
 }
 
 /// Runs a step of the slow path, and records the packet if the step decides a verdict. Each step records before the
-/// next step runs, because a later step may re-inject a fragment, and the programs that process the fragment overwrite
+/// next step runs. A later step may re-inject a fragment, and the programs that process the fragment would overwrite
 /// this CPU's record.
 #[inline(always)]
 pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl FnOnce(*mut __sk_buff) -> i32) -> i32 {
@@ -122,7 +122,7 @@ const fn origin<H: Hook>() -> u32 {
 }
 
 /// Stores a verdict in this CPU's record. This and the following functions are exported, so that the verifier checks
-/// each function once, instead of once for each verifier state of each calling program.
+/// each function only once, not once for each verifier state of each caller.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_trace_note(bits: u32) -> u32 {
@@ -147,7 +147,7 @@ extern "C" fn npl_trace_begin(skb: *mut __sk_buff, l2: u32, origin: u32) -> u32 
     0
 }
 
-/// Copies the packet as it is after the program, if the program has decided a verdict.
+/// Copies the packet to this CPU's record as it is after the program, if the program has decided a verdict.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_trace_end(skb: *mut __sk_buff, l2: u32) -> u32 {
@@ -330,8 +330,8 @@ fn add(counter: Cell<u64>, is_counted: bool) {
     counter.store(counter.load().wrapping_add(is_counted.into()));
 }
 
-/// Whether the filter matches a packet. The packet's source or destination, before or after the program, must match the
-/// filter's client; and one of them must match an endpoint of the filter. An ICMP error always matches here, because
+/// Whether the filter matches a packet. Of the packet's sources and destinations before and after the program, one must
+/// match the filter's client, and one must match an endpoint of the filter. An ICMP error always matches here, because
 /// `npl-agent trace` compares the packet that the error quotes.
 #[inline(always)]
 fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
@@ -356,8 +356,8 @@ fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
 const MISSES_ENDPOINTS: u64 = 1;
 const MISSES_CLIENT: u64 = 2;
 
-/// The parts of the filter that do not match one address and port of the packet. Not inlined, so that the stack
-/// contains the values of only one address and port at a time.
+/// The parts of the filter that do not match one address and port of the packet, as a set of the bits above. Not
+/// inlined, so that the stack contains the values of only one address and port at a time.
 #[inline(never)]
 fn misses_of(filter: *const TraceFilter, end: *const PacketEnd) -> u64 {
     // SAFETY: only `npl-agent trace` writes the filter, and a read during a write only records other packets. `end` is
