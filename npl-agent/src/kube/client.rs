@@ -213,7 +213,8 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
     }
 }
 
-/// Why the API server does not answer, and the remedy. `cause` is the text of the last cause.
+/// Returns the log message about an API server that does not answer, with a remedy if the certificate is the cause.
+/// `cause` is the text of the error's last cause.
 fn silence(cause: &str) -> &'static str {
     if is_certificate_error(cause) { CERTIFICATE_ADVICE } else { "the API server does not answer; the agent retries" }
 }
@@ -253,7 +254,7 @@ fn refused_or_late(url: &str, needed: Permission, err: kube::Error) -> Probe {
 }
 
 /// Whether the API server grants a permission. If the API server denies the access review itself, the permission counts
-/// as granted; if it is missing, the watch that needs the permission reports the failure.
+/// as granted; if the permission is missing, the watch that needs it reports the failure.
 async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kube::Result<bool> {
     let Permission { verb, resource, subresource } = needed;
     let attributes = ResourceAttributes {

@@ -188,10 +188,10 @@ pub fn has_condition(status: &PodStatus, kind: &str, value: &str) -> bool {
         .any(|condition| condition.kind.as_deref() == Some(kind) && condition.status.as_deref() == Some(value))
 }
 
-/// The addresses of `podIPs`, or that of `podIP` if an old kubelet set no `podIPs`.
+/// Returns the addresses of `podIPs`, or the address of `podIP` if an old kubelet set no `podIPs`.
 ///
-/// Empty while the Pod has no sandbox. After a reboot of the Node, the status contains the addresses of the former
-/// sandbox until the kubelet has created a new one, but the CNI may already have assigned these addresses to other
+/// Returns no address while the Pod has no sandbox. After a reboot of the Node, the Pod's status contains the old
+/// addresses until the kubelet has created a new sandbox. The CNI may already have assigned these addresses to other
 /// Pods.
 fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
     if has_condition(&status, "PodReadyToStartContainers", "False") {
@@ -208,8 +208,8 @@ fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
     ips
 }
 
-/// The ports of containers, followed by those of native sidecars. Kubernetes resolves a named target port in this
-/// order.
+/// Returns the ports of containers, followed by the ports of native sidecars. Kubernetes resolves a named target port
+/// in this order.
 fn pod_ports(spec: PodSpec, skipped: &mut Vec<Skipped>) -> Vec<ContainerPort> {
     let is_sidecar = |container: &Container| container.restart_policy.as_deref() == Some("Always");
     let sidecars = spec.init_containers.unwrap_or_default().into_iter().filter(is_sidecar).collect();

@@ -138,7 +138,7 @@ fn only_native_sidecars_among_init_containers_have_ports() {
     assert_eq!(numbers(&converted_pod(spec, json!({})).object.ports), [4, 2]);
 }
 
-/// The kubelet maps the host ports of containers only (kubernetes/kubernetes#57443).
+/// The kubelet maps no host ports of init containers, native sidecars included (kubernetes/kubernetes#57443).
 #[test]
 fn a_native_sidecar_has_no_host_port() {
     let port = |number| json!([{ "name": "http", "containerPort": number, "hostPort": 8099, "hostIP": "192.0.2.1" }]);
@@ -310,7 +310,7 @@ fn text() -> impl Strategy<Value = Value> {
 
 fn container() -> impl Strategy<Value = Value> {
     let port = (text(), number(), text(), number(), text()).prop_map(|(name, port, protocol, host_port, host_ip)| {
-        // `containerPort` is a required field.
+        // `containerPort` is a required field, so a null value is replaced.
         let port = if port.is_null() { json!(1) } else { port };
         json!({ "name": name, "containerPort": port, "protocol": protocol, "hostPort": host_port, "hostIP": host_ip })
     });

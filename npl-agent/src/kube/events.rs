@@ -115,7 +115,7 @@ impl Recorder {
         Moment(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Sends the Event of a report. Returns false if the Event must be sent again.
+    /// Sends a report as an Event. Returns false if the report must be sent again.
     async fn send(&mut self, report: &Report) -> bool {
         let reported = timeout(DEADLINE, self.record(report)).await;
         let (outcome, err) = match reported.unwrap_or_else(|late| Err(kube::Error::Service(late.into()))) {

@@ -18,7 +18,7 @@ fn daemon_set(generation: i64, observed: i64, [nodes, updated, ready]: [i32; 3])
     .to_string()
 }
 
-/// Retires with a server, and returns the result and the reported progress.
+/// Retires all Nodes, with `server` as the API server, and returns the result and the reported progress.
 async fn retired(server: impl AsyncFnOnce(&mut MockServer)) -> (Result<(), RetireError>, Vec<String>) {
     let (client, mut mock) = api_server();
     let target = Target {

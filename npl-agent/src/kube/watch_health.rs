@@ -24,7 +24,7 @@ pub trait WatchObserver: fmt::Debug + Send + Sync {
     fn record_success(&self, subject: WatchedResource);
 }
 
-/// The agent's receivers of the successes and failures of all watches.
+/// Forwards the successes and failures of all watches to the agent's metrics and to [`WatchContacts`].
 #[derive(Debug, Clone)]
 pub(super) struct Observers {
     pub(super) metrics: Metrics,
