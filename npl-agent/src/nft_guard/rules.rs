@@ -53,8 +53,8 @@ enum End {
     Destination,
 }
 
-/// The rule `ip saddr . meta l4proto . th sport @endpoints_v4 snat ip to ip saddr`, or the same for IPv6. Source NAT to
-/// the unchanged address ends the search for a masquerade rule.
+/// The rule `ip saddr . meta l4proto . th sport @endpoints_v4 snat ip to ip saddr`, or the same for IPv6. After source
+/// NAT to the unchanged address, the kernel applies no masquerade rule to the connection.
 pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
     let translation = [
         number(of::NAT_TYPE, value::SOURCE_NAT),
@@ -71,7 +71,7 @@ pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
 /// ~MASK | MARK`, or the same for IPv6.
 ///
 /// The rule compares the mark first, because the lookup in the set takes longer. The rule also applies to packets of
-/// existing connections: otherwise UDP flows that began before the rule was installed would never be marked.
+/// existing connections; otherwise, UDP flows that began before the rule was installed would never be marked.
 pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     let shape = if marking.family == Family::V4 { &V4 } else { &V6 };
     let (set, mask) = (marking.mark.value(), marking.mark.mask());
@@ -83,7 +83,7 @@ pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     rule
 }
 
-/// The marking of a rule; `None` if the rule differs from a rule that [`marks`] builds.
+/// Parses the marking that a rule sets; `None` if [`marks`] does not build such a rule.
 pub(super) fn read_marking(rule: &[u8]) -> Option<Marking> {
     let made = |(_, expression)| {
         let name = find(expression, of::NAME)?.strip_suffix(&[0])?;
@@ -109,7 +109,7 @@ fn is_of_family(shape: &Shape) -> [DefaultNla; 2] {
     [meta(value::REGISTER, value::META_NFPROTO), compare(value::EQUAL, &[shape.nfproto])]
 }
 
-/// Expressions that match a packet whose address, protocol and port are in the set of endpoints.
+/// Builds the expressions that match a packet whose address, protocol and port are in the set of endpoints.
 fn is_endpoint(shape: &Shape, end: End) -> [DefaultNla; 4] {
     let behind = value::REGISTER + shape.length / 4;
     let port = match end {

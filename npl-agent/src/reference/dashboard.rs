@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 /// The chart's file with the dashboard.
 pub(super) const FILE: &str = "deploy/chart/npl/files/dashboard.json";
 
-/// The width of Grafana's grid, and the size of a panel.
+/// The width of Grafana's grid in columns, and below it the size of a panel.
 const GRID: usize = 24;
 const WIDTH: usize = 8;
 const HEIGHT: usize = 7;
@@ -245,7 +245,7 @@ fn graph(Panel { title, about, unit, queries }: &Panel, id: usize, x: usize, y: 
     })
 }
 
-/// The expressions of all panels.
+/// Returns the `PromQL` expressions of all panels.
 #[cfg(test)]
 pub(super) fn expressions() -> impl Iterator<Item = &'static str> {
     ROWS.into_iter().flat_map(|(_, row)| row).flat_map(|panel| panel.queries).map(|(expression, _)| *expression)
