@@ -295,8 +295,8 @@ impl Worker {
     fn verify(&mut self) -> io::Result<()> {
         let is_needed = self.is_needed()?;
         let connection = match Connection::open() {
-            // A kernel without nftables cannot have the table. This is an error only if legacy iptables masquerades, or
-            // if the mode is `On`.
+            // A kernel without nftables cannot have the table. That is an error only if legacy iptables masquerades, or
+            // in the mode `On`.
             Err(error) if !is_needed && table::is_unknown(&error) => {
                 self.installed = None;
                 return Ok(());

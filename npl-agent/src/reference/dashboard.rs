@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 /// The chart's file with the dashboard.
 pub(super) const FILE: &str = "deploy/chart/npl/files/dashboard.json";
 
-/// The width of Grafana's grid in columns, and below it the size of a panel.
+/// The width of Grafana's grid; the two following constants are the size of a panel in units of the grid.
 const GRID: usize = 24;
 const WIDTH: usize = 8;
 const HEIGHT: usize = 7;

@@ -33,8 +33,8 @@ struct FlowRow {
     pod: Option<String>,
     /// `established`, `closing`, `closed` or `reset`.
     state: &'static str,
-    /// Time since the conntrack entry was refreshed. Since packets refresh an entry at most every 256 jiffies (0.25 to
-    /// 2.6 s), the last packet may be more recent by that time.
+    /// Time since the conntrack entry was refreshed. Packets refresh an entry at most every 256 jiffies (0.25 to 2.6
+    /// s), so the last packet may be more recent by up to that time.
     idle_millis: u64,
 }
 

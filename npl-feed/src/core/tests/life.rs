@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests how members appear, drain and disappear.
+//! Tests of when members appear, drain and disappear.
 
 use super::*;
 
