@@ -253,8 +253,8 @@ fn refused_or_late(url: &str, needed: Permission, err: kube::Error) -> Probe {
     }
 }
 
-/// Whether the API server grants a permission. If the API server denies the access review itself, the permission counts
-/// as granted; if the permission is missing, the watch that needs it reports the failure.
+/// Returns whether the API server grants a permission. If the API server denies the access review itself, the
+/// permission counts as granted; if the permission is missing, the watch that needs it reports the failure.
 async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kube::Result<bool> {
     let Permission { verb, resource, subresource } = needed;
     let attributes = ResourceAttributes {

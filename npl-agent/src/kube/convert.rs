@@ -32,7 +32,7 @@ pub struct AnnotationKeys {
 }
 
 impl AnnotationKeys {
-    /// The keys below a domain.
+    /// Creates the keys for the domain of `--annotation-domain`.
     pub fn new(domain: &str) -> Self {
         Self {
             enabled: format!("{domain}/enabled"),
@@ -59,7 +59,7 @@ pub enum Skipped {
 }
 
 impl Skipped {
-    /// The name of this kind of invalid value in log lines.
+    /// Returns the name of this kind of invalid value in log lines.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Port => "port",
@@ -161,8 +161,8 @@ fn keep<F, T>(from: Vec<F>, skipped: &mut Vec<Skipped>, mut convert: impl FnMut(
     from.into_iter().filter_map(|value| convert(value).map_err(|reason| skipped.push(reason)).ok()).collect()
 }
 
-/// The field manager, other than this agent, that owns the mapping annotation. The API server records the manager that
-/// last changed the value.
+/// Returns the field manager, other than this agent, that owns the mapping annotation. The API server records the
+/// manager that last changed the value.
 fn annotation_manager(managers: Vec<(String, Vec<String>)>, keys: &AnnotationKeys) -> Option<Arc<str>> {
     let owns = |owned: &[String]| owned.iter().any(|key| key.strip_prefix("f:") == Some(&keys.mapping));
     let is_other = |(manager, owned): &(String, Vec<String>)| manager != FIELD_MANAGER && owns(owned);
@@ -180,7 +180,7 @@ fn gate(spec: &PodSpec, status: &PodStatus, keys: &AnnotationKeys) -> Gate {
     if is_true { Gate::Open } else { Gate::Closed { are_containers_ready } }
 }
 
-/// Whether a condition of the Pod has this value.
+/// Returns whether a condition of the Pod has this value.
 pub fn has_condition(status: &PodStatus, kind: &str, value: &str) -> bool {
     let conditions = status.conditions.iter().flatten();
     conditions

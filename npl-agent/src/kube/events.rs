@@ -190,13 +190,13 @@ impl Recorder {
     }
 }
 
-/// Whether the API server rejected the Event because its namespace is deleted or terminating.
+/// Returns whether the API server rejected the Event because its namespace is deleted or terminating.
 fn is_namespace_gone(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 404 || causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// The longest prefix of a name that has at most `bytes` bytes and is a valid name.
+/// Returns the longest prefix of a name that has at most `bytes` bytes and is a valid name.
 fn shortened(name: &str, bytes: usize) -> &str {
     let end = (0..=bytes.min(name.len())).rfind(|at| name.is_char_boundary(*at)).unwrap_or_default();
     name.split_at(end).0.trim_end_matches(['.', '-'])

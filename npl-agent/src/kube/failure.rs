@@ -46,8 +46,8 @@ pub(super) const CERTIFICATE_ADVICE: &str = "the API server's certificate cannot
      certificate is signed with RSA, Ed25519, ECDSA P-256 with SHA-256 or ECDSA P-384 with SHA-384, since this agent \
      verifies no other signatures; the agent retries";
 
-/// Whether a connection failed because of the API server's certificate. The text of the last cause decides, because the
-/// type of the error belongs to a crate on which NPL does not depend directly.
+/// Returns whether a connection failed because of the API server's certificate. The text of the last cause decides,
+/// because the type of the error belongs to a crate on which NPL does not depend directly.
 pub(super) fn is_certificate_error(cause: &str) -> bool {
     cause.contains("invalid peer certificate")
 }

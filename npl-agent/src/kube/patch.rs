@@ -142,7 +142,7 @@ pub enum PatchError {
 }
 
 impl PatchError {
-    /// How the agent reacts to the error.
+    /// Returns how the agent reacts to the error.
     pub const fn class(&self) -> Class {
         match self {
             Self::Gone { .. } => Class::Gone,
@@ -270,8 +270,8 @@ fn refusal(pod: &PodKey, status: Box<Status>, after: Option<Duration>) -> PatchE
     }
 }
 
-/// Whether the API server rejected the patch because the Pod has another uid. Only the API server's own message counts,
-/// because the message of an admission policy may mention uids too.
+/// Returns whether the API server rejected the patch because the Pod has another uid. Only the API server's own message
+/// counts, because the message of an admission policy may mention uids too.
 fn is_other_uid(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     match status.code {

@@ -118,7 +118,8 @@ fn a_dead_connection_is_noticed_within_half_a_minute() {
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A TLS server that supports both versions of HTTP. The test's client verifies no certificate.
+/// Returns a TLS server that supports HTTP/1.1 and HTTP/2. Its certificate need not be valid, because the test's client
+/// does not verify it.
 fn tls() -> TlsAcceptor {
     let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new()).unwrap();
     let key = any_ecdsa_type(&PrivatePkcs8KeyDer::from(pkcs8.as_ref().to_vec()).into()).unwrap();

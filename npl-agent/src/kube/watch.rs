@@ -293,7 +293,7 @@ fn start_over(page: &Page, failure: FailureKind) -> Option<Page> {
     }
 }
 
-/// Whether a resource version is lower than another; false if one of them is not a number.
+/// Returns whether a resource version is lower than another; false if one of them is not a number.
 fn is_older(version: &str, than: &str) -> bool {
     let number = |text: &str| text.parse::<u64>().ok();
     number(version).zip(number(than)).is_some_and(|(version, than)| version < than)

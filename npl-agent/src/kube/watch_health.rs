@@ -14,9 +14,9 @@ use crate::metrics::{Metrics, WatchedResource};
 
 /// Receives the failures and recoveries of watches, and names the process in log lines about them.
 pub trait WatchObserver: fmt::Debug + Send + Sync {
-    /// The name of the process in log lines, such as `agent`.
+    /// Returns the name of the process in log lines, such as `agent`.
     fn process(&self) -> &'static str;
-    /// The file name of the manifest that grants the process its permissions.
+    /// Returns the file name of the manifest that grants the process its permissions.
     fn manifest(&self) -> &'static str;
     /// Records that a list or a watch failed; `cause` is the text of the error.
     fn record_failure(&self, subject: WatchedResource, kind: FailureKind, cause: &str);

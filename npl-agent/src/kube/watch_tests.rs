@@ -71,7 +71,7 @@ fn names(change: &Change) -> Vec<String> {
     }
 }
 
-/// The first request of each of the agent's watches.
+/// Starts the agent's watches, and returns the first request of each.
 async fn first_requests(service_selector: Option<&str>) -> BTreeSet<String> {
     let (client, mut server) = api_server();
     let (sender, changes) = mpsc::channel(16);

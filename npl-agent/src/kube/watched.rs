@@ -34,8 +34,8 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
 
     /// Converts an object; `None` without a name, namespace or uid.
     fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Self::Model>>;
-    /// Whether to keep an object of a list. Irrelevant objects, such as most of ten thousand Services, are dropped
-    /// early, because all kept objects are in memory until the list is complete.
+    /// Returns whether to keep an object of a list. Irrelevant objects, such as most of ten thousand Services, are
+    /// dropped early, because all kept objects are in memory until the list is complete.
     fn is_relevant(_object: &Self::Model) -> bool {
         true
     }
@@ -45,7 +45,7 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
     fn applied(object: Self::Model) -> Self::Change;
     /// Creates the change for a deleted object.
     fn gone(object: Self::Model) -> Self::Change;
-    /// The change to send before the list that follows a restore of the API server's store.
+    /// Returns the change to send after a restore of the API server's store, before the new list.
     fn restored() -> Option<Self::Change> {
         None
     }

@@ -60,7 +60,7 @@ impl Writes {
         }
     }
 
-    /// The number of writes that wait in the queue or for an answer.
+    /// Returns the number of writes that wait in the queue or for an answer.
     pub fn pending(&self) -> usize {
         self.in_flight.len() + self.waiting.len()
     }

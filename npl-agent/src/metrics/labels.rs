@@ -122,7 +122,7 @@ pub enum FailureKind {
 }
 
 impl FailureKind {
-    /// The value of the metric label.
+    /// Returns the value of the metric label.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unauthorized => "unauthorized",
@@ -155,7 +155,7 @@ pub enum WatchedResource {
 }
 
 impl WatchedResource {
-    /// The value of the metric label.
+    /// Returns the value of the metric label.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Pods => "pods",
@@ -207,7 +207,7 @@ impl OpName {
         }
     }
 
-    /// The value of the label.
+    /// Returns the value of the label.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Reserve => "reserve",

@@ -50,7 +50,7 @@ impl Stat {
     }
 }
 
-/// The Unix time in seconds at which the system started, from `/proc/stat`.
+/// Returns the Unix time in seconds at which the system started, from `/proc/stat`.
 fn boot_time(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }

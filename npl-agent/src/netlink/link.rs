@@ -69,7 +69,7 @@ fn kind(link: &LinkMessage) -> DeviceKind {
     info_kind(link).map_or(DeviceKind::Physical, kind_of)
 }
 
-/// The link kind of a virtual device; `None` for a physical device.
+/// Returns the link kind of a virtual device; `None` for a physical device.
 fn info_kind(link: &LinkMessage) -> Option<&InfoKind> {
     infos(link).find_map(|info| if let LinkInfo::Kind(kind) = info { Some(kind) } else { None })
 }
@@ -114,17 +114,17 @@ fn link_layer(link: &LinkMessage) -> LinkLayer {
     }
 }
 
-/// Whether the link is a VLAN device without `reorder_hdr`: its TC hooks receive frames with the VLAN tag. If no flag
-/// is set, the kernel sends no flags attribute.
+/// Returns whether the link is a VLAN device without `reorder_hdr`: its TC hooks receive frames with the VLAN tag. If
+/// no flag is set, the kernel sends no flags attribute.
 fn keeps_vlan_tags(link: &LinkMessage) -> bool {
     let reorders =
         |it: &InfoVlan| matches!(it, InfoVlan::Flags((flags, _mask)) if flags.contains(VlanFlags::ReorderHdr));
     infos(link).any(|info| matches!(info, LinkInfo::Data(InfoData::Vlan(vlan)) if !vlan.iter().any(reorders)))
 }
 
-/// Whether a GRE device has a remote address or, with `external`, gets the remote address from a route. Any other GRE
-/// device adds the outer header before its TC egress hook runs (`ipgre_header_ops` and `ip6gre_header_ops` of the
-/// kernel), so the programs cannot parse its packets.
+/// Returns whether a GRE device has a remote address or, with `external`, gets the remote address from a route. Any
+/// other GRE device adds the outer header before its TC egress hook runs (`ipgre_header_ops` and `ip6gre_header_ops` of
+/// the kernel), so the programs cannot parse its packets.
 fn has_tunnel_destination(link: &LinkMessage) -> bool {
     let v4 = |it: &InfoGre| {
         matches!(it, InfoGre::CollectMetadata)

@@ -139,7 +139,7 @@ pub async fn join_survey(in_flight: &mut SurveyTask) -> Result<Survey, NetlinkEr
     })
 }
 
-/// Every device of this network namespace, in the order of the ifindex.
+/// Returns every device of this network namespace, in the order of the ifindex.
 ///
 /// # Errors
 ///
@@ -157,7 +157,7 @@ pub async fn interfaces_and_routing() -> Result<(Vec<Device>, Routing), NetlinkE
     read_network().await.map(|state| (state.devices, state.routing))
 }
 
-/// The qdiscs, filters and programs of the inspected devices, by ifindex.
+/// Reads the qdiscs, filters and programs of the inspected devices, by ifindex.
 ///
 /// # Errors
 ///
@@ -207,7 +207,7 @@ async fn links(lists: &Lists) -> Result<Vec<LinkMessage>, NetlinkError> {
     lists.dump("list devices", RouteNetlinkMessage::GetLink(LinkMessage::default()), pick).await
 }
 
-/// The route to each address; addresses without a route are absent.
+/// Looks up the route to each address; addresses without a route are absent from the result.
 ///
 /// # Errors
 ///
@@ -322,8 +322,8 @@ pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin,
     Ok(Box::pin(changes.chain(stream::once(end))))
 }
 
-/// Whether a message reports a change that needs a survey. Changes of routes count only for default routes and host
-/// routes. Filters count only if they are new and belong to other software: the agent's own filters would trigger
+/// Returns whether a message reports a change that needs a survey. Changes of routes count only for default routes and
+/// host routes. Filters count only if they are new and belong to other software: the agent's own filters would trigger
 /// another survey.
 fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_attachments: bool) -> bool {
     let NetlinkPayload::InnerMessage(message) = payload else {

@@ -11,7 +11,7 @@ use super::NetlinkError;
 /// The kernel's name of the feature, which is also an argument of `ethtool -K`.
 const FRAGLIST: &str = "rx-gro-list";
 
-/// The names of all devices of this network namespace on which GRO joins datagrams to a fraglist.
+/// Returns the names of all devices of this network namespace on which GRO joins datagrams to a fraglist.
 ///
 /// # Errors
 ///

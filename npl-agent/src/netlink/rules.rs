@@ -44,8 +44,8 @@ pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32
     Ok((Routing { default_routes, ..routing }, with_gateway))
 }
 
-/// The default routes of all tables, and the devices of all routes with a gateway; for a multipath route, the device of
-/// each next hop is included.
+/// Reads the default routes of all tables, and the devices of all routes with a gateway. The devices include the device
+/// of each next hop of a multipath route.
 async fn read_routes(lists: &Lists) -> Result<(BTreeSet<DefaultRoute>, BTreeSet<u32>), NetlinkError> {
     let (mut found, mut with_gateway) = (BTreeSet::new(), BTreeSet::new());
     for family in FAMILIES {
@@ -113,7 +113,7 @@ fn incoming_rule(message: &RuleMessage) -> Option<IncomingRule> {
     Some(IncomingRule { family: family_of(header.family)?, device, table })
 }
 
-/// The table that a rule selects; `None` if the rule selects no table, or if its conditions are inverted.
+/// Returns the table that a rule selects; `None` if the rule selects no table, or if its conditions are inverted.
 fn table(message: &RuleMessage) -> Option<u32> {
     if message.header.action != RuleAction::ToTable || message.header.flags.contains(RuleFlags::Invert) {
         return None;

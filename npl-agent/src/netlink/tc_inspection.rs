@@ -42,7 +42,8 @@ pub struct TcInspection {
 /// The qdisc kinds of each device, by ifindex.
 pub(super) type Queues = BTreeMap<u32, BTreeSet<String>>;
 
-/// The attachments of the relevant devices, by ifindex. Devices that cannot be read are absent.
+/// Reads the attachments of the relevant devices, by ifindex. A device whose attachments cannot be read is absent from
+/// the result.
 ///
 /// # Errors
 ///
@@ -69,7 +70,7 @@ pub(super) async fn inspect(
     Ok(all)
 }
 
-/// The qdisc kinds of all devices, by one dump.
+/// Reads the qdisc kinds of all devices in a single dump.
 pub(super) async fn read_queues(lists: &Lists) -> Result<Queues, NetlinkError> {
     let pick = |message| if let RouteNetlinkMessage::NewQueueDiscipline(queue) = message { Some(queue) } else { None };
     let wanted = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
@@ -110,7 +111,7 @@ fn owner(filter: &TcMessage) -> Option<AttachmentOwner> {
     owner_of_filter(kind(filter), priority, handle, program_name(filter))
 }
 
-/// The name of a BPF filter's program.
+/// Returns the name of a BPF filter's program.
 fn program_name(filter: &TcMessage) -> Option<&str> {
     let options = filter
         .attributes
@@ -130,7 +131,7 @@ fn kind(message: &TcMessage) -> &str {
     kind.unwrap_or_default()
 }
 
-/// Whether a filter belongs to software other than NPL.
+/// Returns whether a filter belongs to software other than NPL.
 pub(super) fn is_foreign_filter(filter: &TcMessage) -> bool {
     owner(filter).is_some_and(|owner| owner.is_other())
 }

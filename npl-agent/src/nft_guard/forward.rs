@@ -130,7 +130,7 @@ fn read_elements(object: &[u8]) -> Vec<Element> {
     elements
 }
 
-/// The verdict in a data attribute; `None` for the verdict `continue` and for data that is not a verdict.
+/// Returns the verdict in a data attribute; `None` for the verdict `continue` and for data that is not a verdict.
 fn verdict(data: &[u8]) -> Option<Verdict> {
     let verdict = find(data, attribute::DATA_VERDICT)?;
     let code = number(verdict, attribute::VERDICT_CODE)?.cast_signed();

@@ -42,7 +42,7 @@ pub(super) fn tables(family: Family) -> io::Result<Vec<String>> {
     }
 }
 
-/// The rules of a table, in the kernel's layout; empty if the table does not exist.
+/// Reads the rules of a table, in the kernel's layout; empty if the table does not exist.
 ///
 /// # Errors
 ///

@@ -198,7 +198,7 @@ pub fn rule_names() -> io::Result<RuleNames> {
     names::read()
 }
 
-/// The forward chains of the Node's firewall; empty if the kernel has no nftables.
+/// Reads the forward chains of the Node's firewall; empty if the kernel has no nftables.
 ///
 /// # Errors
 ///

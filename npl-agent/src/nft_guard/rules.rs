@@ -53,8 +53,8 @@ enum End {
     Destination,
 }
 
-/// The rule `ip saddr . meta l4proto . th sport @endpoints_v4 snat ip to ip saddr`, or the same for IPv6. After source
-/// NAT to the unchanged address, the kernel applies no masquerade rule to the connection.
+/// Builds the rule `ip saddr . meta l4proto . th sport @endpoints_v4 snat ip to ip saddr`, or the same for IPv6. After
+/// source NAT to the unchanged address, the kernel applies no masquerade rule to the connection.
 pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
     let translation = [
         number(of::NAT_TYPE, value::SOURCE_NAT),
@@ -67,8 +67,8 @@ pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
     rule
 }
 
-/// The rule `iif DEVICE ct mark & MASK != MARK ip daddr . meta l4proto . th dport @endpoints_v4 ct mark set ct mark &
-/// ~MASK | MARK`, or the same for IPv6.
+/// Builds the rule `iif DEVICE ct mark & MASK != MARK ip daddr . meta l4proto . th dport @endpoints_v4 ct mark set ct
+/// mark & ~MASK | MARK`, or the same for IPv6.
 ///
 /// The rule compares the mark first, because the lookup in the set takes longer. The rule also applies to packets of
 /// existing connections; otherwise, UDP flows that began before the rule was installed would never be marked.
@@ -151,7 +151,7 @@ fn compare(how: u32, with: &[u8]) -> DefaultNla {
     expression("cmp", &[number(of::COMPARED, value::REGISTER), number(of::COMPARED_HOW, how), with])
 }
 
-/// The expression `register = (register & mask) ^ flipped`.
+/// Builds the expression `register = (register & mask) ^ flipped`.
 fn bitwise(mask: u32, flipped: u32) -> DefaultNla {
     let operand = |kind, operand: u32| nest(kind, &[bytes(attribute::DATA_VALUE, &operand.to_ne_bytes())]);
     let registers = [number(of::BITWISE_FROM, value::REGISTER), number(of::BITWISE_TO, value::REGISTER)];

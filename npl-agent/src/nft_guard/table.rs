@@ -56,7 +56,7 @@ const REPLIES: Chain = Chain { name: "replies", kind: "nat", hook: uapi::POST_RO
 const REQUESTS: Chain = Chain { name: "requests", kind: "filter", hook: uapi::PRE_ROUTING, priority: -150 };
 
 impl PodEndpoint {
-    /// The set key: address, protocol and port in network byte order, each padded to four bytes.
+    /// Returns the endpoint as a set key: address, protocol and port in network byte order, each padded to four bytes.
     fn key(&self) -> Vec<u8> {
         let [high, low] = self.port.to_be_bytes();
         let tail = [self.protocol.number(), 0, 0, 0, high, low, 0, 0];
@@ -148,8 +148,8 @@ fn list_rules(connection: &Connection, chain: &Chain, mut on_rule: impl FnMut(&[
     if_there(listed).map(drop)
 }
 
-/// Whether other software has a source NAT chain; `None` if the kernel has no nftables. The search stops at the first
-/// such chain, because a Node may have ten thousand chains.
+/// Returns whether other software has a source NAT chain; `None` if the kernel has no nftables. The search stops at the
+/// first such chain, because a Node may have ten thousand chains.
 pub(super) fn has_foreign_source_nat() -> io::Result<Option<bool>> {
     let mut found = false;
     let Some(connection) = if_known(Connection::open())? else { return Ok(None) };

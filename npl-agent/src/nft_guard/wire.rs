@@ -21,7 +21,7 @@ use super::uapi;
 /// software.
 const ANSWER_TIMEOUT: TimeVal = TimeVal::new(10, 0);
 
-/// An attribute with raw bytes.
+/// Returns an attribute with raw bytes.
 pub(super) fn bytes(kind: u16, value: &[u8]) -> DefaultNla {
     DefaultNla::new(kind, value.to_vec())
 }
@@ -31,12 +31,12 @@ pub(super) fn text(kind: u16, value: &str) -> DefaultNla {
     DefaultNla::new(kind, [value.as_bytes(), &[0]].concat())
 }
 
-/// An attribute with a number in network byte order.
+/// Returns an attribute with a number in network byte order.
 pub(super) fn number(kind: u16, value: u32) -> DefaultNla {
     DefaultNla::new(kind, value.to_be_bytes().to_vec())
 }
 
-/// An attribute that contains other attributes.
+/// Returns an attribute that contains other attributes.
 pub(super) fn nest(kind: u16, inner: &[DefaultNla]) -> DefaultNla {
     let mut value = vec![0; inner.buffer_len()];
     inner.emit(&mut value);
@@ -193,7 +193,7 @@ fn serialized(message: Message, flags: u16, sequence: u32) -> Vec<u8> {
     buffer
 }
 
-/// The attributes in a value, up to the first malformed attribute.
+/// Parses the attributes in a value, up to the first malformed attribute.
 pub(super) fn attributes(value: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(value).map_while(Result::ok).map(|attribute| {
         let (kind, length) = (attribute.kind(), attribute.value_length());
@@ -201,7 +201,7 @@ pub(super) fn attributes(value: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// The first attribute of a kind.
+/// Returns the value of the first attribute of a kind.
 pub(super) fn find(value: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(value).find(|(found, _)| *found == kind).map(|(_, value)| value)
 }

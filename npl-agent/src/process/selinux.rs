@@ -9,7 +9,7 @@ const ENFORCE: &str = "/sys/fs/selinux/enforce";
 /// The file with the security label of this process: a label of SELinux or of AppArmor, or empty.
 const LABEL: &str = "/proc/self/attr/current";
 
-/// The SELinux type of this process; `None` if SELinux is absent or known to be permissive.
+/// Returns the SELinux type of this process; `None` if SELinux is absent or known to be permissive.
 pub fn enforced_type() -> Option<String> {
     let enforce = fs::read_to_string(ENFORCE).ok();
     enforced(enforce.as_deref(), &fs::read_to_string(LABEL).unwrap_or_default())

@@ -198,7 +198,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
     ),
 ];
 
-/// The dashboard in Grafana's JSON format.
+/// Renders the dashboard in Grafana's JSON format.
 pub(super) fn dashboard() -> String {
     let mut panels = Vec::new();
     let mut top = 0;

@@ -103,7 +103,7 @@ fn help(flag: &Arg) -> String {
     if list.is_empty() { sentences } else { sentences + "\n" + &list }
 }
 
-/// The environment variable of a flag; `none` for a flag that can only be given on the command line.
+/// Returns the environment variable of a flag; `none` for a flag that can only be given on the command line.
 fn shown_variable(flag: &Arg) -> String {
     flag.get_env().map_or_else(|| "none".to_owned(), |name| code(&name.to_string_lossy()))
 }

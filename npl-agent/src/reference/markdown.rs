@@ -18,7 +18,7 @@ pub(super) fn heading(level: usize, title: &str) -> String {
     format!("\n{} {title}\n\n", "#".repeat(level))
 }
 
-/// The text as a code span.
+/// Renders the text as a code span.
 pub(super) fn code(text: &str) -> String {
     format!("`{text}`")
 }

@@ -85,7 +85,7 @@ pub fn chart_files() -> [(&'static str, String); 2] {
     [(alerts::FILE, alerts::rules()), (dashboard::FILE, dashboard::dashboard())]
 }
 
-/// All pages that this crate renders, the index included.
+/// Renders all pages of this crate, including the index.
 pub fn pages() -> Vec<Page> {
     let index = Page { file: "README.md", text: page("Reference", &index()) };
     let others = SOURCES.iter().map(|Source { file, title, purpose, body }| {

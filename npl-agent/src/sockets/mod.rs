@@ -121,7 +121,7 @@ mod tests {
     use super::{Reservations, ReserveError};
     use crate::core::model::{Family, Frontend, NodePort, Protocol};
 
-    /// A port that is unused at the time of the call.
+    /// Returns a port that is unused at the time of the call.
     fn free_port() -> u16 {
         TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
     }

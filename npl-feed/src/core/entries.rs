@@ -69,7 +69,7 @@ impl fmt::Display for LeftOut {
 /// The node address, node port and protocol to which a client connects. At most one Pod can answer at a target.
 pub type Target = (IpAddr, NodePort, Protocol);
 
-/// The target of an entry.
+/// Returns the target to which an entry leads.
 pub const fn target(entry: &Entry) -> Target {
     (entry.node_ip, entry.node_port, entry.protocol)
 }
@@ -152,17 +152,17 @@ impl Claims {
         }
     }
 
-    /// Whether the Pod's claim to the target takes precedence over all others.
+    /// Returns whether the Pod's claim to the target takes precedence over all others.
     pub fn is_held_by(&self, target: &Target, pod: &PodKey) -> bool {
         self.0.get(target).and_then(|claims| claims.first()).is_some_and(|best| best.pod == *pod)
     }
 
-    /// Whether any Pod claims the target.
+    /// Returns whether any Pod claims the target.
     pub fn has(&self, target: &Target) -> bool {
         self.0.contains_key(target)
     }
 
-    /// The Pods that claim the target.
+    /// Returns the Pods that claim the target.
     pub fn claimants(&self, target: &Target) -> impl Iterator<Item = &PodKey> {
         self.0.get(target).into_iter().flatten().map(|claim| &claim.pod)
     }

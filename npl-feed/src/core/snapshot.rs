@@ -134,7 +134,7 @@ impl Group {
         self.name.as_deref().map_or_else(|| self.key.number.to_string(), str::to_owned)
     }
 
-    /// The ready members, to which load balancers may send new requests.
+    /// Returns the ready members; only to these, load balancers may send new requests.
     pub fn ready(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.condition == Condition::Ready)
     }
@@ -159,12 +159,12 @@ impl Snapshot {
         self.version
     }
 
-    /// The groups of all Service ports, sorted by key.
+    /// Returns the groups of all Service ports, sorted by key.
     pub fn groups(&self) -> impl Iterator<Item = &Arc<Group>> {
         self.groups.values()
     }
 
-    /// The groups of one Service, sorted by port number and protocol.
+    /// Returns the groups of one Service, sorted by port number and protocol.
     pub fn service(&self, namespace: &str, name: &str) -> impl Iterator<Item = &Arc<Group>> {
         let service = ObjectKey::new(namespace, name);
         let first = PortKey { service: service.clone(), number: 0, protocol: Protocol::Tcp };

@@ -371,7 +371,7 @@ impl State {
     }
 }
 
-/// Whether two versions of a Pod are equal in all fields that the groups depend on.
+/// Returns whether two versions of a Pod are equal in all fields that the groups depend on.
 fn is_same(known: &Pod, pod: &Pod) -> bool {
     let mut known = known.clone();
     known.object.resource_version = pod.object.resource_version;

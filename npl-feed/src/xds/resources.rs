@@ -79,7 +79,7 @@ impl Kind {
         }
     }
 
-    /// The short name of the type, for metrics.
+    /// Returns the short name of the type, for metrics.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Cluster => "cds",
@@ -89,7 +89,7 @@ impl Kind {
         }
     }
 
-    /// Whether a state-of-the-world response must contain all resources of the type, because the client removes
+    /// Returns whether a state-of-the-world response must contain all resources of the type, because the client removes
     /// resources that the response lacks.
     pub(super) const fn is_complete(self) -> bool {
         matches!(self, Self::Cluster | Self::Listener)

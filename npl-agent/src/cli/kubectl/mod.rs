@@ -38,7 +38,7 @@ use crate::{
 /// The file name under which the binary acts as the plug-in.
 pub const PLUGIN: &str = "kubectl-npl";
 
-/// Whether the binary was started as the plug-in.
+/// Returns whether the binary was started as the plug-in.
 pub fn is_plugin(program: Option<&OsStr>) -> bool {
     program.and_then(|program| Path::new(program).file_name()).is_some_and(|name| name == PLUGIN)
 }
@@ -90,7 +90,7 @@ impl<'a> Kubectl<'a> {
         command
     }
 
-    /// The options of kubectl that select the cluster.
+    /// Returns the options of kubectl that select the cluster.
     fn options(self) -> Vec<&'a OsStr> {
         let ConnectionArgs { context, kubeconfig, .. } = self.connection;
         let context = context.iter().flat_map(|context| ["--context".as_ref(), context.as_ref()]);
@@ -98,7 +98,7 @@ impl<'a> Kubectl<'a> {
         context.chain(kubeconfig).collect()
     }
 
-    /// The command line that a user can repeat.
+    /// Returns the command line, which a user can copy and repeat.
     fn line(self, arguments: &[&str]) -> String {
         let options = self.options();
         let options = options.iter().map(|option| option.to_string_lossy());
@@ -169,18 +169,18 @@ fn succeeded(output: &Output) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The elements of the array at a JSON pointer of an object; none if the field is absent.
+/// Returns the elements of the array at a JSON pointer of an object; none if the field is absent.
 fn items_at<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> + use<'a> {
     object.pointer(pointer).and_then(Value::as_array).into_iter().flatten()
 }
 
-/// Whether the condition `Ready` of a Pod or Node is true.
+/// Returns whether the condition `Ready` of a Pod or Node is true.
 fn is_ready(object: &Value) -> bool {
     items_at(object, "/status/conditions")
         .any(|condition| text_at(condition, "/type") == "Ready" && text_at(condition, "/status") == "True")
 }
 
-/// The string at a JSON pointer of an object; empty if the field is absent.
+/// Returns the string at a JSON pointer of an object; empty if the field is absent.
 fn text_at<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }

@@ -47,7 +47,7 @@ pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, Ag
     Ok(agents)
 }
 
-/// The image and the variables of the agent's container.
+/// Returns the image and the variables of the agent's container.
 fn container(pod: &Value) -> (String, BTreeMap<String, String>) {
     let container = items_at(pod, "/spec/containers").find(|container| text_at(container, "/name") == CONTAINER);
     let Some(container) = container else { return (String::new(), BTreeMap::new()) };
@@ -72,8 +72,7 @@ fn exec_arguments<'a>(kubectl: Kubectl<'a>, agent: &'a AgentPod, arguments: &[&'
     exec_in([namespace, &agent.name, CONTAINER], &[], arguments)
 }
 
-/// The arguments of kubectl that run a command of `npl-agent` in a container. The container is given by its namespace,
-/// Pod and name.
+/// Returns the arguments with which kubectl runs a command of `npl-agent` in a container.
 pub(super) fn exec_in<'a>(
     [namespace, pod, container]: [&'a str; 3],
     options: &[&'a str],

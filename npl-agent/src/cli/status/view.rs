@@ -277,7 +277,7 @@ fn node_port_counts(agent: &AgentView) -> NodePortCounts {
     }
 }
 
-/// The number of elements and the size of every map that can become full.
+/// Returns the number of elements and the capacity of every map that can become full.
 fn table_fills(inspection: &Inspection, flows: [usize; 2], flow_capacities: [usize; 2]) -> Vec<TableFill> {
     let fill = |map, used, capacity: u32| TableFill { map, used, capacity: capacity as usize, evicts: false };
     let of_family = |family: Family, [mapping, allow, flow, address, next_hop]: [&'static str; 5], (used, capacity)| {

@@ -51,7 +51,7 @@ pub(crate) fn annotation(pod_port: u16, ip: &str, node_port: u16) -> String {
     format!(r#"[{{"podPort":{pod_port},"nodeIP":"{ip}","nodePort":{node_port},"protocol":"tcp"}}]"#)
 }
 
-/// An enabled Service `default/NAME` with port `http` 80, which selects `app: web`.
+/// Returns an enabled Service `default/NAME` with port `http` 80, which selects `app: web`.
 pub(crate) fn service(name: &str, target: u16) -> Service {
     let object = model::Service {
         key: ObjectKey::new("default", name),
@@ -99,7 +99,7 @@ pub(crate) fn texts(group: &Group) -> Vec<String> {
     group.members.iter().map(text).collect()
 }
 
-/// The members of `default/web`.
+/// Returns the members of `default/web`.
 pub(crate) fn web(state: &mut State) -> Vec<String> {
     state.refresh();
     state.snapshot().port("default", "web", "http").map(|group| texts(group)).unwrap_or_default()
