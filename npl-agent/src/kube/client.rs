@@ -36,13 +36,13 @@ pub enum ConnectError {
     Kubeconfig {
         /// The path of the kubeconfig file.
         path: PathBuf,
-        /// kube's error.
+        /// The error of the library kube.
         reason: String,
     },
     /// The agent does not run in a Pod, and `--kubeconfig` is not given.
     #[error("find the Pod's service account: {reason}; run inside a cluster or give --kubeconfig FILE")]
     InCluster {
-        /// kube's error, which names the missing file or variable.
+        /// The error of the library kube, which names the missing file or variable.
         reason: String,
     },
     /// The configuration has an unusable certificate, token file or proxy.
@@ -50,7 +50,7 @@ pub enum ConnectError {
     Client {
         /// The address of the API server.
         url: String,
-        /// kube's error.
+        /// The error of the library kube.
         reason: String,
     },
     /// The API server answered 401 several times.
