@@ -88,8 +88,8 @@ mod tests {
     }
 
     /// A model of a hundred Nodes with three watches each, which lose the API server at the same moment and retry until
-    /// the API server is back. The model contains only the delays; the bench restarts a hundred real agents. Fixed
-    /// seeds make the test repeatable.
+    /// the API server is back. The model simulates only the delays; `cargo xtask bench` restarts a hundred real agents.
+    /// Fixed seeds make the test repeatable.
     #[test]
     fn a_hundred_nodes_that_lose_the_api_server_together_reconnect_spread_out() {
         const WATCHES: u64 = 300;

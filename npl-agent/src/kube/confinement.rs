@@ -124,8 +124,7 @@ impl DryRun<'_> {
         let Some((namespace, name)) = &self.pod else { return Ok(Confinement::Unknown) };
         let answer = write(self.client, namespace, name).await;
         if !matches!(answer, Ok(Confinement::Confined)) {
-            // The Pod may have been deleted, or another Node may run a new Pod of its name: the next dry run uses a Pod
-            // of a new list.
+            // The Pod may no longer exist on this Node, so the next dry run looks for a Pod again.
             self.pod = None;
         }
         answer

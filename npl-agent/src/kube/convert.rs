@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Converts Kubernetes objects to [`crate::core::model`].
 //!
-//! An invalid value is skipped and reported in [`Converted::skipped`]; the rest of its object remains usable.
+//! An invalid value is skipped and reported in [`Converted::skipped`], so that the other fields of the object remain
+//! usable.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 

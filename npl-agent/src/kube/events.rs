@@ -38,9 +38,9 @@ use crate::{
     metrics::{EventOutcome, Metrics},
 };
 
-/// `reportingController` of the Events, a required field.
+/// The field `reportingController` of the Events, which the API server requires.
 const CONTROLLER: &str = "npl-agent";
-/// `action` of the Events, a required field.
+/// The field `action` of the Events, which the API server requires.
 const ACTION: &str = "Publish";
 /// Time limit for one Event, including the requests that increment its count.
 const DEADLINE: Duration = Duration::from_secs(10);

@@ -15,7 +15,8 @@ use tracing::debug;
 
 use super::client::ConnectError;
 
-/// Minimum time between two reads of the files, so that an unreachable API server does not cause a read per request.
+/// Minimum time between two reads of the files, so that an unreachable API server does not cause a read for each
+/// request.
 const REST: Duration = Duration::from_secs(5);
 
 /// The current client, and how to build the next one.

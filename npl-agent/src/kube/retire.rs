@@ -42,7 +42,7 @@ pub enum RetireError {
     /// The API server refused a request.
     #[error("{action} DaemonSet {name}: {reason}; grant get and patch on this DaemonSet")]
     Refused {
-        /// The refused action.
+        /// The action that the API server refused.
         action: &'static str,
         /// The DaemonSet.
         name: String,
@@ -55,7 +55,7 @@ pub enum RetireError {
          without it and remove the remaining kernel state with deploy/cleanup.yaml"
     )]
     TimedOut {
-        /// The last progress.
+        /// The progress at the time limit.
         progress: Progress,
         /// The time limit.
         timeout: Duration,

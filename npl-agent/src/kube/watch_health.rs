@@ -12,7 +12,7 @@ use super::{
 };
 use crate::metrics::{Metrics, WatchedResource};
 
-/// Receives the failures and recoveries of watches, and names the process in log lines about them.
+/// Receives the failures and recoveries of watches. Also supplies the name of the process for log lines about failures.
 pub trait WatchObserver: fmt::Debug + Send + Sync {
     /// Returns the name of the process in log lines, such as `agent`.
     fn process(&self) -> &'static str;

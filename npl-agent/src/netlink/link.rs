@@ -20,8 +20,8 @@ pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     let of_mtu = |attribute: &LinkAttribute| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None };
     let mtu = link.attributes.iter().find_map(of_mtu).unwrap_or_default();
     let peer_is_elsewhere = link.attributes.iter().any(|it| matches!(it, LinkAttribute::LinkNetNsId(_)));
-    // The ifindex is ignored if the lower device is in another network namespace: in this one, any device may have the
-    // same ifindex.
+    // If the lower device is in another network namespace, its ifindex is ignored, because an unrelated device of this
+    // network namespace may have the same ifindex.
     let shares_network_of = shared_device(link).filter(|_| !peer_is_elsewhere);
     Some(Device {
         ifindex: link.header.index,

@@ -366,7 +366,7 @@ fn mark_match(info: &[u8]) -> Option<Condition> {
     Some(Condition { field: Field::Mark, mask: mask.to_vec(), values: vec![mark.to_vec()], is_negated })
 }
 
-/// Returns the condition that at least one of the bits is set or, if negated, that none of them is set.
+/// Returns the condition that at least one of `bits` is set or, if `is_negated`, that none of `bits` is set.
 fn bits_are_set(field: Field, bits: u32, is_negated: bool) -> Condition {
     Condition { field, mask: bits.to_ne_bytes().to_vec(), values: vec![vec![0; 4]], is_negated: !is_negated }
 }

@@ -19,7 +19,7 @@ pub(super) struct Shape {
     pub(super) family: Family,
     pub(super) set: &'static str,
     nfproto: u8,
-    /// Offset in bytes of the source address in the IP header. The destination address follows it.
+    /// Offset in bytes of the source address in the IP header. The destination address follows the source address.
     source: u32,
     /// Length in bytes of an address.
     pub(super) length: u32,
@@ -46,7 +46,7 @@ const V6: Shape = Shape {
 
 pub(super) const SHAPES: [&Shape; 2] = [&V4, &V6];
 
-/// Whether a rule reads the source or the destination address and port of a packet.
+/// Selects the address and port of a packet that a rule reads: source or destination.
 #[derive(Debug, Clone, Copy)]
 enum End {
     Source,

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-/// The chart's file with the rules. The chart's template replaces [`RUNBOOK`] in the file.
+/// The chart's file with the rules. The chart's template replaces [`RUNBOOK`] in the file by the document's URL.
 pub(super) const FILE: &str = "deploy/chart/npl/files/alerts.yaml";
 
 /// The document with a section for each alert.

@@ -112,8 +112,9 @@ fn refusal(pod: &Pod, node: Option<&Node>, range: PortRange, entry: &Entry) -> O
     (!is_host_port && !range.contains(entry.node_port)).then_some(LeftOut::PortOutOfRange)
 }
 
-/// A Pod's claim to a target. If several Pods claim a target, the lowest claim takes precedence: first that of a Pod
-/// whose annotation was last written by an agent, then that of the older Pod.
+/// A Pod's claim to a target. If several Pods claim a target, the lowest claim takes precedence. A Pod whose annotation
+/// was last written by an agent has a lower claim than a Pod whose annotation was last written by another client.
+/// Otherwise, the older Pod has the lower claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
     is_foreign: bool,

@@ -32,7 +32,7 @@ pub struct Service {
 pub struct NamedPort {
     /// The port's `name`; `None` if the Service has a single port without a name.
     pub name: Option<Arc<str>>,
-    /// The port's `port`, never 0.
+    /// The field `port`: the port's number, which is never 0.
     pub number: u16,
     /// The protocol and the target port.
     pub target: ServicePort,

@@ -89,7 +89,7 @@ pub struct Member {
     pub pod: Arc<str>,
     /// The name of the Node.
     pub node: Arc<str>,
-    /// The zone of the Node; empty if it has none.
+    /// The zone of the Node; empty if the Node has no zone.
     pub zone: Arc<str>,
     /// Whether load balancers may send requests to the member.
     pub condition: Condition,
@@ -105,7 +105,7 @@ pub const WEIGHT: u16 = 1;
 pub struct Group {
     /// The Service port.
     pub key: PortKey,
-    /// The name of the Service port; `None` if it has none.
+    /// The name of the Service port; `None` if the port has no name.
     pub name: Option<Arc<str>>,
     /// The members, sorted by address and port.
     pub members: Vec<Member>,

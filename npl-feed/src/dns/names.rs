@@ -27,7 +27,7 @@ pub(super) enum Place {
     Namespace(String),
     /// The name of a Node's address, or of the member at this address and node port.
     Address { ip: IpAddr, port: Option<u16> },
-    /// `ip`, without records.
+    /// `ip`, the parent of the names of addresses, without records.
     Addresses,
     /// The name does not exist.
     Nothing,

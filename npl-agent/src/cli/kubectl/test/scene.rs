@@ -31,7 +31,7 @@ use crate::{
     kube::AnnotationKeys,
 };
 
-/// The label of the test's Namespace. A later test finds Namespaces that were not removed by this label.
+/// The label of the test's Namespace. By this label, a later test finds Namespaces that were not removed.
 const LABEL: (&str, &str) = ("app.kubernetes.io/name", "npl-test");
 /// The key of the Pods' label by which the Service selects the echo Pods.
 const ROLE: &str = "app.kubernetes.io/component";
@@ -201,7 +201,7 @@ impl<'a> Scene<'a> {
             "automountServiceAccountToken": false,
             "enableServiceLinks": false,
             "terminationGracePeriodSeconds": 1,
-            // If this command is killed before it removes the Pods, Kubernetes stops them after this time.
+            // If this command is killed before it removes the Pods, Kubernetes stops the Pods after this time.
             "activeDeadlineSeconds": 600,
             "tolerations": [{"operator": "Exists"}],
             "securityContext": {
