@@ -24,7 +24,7 @@ const USAGE: u8 = 2;
 const FILTER: &str = "warn,npl_feed=info,npl_agent=info,kube_client=off,hickory_server=error";
 
 fn report(error: &anyhow::Error) {
-    // A failed write to standard error cannot be reported anywhere else.
+    // The error is ignored: a failed write to standard error cannot be reported anywhere else.
     drop(writeln!(io::stderr(), "npl-feed: {error:#}"));
 }
 

@@ -30,13 +30,13 @@ use serde::Serialize;
 
 /// Prints an error and its causes on one line of standard error.
 pub fn report_error(error: &anyhow::Error) {
-    // A failed write to standard error cannot be reported anywhere else.
+    // The error is ignored: a failed write to standard error cannot be reported anywhere else.
     drop(writeln!(io::stderr(), "npl-agent: {error:#}"));
 }
 
 /// Prints a remark about the output to standard error, so that the output itself stays readable for programs.
 fn note(text: &str) {
-    // A failed write to standard error cannot be reported anywhere else.
+    // The error is ignored: a failed write to standard error cannot be reported anywhere else.
     drop(writeln!(io::stderr(), "npl-agent: {text}"));
 }
 

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 /// The upper bound of the first delay between retries.
 const FIRST: Duration = Duration::from_millis(500);
 /// The upper bound of all delays. The bound is low, because the agent receives no changes during a delay. At this
-/// bound, a hundred Nodes with three watches each send about forty requests per second.
+/// bound, a hundred Nodes with three watches each still send only about forty requests per second.
 const LONGEST: Duration = Duration::from_secs(10);
 /// Time without a failure after which the delays are short again. This time exceeds the longest delay plus the time
 /// limit of a request, so that repeated failures never shorten the delays.

@@ -262,7 +262,8 @@ async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kub
         version: Some("v1".to_owned()),
         resource: Some(resource.to_owned()),
         subresource: Some(subresource.to_owned()).filter(|name| !name.is_empty()),
-        // A watch of one Node by its name is authorized as access to that Node.
+        // The agent watches one Node by its name, which is authorized as access to that Node. The review therefore
+        // names the Node.
         name: (resource == "nodes").then(|| node_name.to_owned()),
         ..ResourceAttributes::default()
     };

@@ -35,7 +35,7 @@ impl FailureKind {
         } else if matches!(err, kube::Error::SerdeError(_) | kube::Error::FromUtf8(_)) {
             Self::Malformed
         } else {
-            // The connection failed: TLS, proxy, or a token file that is being replaced.
+            // No answer: the connection, TLS or a proxy failed, or the token file is being replaced.
             Self::Unreachable
         }
     }

@@ -79,8 +79,8 @@ impl Progress {
         let Some(status) = &daemon_set.status else { return Self::default() };
         let (nodes, updated, ready) =
             (status.desired_number_scheduled, status.updated_number_scheduled.unwrap_or(0), status.number_ready);
-        // `number_ready` also counts Pods of the earlier template. Even if all `nodes - updated` of these Pods are ready,
-        // at least `ready - (nodes - updated)` updated Pods are ready.
+        // `number_ready` also counts Pods of the earlier template. Even if all `nodes - updated` of these are ready, at
+        // least `ready - (nodes - updated)` updated Pods are ready.
         let retired = (updated + ready - nodes).clamp(0, updated);
         Self { nodes, retired, is_current: status.observed_generation >= daemon_set.metadata.generation }
     }

@@ -79,7 +79,7 @@ pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Clie
         .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
         .layer(config.base_uri_layer())
         // Lists above 128 KiB arrive compressed and are decompressed here. Watches are not compressed, because kube
-        // does not request it.
+        // does not request compression for watches.
         .layer(DecompressionLayer::new())
         .map_request(move |request| TokenFile::authorize(for_requests.as_ref(), request))
         .map_response(move |response| TokenFile::invalidate_if_refused(for_responses.as_ref(), response))

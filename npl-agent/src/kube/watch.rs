@@ -79,7 +79,7 @@ pub struct Watch<C> {
     changes: Sender<C>,
 }
 
-// A derived `Clone` would require `C: Clone`.
+// `Clone` is not derived, because a derived `Clone` would require `C: Clone`.
 impl<C> Clone for Watch<C> {
     fn clone(&self) -> Self {
         Self { keys: self.keys.clone(), observer: Arc::clone(&self.observer), changes: self.changes.clone() }

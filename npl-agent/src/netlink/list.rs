@@ -17,7 +17,7 @@ use super::{NetlinkError, request};
 const TRIES: usize = 8;
 
 /// A netlink socket for dumps. Other requests need another socket: this socket also returns the final message of each
-/// dump, which they do not expect.
+/// dump, which their callers do not expect.
 pub(super) struct Lists {
     handle: Handle,
     driver: AbortHandle,

@@ -89,7 +89,7 @@ pub struct Survey {
     pub pods: BTreeSet<IpAddr>,
     /// The route to each of these Pod addresses; addresses without a route are absent.
     pub routes: BTreeMap<IpAddr, Route>,
-    /// Every device of this network namespace, in the order of the ifindex.
+    /// Every device of this network namespace, sorted by ifindex.
     pub devices: Vec<Device>,
     /// Policy rules and default routes.
     pub routing: Routing,
@@ -139,7 +139,7 @@ pub async fn join_survey(in_flight: &mut SurveyTask) -> Result<Survey, NetlinkEr
     })
 }
 
-/// Returns every device of this network namespace, in the order of the ifindex.
+/// Returns every device of this network namespace, sorted by ifindex.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads by ethtool's netlink family on which devices GRO joins received datagrams to a list of fragments (fraglist).
+//! Reads which devices join received datagrams to a list of fragments (GRO fraglist), by ethtool's netlink family.
 
 use std::collections::BTreeSet;
 

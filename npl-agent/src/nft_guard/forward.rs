@@ -13,7 +13,8 @@ use crate::core::doctor::forward_chains::{BaseChain, Condition, Field, ForwardCh
 /// The nftables families whose chains process forwarded IP packets.
 const FAMILIES: [(u8, &str); 3] =
     [(uapi::NFPROTO_INET, "inet"), (uapi::NFPROTO_IPV4, "ip"), (uapi::NFPROTO_IPV6, "ip6")];
-/// The maximum number of chains that are read. Some firewalls have thousands of chains.
+/// The maximum number of chains that are read. The limit bounds the effort, because some firewalls have thousands of
+/// chains.
 const MAX_CHAINS: usize = 500;
 /// The prefixes of the names that the kernel gives to anonymous sets and maps. Each of these belongs to one rule.
 const ANONYMOUS: [&str; 2] = ["__set", "__map"];

@@ -18,7 +18,7 @@ use crate::core::{
 
 /// The name of the table, without its family.
 pub(super) const TABLE: &str = "npl";
-/// Maximum number of set elements in one message. A netlink attribute holds at most 65,535 bytes.
+/// Maximum number of set elements in one message, since a netlink attribute holds at most 65,535 bytes.
 const MAX_ELEMENTS: usize = 1000;
 
 /// The Pod endpoint of a mapping, which is the source of the Pod's replies.

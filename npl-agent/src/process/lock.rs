@@ -24,7 +24,7 @@ use npl_common::names::PIN_ROOT;
 const ONLY_ROOT: u32 = 0o700;
 /// The time for which a process tries to acquire the lock while only checks such as [`is_taken`] hold it.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The delay between two attempts. A process that only checks the lock holds it for microseconds.
+/// The delay between two attempts. It is short, because a process that only checks the lock holds it for microseconds.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Why the lock could not be acquired.
@@ -72,14 +72,16 @@ pub fn take(bpffs: &Path) -> Result<Lock, LockError> {
     }
 }
 
-/// Returns whether an agent holds the lock. The check holds a shared lock briefly, for which a starting agent waits.
+/// Returns whether a process, such as an agent, holds the lock. The check itself takes a shared lock for microseconds;
+/// a starting agent retries meanwhile.
 pub fn is_taken(bpffs: &Path) -> bool {
     let opened = File::open(bpffs.join(PIN_ROOT));
     opened.is_ok_and(|folder| lock(folder, FlockArg::LockSharedNonblock).is_err_and(|error| is_held(&error)))
 }
 
 /// Tries once to acquire the lock. Returns `None` if only checks held the lock, or if the directory was removed in the
-/// meantime. A shared lock is tried first: it fails if an agent holds the lock, and succeeds during checks.
+/// meantime. A shared lock is tried first: this fails if another process holds the lock, and succeeds if only checks
+/// hold it.
 fn attempt(folder: &Path) -> io::Result<Option<Lock>> {
     match DirBuilder::new().mode(ONLY_ROOT).create(folder) {
         // An earlier version may have created the directory with another mode.

@@ -194,7 +194,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Creates the value from a Pod and the entries in the Pod's annotation.
+    /// Reads the entries in a Pod's annotation, and returns the Pod with the entries that can lead to it.
     pub fn new(pod: Pod, node: Option<&Node>, range: PortRange) -> Self {
         let (entries, left_out) = of_pod(&pod, node, range);
         let zone = node.map(|node| Arc::clone(&node.zone)).unwrap_or_default();

@@ -232,7 +232,7 @@ impl State {
         self.detach_pod(key);
     }
 
-    /// Adds a Pod to all indexes, if the feed keeps it.
+    /// Adds a Pod to all indexes if the feed keeps the Pod ([`Served::is_kept`]).
     fn attach_pod(&mut self, served: Served) {
         if !served.is_kept() {
             return;

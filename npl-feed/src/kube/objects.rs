@@ -24,8 +24,8 @@ use crate::core::model::{Change, NamedPort, Node, Pod, Service};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// Maximum number of Pods per page of a list. After each page, Pods without the annotation are dropped, which bounds
-/// the memory in a large cluster. If a known Pod is absent from a list, its members drain: see
+/// Maximum number of Pods per page of a list. After each page, the feed drops Pods without the annotation, which bounds
+/// its memory in a large cluster. If a known Pod is absent from a list, its members drain: see
 /// [`crate::core::state::State`].
 const PODS_PER_PAGE: u32 = 500;
 const SERVICES_PER_PAGE: u32 = 500;

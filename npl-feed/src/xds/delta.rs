@@ -26,7 +26,7 @@ struct Subscription {
     /// The versions of the resources that the client has, by name. A version is a string, because the client sends its
     /// versions as strings after a reconnect.
     known: BTreeMap<String, String>,
-    /// Subscribed names whose resources do not exist, which the client already knows from a response.
+    /// Subscribed names whose resources do not exist. A response has already reported each of them as removed.
     absent: BTreeSet<String>,
 }
 

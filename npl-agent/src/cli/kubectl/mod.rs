@@ -106,8 +106,8 @@ impl<'a> Kubectl<'a> {
         format!("kubectl {}", words.collect::<Vec<_>>().join(" "))
     }
 
-    /// Runs kubectl, and returns its exit code and standard output. If kubectl fails without standard output, its
-    /// standard error is returned as the error.
+    /// Runs kubectl, and returns its exit code and standard output. If kubectl fails and its standard output is empty,
+    /// its standard error is returned as the error.
     fn output(self, arguments: &[&str]) -> anyhow::Result<(i32, String)> {
         let mut command = self.command(arguments);
         let output = child::output(start(&mut command)?, || self.check())?;
@@ -124,7 +124,8 @@ impl<'a> Kubectl<'a> {
         let mut command = self.command(&["create", "--filename", "-"]);
         let mut kubectl = start(command.stdin(Stdio::piped()).process_group(0))?;
         if let Some(mut input) = kubectl.stdin.take() {
-            // If kubectl ends before it has read the object, its standard error contains the reason.
+            // The error is ignored: if kubectl ends before it has read the object, kubectl's standard error contains
+            // the reason.
             drop(input.write_all(object.to_string().as_bytes()));
         }
         let interrupted = OnceCell::new();
@@ -138,7 +139,8 @@ impl<'a> Kubectl<'a> {
         succeeded(&output).context("`kubectl create`")
     }
 
-    /// Removes an object and waits for its end. A Ctrl-C of the terminal does not reach this kubectl.
+    /// Removes an object and waits for its end. A Ctrl-C of the terminal does not reach kubectl, which runs in a
+    /// separate process group here.
     fn delete(self, arguments: &[&str]) -> anyhow::Result<()> {
         let mut command = self.command(&[&["delete"], arguments].concat());
         let output = child::output(start(command.process_group(0))?, || self.check())?;

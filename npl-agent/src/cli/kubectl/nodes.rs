@@ -38,7 +38,7 @@ pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, Ag
         let is_running = container_is_running(pod);
         let (image, variables) = container(pod);
         let agent = AgentPod { name: text_at(pod, "/metadata/name").to_owned(), is_running, image, variables };
-        // While an agent is being replaced, its Node has two agent Pods. The command uses the running one.
+        // While an agent is being replaced, its Node has two agent Pods. The running Pod takes precedence.
         let node = text_at(pod, "/spec/nodeName").to_owned();
         if is_running || !agents.contains_key(&node) {
             agents.insert(node, agent);
