@@ -18,9 +18,9 @@ const STABLE_AFTER: Duration = Duration::from_mins(1);
 /// The shortest time between two log lines about failed requests.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Delays between retries, each twice as long as the previous one. Half of each delay is fixed, and a random part of up
-/// to the same length is added, so that Nodes that lost the API server at the same time do not reconnect at the same
-/// time.
+/// Delays between retries, each twice as long as the previous one. Half of each delay is fixed, and a random time of up
+/// to the same length is added. Without the random part, Nodes that lost the API server together would reconnect
+/// together.
 pub(super) struct Jittered(ResetTimerBackoff<ExponentialBackoff>);
 
 impl Jittered {

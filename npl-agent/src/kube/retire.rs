@@ -154,8 +154,8 @@ async fn retire(
     Err(RetireError::TimedOut { progress: last, timeout: target.timeout })
 }
 
-/// Builds the patch of the DaemonSet. It retires all Nodes at the same time: retiring them one after the other would
-/// not keep any Pod reachable, because no other Node serves the Pods of a retired Node.
+/// Builds the patch of the DaemonSet. It retires all Nodes at the same time: a gradual retirement would keep no Pod
+/// reachable, because no other Node serves the Pods of a retired Node.
 fn retiring() -> Value {
     let env = json!([{ "name": "NPL_RETIRE", "value": "true" }]);
     json!({ "spec": {

@@ -149,8 +149,8 @@ async fn serve_watches(listener: TcpListener) {
     }
 }
 
-/// Forwards connections to `server`. Once `swallowed` exceeds a connection's number, the proxy still reads from both
-/// ends of the connection, so that the kernel acknowledges all segments, and discards the data.
+/// Forwards connections to `server`. Once `swallowed` exceeds a connection's number, the proxy discards the data of the
+/// connection. It still reads from both ends, so that the kernel acknowledges all segments.
 async fn proxy(listener: TcpListener, server: SocketAddr, swallowed: Arc<AtomicU64>) {
     for number in 0.. {
         let (client, _peer) = listener.accept().await.unwrap();

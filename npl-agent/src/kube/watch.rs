@@ -3,9 +3,9 @@
 //! order.
 //!
 //! A watch resumes at the last resource version that it has received. If the API server's store was restored from a
-//! backup, its versions are lower, and the API server would send no event until the store has reached that version.
-//! After a watch that did not end on time, the agent therefore first requests the store's newest version. If this
-//! version is lower than the last received version, the agent lists all objects again.
+//! backup, the store's versions are lower. The API server would then send no event until the store has reached the last
+//! received version. After a watch that did not end on time, the agent therefore first requests the store's newest
+//! version. If this version is lower than the last received version, the agent lists all objects again.
 
 use std::{convert::Infallible, fmt, mem, sync::Arc, time::Duration};
 

@@ -21,7 +21,8 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
     const SUBJECT: WatchedResource;
     /// Page size of lists; `None` requests the whole list in one answer. Lists always request the newest objects,
     /// because an older list could lack a Pod that already has mappings. The API server can answer an unpaged list from
-    /// its watch cache, but reads each page from etcd, so only lists that may be too large for memory are paged.
+    /// its watch cache, but reads each page from etcd. Therefore, only lists that may be too large for memory are
+    /// paged.
     const PAGE_SIZE: Option<u32>;
     /// Whether the request for the newest version uses the field selector of the watch. Only a selector by name is
     /// used, with which the API server reads one object; with any other selector, it would read objects until one

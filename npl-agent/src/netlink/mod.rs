@@ -103,9 +103,9 @@ pub struct Survey {
 /// A running survey of the network.
 pub type SurveyTask = JoinHandle<Result<Survey, NetlinkError>>;
 
-/// Starts to read devices and the routes to Pods on a separate thread, because a request can wait for the kernel's
-/// `rtnl` lock for seconds while Pods are created and deleted. Qdiscs, filters and programs are read only with an
-/// `inspection`.
+/// Starts to read devices and the routes to Pods on a separate thread. While Pods are created and deleted, a request
+/// can wait for the kernel's `rtnl` lock for seconds, which must not block the main loop. Qdiscs, filters and programs
+/// are read only with an `inspection`.
 pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> SurveyTask {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     tokio::task::spawn_blocking(move || {

@@ -45,8 +45,8 @@ pub struct Reservations {
 }
 
 impl Reservations {
-    /// Returns the reserved ports. If the kernel has loaded SCTP in the meantime, SCTP ports without a socket are no
-    /// longer returned, so that the agent reserves them again with a socket.
+    /// Returns the reserved ports. Once the kernel has loaded SCTP, SCTP ports without a socket are no longer returned,
+    /// so that the agent reserves them again with a socket.
     pub fn observe(&mut self) -> BTreeSet<Frontend> {
         if self.reserved.values().any(Option::is_none) && has_sctp() {
             self.reserved.retain(|_, socket| socket.is_some());

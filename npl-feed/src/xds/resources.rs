@@ -174,8 +174,8 @@ fn sample_group() -> Arc<Group> {
 }
 
 /// Returns the names of all resources of a type, for a wildcard subscription. Listeners and routes, which are for gRPC
-/// clients, are served only by name: a proxy that subscribes to all listeners would reject these listeners, because
-/// they have no address.
+/// clients, are served only by name: a proxy that subscribes to all listeners would reject them, because they have no
+/// address.
 pub(super) fn all_names(kind: Kind, snapshot: &Snapshot) -> Vec<String> {
     match kind {
         Kind::Cluster | Kind::Endpoints => {
