@@ -28,7 +28,7 @@ use tracing::warn;
 
 use crate::core::snapshot::Version;
 
-/// Why the feed cannot use the file of a token, certificate or key.
+/// Why the feed cannot use a token file, certificate file or key file.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     /// The feed cannot read a file.
@@ -52,14 +52,15 @@ pub enum AccessError {
     ClientCa(String),
 }
 
-/// The digest of a bearer token. The time to compare digests reveals nothing about the token.
+/// The digest of a bearer token. Digests are compared instead of tokens, so the time of a comparison reveals nothing
+/// about the token.
 #[derive(Debug, Clone)]
 pub struct Token(Arc<Mutex<Followed>>);
 
 #[derive(Debug)]
 struct Followed {
     digest: Version,
-    /// The token file, the interval and the time of its next reading; `None` for a fixed token.
+    /// The token file, the interval between two reads, and the time of the next read; `None` for a fixed token.
     file: Option<(PathBuf, Duration, Instant)>,
 }
 
@@ -74,7 +75,7 @@ impl Token {
         Ok(Self(Arc::new(Mutex::new(Followed { digest: digest_of(path)?, file }))))
     }
 
-    /// A fixed token.
+    /// Creates a token that never changes.
     pub fn fixed(token: &str) -> Self {
         Self(Arc::new(Mutex::new(Followed { digest: Version::of(token.as_bytes()), file: None })))
     }
@@ -176,7 +177,7 @@ fn unreadable(option: &'static str, path: &Path, err: &dyn std::fmt::Display) ->
     AccessError::Unreadable { option, path: path.to_owned(), reason: err.to_string() }
 }
 
-/// Whether the allow list contains a client's address. An empty list admits all clients.
+/// Returns whether the allow list admits a client's address. An empty list admits all clients.
 pub fn admits(allowed: &[IpNet], address: IpAddr) -> bool {
     let address = address.to_canonical();
     allowed.is_empty() || allowed.iter().any(|range| range.contains(&address))

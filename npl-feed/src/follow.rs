@@ -25,7 +25,7 @@ pub type Published = watch::Receiver<Option<Arc<Snapshot>>>;
 /// The sender of snapshots.
 pub type Publisher = watch::Sender<Option<Arc<Snapshot>>>;
 
-/// Applies changes until their sender is dropped.
+/// Applies changes and publishes snapshots until the sender of the changes is dropped.
 pub async fn run(
     mut changes: Receiver<Change>,
     range: PortRange,
@@ -46,7 +46,7 @@ pub async fn run(
         };
         let now = millis(started.elapsed());
         state.expire(now);
-        // All queued changes are applied before one snapshot is computed.
+        // All queued changes are applied before a snapshot is computed, so many changes cause only one snapshot.
         let mut next = first;
         while let Some(change) = next {
             state.apply(change, now);
@@ -73,7 +73,7 @@ fn publish(state: &mut State, status: &Status, publisher: &Publisher) {
     status.record_snapshot(snapshot.groups().count(), snapshot.groups().map(|group| group.members.len()).sum());
     publisher.send_replace(Some(Arc::new(snapshot)));
     if is_first {
-        // Decoding the lists of a large cluster leaves free memory, which is returned to the kernel.
+        // Decoding the lists of a large cluster leaves much free memory in the heap, which is returned to the kernel.
         memory::give_back();
     }
 }

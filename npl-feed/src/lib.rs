@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The feed: it watches Pods, Services and Nodes, computes the members of each Service port in [`core`], and serves
-//! them to any load balancer by xDS, DNS and HTTP. The feed writes nothing to the API server.
+//! The feed watches Pods, Services and Nodes, computes the members of each Service port in [`core`], and serves the
+//! members to any load balancer by xDS, DNS and HTTP. The feed writes nothing to the API server.
 //!
 //! ```text
 //! kube ──► Change ──► follow ──► core ──► Snapshot ──► xds, dns, http

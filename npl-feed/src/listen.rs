@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Accepts connections to the HTTP and xDS interfaces, by TLS, HTTP/1.1 and HTTP/2. The allow list and the connection
-//! limit are applied to each connection.
+//! Accepts connections to the HTTP and xDS interfaces, with or without TLS, by HTTP/1.1 and HTTP/2. The allow list and
+//! the connection limit are applied to each connection.
 
 use std::{
     collections::VecDeque,
@@ -31,14 +31,14 @@ use crate::{access, status::Status};
 
 /// The maximum number of connections to one interface. Further connections are closed immediately.
 pub const MOST_CONNECTIONS: usize = 1024;
-/// The maximum number of connections from clients outside the allow list, which get only the probes. A further
+/// The maximum number of connections from clients outside the allow list, which can request only the probes. A further
 /// connection closes the oldest one, so that idle connections of other clients do not prevent the kubelet's probes.
 pub const MOST_PROBES: usize = 64;
-/// The longest duration of such a connection.
+/// The longest duration of a connection from outside the allow list.
 const PROBE: Duration = Duration::from_secs(5);
 /// Timeout of the TLS handshake, and of receiving the header of a request.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Interval of HTTP/2 keepalive pings, by which the streams of an unreachable client are closed.
+/// Interval of HTTP/2 keepalive pings. A client that does not answer them is unreachable, and its connection is closed.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Maximum number of concurrent streams of one HTTP/2 connection.
 const STREAMS: u32 = 64;
@@ -50,8 +50,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The current TLS configuration; `None` without TLS.
 pub type Tls = Option<watch::Receiver<Arc<ServerConfig>>>;
 
-/// Binds a socket. On a machine without IPv6, the socket is bound to `0.0.0.0` in place of `[::]`, the default of the
-/// command line. `logged` limits the log to one line for all interfaces.
+/// Binds a socket. On a machine without IPv6, the socket is bound to `0.0.0.0` instead of `[::]`, which is the default
+/// of the command line. `logged` limits the log about this to one line for all interfaces.
 ///
 /// # Errors
 ///
@@ -98,7 +98,7 @@ impl Listener {
         Ok(Self { socket: TcpListener::bind(address).await?, interface, allowed, tls, status })
     }
 
-    /// The address to which the socket is bound.
+    /// Returns the address to which the socket is bound.
     ///
     /// # Errors
     ///
@@ -107,8 +107,9 @@ impl Listener {
         self.socket.local_addr()
     }
 
-    /// Serves connections until the future is dropped. Clients outside the allow list get `probes`, or no answer: the
-    /// allow list need not contain the kubelet's addresses.
+    /// Serves connections until the future is dropped. Clients outside the allow list can request only the routes of
+    /// `probes`; without `probes`, their connections are closed. The allow list therefore need not contain the
+    /// kubelet's addresses.
     #[expect(clippy::infinite_loop, reason = "tasks of other types end in the same set")]
     pub async fn serve(self, router: Router, probes: Option<Router>) {
         let free = Arc::new(Semaphore::new(MOST_CONNECTIONS));

@@ -40,7 +40,7 @@ async fn listening(router: Router, allowed: &[&str]) -> (SocketAddr, Arc<Status>
     (listener.address().unwrap(), status, tokio::spawn(listener.serve(router, None)))
 }
 
-/// The answer to a request; empty if the server closes the connection without an answer.
+/// Requests `/`, and returns the answer, or an empty text if the server closes the connection without an answer.
 async fn get_root(address: SocketAddr) -> String {
     get(address, "/").await
 }
@@ -56,7 +56,8 @@ async fn get(address: SocketAddr, path: &str) -> String {
     timeout(PATIENCE, exchange).await.unwrap().unwrap_or_default()
 }
 
-/// With the kernel's option `ipv6.disable=1`, `socket` fails with EAFNOSUPPORT.
+/// The test simulates the kernel's option `ipv6.disable=1`, with which the system call `socket` fails with
+/// EAFNOSUPPORT.
 #[tokio::test]
 async fn without_ipv6_all_addresses_are_those_of_ipv4() {
     let without_ipv6 = async |address: SocketAddr| match address {
@@ -92,7 +93,8 @@ async fn only_allowed_clients_are_answered() {
     }
 }
 
-/// The kubelet probes the feed from an address that the allow list need not contain.
+/// Other clients need the probes, because the kubelet probes the feed from an address that the allow list need not
+/// contain.
 #[tokio::test]
 async fn other_clients_get_the_probes_and_no_details() {
     let (publisher, published) = watch::channel(None);
@@ -149,7 +151,8 @@ async fn connections_above_the_limit_are_closed_and_a_free_place_is_used_again()
     task.abort();
 }
 
-/// The server reads no further request of a client that reads no answers, so the memory of their connection is bounded.
+/// The server reads no further request from a client that reads no answers, so the memory for the connection is
+/// bounded.
 #[tokio::test]
 async fn a_flood_of_requests_without_reading_is_stopped_and_other_clients_are_answered() {
     let body = || async { "x".repeat(100 * 1024) };
@@ -170,7 +173,7 @@ async fn a_flood_of_requests_without_reading_is_stopped_and_other_clients_are_an
     task.abort();
 }
 
-/// An xDS server with two members of `web`, and its client.
+/// Starts an xDS server whose snapshot has two members of `web`, and connects a client to it.
 async fn xds(token: Option<Token>) -> (AggregatedDiscoveryServiceClient<Channel>, Publisher, JoinHandle<()>) {
     xds_with(token, Arc::default()).await
 }
@@ -187,7 +190,7 @@ async fn xds_with(
     }
     let (address, _status, task) = listening(router, &[]).await;
     let channel = Channel::from_shared(format!("http://{address}")).unwrap();
-    // With the default window size, the client would buffer dozens of responses.
+    // The window is small: with the default size, the client would buffer dozens of responses.
     let channel = channel.initial_stream_window_size(64 * 1024).connect().await.unwrap();
     (AggregatedDiscoveryServiceClient::new(channel), publisher, task)
 }
@@ -221,8 +224,8 @@ async fn a_stream_waits_for_the_first_snapshot_and_pushes_each_change() {
     task.abort();
 }
 
-/// While the client reads nothing, the server keeps a bounded number of responses. Afterwards the client gets the latest
-/// state.
+/// While a client reads nothing, the server keeps a bounded number of responses. When the client reads again, it gets
+/// the latest state.
 #[tokio::test]
 async fn a_client_that_does_not_read_skips_versions() {
     const MEMBERS: u16 = 900;
@@ -277,7 +280,7 @@ async fn a_delta_stream_has_the_clusters_and_requires_the_token() {
     publish(&publisher, 1);
     let wildcard = || {
         let request = DeltaDiscoveryRequest { type_url: Cluster::type_url(), ..Default::default() };
-        // The client does not close its stream of requests.
+        // `pending` keeps the client's stream of requests open.
         futures::stream::iter([request]).chain(futures::stream::pending())
     };
     let refused = client.delta_aggregated_resources(wildcard()).await.unwrap_err();
@@ -301,7 +304,7 @@ async fn bytes_that_are_no_request_do_not_end_the_server() {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(bytes).await.unwrap();
         let mut answer = Vec::new();
-        // The server may have closed the connection already.
+        // Errors are ignored, because the server may have closed the connection already.
         drop(timeout(Duration::from_secs(1), stream.read_to_end(&mut answer)).await);
     }
     assert!(get_root(address).await.ends_with("here"));

@@ -16,15 +16,15 @@ use npl_agent::{
 };
 use npl_feed::{config::Config, run};
 
-/// The exit code for usage errors, which is that of clap.
+/// The exit code for usage errors, which is the same as clap's exit code.
 const USAGE: u8 = 2;
 
-/// Default log filter. The library hickory would log each query at `info`. The library kube would log every failed
-/// request, which the watches already log once.
+/// The default log filter, which silences two libraries: hickory would log each query at `info`, and kube would log
+/// every failed request, which the watches already log.
 const FILTER: &str = "warn,npl_feed=info,npl_agent=info,kube_client=off,hickory_server=error";
 
 fn report(error: &anyhow::Error) {
-    // A failed write to standard error cannot be reported anywhere else.
+    // The error is ignored: a failed write to standard error cannot be reported anywhere else.
     drop(writeln!(io::stderr(), "npl-feed: {error:#}"));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Starts all parts of the feed, and stops at a signal.
+//! Starts all parts of the feed, and stops them on SIGTERM or SIGINT.
 
 use std::{
     net::SocketAddr,
@@ -123,7 +123,7 @@ fn guarded(router: Router, token: Option<Token>) -> Router {
     }
 }
 
-/// Reads the TLS files now and at each interval, because certificates are renewed.
+/// Reads the TLS files now and every 30 seconds, so that the feed uses renewed certificates.
 fn follow_tls(files: TlsFiles, tasks: &mut JoinSet<()>) -> Result<watch::Receiver<Arc<ServerConfig>>, AccessError> {
     let (sender, receiver) = watch::channel(files.load()?);
     tasks.spawn(async move {

@@ -137,7 +137,7 @@ impl Status {
         }
     }
 
-    /// The metrics in the `OpenMetrics` text format.
+    /// Encodes the metrics in the `OpenMetrics` text format.
     ///
     /// # Errors
     ///
@@ -148,7 +148,7 @@ impl Status {
         Ok(text)
     }
 
-    /// Records the number of entries that are currently left out.
+    /// Sets the number of annotation entries that are currently left out, by reason.
     pub fn set_left_out(&self, sums: &BTreeMap<LeftOut, usize>) {
         for reason in LeftOut::ALL {
             let count = sums.get(&reason).copied().unwrap_or_default();
@@ -156,7 +156,7 @@ impl Status {
         }
     }
 
-    /// Counts a published snapshot.
+    /// Counts a published snapshot, and records the number of its groups and members.
     pub fn record_snapshot(&self, groups: usize, members: usize) {
         self.snapshots.inc();
         self.groups.set(gauge(groups));
@@ -178,7 +178,7 @@ impl Status {
         self.xds.get_or_create(&XdsLabels { r#type: kind, event }).inc();
     }
 
-    /// Adjusts the number of open xDS streams.
+    /// Adds `difference` to the number of open xDS streams.
     pub fn add_xds_stream(&self, difference: i64) {
         self.xds_streams.inc_by(difference);
     }
@@ -188,7 +188,7 @@ impl Status {
         self.refused.get_or_create(&InterfaceLabels { interface }).inc();
     }
 
-    /// One line that names the failing watches; `None` if no watch fails.
+    /// Returns one line that names the failing watches; `None` if no watch fails.
     pub fn outage(&self) -> Option<String> {
         let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
         let names: Vec<String> =

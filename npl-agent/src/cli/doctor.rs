@@ -47,7 +47,7 @@ pub async fn show(args: &NodeViewArgs) -> anyhow::Result<ExitCode> {
     Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The findings of all checks.
+/// Returns the findings of all checks.
 pub(super) async fn findings(args: &NodeViewArgs) -> Vec<FindingRow> {
     examine(&facts::gather(args).await).iter().map(FindingRow::from).collect()
 }

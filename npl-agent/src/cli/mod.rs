@@ -30,13 +30,13 @@ use serde::Serialize;
 
 /// Prints an error and its causes on one line of standard error.
 pub fn report_error(error: &anyhow::Error) {
-    // A failed write to standard error cannot be reported anywhere else.
+    // The error is ignored: a failed write to standard error cannot be reported anywhere else.
     drop(writeln!(io::stderr(), "npl-agent: {error:#}"));
 }
 
 /// Prints a remark about the output to standard error, so that the output itself stays readable for programs.
 fn note(text: &str) {
-    // A failed write to standard error cannot be reported anywhere else.
+    // The error is ignored: a failed write to standard error cannot be reported anywhere else.
     drop(writeln!(io::stderr(), "npl-agent: {text}"));
 }
 
@@ -61,7 +61,7 @@ fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print(&text)
 }
 
-/// A duration in its two largest units, as `kubectl` shows ages: `45s`, `3m20s`, `5h2m`, `12d4h`.
+/// Formats a duration in its two largest units, as `kubectl` shows ages: `45s`, `3m20s`, `5h2m`, `12d4h`.
 fn duration(millis: u64) -> String {
     let seconds = millis / 1_000;
     let (minutes, hours, days) = (seconds / 60, seconds / 3_600, seconds / 86_400);
@@ -76,7 +76,7 @@ fn duration(millis: u64) -> String {
     }
 }
 
-/// Events per second.
+/// Returns the number of events per second.
 #[expect(clippy::cast_precision_loss, reason = "a rate is shown with few digits")]
 fn rate(count: u64, elapsed: Duration) -> f64 {
     count as f64 / elapsed.as_secs_f64().max(f64::MIN_POSITIVE)

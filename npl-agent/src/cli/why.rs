@@ -63,7 +63,7 @@ fn add_counters(args: &WhyArgs, explanation: &mut Explanation) -> anyhow::Result
     Ok(())
 }
 
-/// The time since the last packet of any established flow of a node port, in milliseconds.
+/// Returns the time since the last packet of any established flow of a node port, in milliseconds.
 fn last_packet(flows: &[FlowRecord], frontend: Frontend, now: Duration) -> Option<u64> {
     let newest = flows.iter().filter(|flow| flow.frontend() == frontend).map(|flow| flow.last_seen).max()?;
     u64::try_from(now.saturating_sub(newest).as_millis()).ok()

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 /// Time without a heartbeat after which the agent counts as hung.
 const STALL: Duration = Duration::from_secs(30);
 
-/// The state of the agent, written by the main loop and read by the probes. Clones are handles to the same state.
+/// The state of the agent, written by the main loop and read by the probes. Clones share the same state.
 #[derive(Debug, Clone)]
 pub struct Health(Arc<Inner>);
 
@@ -46,8 +46,8 @@ impl Health {
         self.0.last_beat_millis.store(self.age_millis(), Ordering::Relaxed);
     }
 
-    /// Records that the first reconciliation of all Pods is done. The record is never reset: the agent stays ready if
-    /// the API server becomes unreachable later, because the mappings still translate.
+    /// Records that the first reconciliation of all Pods is done. The record is never reset: if the API server becomes
+    /// unreachable later, the agent stays ready, because the mappings continue to translate packets.
     pub fn set_synced(&self) {
         self.0.is_synced.store(true, Ordering::Relaxed);
     }
@@ -63,19 +63,19 @@ impl Health {
         self.0.is_retired.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the last heartbeat of the main loop is less than 30 s old.
+    /// Returns whether the last heartbeat of the main loop is less than 30 s old.
     pub fn is_live(&self) -> bool {
         let since_beat = self.age_millis().saturating_sub(self.0.last_beat_millis.load(Ordering::Relaxed));
         Duration::from_millis(since_beat) < STALL
     }
 
-    /// Whether the Pods of this Node are served, or the Node is retired.
+    /// Returns whether the agent serves the Pods of this Node, or has retired the Node.
     pub fn is_ready(&self) -> bool {
         let is_serving = self.0.is_synced.load(Ordering::Relaxed) && self.0.is_attached.load(Ordering::Relaxed);
         is_serving || self.0.is_retired.load(Ordering::Relaxed)
     }
 
-    /// Whether the programs have been attached to a device at least once.
+    /// Returns whether the programs have been attached to a device at least once.
     pub fn is_started(&self) -> bool {
         self.0.was_attached.load(Ordering::Relaxed)
     }

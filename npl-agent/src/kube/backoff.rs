@@ -7,20 +7,20 @@ use backon::ExponentialBuilder;
 use kube::runtime::{utils::ResetTimerBackoff, watcher::ExponentialBackoff};
 use tokio::time::Instant;
 
-/// The upper bound of the first delay.
+/// The upper bound of the first delay between retries.
 const FIRST: Duration = Duration::from_millis(500);
-/// The upper bound of all delays. The bound is low, because the agent receives no changes during a delay. With this
-/// delay, a hundred Nodes send about fifteen requests per second.
+/// The upper bound of all delays. The bound is low, because the agent receives no changes during a delay. At this
+/// bound, a hundred Nodes with three watches each still send only about forty requests per second.
 const LONGEST: Duration = Duration::from_secs(10);
 /// Time without a failure after which the delays are short again. This time exceeds the longest delay plus the time
 /// limit of a request, so that repeated failures never shorten the delays.
 const STABLE_AFTER: Duration = Duration::from_mins(1);
-/// The shortest time between two log lines.
+/// The shortest time between two log lines about failed requests.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Delays between retries, each twice as long as the previous one. Half of each delay is fixed, and a random part of up
-/// to the same length is added, so that Nodes that lost the API server at the same time do not reconnect at the same
-/// time.
+/// Delays between retries, each twice as long as the previous one. Half of each delay is fixed, and a random time of up
+/// to the same length is added. Without the random part, Nodes that lost the API server together would reconnect
+/// together.
 pub(super) struct Jittered(ResetTimerBackoff<ExponentialBackoff>);
 
 impl Jittered {
@@ -88,8 +88,8 @@ mod tests {
     }
 
     /// A model of a hundred Nodes with three watches each, which lose the API server at the same moment and retry until
-    /// the API server is back. The model contains only the delays; the bench restarts a hundred real agents. Fixed
-    /// seeds make the test repeatable.
+    /// the API server is back. The model simulates only the delays; `cargo xtask bench` restarts a hundred real agents.
+    /// Fixed seeds make the test repeatable.
     #[test]
     fn a_hundred_nodes_that_lose_the_api_server_together_reconnect_spread_out() {
         const WATCHES: u64 = 300;

@@ -36,13 +36,13 @@ pub enum ConnectError {
     Kubeconfig {
         /// The path of the kubeconfig file.
         path: PathBuf,
-        /// kube's error.
+        /// The error of the library kube.
         reason: String,
     },
     /// The agent does not run in a Pod, and `--kubeconfig` is not given.
     #[error("find the Pod's service account: {reason}; run inside a cluster or give --kubeconfig FILE")]
     InCluster {
-        /// kube's error, which names the missing file or variable.
+        /// The error of the library kube, which names the missing file or variable.
         reason: String,
     },
     /// The configuration has an unusable certificate, token file or proxy.
@@ -50,7 +50,7 @@ pub enum ConnectError {
     Client {
         /// The address of the API server.
         url: String,
-        /// kube's error.
+        /// The error of the library kube.
         reason: String,
     },
     /// The API server answered 401 several times.
@@ -213,7 +213,8 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
     }
 }
 
-/// Why the API server does not answer, and the remedy. `cause` is the text of the last cause.
+/// Returns the log message about an API server that does not answer, with a remedy if the certificate is the cause.
+/// `cause` is the text of the error's last cause.
 fn silence(cause: &str) -> &'static str {
     if is_certificate_error(cause) { CERTIFICATE_ADVICE } else { "the API server does not answer; the agent retries" }
 }
@@ -252,8 +253,8 @@ fn refused_or_late(url: &str, needed: Permission, err: kube::Error) -> Probe {
     }
 }
 
-/// Whether the API server grants a permission. If the API server denies the access review itself, the permission counts
-/// as granted; if it is missing, the watch that needs the permission reports the failure.
+/// Returns whether the API server grants a permission. If the API server denies the access review itself, the
+/// permission counts as granted; if the permission is missing, the watch that needs it reports the failure.
 async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kube::Result<bool> {
     let Permission { verb, resource, subresource } = needed;
     let attributes = ResourceAttributes {
@@ -261,7 +262,8 @@ async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kub
         version: Some("v1".to_owned()),
         resource: Some(resource.to_owned()),
         subresource: Some(subresource.to_owned()).filter(|name| !name.is_empty()),
-        // A watch of one Node by its name is authorized as access to that Node.
+        // The agent watches one Node by its name, which is authorized as access to that Node. The review therefore
+        // names the Node.
         name: (resource == "nodes").then(|| node_name.to_owned()),
         ..ResourceAttributes::default()
     };

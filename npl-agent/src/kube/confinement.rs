@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks at start, and later at long intervals, that an admission policy such as that of `deploy/npl.yaml` confines this
-//! agent. Without the check, a missing policy, or one for another service account, would go unnoticed, because every
-//! write of the agent succeeds without a policy.
+//! Checks at start, and then every 15 minutes, that an admission policy such as the one in `deploy/npl.yaml` restricts
+//! the writes of this agent. Without the check, a missing policy, or one for another service account, would go
+//! unnoticed, because the API server then accepts every write of the agent.
 
 use std::time::Duration;
 
@@ -22,25 +22,26 @@ use super::{
     objects::PodObject,
 };
 
-/// The label that the dry run adds. The agent never writes labels.
+/// The label that the dry run adds to a Pod. The agent never writes labels, so a policy that confines the agent rejects
+/// this label.
 const LABEL: &str = "npl-agent-dry-run";
 /// Number of dry runs until a missing policy is reported: the API server applies a new policy only after a few seconds.
 const ATTEMPTS: usize = 6;
 
-/// The time between two checks. Each usually costs one dry run of a patch.
+/// The time between two checks. A check usually costs the API server one patch with `dryRun`.
 const INTERVAL: Duration = Duration::from_mins(15);
 
-/// The result of the last check that had one, for the agent's commands. Clones share the same result.
+/// The result of the last conclusive check, which the agent's commands show. Clones share the same result.
 #[derive(Debug, Clone, Default)]
 pub struct ConfinementResult(watch::Sender<Option<bool>>);
 
 impl ConfinementResult {
-    /// Whether an admission policy confines this agent; `None` as long as the API server has not shown this.
+    /// Returns whether an admission policy confines this agent; `None` until a check has had a definite result.
     pub fn is_confined(&self) -> Option<bool> {
         *self.0.borrow()
     }
 
-    /// Whether the result differs from the one before.
+    /// Stores the result of a check, and returns whether it differs from the previous result.
     fn replace(&self, is_confined: bool) -> bool {
         self.0.send_replace(Some(is_confined)) != Some(is_confined)
     }
@@ -97,16 +98,17 @@ async fn confirmed(dry_run: &mut DryRun<'_>) -> Confinement {
     last
 }
 
-/// A write to a Pod of this Node that stores nothing.
+/// A dry-run write to a Pod of this Node: the API server runs its admission policies, but stores nothing.
 struct DryRun<'a> {
     client: &'a Client,
     node_name: &'a str,
-    /// Namespace and name of the Pod. A list of Pods costs the API server more than the write.
+    /// Namespace and name of the Pod, which are kept for the next check: finding a Pod by a list costs the API server
+    /// more than the dry run.
     pod: Option<(String, String)>,
 }
 
 impl DryRun<'_> {
-    /// A Pod of this Node.
+    /// Finds any Pod of this Node, and returns its namespace and name.
     async fn find_pod(&self) -> kube::Result<Option<(String, String)>> {
         let of_this_node = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name)).limit(1);
         let pods = Api::<PodObject>::all(self.client.clone()).list(&of_this_node).await?;
@@ -114,7 +116,7 @@ impl DryRun<'_> {
         Ok(pod.map(|pod| (pod.namespace.unwrap_or_default(), pod.name.unwrap_or_default())))
     }
 
-    /// Adds a label to a Pod of this Node.
+    /// Adds a label to a Pod of this Node in a dry run, and returns whether the API server rejects the label.
     async fn probe(&mut self) -> kube::Result<Confinement> {
         if self.pod.is_none() {
             self.pod = self.find_pod().await?;
@@ -122,7 +124,7 @@ impl DryRun<'_> {
         let Some((namespace, name)) = &self.pod else { return Ok(Confinement::Unknown) };
         let answer = write(self.client, namespace, name).await;
         if !matches!(answer, Ok(Confinement::Confined)) {
-            // The Pod may have been deleted, or moved.
+            // The Pod may no longer exist on this Node, so the next dry run looks for a Pod again.
             self.pod = None;
         }
         answer
@@ -152,7 +154,7 @@ mod tests {
     use super::*;
     use crate::kube::mock::{MockServer, api_server, refusal};
 
-    /// Less than the interval, which is longer than the mock server waits for a request.
+    /// A minute less than the interval between checks. The mock server does not wait as long as the interval.
     const ALMOST: Duration = Duration::from_mins(14);
     const DENIED: &str = "pods \"web-0\" is forbidden: ValidatingAdmissionPolicy 'npl-agent' with binding 'npl-agent' denied \
                           request: npl-agent may not write to a Pod's labels and finalizers";
@@ -221,7 +223,7 @@ mod tests {
         });
         assert_eq!(found.await, Confinement::Unknown);
     }
-    /// Without this, the doctor would report the state at the agent's start for ever.
+    /// Without repeated checks, `npl-agent doctor` would always report the state at the agent's start.
     #[tokio::test(start_paused = true)]
     async fn a_policy_that_is_removed_and_applied_again_is_noticed() {
         let denied = refusal(422, "Invalid", DENIED);
@@ -229,7 +231,7 @@ mod tests {
         let result = ConfinementResult::default();
         let served = async {
             answer(&mut server, &["web-0"], 422, &denied).await;
-            // The same Pod is used again, until an answer leaves open whether it still exists.
+            // After a rejected dry run, the next check uses the same Pod, without a list.
             sleep(ALMOST).await;
             assert_eq!(result.is_confined(), Some(true));
             answer_dry_run(&mut server, 200, "{}").await;

@@ -32,7 +32,7 @@ impl WatchContacts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(resource.as_str(), contact);
     }
 
-    /// Records a failed request.
+    /// Records that a list or the watch failed with this error.
     pub(super) fn record_failure(&self, resource: WatchedResource, error: &str) {
         let mut contacts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let contact = contacts.entry(resource.as_str()).or_default();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Converts Kubernetes objects to [`crate::core::model`].
 //!
-//! An invalid value is skipped and reported in [`Converted::skipped`]; the rest of its object remains usable.
+//! An invalid value is skipped and reported in [`Converted::skipped`], so that the other fields of the object remain
+//! usable.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
@@ -32,7 +33,7 @@ pub struct AnnotationKeys {
 }
 
 impl AnnotationKeys {
-    /// The keys below a domain.
+    /// Creates the keys for the domain of `--annotation-domain`.
     pub fn new(domain: &str) -> Self {
         Self {
             enabled: format!("{domain}/enabled"),
@@ -59,7 +60,7 @@ pub enum Skipped {
 }
 
 impl Skipped {
-    /// The name of this kind of invalid value in log lines.
+    /// Returns the name of this kind of invalid value in log lines.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Port => "port",
@@ -161,8 +162,8 @@ fn keep<F, T>(from: Vec<F>, skipped: &mut Vec<Skipped>, mut convert: impl FnMut(
     from.into_iter().filter_map(|value| convert(value).map_err(|reason| skipped.push(reason)).ok()).collect()
 }
 
-/// The field manager, other than this agent, that owns the mapping annotation. The API server records the manager that
-/// last changed the value.
+/// Returns the field manager, other than this agent, that owns the mapping annotation. The API server records the
+/// manager that last changed the value.
 fn annotation_manager(managers: Vec<(String, Vec<String>)>, keys: &AnnotationKeys) -> Option<Arc<str>> {
     let owns = |owned: &[String]| owned.iter().any(|key| key.strip_prefix("f:") == Some(&keys.mapping));
     let is_other = |(manager, owned): &(String, Vec<String>)| manager != FIELD_MANAGER && owns(owned);
@@ -180,7 +181,7 @@ fn gate(spec: &PodSpec, status: &PodStatus, keys: &AnnotationKeys) -> Gate {
     if is_true { Gate::Open } else { Gate::Closed { are_containers_ready } }
 }
 
-/// Whether a condition of the Pod has this value.
+/// Returns whether a condition of the Pod has this value.
 pub fn has_condition(status: &PodStatus, kind: &str, value: &str) -> bool {
     let conditions = status.conditions.iter().flatten();
     conditions
@@ -188,10 +189,10 @@ pub fn has_condition(status: &PodStatus, kind: &str, value: &str) -> bool {
         .any(|condition| condition.kind.as_deref() == Some(kind) && condition.status.as_deref() == Some(value))
 }
 
-/// The addresses of `podIPs`, or that of `podIP` if an old kubelet set no `podIPs`.
+/// Returns the addresses of `podIPs`, or the address of `podIP` if an old kubelet set no `podIPs`.
 ///
-/// Empty while the Pod has no sandbox. After a reboot of the Node, the status contains the addresses of the former
-/// sandbox until the kubelet has created a new one, but the CNI may already have assigned these addresses to other
+/// Returns no address while the Pod has no sandbox. After a reboot of the Node, the Pod's status contains the old
+/// addresses until the kubelet has created a new sandbox. The CNI may already have assigned these addresses to other
 /// Pods.
 fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
     if has_condition(&status, "PodReadyToStartContainers", "False") {
@@ -208,8 +209,8 @@ fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
     ips
 }
 
-/// The ports of containers, followed by those of native sidecars. Kubernetes resolves a named target port in this
-/// order.
+/// Returns the ports of containers, followed by the ports of native sidecars. Kubernetes resolves a named target port
+/// in this order.
 fn pod_ports(spec: PodSpec, skipped: &mut Vec<Skipped>) -> Vec<ContainerPort> {
     let is_sidecar = |container: &Container| container.restart_policy.as_deref() == Some("Always");
     let sidecars = spec.init_containers.unwrap_or_default().into_iter().filter(is_sidecar).collect();

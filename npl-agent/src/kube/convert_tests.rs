@@ -138,7 +138,7 @@ fn only_native_sidecars_among_init_containers_have_ports() {
     assert_eq!(numbers(&converted_pod(spec, json!({})).object.ports), [4, 2]);
 }
 
-/// The kubelet maps the host ports of containers only (kubernetes/kubernetes#57443).
+/// The kubelet maps no host ports of init containers, native sidecars included (kubernetes/kubernetes#57443).
 #[test]
 fn a_native_sidecar_has_no_host_port() {
     let port = |number| json!([{ "name": "http", "containerPort": number, "hostPort": 8099, "hostIP": "192.0.2.1" }]);
@@ -290,7 +290,7 @@ fn a_node_has_internal_and_external_addresses() {
     assert_eq!(skipped, [Skipped::Address, Skipped::Address]);
 }
 
-/// A numeric field with a value that an API server without validation might store.
+/// Generates values of a numeric field, including invalid ones that an API server without validation might store.
 fn number() -> impl Strategy<Value = Value> {
     prop_oneof![
         select(vec![0_i64, 1, 80, 65_535, 65_536, -1, i64::MAX, i64::MIN]).prop_map(|number| json!(number)),
@@ -310,7 +310,7 @@ fn text() -> impl Strategy<Value = Value> {
 
 fn container() -> impl Strategy<Value = Value> {
     let port = (text(), number(), text(), number(), text()).prop_map(|(name, port, protocol, host_port, host_ip)| {
-        // `containerPort` is a required field.
+        // `containerPort` is a required field, so a null value is replaced.
         let port = if port.is_null() { json!(1) } else { port };
         json!({ "name": name, "containerPort": port, "protocol": protocol, "hostPort": host_port, "hostIP": host_ip })
     });

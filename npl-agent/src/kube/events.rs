@@ -38,9 +38,9 @@ use crate::{
     metrics::{EventOutcome, Metrics},
 };
 
-/// `reportingController` of the Events, a required field.
+/// The field `reportingController` of the Events, which the API server requires.
 const CONTROLLER: &str = "npl-agent";
-/// `action` of the Events, a required field.
+/// The field `action` of the Events, which the API server requires.
 const ACTION: &str = "Publish";
 /// Time limit for one Event, including the requests that increment its count.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -115,7 +115,7 @@ impl Recorder {
         Moment(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Sends the Event of a report. Returns false if the Event must be sent again.
+    /// Sends a report as an Event. Returns false if the report must be sent again.
     async fn send(&mut self, report: &Report) -> bool {
         let reported = timeout(DEADLINE, self.record(report)).await;
         let (outcome, err) = match reported.unwrap_or_else(|late| Err(kube::Error::Service(late.into()))) {
@@ -190,13 +190,13 @@ impl Recorder {
     }
 }
 
-/// Whether the API server rejected the Event because its namespace is deleted or terminating.
+/// Returns whether the API server rejected the Event because its namespace is deleted or terminating.
 fn is_namespace_gone(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 404 || causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// The longest prefix of a name that has at most `bytes` bytes and is a valid name.
+/// Returns the longest prefix of a name that has at most `bytes` bytes and is a valid name.
 fn shortened(name: &str, bytes: usize) -> &str {
     let end = (0..=bytes.min(name.len())).rfind(|at| name.is_char_boundary(*at)).unwrap_or_default();
     name.split_at(end).0.trim_end_matches(['.', '-'])

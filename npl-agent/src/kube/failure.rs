@@ -8,8 +8,8 @@ use kube::core::Status;
 
 pub use crate::metrics::FailureKind;
 
-/// Upper bound of `Retry-After`, so that the agent does not stay without new objects for an hour because of a large
-/// value from a proxy.
+/// Upper bound of `Retry-After`. Without the bound, a proxy that sends a large value could keep the agent without new
+/// objects for an hour.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
 /// Consecutive failures after which a 401 or 403 counts as final. An API server that has just started denies valid
@@ -17,7 +17,7 @@ const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 pub(super) const REFUSALS_TO_CONFIRM: u32 = 3;
 
 impl FailureKind {
-    /// The kind of an HTTP status that is not a success.
+    /// Classifies an HTTP status that is not a success.
     pub const fn of_status(code: u16) -> Self {
         match code {
             401 => Self::Unauthorized,
@@ -28,14 +28,14 @@ impl FailureKind {
         }
     }
 
-    /// The kind of a client error.
+    /// Classifies an error of the library kube.
     pub fn of(err: &kube::Error) -> Self {
         if let kube::Error::Api(status) = err {
             Self::of_status(status.code)
         } else if matches!(err, kube::Error::SerdeError(_) | kube::Error::FromUtf8(_)) {
             Self::Malformed
         } else {
-            // The connection failed: TLS, proxy, or a token file that is being replaced.
+            // No answer: the connection, TLS or a proxy failed, or the token file is being replaced.
             Self::Unreachable
         }
     }
@@ -46,8 +46,8 @@ pub(super) const CERTIFICATE_ADVICE: &str = "the API server's certificate cannot
      certificate is signed with RSA, Ed25519, ECDSA P-256 with SHA-256 or ECDSA P-384 with SHA-384, since this agent \
      verifies no other signatures; the agent retries";
 
-/// Whether a connection failed because of the API server's certificate. The text of the last cause decides, because the
-/// type of the error belongs to a crate on which NPL does not depend directly.
+/// Returns whether a connection failed because of the API server's certificate. The text of the last cause decides,
+/// because the type of the error belongs to a crate on which NPL does not depend directly.
 pub(super) fn is_certificate_error(cause: &str) -> bool {
     cause.contains("invalid peer certificate")
 }
@@ -56,7 +56,7 @@ pub(super) fn is_certificate_error(cause: &str) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RequestFailure {
     pub(super) kind: FailureKind,
-    /// The last cause, such as `Connection refused`.
+    /// The text of the error's last cause, such as `Connection refused`.
     pub(super) cause: String,
     /// The delay that the API server requests, at most one minute.
     pub(super) after: Option<Duration>,
@@ -74,20 +74,23 @@ impl RequestFailure {
         Self { kind: FailureKind::of_status(status.code), cause: message(status), after: asked_by(status) }
     }
 
-    /// An answer without a resource version, which no API server sends.
+    /// Describes an answer without a resource version. A proxy must have sent it, because every API server sets the
+    /// version.
     pub(super) fn without_version() -> Self {
         let cause = "the answer has no resource version".to_owned();
         Self { kind: FailureKind::Malformed, cause, after: None }
     }
 
-    /// A watch without the bookmark that is due, as when a proxy holds the connection of an API server that is gone.
+    /// Describes a watch in which a due bookmark did not arrive, for example because a proxy keeps the connection open
+    /// although the API server behind it is gone.
     pub(super) fn without_bookmark(silence: Duration) -> Self {
         let cause = format!("no event or bookmark for {} s", silence.as_secs());
         Self { kind: FailureKind::Unreachable, cause, after: None }
     }
 }
 
-/// The header `Retry-After` in seconds, at most one minute. The API server never sends the header's other form, a date.
+/// Parses the header `Retry-After`, a number of seconds, and limits it to one minute. The API server never sends the
+/// header's other form, a date.
 pub(super) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
     Some(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER))
@@ -98,14 +101,14 @@ fn asked_by(status: &Status) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(LONGEST_RETRY_AFTER))
 }
 
-/// The first line of kube's error, which already includes the error's causes. For an error in YAML, further lines
-/// contain an excerpt of the file.
+/// Returns the first line of kube's error, which already includes the error's causes. For an error in YAML, the omitted
+/// lines contain an excerpt of the kubeconfig file.
 pub(super) fn one_line(err: &dyn Error) -> String {
     err.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// The last cause in the chain of an error's causes. Connection errors name the reason, such as `Connection refused`,
-/// only in their last cause.
+/// Returns the text of the last cause in an error's chain of causes. Connection errors name the reason, such as
+/// `Connection refused`, only in their last cause.
 pub(super) fn root_cause(err: &(dyn Error + 'static)) -> String {
     let mut cause = err;
     while let Some(next) = cause.source() {

@@ -95,7 +95,7 @@ impl ReceivedRequest {
     }
 }
 
-/// The body of an error answer: an object of kind `Status`.
+/// Returns the body of an error answer: an object of kind `Status`.
 pub(super) fn refusal(code: u16, reason: &str, message: &str) -> String {
     json!({ "kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message }).to_string()
 }

@@ -74,7 +74,8 @@ pub fn connect_and_watch(
     connecting
 }
 
-/// The wall clock, for timestamps in Events and conditions. Decisions use the monotonic clock, which cannot be set.
+/// Returns the time of the wall clock, only for timestamps in Events and conditions. Decisions use the monotonic clock,
+/// which nobody can set back.
 #[expect(clippy::disallowed_methods, reason = "the timestamp is only displayed in Events and conditions")]
 fn wall_clock() -> Timestamp {
     Timestamp::now()

@@ -32,7 +32,8 @@ use crate::{
 pub(super) const FIELD_MANAGER: &str = "npl-agent";
 /// Time limit for the answer to one patch.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Size of a burst of patches: all Pods of the largest Node, each patched twice when annotations are withdrawn.
+/// Size of a burst of patches. It is enough for a Node with a thousand Pods to withdraw all annotations, which takes
+/// two patches per Pod.
 const BURST: u32 = 2_000;
 /// Patches per second after the burst. More patches are needed only if a Service is enabled and disabled repeatedly, or
 /// if a webhook reverts annotations.
@@ -141,7 +142,7 @@ pub enum PatchError {
 }
 
 impl PatchError {
-    /// How the agent reacts to the error.
+    /// Returns how the agent reacts to the error.
     pub const fn class(&self) -> Class {
         match self {
             Self::Gone { .. } => Class::Gone,
@@ -170,10 +171,11 @@ impl PodPatcher {
         Self { client, keys, metrics, rate: Arc::new(RateLimit::new(BURST, PER_SECOND)) }
     }
 
-    /// Applies `write` to a Pod if it still has this uid. Repeating a write is harmless.
+    /// Applies `write` to a Pod if the Pod still has this uid. Repeating a write is harmless.
     ///
-    /// Withdrawing needs two patches: the first empties the list, so that a client that ignores Pods without the
-    /// annotation notices the change, and the second removes the annotation (row C-12 of docs/antrea-compatibility.md).
+    /// Withdrawing an annotation takes two patches: the first empties its list of mappings, and the second removes the
+    /// annotation. A client that ignores Pods without the annotation notices the first patch (row C-12 of
+    /// docs/antrea-compatibility.md).
     ///
     /// # Errors
     ///
@@ -193,7 +195,8 @@ impl PodPatcher {
         Patch::Merge(json!({ "metadata": { "uid": &*uid.0, "annotations": { &self.keys.mapping: value } } }))
     }
 
-    /// Builds a strategic merge patch, which merges conditions by type and therefore keeps the kubelet's conditions.
+    /// Builds the patch that sets the condition of the readiness gate. A strategic merge patch merges conditions by
+    /// type, so it keeps the kubelet's conditions.
     fn open_gate(&self, uid: &PodUid, reason: GateReason) -> Patch<Value> {
         let condition = json!({
             "type": &self.keys.gate,
@@ -223,7 +226,7 @@ impl PodPatcher {
         let request = Request::new(PodObject::url_path(&(), Some(&pod.namespace)))
             .patch_subresource("status", &pod.name, &params, patch)
             .map_err(|err| unreachable(kube::Error::BuildRequest(err)))?;
-        // `Api::patch_status` drops the Retry-After header.
+        // The request is sent directly, because `Api::patch_status` drops the header `Retry-After`.
         let response = self.client.send(request.map(Body::from)).await.map_err(unreachable)?;
         let code = response.status();
         let after = retry_after(&response);
@@ -239,7 +242,7 @@ impl PodPatcher {
     }
 }
 
-/// The `Status` of the answer, or a default if a proxy answered instead of the API server.
+/// Returns the `Status` in the answer's body, or a default `Status` if a proxy answered instead of the API server.
 fn status(code: u16, body: &[u8]) -> Box<Status> {
     let mut status = serde_json::from_slice::<Status>(body).unwrap_or_default();
     status.code = code;
@@ -267,8 +270,8 @@ fn refusal(pod: &PodKey, status: Box<Status>, after: Option<Duration>) -> PatchE
     }
 }
 
-/// Whether the API server rejected the patch because the Pod has another uid. Only the API server's own message counts,
-/// because the message of an admission policy may mention uids too.
+/// Returns whether the API server rejected the patch because the Pod has another uid. Only the API server's own message
+/// counts, because the message of an admission policy may mention uids too.
 fn is_other_uid(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     match status.code {

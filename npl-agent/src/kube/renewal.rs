@@ -15,7 +15,8 @@ use tracing::debug;
 
 use super::client::ConnectError;
 
-/// Minimum time between two reads of the files, so that an unreachable API server does not cause a read per request.
+/// Minimum time between two reads of the files, so that an unreachable API server does not cause a read for each
+/// request.
 const REST: Duration = Duration::from_secs(5);
 
 /// The current client, and how to build the next one.
@@ -32,9 +33,9 @@ struct Current {
     is_doubtful: bool,
 }
 
-/// Returns a client that sends requests through `first`. After a request without an answer, or with the answer 401, it
-/// sends requests through the client that `read` returns. If `read` fails, for example while the files are being
-/// replaced, the current client stays.
+/// Returns a client that sends requests through `first`. After a request without an answer, or with the answer 401, the
+/// returned client sends requests through the client that `read` builds. If `read` fails, for example while the files
+/// are being replaced, the current client stays in use.
 pub(super) fn renewing<F>(first: Client, read: impl Fn() -> F + Send + Sync + 'static) -> Client
 where
     F: Future<Output = Result<Client, ConnectError>> + Send + 'static,
@@ -99,8 +100,8 @@ mod tests {
     use super::*;
     use crate::kube::mock::{MockServer, api_server, refusal};
 
-    /// Returns a renewing client and two API servers. The client uses the first server; if `is_readable`, its files
-    /// then name the second server.
+    /// Returns a renewing client and two API servers. The client uses the first server; if `is_readable`, a new read of
+    /// its files leads to the second server.
     fn scene(is_readable: bool) -> (Client, MockServer, MockServer) {
         let ((first, before), (second, after)) = (api_server(), api_server());
         let unreadable = || ConnectError::Kubeconfig { path: PathBuf::new(), reason: "half written".to_owned() };

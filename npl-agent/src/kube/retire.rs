@@ -42,7 +42,7 @@ pub enum RetireError {
     /// The API server refused a request.
     #[error("{action} DaemonSet {name}: {reason}; grant get and patch on this DaemonSet")]
     Refused {
-        /// The refused action.
+        /// The action that the API server refused.
         action: &'static str,
         /// The DaemonSet.
         name: String,
@@ -55,7 +55,7 @@ pub enum RetireError {
          without it and remove the remaining kernel state with deploy/cleanup.yaml"
     )]
     TimedOut {
-        /// The last progress.
+        /// The progress at the time limit.
         progress: Progress,
         /// The time limit.
         timeout: Duration,
@@ -79,9 +79,8 @@ impl Progress {
         let Some(status) = &daemon_set.status else { return Self::default() };
         let (nodes, updated, ready) =
             (status.desired_number_scheduled, status.updated_number_scheduled.unwrap_or(0), status.number_ready);
-        // `number_ready` also counts Pods of the earlier template. Even if all `nodes - updated` of them are ready, at
-        // least `ready - (nodes - updated)` updated Pods are ready. The lower bound assumes that all of these Pods are
-        // ready.
+        // `number_ready` also counts Pods of the earlier template. Even if all `nodes - updated` of these are ready, at
+        // least `ready - (nodes - updated)` updated Pods are ready.
         let retired = (updated + ready - nodes).clamp(0, updated);
         Self { nodes, retired, is_current: status.observed_generation >= daemon_set.metadata.generation }
     }
@@ -155,8 +154,8 @@ async fn retire(
     Err(RetireError::TimedOut { progress: last, timeout: target.timeout })
 }
 
-/// The patch of the DaemonSet. The patch retires all Nodes at the same time, because no other Node serves the Pods of a
-/// Node that is being retired.
+/// Builds the patch of the DaemonSet. It retires all Nodes at the same time: a gradual retirement would keep no Pod
+/// reachable, because no other Node serves the Pods of a retired Node.
 fn retiring() -> Value {
     let env = json!([{ "name": "NPL_RETIRE", "value": "true" }]);
     json!({ "spec": {

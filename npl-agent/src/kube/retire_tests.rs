@@ -5,7 +5,8 @@ use crate::kube::mock::{MockServer, api_server, refusal};
 
 const PATH: &str = "/apis/apps/v1/namespaces/default/daemonsets/npl-agent";
 
-/// A DaemonSet whose controller has seen a generation, with the numbers of Nodes, updated Pods and ready Pods.
+/// Returns a DaemonSet whose controller has observed the generation `observed`, with these numbers of Nodes, updated
+/// Pods and ready Pods.
 fn daemon_set(generation: i64, observed: i64, [nodes, updated, ready]: [i32; 3]) -> String {
     json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
@@ -18,7 +19,7 @@ fn daemon_set(generation: i64, observed: i64, [nodes, updated, ready]: [i32; 3])
     .to_string()
 }
 
-/// Retires with a server, and returns the result and the reported progress.
+/// Retires all Nodes, with `server` as the API server, and returns the result and the reported progress.
 async fn retired(server: impl AsyncFnOnce(&mut MockServer)) -> (Result<(), RetireError>, Vec<String>) {
     let (client, mut mock) = api_server();
     let target = Target {

@@ -61,8 +61,8 @@ impl TokenFile {
 }
 
 impl Cached {
-    /// The current token. If the file cannot be read, for example while the kubelet replaces it, the cached token is
-    /// used.
+    /// Returns the current token as the value of the header `Authorization`. If the file cannot be read, for example
+    /// while the kubelet replaces the file, the cached token is used.
     fn header(&mut self) -> HeaderValue {
         if self.read_at.is_none_or(|at| at.elapsed() >= MAX_AGE) {
             self.read_at = Some(Instant::now());

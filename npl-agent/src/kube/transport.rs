@@ -27,8 +27,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const READ_TIMEOUT: Duration = Duration::from_secs(super::watch::WATCH_SECONDS as u64 + 10);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The time limits after which a connection fails whose peer no longer answers: TCP, or HTTP/2 if a proxy still
-/// acknowledges the segments.
+/// The time limits after which a connection fails because its peer no longer answers. TCP probes detect a dead peer;
+/// HTTP/2 pings also detect a dead API server behind a proxy that still acknowledges TCP segments.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Liveness {
     /// Time without a packet after which TCP sends keep-alive probes.
@@ -43,8 +43,8 @@ pub(super) struct Liveness {
     ping_timeout: Duration,
 }
 
-/// A watch is silent for long times, so only probes distinguish a dead connection from a cluster without changes. The
-/// limit for pings is that of client-go, which the API server's other clients use.
+/// A watch may be silent for minutes, so only probes distinguish a dead connection from a cluster without changes. The
+/// time limit of HTTP/2 pings is the default of client-go, the library of most API clients.
 pub(super) const LIVENESS: Liveness = Liveness {
     idle: Duration::from_secs(10),
     interval: Duration::from_secs(5),
@@ -53,9 +53,9 @@ pub(super) const LIVENESS: Liveness = Liveness {
     ping_timeout: Duration::from_secs(15),
 };
 
-/// Builds kube's client stack with four changes: no retries, because a retry minutes later would send an outdated
-/// patch; no Nagle's algorithm, which delays a patch by 40 ms; TCP probes of silent connections; and HTTP/2 where the
-/// server supports it, because its pings pass a proxy that acknowledges TCP segments itself.
+/// Builds kube's client stack with four changes. The client does not retry, because a retry minutes later would send an
+/// outdated patch. It disables Nagle's algorithm, which delays a patch by 40 ms. TCP probes test silent connections.
+/// The client offers HTTP/2, whose pings pass a proxy that acknowledges TCP segments itself.
 pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Client> {
     let token = TokenFile::take(&mut config.auth_info)?;
     let (for_requests, for_responses) = (token.clone(), token);
@@ -78,7 +78,8 @@ pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Clie
     let service = ServiceBuilder::new()
         .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
         .layer(config.base_uri_layer())
-        // Lists above 128 KiB arrive compressed. kube requests watches without compression.
+        // Lists above 128 KiB arrive compressed and are decompressed here. Watches are not compressed, because kube
+        // does not request compression for watches.
         .layer(DecompressionLayer::new())
         .map_request(move |request| TokenFile::authorize(for_requests.as_ref(), request))
         .map_response(move |response| TokenFile::invalidate_if_refused(for_responses.as_ref(), response))
@@ -89,7 +90,8 @@ pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Clie
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// As [`kube::client::ConfigExt::rustls_https_connector_with_connector`], which offers the server HTTP/1.1 only.
+/// As [`kube::client::ConfigExt::rustls_https_connector_with_connector`], but offers the server HTTP/2 too; kube's
+/// function offers HTTP/1.1 only.
 fn https(config: &Config, tcp: HttpConnector) -> kube::Result<HttpsConnector<HttpConnector>> {
     let mut builder = HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
     if let Some(name) = config.tls_server_name.clone() {

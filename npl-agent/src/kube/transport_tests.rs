@@ -43,8 +43,8 @@ use crate::kube::{
     source::{Events, Page, Selection, Source},
 };
 
-/// Makes the kernel drop every packet that arrives for the socket, as a firewall does that has lost its entry of the
-/// connection.
+/// Makes the kernel drop every packet that arrives for the socket, as a stateful firewall does that has lost its
+/// connection tracking entry.
 fn swallow_packets(socket: &TcpStream) {
     let drop_all = [socket2::SockFilter::new(0x06, 0, 0, 0)]; // BPF_RET | BPF_K: keep 0 bytes
     socket2::SockRef::from(socket).attach_filter(&drop_all).unwrap();
@@ -100,7 +100,8 @@ async fn lists_are_requested_compressed_and_watches_are_not() {
     assert_eq!(names, [Some("web-0".to_owned())]);
     assert!(request.contains("\naccept-encoding: gzip\r"), "{request}");
 
-    // The API server of Kubernetes 1.37 and later compresses each event on its own, which the decoder cannot read.
+    // A watch must not request compression: the API server of Kubernetes 1.37 and later would compress each event
+    // separately, which the decoder cannot read.
     let (watch, request) = tokio::join!(source.watch("10", 240), respond_once(&listener, "", b""));
     assert!(watch.is_ok());
     assert!(request.contains("\naccept-encoding: identity\r"), "{request}");
@@ -109,14 +110,16 @@ async fn lists_are_requested_compressed_and_watches_are_not() {
 #[test]
 fn a_dead_connection_is_noticed_within_half_a_minute() {
     let Liveness { idle, interval, unacknowledged, ping_after, ping_timeout } = LIVENESS;
-    // The kernel checks the limit for unacknowledged data only when it sends a keep-alive probe.
+    // The kernel checks the limit for unacknowledged data only when it sends a keep-alive probe, so the connection
+    // fails up to one interval later.
     assert!(idle + interval <= unacknowledged && unacknowledged + interval <= Duration::from_secs(30));
     assert!(ping_after + ping_timeout <= Duration::from_secs(30));
 }
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A TLS server that supports both versions of HTTP. The test's client verifies no certificate.
+/// Returns a TLS server that supports HTTP/1.1 and HTTP/2. Its certificate need not be valid, because the test's client
+/// does not verify it.
 fn tls() -> TlsAcceptor {
     let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new()).unwrap();
     let key = any_ecdsa_type(&PrivatePkcs8KeyDer::from(pkcs8.as_ref().to_vec()).into()).unwrap();
@@ -146,8 +149,8 @@ async fn serve_watches(listener: TcpListener) {
     }
 }
 
-/// Forwards connections to `server`. Once `swallowed` exceeds a connection's number, the proxy still reads from both
-/// ends of the connection, so that the kernel acknowledges all segments, and discards the data.
+/// Forwards connections to `server`. Once `swallowed` exceeds a connection's number, the proxy discards the data of the
+/// connection. It still reads from both ends, so that the kernel acknowledges all segments.
 async fn proxy(listener: TcpListener, server: SocketAddr, swallowed: Arc<AtomicU64>) {
     for number in 0.. {
         let (client, _peer) = listener.accept().await.unwrap();

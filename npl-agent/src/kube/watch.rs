@@ -3,9 +3,9 @@
 //! order.
 //!
 //! A watch resumes at the last resource version that it has received. If the API server's store was restored from a
-//! backup, its versions are lower, and the API server would send no event until the store has reached that version.
-//! After a watch that did not end on time, the agent therefore first requests the newest version, and lists all objects
-//! again if the newest version is lower.
+//! backup, the store's versions are lower. The API server would then send no event until the store has reached the last
+//! received version. After a watch that did not end on time, the agent therefore first requests the store's newest
+//! version. If this version is lower than the last received version, the agent lists all objects again.
 
 use std::{convert::Infallible, fmt, mem, sync::Arc, time::Duration};
 
@@ -35,8 +35,9 @@ const WATCH_LENGTH: Duration = Duration::from_secs(WATCH_SECONDS as u64);
 /// How much later than requested the API server may end a watch.
 const WATCH_TOLERANCE: Duration = Duration::from_secs(5);
 
-/// Time without an event after which a watch is dead if the API server has sent bookmarks so far: it sends them at
-/// least every 75 s. HTTP/1.1, which some proxies use, has no ping that fails earlier.
+/// Time without an event after which a watch counts as dead, if the API server has sent bookmarks before. The API
+/// server sends a bookmark at least every 75 s. This limit is needed for HTTP/1.1, which some proxies use and which has
+/// no pings.
 const LONGEST_SILENCE: Duration = Duration::from_secs(90);
 
 /// The objects that the agent of a Node watches.
@@ -78,7 +79,7 @@ pub struct Watch<C> {
     changes: Sender<C>,
 }
 
-// A derived `Clone` would require `C: Clone`.
+// `Clone` is not derived, because a derived `Clone` would require `C: Clone`.
 impl<C> Clone for Watch<C> {
     fn clone(&self) -> Self {
         Self { keys: self.keys.clone(), observer: Arc::clone(&self.observer), changes: self.changes.clone() }
@@ -139,7 +140,7 @@ struct Follower<W: Watched> {
     source: Source<W>,
     delays: Jittered,
     health: WatchHealth,
-    /// Whether the API server has sent a bookmark since the last watch without one that was due.
+    /// Whether the API server sends bookmarks: set by each bookmark, and cleared when a due bookmark does not arrive.
     receives_bookmarks: bool,
 }
 
@@ -151,8 +152,8 @@ impl<W: Watched> Follower<W> {
         }
     }
 
-    /// Requests and sends a complete list, and returns its resource version. If only some pages were sent, the receiver
-    /// would treat the other objects as deleted.
+    /// Requests and sends a complete list, and returns its resource version. The pages are collected first: the
+    /// receiver treats all objects that are not in the list as deleted.
     async fn list(&mut self) -> Result<String, ReceiverDropped> {
         let mut listed = Vec::new();
         let mut page = Page { size: W::PAGE_SIZE, token: None };
@@ -208,7 +209,7 @@ impl<W: Watched> Follower<W> {
             may_be_restored = !matches!(end, End::OnTime);
             match end {
                 End::OnTime | End::Early { was_idle: false } => {}
-                // A proxy that ends every watch immediately must not cause a busy loop.
+                // The delay prevents a busy loop if a proxy ends every watch immediately.
                 End::Early { was_idle: true } => self.wait(None).await,
                 End::Failed(failure) => {
                     self.record_failure_and_wait(&failure).await;
@@ -277,11 +278,11 @@ impl<W: Watched> Follower<W> {
     }
 }
 
-/// The page from which a list continues, if a request for the same page would fail again; `None` to request the same
-/// page again.
+/// Returns the page to request after a failure if another request for `page` would fail again; `None` to retry `page`.
 fn start_over(page: &Page, failure: FailureKind) -> Option<Page> {
     match failure {
-        // etcd has compacted the revision that the first page was read at. A list without pages cannot expire.
+        // etcd has compacted the revision of the first page, so later pages are lost. The agent requests an unpaged
+        // list, which cannot expire.
         FailureKind::Expired => Some(Page { size: None, token: None }),
         FailureKind::Rejected | FailureKind::Malformed | FailureKind::Restored => {
             Some(Page { size: page.size, token: None })
@@ -292,7 +293,7 @@ fn start_over(page: &Page, failure: FailureKind) -> Option<Page> {
     }
 }
 
-/// Whether a resource version is lower than another; false if one of them is not a number.
+/// Returns whether a resource version is lower than another; false if one of them is not a number.
 fn is_older(version: &str, than: &str) -> bool {
     let number = |text: &str| text.parse::<u64>().ok();
     number(version).zip(number(than)).is_some_and(|(version, than)| version < than)

@@ -12,11 +12,11 @@ use super::{
 };
 use crate::metrics::{Metrics, WatchedResource};
 
-/// Receives the failures and recoveries of watches, and names the process in log lines about them.
+/// Receives the failures and recoveries of watches. Also supplies the name of the process for log lines about failures.
 pub trait WatchObserver: fmt::Debug + Send + Sync {
-    /// The name of the process in log lines, such as `agent`.
+    /// Returns the name of the process in log lines, such as `agent`.
     fn process(&self) -> &'static str;
-    /// The file name of the manifest that grants the process its permissions.
+    /// Returns the file name of the manifest that grants the process its permissions.
     fn manifest(&self) -> &'static str;
     /// Records that a list or a watch failed; `cause` is the text of the error.
     fn record_failure(&self, subject: WatchedResource, kind: FailureKind, cause: &str);
@@ -24,7 +24,7 @@ pub trait WatchObserver: fmt::Debug + Send + Sync {
     fn record_success(&self, subject: WatchedResource);
 }
 
-/// The agent's receivers of the successes and failures of all watches.
+/// Forwards the successes and failures of all watches to the agent's metrics and to [`WatchContacts`].
 #[derive(Debug, Clone)]
 pub(super) struct Observers {
     pub(super) metrics: Metrics,

@@ -21,7 +21,7 @@ struct Scene {
     metrics: Metrics,
 }
 
-/// Starts the watch of one kind.
+/// Starts a watch of one kind of object, with a mock server as the API server.
 fn watching<W: Watched<Change = Change>>(fields: Option<&str>) -> Scene {
     let (client, server) = api_server();
     let (sender, changes) = mpsc::channel(16);
@@ -71,7 +71,7 @@ fn names(change: &Change) -> Vec<String> {
     }
 }
 
-/// The first request of each of the agent's watches.
+/// Starts the agent's watches, and returns the first request of each.
 async fn first_requests(service_selector: Option<&str>) -> BTreeSet<String> {
     let (client, mut server) = api_server();
     let (sender, changes) = mpsc::channel(16);
@@ -272,7 +272,7 @@ async fn a_watch_without_the_bookmark_that_is_due_is_replaced() {
     let bookmark = json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": metadata } });
     let opened = open_watch(scene.server.next_request().await, &bookmark);
     newest(scene.server.next_request().await, 12);
-    // The API server sends bookmarks after 60 to 75 s.
+    // The API server sends bookmarks after 60 to 75 s, so a watch must be allowed to be silent for that time.
     assert!((76..=100).contains(&opened.elapsed().as_secs()), "{:?}", opened.elapsed());
     assert!(scene.counts(r#"npl_watch_errors_total{subject="pods",kind="unreachable"} 1"#));
     let again = scene.server.next_request().await;

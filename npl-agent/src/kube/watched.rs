@@ -21,10 +21,12 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
     const SUBJECT: WatchedResource;
     /// Page size of lists; `None` requests the whole list in one answer. Lists always request the newest objects,
     /// because an older list could lack a Pod that already has mappings. The API server can answer an unpaged list from
-    /// its watch cache, but reads each page from etcd, so only lists that may be too large for memory are paged.
+    /// its watch cache, but reads each page from etcd. Therefore, only lists that may be too large for memory are
+    /// paged.
     const PAGE_SIZE: Option<u32>;
-    /// Whether the request for the newest version uses the field selector of the watch. With a selector by name, the
-    /// API server reads one object; with any other selector, it reads objects until one matches.
+    /// Whether the request for the newest version uses the field selector of the watch. Only a selector by name is
+    /// used, with which the API server reads one object; with any other selector, it would read objects until one
+    /// matches.
     const IS_SELECTED_BY_NAME: bool = false;
     /// The receiver's type for the object.
     type Model: Send;
@@ -33,8 +35,8 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
 
     /// Converts an object; `None` without a name, namespace or uid.
     fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Self::Model>>;
-    /// Whether to keep an object of a list. Most of ten thousand Services are irrelevant, and all kept objects are in
-    /// memory until the list is complete.
+    /// Returns whether to keep an object of a list. Irrelevant objects, such as most of ten thousand Services, are
+    /// dropped early, because all kept objects are in memory until the list is complete.
     fn is_relevant(_object: &Self::Model) -> bool {
         true
     }
@@ -44,7 +46,7 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
     fn applied(object: Self::Model) -> Self::Change;
     /// Creates the change for a deleted object.
     fn gone(object: Self::Model) -> Self::Change;
-    /// The change to send before the list that follows a restore of the API server's store.
+    /// Returns the change to send after a restore of the API server's store, before the new list.
     fn restored() -> Option<Self::Change> {
         None
     }

@@ -23,7 +23,8 @@ pub type PodWriteRequest = (PodKey, PodUid, PodWrite);
 pub struct Writes {
     patcher: PodPatcher,
     in_flight: JoinSet<(PodWriteRequest, Result<Patched, PatchError>)>,
-    /// Writes for which no HTTP request exists yet: a thousand requests would occupy megabytes and fragment the heap.
+    /// Writes without an HTTP request so far. Requests are created late, because a thousand requests would occupy
+    /// megabytes and fragment the heap.
     waiting: VecDeque<PodWriteRequest>,
 }
 
@@ -47,7 +48,8 @@ impl Writes {
                     self.send();
                     return answer;
                 }
-                // A panic ends the agent. The next agent reads the annotations of all Pods when it starts.
+                // A panic in a write ends the agent. No write is lost: the next agent compares the annotations of all
+                // Pods when it starts.
                 Some(Err(error)) => {
                     if let Ok(panic) = error.try_into_panic() {
                         std::panic::resume_unwind(panic);
@@ -58,7 +60,7 @@ impl Writes {
         }
     }
 
-    /// The number of writes that wait in the queue or for an answer.
+    /// Returns the number of writes that wait in the queue or for an answer.
     pub fn pending(&self) -> usize {
         self.in_flight.len() + self.waiting.len()
     }

@@ -16,7 +16,7 @@ use crate::core::{
     why::{Explanation, Question},
 };
 
-/// How long a command waits for an answer. The agent itself answers each request within two seconds.
+/// How long a command waits for an answer. This time exceeds two seconds, within which the agent answers each request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why the agent did not answer.
@@ -53,7 +53,7 @@ pub async fn ask(folder: &Path) -> Result<AgentView, AskError> {
     get(folder, "/v1/state").await
 }
 
-/// Asks the running agent why a Pod or a Service is served or not.
+/// Asks the running agent why it serves, or does not serve, a Pod or a Service.
 ///
 /// # Errors
 ///

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The local socket of the running agent: a Unix socket from which only root on the same Node can read the agent's
+//! The local socket of the running agent: a Unix socket, by which only root on the same Node can read the agent's
 //! state.
 //!
-//! The socket answers only GET requests, which do not change the agent's state. The protocol is HTTP, so that `curl
-//! --unix-socket` works too.
+//! The agent answers only GET requests on the socket, which do not change the agent's state. The protocol is HTTP, so
+//! that `curl --unix-socket` works too.
 
 mod client;
 mod server;
@@ -32,11 +32,11 @@ pub const SOCKET: &str = "agent.sock";
 pub enum Request {
     /// The request for the state of the agent.
     State(oneshot::Sender<AgentView>),
-    /// The request why a Pod or a Service is served or not.
+    /// The request to explain why the agent serves, or does not serve, a Pod or a Service.
     Why(Question, oneshot::Sender<Explanation>),
 }
 
-/// Why the agent cannot create the local socket. The agent serves Pods without the socket.
+/// Why the agent cannot create the local socket. The error is not fatal: the agent serves Pods without the socket.
 #[derive(Debug, thiserror::Error)]
 #[error("open the local socket {}", socket.display())]
 pub struct SocketError {

@@ -30,7 +30,7 @@ use crate::core::why::Question;
 const FOLDER_MODE: u32 = 0o700;
 /// The mode of the socket: only root may connect to it.
 const SOCKET_MODE: u32 = 0o600;
-/// How long a request waits for the answer of the main loop.
+/// How long a request waits for the main loop's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Creates the runtime directory, removes the socket of an earlier agent, and listens on a new socket. The caller holds
@@ -46,7 +46,7 @@ pub fn bind(folder: &Path) -> Result<UnixListener, SocketError> {
 
 fn listen(folder: &Path, socket: &Path) -> io::Result<UnixListener> {
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
-    // The directory may already exist with another mode, for example as a volume.
+    // The mode is set again, because the directory may already exist with another mode, for example as a volume.
     fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE))?;
     match fs::remove_file(socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -99,7 +99,7 @@ async fn explain(
     }
 }
 
-/// Passes a request to the main loop, and encodes its reply as JSON.
+/// Passes a request to the main loop, and encodes the main loop's reply as JSON.
 async fn answer<T: Serialize>(
     requests: &mpsc::Sender<Request>,
     request: impl FnOnce(oneshot::Sender<T>) -> Request,

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use super::{AskError, Request, SOCKET, ask, bind, serve};
 use crate::core::view::AgentView;
 
-/// A temporary directory that is removed with its content on drop.
+/// A temporary directory, which is removed with its content when this value is dropped.
 struct Folder(PathBuf);
 
 impl Folder {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The counters of the kernel programs, which the agent reads only when Prometheus scrapes the agent.
+//! The counters of the kernel programs. The agent reads them only when Prometheus scrapes the agent.
 
 use std::{fmt, sync::Arc};
 
@@ -13,7 +13,7 @@ use prometheus_client::{
 
 use crate::core::model::Family;
 
-/// A source of the datapath's counters, summed over CPUs.
+/// A source of the datapath's counters, which are summed over all CPUs.
 pub trait DatapathCounters: Send + Sync {
     /// Reads all counters. The result is empty if the counters cannot be read.
     fn read(&self) -> Counts;
@@ -22,7 +22,7 @@ pub trait DatapathCounters: Send + Sync {
 /// The counters of the datapath.
 #[derive(Debug, Clone, Default)]
 pub struct Counts {
-    /// Packets by reason.
+    /// The number of packets by drop or pass reason.
     pub reasons: Vec<(&'static str, u64)>,
     /// Traffic of the mappings of each IP family, including removed mappings.
     pub totals: Vec<FamilyTotals>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The label values. Each label has a fixed set of values, which bounds the number of time series.
+//! The values of metric labels. Each label has a fixed set of values, which bounds the number of time series.
 
 use std::fmt::{self, Write as _};
 
@@ -122,7 +122,7 @@ pub enum FailureKind {
 }
 
 impl FailureKind {
-    /// The value of the metric label.
+    /// Returns the value of the metric label.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unauthorized => "unauthorized",
@@ -136,8 +136,8 @@ impl FailureKind {
         }
     }
 
-    /// Whether the failure only causes the watch to start again with a list immediately. The agent's objects are then
-    /// as current as after a success, because the API server answers.
+    /// Returns whether the failure only makes the watch start again with a list. Such a failure does not make the
+    /// agent's objects outdated, because the API server answers.
     pub const fn only_restarts_watch(self) -> bool {
         matches!(self, Self::Expired | Self::Restored)
     }
@@ -155,7 +155,7 @@ pub enum WatchedResource {
 }
 
 impl WatchedResource {
-    /// The value of the metric label.
+    /// Returns the value of the metric label.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Pods => "pods",
@@ -193,7 +193,7 @@ pub enum OpName {
 }
 
 impl OpName {
-    /// The name of an op's kind.
+    /// Returns the kind of an op.
     pub const fn of(op: &Op) -> Self {
         match op {
             Op::Reserve(..) => Self::Reserve,
@@ -207,7 +207,7 @@ impl OpName {
         }
     }
 
-    /// The value of the label.
+    /// Returns the value of the label.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Reserve => "reserve",
@@ -254,14 +254,14 @@ impl DeviceState {
     }
 }
 
-/// Why an entry left the flow table; also the value of the metric label `cause`.
+/// Why an entry was removed from the connection tracking map; also the value of the metric label `cause`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RemovalCause {
     /// The flow had ended or was idle.
     Expired,
     /// The mapping was removed.
     MappingRemoved,
-    /// The table was full.
+    /// The map was full.
     Evicted,
 }
 
@@ -275,12 +275,12 @@ impl RemovalCause {
     }
 }
 
-/// A table whose fill only the sweeper knows; also the value of the metric label `table`.
+/// A map whose number of entries only the sweeper counts; also the value of the metric label `table`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SweptTable {
-    /// The half-open cache.
+    /// The map of half-open entries.
     HalfOpen,
-    /// Socket reverse NAT.
+    /// The map of socket reverse NAT.
     SocketReverseNat,
 }
 

@@ -56,13 +56,13 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format for a client that accepts these media types, as in the header `Accept`.
+    /// Chooses the format for a client that accepts these media types, as in the header `Accept`.
     pub fn accepted(accepted: &[&str]) -> Self {
         let is_open = accepted.iter().any(|types| types.contains("application/openmetrics-text"));
         if is_open { Self::OpenMetrics } else { Self::Plain }
     }
 
-    /// The media type.
+    /// Returns the media type of the format.
     pub const fn content_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -71,7 +71,7 @@ impl Format {
     }
 }
 
-/// All metrics of the agent. Clones are handles to the same metrics.
+/// All metrics of the agent. Clones share the same metrics.
 #[derive(Clone)]
 pub struct Metrics(Arc<Inner>);
 
@@ -136,7 +136,7 @@ impl fmt::Debug for Metrics {
 }
 
 impl Metrics {
-    /// Creates all metrics at zero. `datapath` is read at every [`Self::encode`].
+    /// Creates all metrics with the value zero. Each [`Self::encode`] reads the counters of `datapath`.
     pub fn new(datapath: Arc<dyn DatapathCounters>) -> Self {
         let families = Families::default();
         let mut registry = Registry::with_prefix("npl");
@@ -163,7 +163,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a patch of a Pod by its outcome, and records the time from sending it to its answer or deadline.
+    /// Counts a patch of a Pod by its outcome, and records the time from sending the patch to its answer or deadline.
     pub fn count_patch(&self, outcome: PatchOutcome, elapsed: Duration) {
         self.0.families.patches.get_or_create(&OutcomeLabel { outcome }).inc();
         self.0.families.patch_seconds.0.observe(elapsed.as_secs_f64());
@@ -175,27 +175,28 @@ impl Metrics {
         self.0.families.publication_seconds.0.observe(elapsed.as_secs_f64());
     }
 
-    /// Sets the number of entries in the flow table of an IP family.
+    /// Sets the number of entries in the connection tracking map of an IP family.
     pub fn set_flows(&self, family: Family, count: usize) {
         self.0.families.flows.get_or_create(&FamilyLabel { family }).set(gauge(count as u64));
     }
 
-    /// Sets the number of flows that the flow table of each IP family has room for.
+    /// Sets the capacity of the connection tracking map of each IP family, in flows.
     pub fn set_flow_limit(&self, flows: usize) {
         self.0.families.flow_limit.set(gauge(flows as u64));
     }
 
-    /// Counts entries that left the flow table of an IP family.
+    /// Counts entries that were removed from the connection tracking map of an IP family.
     pub fn count_removed_flows(&self, family: Family, cause: RemovalCause, count: u64) {
         self.0.families.flow_removals.get_or_create(&RemovalLabels { family, cause }).inc_by(count);
     }
 
-    /// Number of entries that left the flow table of an IP family since the start of the agent.
+    /// Returns the number of entries that were removed from the connection tracking map of an IP family since the start
+    /// of the agent.
     pub fn removed_flows(&self, family: Family, cause: RemovalCause) -> u64 {
         self.0.families.flow_removals.get_or_create(&RemovalLabels { family, cause }).get()
     }
 
-    /// Sets the number of entries of a table, and the number that it has room for.
+    /// Sets the number of entries of a map, and the map's capacity.
     pub fn set_table_fill(&self, table: SweptTable, family: Family, used: usize, capacity: usize) {
         let labels = TableLabels { table, family };
         self.0.families.table_entries.get_or_create(&labels).set(gauge(used as u64));
@@ -219,12 +220,12 @@ impl Metrics {
         }
     }
 
-    /// Sets the number of patches of Pods that wait for an answer of the API server or in the queue.
+    /// Sets the number of patches of Pods that are in the queue or wait for the API server's answer.
     pub fn set_pending_patches(&self, count: usize) {
         self.0.families.pending_patches.set(gauge(count as u64));
     }
 
-    /// Sets whether `/readyz` succeeds.
+    /// Sets the gauge that shows whether `/readyz` succeeds.
     pub fn set_ready(&self, is_ready: bool) {
         self.0.families.ready.set(i64::from(is_ready));
     }
@@ -252,7 +253,7 @@ impl Metrics {
         }
     }
 
-    /// Sets whether `--forwarding redirect` is refused because of a policy engine.
+    /// Sets the gauge that shows whether `--forwarding redirect` is refused because of a policy engine.
     pub fn set_redirect_refused(&self, is_refused: bool) {
         self.0.families.redirect_refused.set(i64::from(is_refused));
     }
@@ -262,7 +263,7 @@ impl Metrics {
         self.0.families.programs_ahead.set(gauge(count as u64));
     }
 
-    /// Sets the number of problems of each reason. Reasons that are not listed are removed.
+    /// Sets the number of problems of each reason. The series of reasons that `counts` does not list are removed.
     pub fn set_problems(&self, counts: &[(&'static str, u64)]) {
         self.0.families.problems.clear();
         for (reason, count) in counts {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The plain text format of Prometheus, for scrapers that do not ask for `OpenMetrics`. In this format, the lines `#
-//! HELP` and `# TYPE` of a counter name the series with the suffix `_total`, and neither units nor the type `info`
-//! exist.
+//! HELP` and `# TYPE` of a counter name the series with the suffix `_total`. Units and the type `info` do not exist.
 
 use std::fmt::Write as _;
 
-/// The media type of [`from_openmetrics`].
+/// The media type of the text that [`from_openmetrics`] returns.
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Rewrites the comment lines of a text in the `OpenMetrics` format; the lines with samples are the same in both

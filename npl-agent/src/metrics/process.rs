@@ -34,10 +34,11 @@ struct Stat {
 }
 
 impl Stat {
-    /// Parses the file; `None` if a field is missing. The name of the program may contain spaces and parentheses.
+    /// Parses the file; `None` if a field is missing. The fields are counted from the last parenthesis, because the
+    /// program's name may contain spaces and parentheses.
     fn parse(text: &str) -> Option<Self> {
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
-        // The first field after the program's name is the third of proc(5).
+        // The first field after the program's name has the number 3 in proc(5).
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
         Some(Self {
             cpu_ticks: field(14)? + field(15)?,
@@ -49,7 +50,7 @@ impl Stat {
     }
 }
 
-/// The Unix time in seconds at which the system started, from `/proc/stat`.
+/// Returns the Unix time in seconds at which the system started, from `/proc/stat`.
 fn boot_time(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }

@@ -20,8 +20,8 @@ struct DriverInfo {
     counts: [u32; 5],
 }
 
-/// The name of a device's driver, such as `ixgbe`. The device is given by its name in this network namespace. `None` if
-/// the device does not exist or its driver reports no name.
+/// Returns the name of a device's driver, such as `ixgbe`. `device` is the device's name in this network namespace.
+/// Returns `None` if the device does not exist or its driver reports no name.
 pub(super) fn driver(device: &str) -> Option<String> {
     let socket = UnixDatagram::unbound().ok()?;
     let mut info = DriverInfo {

@@ -20,7 +20,8 @@ pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     let of_mtu = |attribute: &LinkAttribute| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None };
     let mtu = link.attributes.iter().find_map(of_mtu).unwrap_or_default();
     let peer_is_elsewhere = link.attributes.iter().any(|it| matches!(it, LinkAttribute::LinkNetNsId(_)));
-    // An ifindex of another network namespace could be that of any device here.
+    // If the lower device is in another network namespace, its ifindex is ignored, because an unrelated device of this
+    // network namespace may have the same ifindex.
     let shares_network_of = shared_device(link).filter(|_| !peer_is_elsewhere);
     Some(Device {
         ifindex: link.header.index,
@@ -36,12 +37,14 @@ pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     })
 }
 
-/// The ifindex of the lower device whose frames this VLAN, macvlan or ipvlan device receives; `None` for other devices.
+/// Returns the ifindex of the lower device from which this VLAN, macvlan or ipvlan device receives its frames; `None`
+/// for other devices.
 pub(super) fn carrier(link: &LinkMessage) -> Option<u32> {
     if matches!(info_kind(link)?, InfoKind::Vlan) { lower_device(link) } else { shared_device(link) }
 }
 
-/// The ifindex of the lower device whose network this macvlan or ipvlan device shares.
+/// Returns the ifindex of the lower device whose network this macvlan or ipvlan device shares; `None` for other
+/// devices.
 fn shared_device(link: &LinkMessage) -> Option<u32> {
     let is_shared =
         matches!(info_kind(link)?, InfoKind::MacVlan | InfoKind::MacVtap | InfoKind::IpVlan | InfoKind::IpVtap);
@@ -52,8 +55,8 @@ fn lower_device(link: &LinkMessage) -> Option<u32> {
     link.attributes.iter().find_map(|it| if let LinkAttribute::Link(index) = it { Some(*index) } else { None })
 }
 
-/// The ifindex of the master device, such as a bond or a bridge; `None` if this link is a virtual device or has no
-/// master.
+/// Returns the ifindex of a physical device's master, such as a bond or a bridge; `None` if the device is virtual or
+/// has no master.
 pub(super) fn master_of_physical_port(link: &LinkMessage) -> Option<u32> {
     let of_master = |it: &LinkAttribute| if let LinkAttribute::Controller(index) = it { Some(*index) } else { None };
     link.attributes.iter().find_map(of_master).filter(|_| kind(link) == DeviceKind::Physical)
@@ -66,7 +69,7 @@ fn kind(link: &LinkMessage) -> DeviceKind {
     info_kind(link).map_or(DeviceKind::Physical, kind_of)
 }
 
-/// The link kind of a virtual device; `None` for a physical device.
+/// Returns the link kind of a virtual device; `None` for a physical device.
 fn info_kind(link: &LinkMessage) -> Option<&InfoKind> {
     infos(link).find_map(|info| if let LinkInfo::Kind(kind) = info { Some(kind) } else { None })
 }
@@ -79,7 +82,7 @@ fn infos_of(attribute: &LinkAttribute) -> &[LinkInfo] {
     if let LinkAttribute::LinkInfo(infos) = attribute { infos } else { &[] }
 }
 
-/// Whether the link is a netkit pair whose default policy drops packets that no program accepts.
+/// Returns whether the link is a netkit device whose default policy drops every packet that no program accepts.
 fn is_closed(link: &LinkMessage) -> bool {
     let data =
         infos(link).find_map(|it| if let LinkInfo::Data(InfoData::Netkit(data)) = it { Some(data) } else { None });
@@ -111,16 +114,17 @@ fn link_layer(link: &LinkMessage) -> LinkLayer {
     }
 }
 
-/// Whether the link is a VLAN device without `reorder_hdr`: its TC hooks see frames with the VLAN tag. The kernel sends
-/// no flags attribute if no flag is set.
+/// Returns whether the link is a VLAN device without `reorder_hdr`: its TC hooks receive frames with the VLAN tag. If
+/// no flag is set, the kernel sends no flags attribute.
 fn keeps_vlan_tags(link: &LinkMessage) -> bool {
     let reorders =
         |it: &InfoVlan| matches!(it, InfoVlan::Flags((flags, _mask)) if flags.contains(VlanFlags::ReorderHdr));
     infos(link).any(|info| matches!(info, LinkInfo::Data(InfoData::Vlan(vlan)) if !vlan.iter().any(reorders)))
 }
 
-/// Whether a GRE device has a remote address or, with `external`, gets the remote address from a route. Any other GRE
-/// device adds the outer header before its TC hook (`ipgre_header_ops` and `ip6gre_header_ops` of the kernel).
+/// Returns whether a GRE device has a remote address or, with `external`, gets the remote address from a route. Any
+/// other GRE device adds the outer header before its TC egress hook runs (`ipgre_header_ops` and `ip6gre_header_ops` of
+/// the kernel), so the programs cannot parse its packets.
 fn has_tunnel_destination(link: &LinkMessage) -> bool {
     let v4 = |it: &InfoGre| {
         matches!(it, InfoGre::CollectMetadata)

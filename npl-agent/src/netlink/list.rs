@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads complete netlink dumps. The kernel sends a long dump in parts. If the list changes between two parts, the dump
-//! may lack an object that exists the whole time. The kernel then sets `NLM_F_DUMP_INTR`, and the agent repeats the
-//! dump.
+//! may lack an object that exists during the whole dump. The kernel then sets `NLM_F_DUMP_INTR`, and the agent repeats
+//! the dump.
 
 use futures::StreamExt as _;
 use rtnetlink::{
@@ -13,11 +13,11 @@ use tokio::task::AbortHandle;
 
 use super::{NetlinkError, request};
 
-/// The maximum number of attempts for a dump that changes interrupt.
+/// The maximum number of attempts to read a list that changes during the dumps.
 const TRIES: usize = 8;
 
-/// A netlink socket for dumps. Other requests need another socket, because this socket also returns the final message
-/// of each dump.
+/// A netlink socket for dumps. Other requests need another socket: this socket also returns the final message of each
+/// dump, which their callers do not expect.
 pub(super) struct Lists {
     handle: Handle,
     driver: AbortHandle,
@@ -26,7 +26,7 @@ pub(super) struct Lists {
 impl Lists {
     pub(super) fn open() -> Result<Self, NetlinkError> {
         let (mut connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
-        // The kernel may set `NLM_F_DUMP_INTR` only in the final message.
+        // The final message is needed, because the kernel may set `NLM_F_DUMP_INTR` only there.
         connection.set_forward_done(true);
         Ok(Self { handle, driver: tokio::spawn(connection).abort_handle() })
     }
@@ -60,7 +60,7 @@ impl Drop for Lists {
     }
 }
 
-/// The messages of a dump that no change interrupted; `None` if a change interrupted the dump.
+/// Returns the messages of a complete dump; `None` if the list changed during the dump.
 fn complete(
     answers: Vec<NetlinkMessage<RouteNetlinkMessage>>,
 ) -> Result<Option<Vec<RouteNetlinkMessage>>, rtnetlink::Error> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the Node's devices, addresses, routes and rules by rtnetlink, and reports their changes.
+//! Reads the Node's devices, addresses, routes and policy rules by rtnetlink, and reports when they change.
 
 mod driver;
 mod link;
@@ -63,14 +63,14 @@ pub enum NetlinkError {
         #[source]
         source: rtnetlink::Error,
     },
-    /// The kernel returned an error for the request of the devices' features.
+    /// The kernel returned an error for the request to list the devices' features.
     #[error("read the features of devices by netlink")]
     Features {
         /// The kernel's error.
         #[source]
         source: Box<ethtool::EthtoolError>,
     },
-    /// A change interrupted every dump, so the list may be incomplete. A later attempt may succeed.
+    /// The list changed during every dump, so no dump is complete. A later attempt may succeed.
     #[error("{operation} by netlink: the list changed during each of several dumps; the agent tries again later")]
     Changing {
         /// The request as verb and object, such as `list devices`.
@@ -82,14 +82,14 @@ fn request(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetlinkE
     move |source| NetlinkError::Request { operation, source }
 }
 
-/// The devices, routes and rules on which device decisions are based.
+/// The devices, routes and policy rules from which the agent decides where to attach programs and how to reach Pods.
 #[derive(Debug)]
 pub struct Survey {
     /// The Pod addresses whose routes were looked up.
     pub pods: BTreeSet<IpAddr>,
-    /// The route to each of these Pods; Pods without a route are absent.
+    /// The route to each of these Pod addresses; addresses without a route are absent.
     pub routes: BTreeMap<IpAddr, Route>,
-    /// Every device of this network namespace, in the order of the ifindex.
+    /// Every device of this network namespace, sorted by ifindex.
     pub devices: Vec<Device>,
     /// Policy rules and default routes.
     pub routing: Routing,
@@ -104,7 +104,8 @@ pub struct Survey {
 pub type SurveyTask = JoinHandle<Result<Survey, NetlinkError>>;
 
 /// Starts to read devices and the routes to Pods on a separate thread. While Pods are created and deleted, a request
-/// can wait for the kernel's `rtnl` lock for seconds. Qdiscs, filters and programs are read only with an `inspection`.
+/// can wait for the kernel's `rtnl` lock for seconds, which must not block the main loop. Qdiscs, filters and programs
+/// are read only with an `inspection`.
 pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> SurveyTask {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     tokio::task::spawn_blocking(move || {
@@ -138,7 +139,7 @@ pub async fn join_survey(in_flight: &mut SurveyTask) -> Result<Survey, NetlinkEr
     })
 }
 
-/// Every device of this network namespace, in the order of the ifindex.
+/// Returns every device of this network namespace, sorted by ifindex.
 ///
 /// # Errors
 ///
@@ -156,7 +157,7 @@ pub async fn interfaces_and_routing() -> Result<(Vec<Device>, Routing), NetlinkE
     read_network().await.map(|state| (state.devices, state.routing))
 }
 
-/// The qdiscs, filters and programs of the inspected devices, by ifindex.
+/// Reads the qdiscs, filters and programs of the inspected devices, by ifindex.
 ///
 /// # Errors
 ///
@@ -169,7 +170,7 @@ pub async fn attachments(inspection: &TcInspection) -> Result<BTreeMap<u32, Devi
 /// The result of one read of the network.
 struct NetworkState {
     devices: Vec<Device>,
-    /// The qdiscs, or the error of a kernel without traffic control. The error affects only callers that need qdiscs.
+    /// The qdiscs, or the error of a kernel without traffic control. Only callers that need qdiscs return this error.
     queues: Result<Queues, NetlinkError>,
     routing: Routing,
 }
@@ -206,7 +207,7 @@ async fn links(lists: &Lists) -> Result<Vec<LinkMessage>, NetlinkError> {
     lists.dump("list devices", RouteNetlinkMessage::GetLink(LinkMessage::default()), pick).await
 }
 
-/// The route to each address; addresses without a route are absent.
+/// Looks up the route to each address; addresses without a route are absent from the result.
 ///
 /// # Errors
 ///
@@ -234,7 +235,7 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
     message.header.address_family = family;
     message.header.destination_prefix_length = length;
     message.attributes.push(RouteAttribute::Destination(destination));
-    // The kernel returns an error if there is no route.
+    // An error means that there is no route to the address.
     let found = handle.route().get(message).execute().try_next().await.ok()??;
     let metrics =
         found.attributes.iter().filter_map(|it| if let RouteAttribute::Metrics(all) = it { Some(all) } else { None });
@@ -245,11 +246,12 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
     })
 }
 
-/// Addresses of global scope, by ifindex. Remote clients cannot reach addresses of other scopes.
+/// Reads the addresses of global scope, by ifindex. Addresses of other scopes are ignored, because remote clients
+/// cannot reach them.
 async fn read_addresses(lists: &Lists) -> Result<BTreeMap<u32, Vec<IpAddr>>, NetlinkError> {
     let mut addresses: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
-    // There is one dump for each family: in a dump of both families, the kernel does not always report that the first
-    // half has changed.
+    // Each family needs a separate dump: in a dump of both, the kernel does not always report that the first family's
+    // addresses have changed.
     for family in FAMILIES {
         let mut wanted = AddressMessage::default();
         wanted.header.family = family;
@@ -266,7 +268,8 @@ async fn read_addresses(lists: &Lists) -> Result<BTreeMap<u32, Vec<IpAddr>>, Net
 }
 
 fn global_address(message: &AddressMessage) -> Option<IpAddr> {
-    // On a point-to-point device `Address` is the peer's address and `Local` is the Node's.
+    // `Local` takes precedence: on a point-to-point device, `Local` is the Node's address, and `Address` is the peer's
+    // address.
     let of = |pick: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(pick);
     let local = of(|attribute| if let AddressAttribute::Local(ip) = attribute { Some(*ip) } else { None });
     let address = of(|attribute| if let AddressAttribute::Address(ip) = attribute { Some(*ip) } else { None });
@@ -288,8 +291,8 @@ fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
 }
 
 /// Yields an item for each possible change of devices, addresses, default and host routes, or rules. With
-/// `with_attachments`, also yields an item for changes of qdiscs and of filters that belong to other software. A
-/// receive overrun yields an item too, because messages about changes may have been lost.
+/// `with_attachments`, also yields an item for changes of qdiscs and of filters that belong to other software. An
+/// overrun of the receive buffer yields an item too, because messages about changes may have been lost.
 ///
 /// # Errors
 ///
@@ -319,8 +322,9 @@ pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin,
     Ok(Box::pin(changes.chain(stream::once(end))))
 }
 
-/// Whether a message reports a change that needs a survey. Of routes, only default and host routes are considered. Of
-/// filters, only new filters of other software are considered: the agent's own filters would trigger another survey.
+/// Returns whether a message reports a change that needs a survey. Changes of routes count only for default routes and
+/// host routes. Filters count only if they are new and belong to other software: the agent's own filters would trigger
+/// another survey.
 fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_attachments: bool) -> bool {
     let NetlinkPayload::InnerMessage(message) = payload else {
         return matches!(payload, NetlinkPayload::Overrun(_));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads which devices join received datagrams to a fraglist, by ethtool's netlink family.
+//! Reads which devices join received datagrams to a list of fragments (GRO fraglist), by ethtool's netlink family.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::NetlinkError;
 /// The kernel's name of the feature, which is also an argument of `ethtool -K`.
 const FRAGLIST: &str = "rx-gro-list";
 
-/// The names of all devices of this network namespace on which GRO joins datagrams to a fraglist.
+/// Returns the names of all devices of this network namespace on which GRO joins datagrams to a fraglist.
 ///
 /// # Errors
 ///
@@ -31,7 +31,7 @@ pub async fn devices_with_fraglists() -> Result<BTreeSet<String>, NetlinkError> 
     found
 }
 
-/// The name of the device that a message describes, if the feature `rx-gro-list` is active on that device.
+/// Returns the name of the device in a message if the feature `rx-gro-list` is active on the device.
 fn device_with_fraglists(message: &EthtoolMessage) -> Option<String> {
     let attributes = message
         .nlas

@@ -15,14 +15,14 @@ use crate::core::{
     model::Family,
 };
 
-/// The value of `suppress_prefixlength` that suppresses no route.
+/// The value of the rule attribute `suppress_prefixlength` with which the rule suppresses no route.
 const SUPPRESSES_NOTHING: u32 = u32::MAX;
 /// The mask of a rule that matches the whole mark.
 const WHOLE: u32 = u32::MAX;
 
-/// Reads policy routing. The result contains the default routes, and the rules that select a single source address, a
-/// mark or an incoming device, in the order in which the kernel applies rules. It also contains the tables of all rules
-/// that match a mark. Also returns the egress devices of all routes with a gateway.
+/// Reads policy routing. The first result contains the default routes, and the rules that select a single source
+/// address, a mark or an incoming device, in the kernel's order. It also contains the tables of all rules that match a
+/// mark. The second result contains the egress devices of all routes with a gateway.
 pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32>), NetlinkError> {
     let mut routing = Routing::default();
     for family in FAMILIES {
@@ -30,7 +30,7 @@ pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32
         wanted.header.family = family;
         let pick = |message| if let RouteNetlinkMessage::NewRule(rule) = message { Some(rule) } else { None };
         match lists.dump("list rules", RouteNetlinkMessage::GetRule(wanted), pick).await {
-            // A kernel without policy routing returns an error.
+            // A kernel without policy routing returns an error, which means that there are no rules.
             Err(NetlinkError::Request { .. }) => {}
             listed => {
                 let listed = listed?;
@@ -44,8 +44,8 @@ pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32
     Ok((Routing { default_routes, ..routing }, with_gateway))
 }
 
-/// The default routes of all tables, and the devices of all routes with a gateway; for a multipath route, the device of
-/// each next hop is included.
+/// Reads the default routes of all tables, and the devices of all routes with a gateway. The devices include the device
+/// of each next hop of a multipath route.
 async fn read_routes(lists: &Lists) -> Result<(BTreeSet<DefaultRoute>, BTreeSet<u32>), NetlinkError> {
     let (mut found, mut with_gateway) = (BTreeSet::new(), BTreeSet::new());
     for family in FAMILIES {
@@ -62,7 +62,7 @@ async fn read_routes(lists: &Lists) -> Result<(BTreeSet<DefaultRoute>, BTreeSet<
     Ok((found, with_gateway))
 }
 
-/// The devices of those next hops of the route that have a gateway.
+/// Returns the devices of the route's next hops that have a gateway.
 fn devices_with_gateway(route: &RouteMessage) -> Vec<u32> {
     let of_hop = |it: &RouteAttribute| {
         let RouteAttribute::MultiPath(hops) = it else { return Vec::new() };
@@ -100,7 +100,7 @@ fn rule(message: &RuleMessage) -> Option<RoutingRule> {
     Some(RoutingRule { family: family_of(message.header.family)?, selector, table })
 }
 
-/// A rule for all packets of an incoming device; `None` if the rule has another condition.
+/// Converts a rule that selects all packets of an incoming device; `None` if the rule has another condition.
 fn incoming_rule(message: &RuleMessage) -> Option<IncomingRule> {
     let table = table(message)?;
     let header = &message.header;
@@ -113,7 +113,7 @@ fn incoming_rule(message: &RuleMessage) -> Option<IncomingRule> {
     Some(IncomingRule { family: family_of(header.family)?, device, table })
 }
 
-/// The table that a rule selects; `None` if the rule selects no table, or if its conditions are inverted.
+/// Returns the table that a rule selects; `None` if the rule selects no table, or if its conditions are inverted.
 fn table(message: &RuleMessage) -> Option<u32> {
     if message.header.action != RuleAction::ToTable || message.header.flags.contains(RuleFlags::Invert) {
         return None;
@@ -126,15 +126,15 @@ const fn is_of_mark(attribute: &RuleAttribute) -> bool {
     matches!(attribute, RuleAttribute::FwMark(_) | RuleAttribute::FwMask(_))
 }
 
-/// The table that a rule selects for packets with a mark; `None` for an inverted rule, which applies to packets without
-/// the mark.
+/// Returns the table that a rule selects for packets with a mark; `None` for an inverted rule, which selects packets
+/// without the mark.
 fn table_of_mark(rule: &RuleMessage) -> Option<(Family, u32)> {
     let table = table(rule)?;
     mark_of(rule)?;
     Some((family_of(rule.header.family)?, table))
 }
 
-/// The selector of a rule for a single source address.
+/// Returns the selector of a rule for a single source address; `None` if the rule selects no single address.
 fn source(rule: &RuleMessage) -> Option<Selector> {
     let of_source = |it: &RuleAttribute| if let RuleAttribute::Source(addr) = it { Some(*addr) } else { None };
     let addr = rule.attributes.iter().find_map(of_source)?;
@@ -142,7 +142,7 @@ fn source(rule: &RuleMessage) -> Option<Selector> {
     is_single.then_some(Selector::Source(addr))
 }
 
-/// The selector of a rule for a mark, if the rule has no other condition.
+/// Returns the selector of a rule for a mark; `None` if the rule has another condition.
 fn mark(rule: &RuleMessage) -> Option<Selector> {
     let header = &rule.header;
     let is_all = (header.src_len, header.dst_len, header.tos) == (0, 0, 0);

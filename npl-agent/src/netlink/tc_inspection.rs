@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the qdiscs and filters of devices, and determines the owner of each filter. Removes clsact qdiscs of NPL that
-//! have no filters.
+//! Reads the qdiscs and filters of devices, and determines the owner of each filter. Also removes clsact qdiscs of NPL
+//! that have no filters.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,15 +25,15 @@ use crate::core::{
     networks::RuleNames,
 };
 
-/// The parameters of an inspection of qdiscs, filters and programs.
+/// Selects the devices whose qdiscs, filters and programs are read.
 #[expect(missing_debug_implementations, reason = "closures do not implement Debug")]
 pub struct TcInspection {
     /// The devices that may be uplinks.
     pub uplinks: DeviceSelection,
     /// Whether the devices that lead to Pods are inspected too.
     pub with_pods: bool,
-    /// Returns the owners of the BPF links on a device (by ifindex). Programs of BPF links run before the device's
-    /// filters. `None` if the kernel does not report BPF links.
+    /// Returns the owners of the BPF links on a device, which is given by its ifindex; `None` if the kernel does not
+    /// report BPF links. Programs of BPF links run before the device's filters.
     pub programs_on: Box<dyn Fn(u32) -> Option<DeviceAttachments> + Send + Sync>,
     /// Reads the names of netfilter's tables and chains; `None` if no decision depends on these names.
     pub rule_names: Option<fn() -> io::Result<RuleNames>>,
@@ -42,7 +42,8 @@ pub struct TcInspection {
 /// The qdisc kinds of each device, by ifindex.
 pub(super) type Queues = BTreeMap<u32, BTreeSet<String>>;
 
-/// The attachments of the relevant devices, by ifindex. Devices that cannot be read are absent.
+/// Reads the attachments of the relevant devices, by ifindex. A device whose attachments cannot be read is absent from
+/// the result.
 ///
 /// # Errors
 ///
@@ -69,7 +70,7 @@ pub(super) async fn inspect(
     Ok(all)
 }
 
-/// The qdisc kinds of all devices, by one dump.
+/// Reads the qdisc kinds of all devices in a single dump.
 pub(super) async fn read_queues(lists: &Lists) -> Result<Queues, NetlinkError> {
     let pick = |message| if let RouteNetlinkMessage::NewQueueDiscipline(queue) = message { Some(queue) } else { None };
     let wanted = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
@@ -80,7 +81,8 @@ pub(super) async fn read_queues(lists: &Lists) -> Result<Queues, NetlinkError> {
     Ok(queues)
 }
 
-/// Whether a device has an `ingress` qdisc, which occupies the handle of clsact.
+/// Returns whether a device has an `ingress` qdisc. With this qdisc, the device cannot have clsact, because both use
+/// the same handle.
 pub(super) fn has_ingress_queue(queues: &Queues, ifindex: u32) -> bool {
     queues.get(&ifindex).is_some_and(|kinds| kinds.contains("ingress"))
 }
@@ -109,7 +111,7 @@ fn owner(filter: &TcMessage) -> Option<AttachmentOwner> {
     owner_of_filter(kind(filter), priority, handle, program_name(filter))
 }
 
-/// The name of a BPF filter's program.
+/// Returns the name of a BPF filter's program.
 fn program_name(filter: &TcMessage) -> Option<&str> {
     let options = filter
         .attributes
@@ -129,18 +131,18 @@ fn kind(message: &TcMessage) -> &str {
     kind.unwrap_or_default()
 }
 
-/// Whether a filter belongs to software other than NPL.
+/// Returns whether a filter belongs to software other than NPL.
 pub(super) fn is_foreign_filter(filter: &TcMessage) -> bool {
     owner(filter).is_some_and(|owner| owner.is_other())
 }
 
-/// Whether a qdisc queues packets, which `clsact` and `ingress` do not.
+/// Returns whether a qdisc queues packets, unlike `clsact` and `ingress`.
 pub(super) fn is_queue(queue: &TcMessage) -> bool {
     !is_hook(kind(queue))
 }
 
-/// Removes the clsact qdisc of a device (by ifindex) if the qdisc has no filter. Returns the device's name if the qdisc
-/// was removed.
+/// Removes the clsact qdisc of the device with this ifindex if the qdisc has no filter. Returns the device's name if
+/// the qdisc was removed.
 ///
 /// # Errors
 ///

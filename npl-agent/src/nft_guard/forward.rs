@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the forward chains of the Node's firewall for the doctor.
+//! Reads the forward chains of the Node's firewall for `npl-agent doctor`.
 
 use std::{collections::BTreeMap, io, ops::ControlFlow};
 
@@ -13,9 +13,10 @@ use crate::core::doctor::forward_chains::{BaseChain, Condition, Field, ForwardCh
 /// The nftables families whose chains process forwarded IP packets.
 const FAMILIES: [(u8, &str); 3] =
     [(uapi::NFPROTO_INET, "inet"), (uapi::NFPROTO_IPV4, "ip"), (uapi::NFPROTO_IPV6, "ip6")];
-/// The maximum number of chains that are read. Some firewalls have thousands of chains.
+/// The maximum number of chains that are read. The limit bounds the effort, because some firewalls have thousands of
+/// chains.
 const MAX_CHAINS: usize = 500;
-/// The prefixes by which the kernel names anonymous sets and maps, which belong to one rule.
+/// The prefixes of the names that the kernel gives to anonymous sets and maps. Each of these belongs to one rule.
 const ANONYMOUS: [&str; 2] = ["__set", "__map"];
 
 /// Reads the filter chains of the forward hook, and all chains to which these chains jump.
@@ -106,7 +107,7 @@ fn read_rules(table: &Table, chain: &str) -> io::Result<Vec<Rule>> {
 /// An element of an anonymous set or map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Element {
-    /// The key; `None` in a set of ranges, because a range has no single key.
+    /// The key of the element; `None` in a set of ranges, because a range has no single key.
     key: Option<Vec<u8>>,
     verdict: Option<Verdict>,
 }
@@ -130,7 +131,7 @@ fn read_elements(object: &[u8]) -> Vec<Element> {
     elements
 }
 
-/// The verdict in a data attribute; `None` for the verdict `continue` and for data that is not a verdict.
+/// Returns the verdict in a data attribute; `None` for the verdict `continue` and for data that is not a verdict.
 fn verdict(data: &[u8]) -> Option<Verdict> {
     let verdict = find(data, attribute::DATA_VERDICT)?;
     let code = number(verdict, attribute::VERDICT_CODE)?.cast_signed();
@@ -155,10 +156,10 @@ struct Lookup {
     is_map: bool,
 }
 
-/// A rule that refers to sets whose elements have not been read yet.
+/// A partly read rule: it may refer to sets whose elements have not been read yet.
 #[derive(Debug, Default)]
 struct Draft {
-    /// The packet field, and the bytes of its mask, in each register.
+    /// For each register, the packet field that it contains and the mask that was applied to the field.
     registers: BTreeMap<u32, (Field, Vec<u8>)>,
     conditions: Vec<Condition>,
     lookups: Vec<Lookup>,
@@ -197,7 +198,7 @@ impl Draft {
             "target" if name(data, of::XTABLES_NAME).is_some_and(|it| it == "REJECT") => {
                 self.verdict = Some(Verdict::Refuse);
             }
-            // These expressions have no verdict, and the rest of the rule matches the same packets as without them.
+            // These expressions have no verdict and do not change which packets the rule matches, so they are ignored.
             "counter" | "log" | "notrack" | "target" | "meta" | "ct" | "payload" => {}
             _ => self.conditions.push(Condition::unclear()),
         }
@@ -247,7 +248,7 @@ impl Draft {
         self.lookups.iter().map(|lookup| lookup.set.clone()).collect()
     }
 
-    /// The rules that a draft represents: a verdict map results in one rule for each element.
+    /// Converts the draft to rules: a verdict map results in one rule for each element.
     fn finish(mut self, sets: &BTreeMap<String, Vec<Element>>) -> Vec<Rule> {
         let mut rules = Vec::new();
         for Lookup { set, field, mask, is_negated, is_map } in std::mem::take(&mut self.lookups) {
@@ -265,7 +266,7 @@ impl Draft {
                     Some(Rule { conditions, verdict: element.verdict.clone()? })
                 })),
                 (None, false) => self.conditions.push(Condition::unclear()),
-                // A named verdict map may contain any of these verdicts.
+                // A named verdict map may contain any verdict, so the rule counts as one that may accept the packet.
                 (None, true) => {
                     let conditions = [self.conditions.clone(), vec![Condition::unclear()]].concat();
                     rules.push(Rule { conditions, verdict: Verdict::Accept });
@@ -278,7 +279,8 @@ impl Draft {
     }
 }
 
-/// The number of the 4-byte register of which a register is an alias: `NFT_REG_1` to `NFT_REG_4` are 16-byte registers.
+/// Returns the number of the 4-byte register at which a register begins: `NFT_REG_1` to `NFT_REG_4` are 16-byte
+/// registers.
 const fn normal(register: u32) -> u32 {
     match register {
         1..=4 => value::REGISTER + (register - 1) * 4,
@@ -313,7 +315,7 @@ fn header_field(data: &[u8]) -> Field {
         let length = usize::try_from(number(data, of::PAYLOAD_LENGTH)?).ok()?;
         match (number(data, of::PAYLOAD_BASE)?, offset, length) {
             (value::NETWORK_HEADER, ..) => Some(Field::Header { offset, length }),
-            // TCP, UDP and SCTP have the destination port at the same place.
+            // The destination port has the same offset in the headers of TCP, UDP and SCTP.
             (value::TRANSPORT_HEADER, 2, 2) => Some(Field::DestinationPort),
             _ => None,
         }
@@ -321,7 +323,8 @@ fn header_field(data: &[u8]) -> Field {
     position().unwrap_or(Field::Other)
 }
 
-/// The condition of an iptables match that `iptables-nft` stores in its binary form; `None` for a comment.
+/// Converts an iptables match, which `iptables-nft` stores in iptables' binary form, to a condition; `None` for a
+/// comment.
 fn xtables_match(data: &[u8]) -> Option<Condition> {
     let info = find(data, of::XTABLES_INFO).unwrap_or_default();
     let known = match name(data, of::XTABLES_NAME)?.as_str() {
@@ -333,14 +336,15 @@ fn xtables_match(data: &[u8]) -> Option<Condition> {
     Some(known.unwrap_or_else(Condition::unclear))
 }
 
-/// The condition that a `xt_conntrack_mtinfo3` represents, if the match compares only the state or the status.
+/// Converts a `struct xt_conntrack_mtinfo3` to a condition; `None` unless the match compares only the state or only the
+/// status.
 fn conntrack_match(info: &[u8]) -> Option<Condition> {
     /// The offset of `match_flags`, which is followed by three other two-byte fields.
     const FLAGS: usize = 146;
     const STATE: u16 = 1;
     const STATUS: u16 = 1 << 6;
-    /// The bits of the states `SNAT` and `DNAT`, which the kernel stores in the status of a connection instead of its
-    /// state.
+    /// The bits of the states `SNAT` and `DNAT`. They are not compared with the state, because the kernel stores them
+    /// in the connection's status.
     const VIRTUAL_STATES: u16 = 1 << 6 | 1 << 7;
     let field = |number: usize| {
         let bytes = info.get(FLAGS + 2 * number..)?.first_chunk()?;
@@ -355,7 +359,7 @@ fn conntrack_match(info: &[u8]) -> Option<Condition> {
     Some(bits_are_set(field, bits.into(), inverted & flags != 0))
 }
 
-/// The condition of `xt_mark_mtinfo1`.
+/// Converts a `struct xt_mark_mtinfo1` to a condition; `None` if the data is too short.
 fn mark_match(info: &[u8]) -> Option<Condition> {
     let (mark, rest) = info.split_first_chunk::<4>()?;
     let (mask, rest) = rest.split_first_chunk::<4>()?;
@@ -363,7 +367,7 @@ fn mark_match(info: &[u8]) -> Option<Condition> {
     Some(Condition { field: Field::Mark, mask: mask.to_vec(), values: vec![mark.to_vec()], is_negated })
 }
 
-/// The condition that at least one of the bits is set or, if negated, that none of the bits is set.
+/// Returns the condition that at least one of `bits` is set or, if `is_negated`, that none of `bits` is set.
 fn bits_are_set(field: Field, bits: u32, is_negated: bool) -> Condition {
     Condition { field, mask: bits.to_ne_bytes().to_vec(), values: vec![vec![0; 4]], is_negated: !is_negated }
 }

@@ -4,12 +4,12 @@
 //!
 //! NPL translates a request before kernel conntrack tracks it, so the kernel's entry is from the client to the Pod.
 //! After that entry has timed out, the Pod's next packet creates a new entry from the Pod to the client. A masquerade
-//! rule for Pod egress matches this packet, which leaves with a source port that the client does not know. The chain
+//! rule for Pod egress matches this packet and changes its source port, so the client rejects the packet. The chain
 //! `replies` runs before such rules and keeps the source address and port. See design note 15 in `docs/design/`.
 //!
 //! Some CNIs mark connections that arrive for a Node address, so that replies of Pods with their own policy route leave
-//! through the Node's uplink. Such a CNI does not mark translated requests, whose destination is a Pod address. The
-//! chain `requests` sets the mark for translated requests. See design note 21 in `docs/design/`.
+//! through the Node's uplink. Such a CNI does not mark translated requests, because their destination is a Pod address.
+//! The chain `requests` sets the CNI's mark for translated requests. See design note 21 in `docs/design/`.
 
 mod forward;
 mod legacy;
@@ -41,7 +41,7 @@ use crate::core::{
     op::Op,
 };
 
-/// The delay between an attempt in which the kernel rejected a change and the next attempt.
+/// The delay before the next attempt after the kernel has rejected a change of the table.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Whether the agent maintains the table.
@@ -56,9 +56,9 @@ pub enum GuardMode {
     Off,
 }
 
-/// A handle of the thread that maintains the table. A separate thread is necessary because nftables transactions of
-/// other software, which can write ten thousand rules, may delay the agent's transactions. Dropping the handle ends the
-/// thread and keeps the table.
+/// A handle of the thread that maintains the table. A separate thread is necessary: other software can write ten
+/// thousand rules in one nftables transaction, and the agent's transaction waits meanwhile. Dropping the handle ends
+/// the thread and keeps the table.
 #[derive(Debug)]
 pub struct Guard {
     updates: Option<Sender<Update>>,
@@ -69,7 +69,7 @@ pub struct Guard {
 enum Update {
     /// All mappings, which replace the mappings of earlier updates.
     All(BTreeMap<Frontend, PodEndpoint>),
-    /// One mapping that was written. If there is no endpoint, the mapping was removed.
+    /// One mapping that was written or, without an endpoint, removed.
     One(Frontend, Option<PodEndpoint>),
     /// All connection marks to set.
     Markings(BTreeSet<Marking>),
@@ -77,8 +77,8 @@ enum Update {
 
 impl Guard {
     /// Starts the thread. After a change of mappings, the thread updates the elements of the table's sets. After a
-    /// change of connection marks, and in intervals of `resync`, the thread compares the whole table with the wanted
-    /// content and corrects the table.
+    /// change of connection marks, and once per `resync`, the thread compares the whole table with the wanted content
+    /// and corrects the table.
     pub fn start(mode: GuardMode, resync: Duration) -> Self {
         let (updates, receiver) = mpsc::channel();
         let worker = Worker {
@@ -126,7 +126,7 @@ impl Guard {
     }
 
     fn send(&self, update: Update) {
-        // If the thread could not be started, no table is maintained; the agent has logged the failure at start.
+        // The error is ignored: without the thread, no table is maintained, which the agent has logged at start.
         drop(self.updates.as_ref().map(|thread| thread.send(update)));
     }
 }
@@ -140,7 +140,7 @@ impl Drop for Guard {
     }
 }
 
-/// Family and name of the table, as `nft` shows them.
+/// The family and name of NPL's table, as `nft` shows them.
 pub const TABLE: &str = "inet npl";
 
 /// Removes the table. Returns whether the table existed.
@@ -152,7 +152,7 @@ pub fn remove() -> io::Result<bool> {
     table::remove(&Connection::open()?)
 }
 
-/// The effect of the table in the kernel.
+/// What NPL's table in the kernel currently does.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TableState {
     /// Number of Pod endpoints that are exempt from masquerading; `None` if the table is absent, incomplete, or only
@@ -175,7 +175,7 @@ pub fn read_state() -> io::Result<TableState> {
     Ok(TableState { guarded: keeps_sources.then_some(endpoints.len()), markings })
 }
 
-/// Whether other software on the Node masquerades, and whether the table exempts replies from masquerading.
+/// Returns whether other software on the Node masquerades, and whether NPL's table exempts replies from masquerading.
 ///
 /// # Errors
 ///
@@ -198,7 +198,7 @@ pub fn rule_names() -> io::Result<RuleNames> {
     names::read()
 }
 
-/// The forward chains of the Node's firewall; empty if the kernel has no nftables.
+/// Reads the forward chains of the Node's firewall; empty if the kernel has no nftables.
 ///
 /// # Errors
 ///
@@ -219,13 +219,13 @@ struct Worker {
     markings: Option<BTreeSet<Marking>>,
     /// The content of the table after the last successful check; `None` if there is no table.
     installed: Option<Content>,
-    /// Whether the last check found source NAT rules.
+    /// Whether the last check found that replies must be exempted, for example because of source NAT rules.
     was_needed: bool,
-    /// Whether the last change of the table failed; for the log.
+    /// Whether the last change of the table failed; only a change of this state is logged.
     is_failing: Last<bool>,
-    /// Whether the table exempts endpoints from masquerading; for the log.
+    /// Whether the table exempts endpoints from masquerading; only a change of this state is logged.
     keeps_sources: Last<bool>,
-    /// The connections that the table marks; for the log.
+    /// The connection marks that the table sets; only a change of them is logged.
     marked: Last<BTreeSet<Marking>>,
 }
 
@@ -281,8 +281,8 @@ impl Worker {
         self.mapped.values().copied().collect()
     }
 
-    /// Adds and removes set elements of an installed table. An update of elements needs less time than
-    /// [`Self::verify`], which reads the whole table.
+    /// Adds and removes set elements of an installed table. Such an update is faster than [`Self::verify`], which reads
+    /// the whole table.
     fn update_endpoints(&mut self) -> io::Result<()> {
         let wanted = self.endpoints();
         let Some(installed) = self.installed.as_mut().filter(|it| it.endpoints != wanted) else { return Ok(()) };
@@ -295,15 +295,16 @@ impl Worker {
     fn verify(&mut self) -> io::Result<()> {
         let is_needed = self.is_needed()?;
         let connection = match Connection::open() {
-            // A kernel without nftables needs no table, unless legacy iptables masquerades.
+            // A kernel without nftables cannot have the table. That is an error only if legacy iptables masquerades, or
+            // in the mode `On`.
             Err(error) if !is_needed && table::is_unknown(&error) => {
                 self.installed = None;
                 return Ok(());
             }
             opened => opened?,
         };
-        // While other software changes its chains, a dump may lack a chain. So the exemption is removed only after two
-        // checks without source NAT rules.
+        // While other software changes its chains, a dump may lack a chain. Therefore, the exemption is removed only
+        // after two consecutive checks without source NAT rules.
         let keeps_sources = std::mem::replace(&mut self.was_needed, is_needed) || is_needed;
         let found = table::if_known(table::read(&connection))?.flatten();
         let markings = match (&self.markings, &found) {
@@ -360,7 +361,7 @@ fn has_legacy_nat() -> io::Result<bool> {
     has_legacy_table("nat")
 }
 
-/// Whether legacy iptables, whose tables nftables does not list, has the table in any family.
+/// Returns whether legacy iptables has this table in any IP family. nftables does not list tables of legacy iptables.
 fn has_legacy_table(table: &str) -> io::Result<bool> {
     for family in Family::ALL {
         if legacy::tables(family)?.iter().any(|name| name == table) {

@@ -25,8 +25,7 @@ pub(super) fn read() -> io::Result<RuleNames> {
         }))?;
     }
     for family in Family::ALL {
-        // Only tables that exist are read: a request for another table would make the kernel load the module of that
-        // table.
+        // Only existing tables are read: a request for an absent table would make the kernel load the table's module.
         for table in legacy::tables(family)? {
             let rules = legacy::read(family, &table)?;
             names.chains.extend(chain_prefixes().filter(|prefix| legacy::names(&rules, prefix)).map(str::to_owned));

@@ -19,7 +19,7 @@ pub(super) struct Shape {
     pub(super) family: Family,
     pub(super) set: &'static str,
     nfproto: u8,
-    /// Offset in bytes of the source address in the IP header. The destination address follows it.
+    /// Offset in bytes of the source address in the IP header. The destination address follows the source address.
     source: u32,
     /// Length in bytes of an address.
     pub(super) length: u32,
@@ -46,15 +46,15 @@ const V6: Shape = Shape {
 
 pub(super) const SHAPES: [&Shape; 2] = [&V4, &V6];
 
-/// Whether a rule reads the source or the destination address and port of a packet.
+/// Selects the address and port of a packet that a rule reads: source or destination.
 #[derive(Debug, Clone, Copy)]
 enum End {
     Source,
     Destination,
 }
 
-/// The rule `ip saddr . meta l4proto . th sport @endpoints_v4 snat ip to ip saddr`, or the same for IPv6. Source NAT to
-/// the unchanged address ends the search for a masquerade rule.
+/// Builds the rule `ip saddr . meta l4proto . th sport @endpoints_v4 snat ip to ip saddr`, or the same for IPv6. After
+/// source NAT to the unchanged address, the kernel applies no masquerade rule to the connection.
 pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
     let translation = [
         number(of::NAT_TYPE, value::SOURCE_NAT),
@@ -67,11 +67,11 @@ pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
     rule
 }
 
-/// The rule `iif DEVICE ct mark & MASK != MARK ip daddr . meta l4proto . th dport @endpoints_v4 ct mark set ct mark &
-/// ~MASK | MARK`, or the same for IPv6.
+/// Builds the rule `iif DEVICE ct mark & MASK != MARK ip daddr . meta l4proto . th dport @endpoints_v4 ct mark set ct
+/// mark & ~MASK | MARK`, or the same for IPv6.
 ///
 /// The rule compares the mark first, because the lookup in the set takes longer. The rule also applies to packets of
-/// existing connections: otherwise UDP flows that began before the rule was installed would never be marked.
+/// existing connections; otherwise, UDP flows that began before the rule was installed would never be marked.
 pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     let shape = if marking.family == Family::V4 { &V4 } else { &V6 };
     let (set, mask) = (marking.mark.value(), marking.mark.mask());
@@ -83,7 +83,7 @@ pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     rule
 }
 
-/// The marking of a rule; `None` if the rule differs from a rule that [`marks`] builds.
+/// Parses the marking that a rule sets; `None` if [`marks`] does not build such a rule.
 pub(super) fn read_marking(rule: &[u8]) -> Option<Marking> {
     let made = |(_, expression)| {
         let name = find(expression, of::NAME)?.strip_suffix(&[0])?;
@@ -109,7 +109,7 @@ fn is_of_family(shape: &Shape) -> [DefaultNla; 2] {
     [meta(value::REGISTER, value::META_NFPROTO), compare(value::EQUAL, &[shape.nfproto])]
 }
 
-/// Expressions that match a packet whose address, protocol and port are in the set of endpoints.
+/// Builds the expressions that match a packet whose address, protocol and port are in the set of endpoints.
 fn is_endpoint(shape: &Shape, end: End) -> [DefaultNla; 4] {
     let behind = value::REGISTER + shape.length / 4;
     let port = match end {
@@ -151,7 +151,7 @@ fn compare(how: u32, with: &[u8]) -> DefaultNla {
     expression("cmp", &[number(of::COMPARED, value::REGISTER), number(of::COMPARED_HOW, how), with])
 }
 
-/// The expression `register = (register & mask) ^ flipped`.
+/// Builds the expression `register = (register & mask) ^ flipped`.
 fn bitwise(mask: u32, flipped: u32) -> DefaultNla {
     let operand = |kind, operand: u32| nest(kind, &[bytes(attribute::DATA_VALUE, &operand.to_ne_bytes())]);
     let registers = [number(of::BITWISE_FROM, value::REGISTER), number(of::BITWISE_TO, value::REGISTER)];

@@ -18,10 +18,10 @@ use crate::core::{
 
 /// The name of the table, without its family.
 pub(super) const TABLE: &str = "npl";
-/// Maximum number of set elements in one message. A netlink attribute holds at most 65,535 bytes.
+/// Maximum number of set elements in one message, since a netlink attribute holds at most 65,535 bytes.
 const MAX_ELEMENTS: usize = 1000;
 
-/// The Pod endpoint of a mapping, which is the source of replies.
+/// The Pod endpoint of a mapping, which is the source of the Pod's replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PodEndpoint {
     pub(super) addr: IpAddr,
@@ -33,7 +33,7 @@ pub(super) struct PodEndpoint {
 /// The content of the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Content {
-    /// The elements of the sets that the chains look up.
+    /// The elements of the sets in which the rules look up packets.
     pub(super) endpoints: BTreeSet<PodEndpoint>,
     /// Whether the chain `replies` exists, which exempts replies from masquerading.
     pub(super) keeps_sources: bool,
@@ -49,13 +49,14 @@ struct Chain {
     priority: i32,
 }
 
-/// The chain runs before chains with the priority `srcnat` (100), in which other software masquerades.
+/// The chain with the priority 99 runs before chains with the priority `srcnat` (100), in which other software
+/// masquerades.
 const REPLIES: Chain = Chain { name: "replies", kind: "nat", hook: uapi::POST_ROUTING, priority: 99 };
 /// The chain has the priority `mangle`: it runs after kernel conntrack and before the routing decision.
 const REQUESTS: Chain = Chain { name: "requests", kind: "filter", hook: uapi::PRE_ROUTING, priority: -150 };
 
 impl PodEndpoint {
-    /// The set key: address, protocol and port in network byte order, each padded to four bytes.
+    /// Returns the endpoint as a set key: address, protocol and port in network byte order, each padded to four bytes.
     fn key(&self) -> Vec<u8> {
         let [high, low] = self.port.to_be_bytes();
         let tail = [self.protocol.number(), 0, 0, 0, high, low, 0, 0];
@@ -80,7 +81,7 @@ impl PodEndpoint {
 /// Creates the table with this content. An existing table is replaced in the same transaction.
 pub(super) fn replace(connection: &Connection, content: &Content) -> io::Result<()> {
     let table = |command| Message::new(command, vec![text(attribute::TABLE, TABLE)]);
-    // The table is first created, because a transaction that deletes an absent table fails.
+    // The transaction creates the table before it deletes and creates it again, because deleting an absent table fails.
     let anew = [table(message::NEW_TABLE), table(message::DEL_TABLE), table(message::NEW_TABLE)];
     let mut commands = Vec::from(anew);
     commands.extend((1..).zip(SHAPES).map(|(id, shape)| new_set(id, shape)));
@@ -103,7 +104,8 @@ pub(super) fn update(
     gone: &BTreeSet<PodEndpoint>,
 ) -> io::Result<()> {
     let messages = elements(message::DEL_ELEMENT, gone).into_iter().chain(elements(message::NEW_ELEMENT, new));
-    // Each message is a separate transaction, because all messages together may not fit into the socket buffer.
+    // Each message is a separate transaction, because all messages in one transaction might not fit into the socket
+    // buffer.
     messages.into_iter().try_for_each(|message| connection.commit(vec![message]))
 }
 
@@ -113,7 +115,7 @@ pub(super) fn remove(connection: &Connection) -> io::Result<bool> {
     if_there(removed).map(|removed| removed.is_some())
 }
 
-/// Reads the table; `None` if the table is absent, or differs from a table that [`replace`] creates.
+/// Reads the table; `None` if the table is absent, or if [`replace`] does not create such a table.
 pub(super) fn read(connection: &Connection) -> io::Result<Option<Content>> {
     let mut endpoints = BTreeSet::new();
     for shape in SHAPES {
@@ -146,8 +148,8 @@ fn list_rules(connection: &Connection, chain: &Chain, mut on_rule: impl FnMut(&[
     if_there(listed).map(drop)
 }
 
-/// Whether other software has a source NAT chain; `None` if the kernel has no nftables. The function stops at the first
-/// such chain, because a Node may have ten thousand chains.
+/// Returns whether other software has a source NAT chain; `None` if the kernel has no nftables. The search stops at the
+/// first such chain, because a Node may have ten thousand chains.
 pub(super) fn has_foreign_source_nat() -> io::Result<Option<bool>> {
     let mut found = false;
     let Some(connection) = if_known(Connection::open())? else { return Ok(None) };
@@ -162,14 +164,14 @@ pub(super) fn has_foreign_source_nat() -> io::Result<Option<bool>> {
     Ok(if_known(listed)?.map(|()| found))
 }
 
-/// Whether the kernel has no nftables. nfnetlink returns `EINVAL` for an unknown subsystem. Kernels without nfnetlink,
-/// and sandboxes, return an error for the netlink protocol.
+/// Returns whether the error means that the kernel has no nftables. nfnetlink returns `EINVAL` for an unknown
+/// subsystem. Kernels without nfnetlink, and sandboxes, return an error for the netlink protocol.
 pub(super) fn is_unknown(error: &io::Error) -> bool {
     const ABSENT: [Errno; 4] = [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
     error.raw_os_error().is_some_and(|code| ABSENT.contains(&Errno::from_raw(code)))
 }
 
-/// Converts the error of a kernel without nftables to `None`.
+/// Returns `None` for the error of a kernel without nftables; other errors are returned unchanged.
 pub(super) fn if_known<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if is_unknown(&error) => Ok(None),
@@ -177,7 +179,7 @@ pub(super) fn if_known<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Converts the error of an absent object to `None`.
+/// Returns `None` for the error of an absent object; other errors are returned unchanged.
 pub(super) fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -217,7 +219,7 @@ fn new_rule(chain: &Chain, expressions: &[DefaultNla]) -> Message {
     Message::new(message::NEW_RULE, attributes.collect())
 }
 
-/// Messages that apply `command` to the elements of both sets.
+/// Builds the messages that apply `command` to these endpoints in the sets of both IP families.
 fn elements(command: u16, endpoints: &BTreeSet<PodEndpoint>) -> Vec<Message> {
     let mut messages = Vec::new();
     for shape in SHAPES {

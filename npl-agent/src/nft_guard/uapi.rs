@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Constants of `linux/netfilter/nf_tables.h` and `linux/netfilter.h`.
 
-/// `NFNL_SUBSYS_NFTABLES`, the upper byte of the type of a netlink message.
+/// `NFNL_SUBSYS_NFTABLES`, which is the upper byte of a netlink message's type.
 pub(super) const SUBSYSTEM: u16 = 10;
 pub(super) const BATCH_BEGIN: u16 = 16;
 pub(super) const BATCH_END: u16 = 17;
@@ -29,7 +29,8 @@ pub(super) mod message {
     pub(in super::super) const DEL_ELEMENT: u16 = 14;
 }
 
-/// Attributes of tables, chains, rules, sets and set elements. Attribute 1 is the table in each of these objects.
+/// Attributes of tables, chains, rules, sets and set elements. In all of these objects, attribute 1 is the name of the
+/// table.
 pub(super) mod attribute {
     pub(in super::super) const TABLE: u16 = 1;
     pub(in super::super) const CHAIN_NAME: u16 = 3;
@@ -117,12 +118,12 @@ pub(super) mod value {
     pub(in super::super) const SOURCE_NAT: u32 = 0;
 }
 
-/// The data types of the parts of a set's key. The kernel ignores these types; `nft` needs them to show the elements.
+/// The data types of the fields in a set's key. The kernel ignores these types; `nft` needs them to show the elements.
 pub(super) mod key_type {
     pub(in super::super) const IPV4_ADDRESS: u32 = 7;
     pub(in super::super) const IPV6_ADDRESS: u32 = 8;
     pub(in super::super) const PROTOCOL: u32 = 12;
     pub(in super::super) const PORT: u32 = 13;
-    /// Bits of the key type for each part.
+    /// The number of bits that each field occupies in the key type.
     pub(in super::super) const BITS: u32 = 6;
 }

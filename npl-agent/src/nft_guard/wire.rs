@@ -17,25 +17,26 @@ use rtnetlink::{
 
 use super::uapi;
 
-/// Time limit for an answer. The kernel answers immediately, or after a transaction of other software has ended.
+/// Time limit for an answer. The kernel answers immediately, unless it first has to complete a transaction of other
+/// software.
 const ANSWER_TIMEOUT: TimeVal = TimeVal::new(10, 0);
 
-/// An attribute with raw bytes.
+/// Returns an attribute with raw bytes.
 pub(super) fn bytes(kind: u16, value: &[u8]) -> DefaultNla {
     DefaultNla::new(kind, value.to_vec())
 }
 
-/// An attribute with a string, which the kernel expects to end with a zero byte.
+/// Returns an attribute with a string, to which a zero byte is appended as the kernel expects.
 pub(super) fn text(kind: u16, value: &str) -> DefaultNla {
     DefaultNla::new(kind, [value.as_bytes(), &[0]].concat())
 }
 
-/// An attribute with a number in network byte order.
+/// Returns an attribute with a number in network byte order.
 pub(super) fn number(kind: u16, value: u32) -> DefaultNla {
     DefaultNla::new(kind, value.to_be_bytes().to_vec())
 }
 
-/// An attribute that contains other attributes.
+/// Returns an attribute that contains other attributes.
 pub(super) fn nest(kind: u16, inner: &[DefaultNla]) -> DefaultNla {
     let mut value = vec![0; inner.buffer_len()];
     inner.emit(&mut value);
@@ -47,23 +48,23 @@ pub(super) fn nest(kind: u16, inner: &[DefaultNla]) -> DefaultNla {
 pub(super) struct Message {
     kind: u16,
     family: u8,
-    /// The subsystem of a begin or end message; zero in other messages.
+    /// The subsystem in the message that begins or ends a transaction; zero in other messages.
     subsystem: u16,
     attributes: Vec<DefaultNla>,
 }
 
 impl Message {
-    /// A message for tables of the family `inet`. The command is one of [`uapi::message`].
+    /// Creates a message for tables of the family `inet`. `command` is one of [`uapi::message`].
     pub(super) const fn new(command: u16, attributes: Vec<DefaultNla>) -> Self {
         Self { kind: uapi::SUBSYSTEM << 8 | command, family: uapi::NFPROTO_INET, subsystem: 0, attributes }
     }
 
-    /// The same kind of message, for tables of all families.
+    /// Returns the message with its family changed to all families.
     pub(super) fn of_any_family(self) -> Self {
         self.of_family(uapi::NFPROTO_UNSPEC)
     }
 
-    /// The same kind of message, for tables of another family.
+    /// Returns the message with its family changed to `family`.
     pub(super) fn of_family(self, family: u8) -> Self {
         Self { family, ..self }
     }
@@ -151,7 +152,8 @@ impl Connection {
         mut on_object: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> io::Result<()> {
         loop {
-            // A receive timeout disables the automatic restart of the system call after a signal, such as SIGCHLD.
+            // The call is repeated, because with a receive timeout the kernel does not restart a system call after a
+            // signal such as SIGCHLD.
             let datagram = match self.0.recv_from_full() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 received => received?.0,
@@ -191,7 +193,7 @@ fn serialized(message: Message, flags: u16, sequence: u32) -> Vec<u8> {
     buffer
 }
 
-/// The attributes in a value, up to the first malformed attribute.
+/// Parses the attributes in a value, up to the first malformed attribute.
 pub(super) fn attributes(value: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(value).map_while(Result::ok).map(|attribute| {
         let (kind, length) = (attribute.kind(), attribute.value_length());
@@ -199,7 +201,7 @@ pub(super) fn attributes(value: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// The first attribute of a kind.
+/// Returns the value of the first attribute of a kind.
 pub(super) fn find(value: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(value).find(|(found, _)| *found == kind).map(|(_, value)| value)
 }

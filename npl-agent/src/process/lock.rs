@@ -2,8 +2,8 @@
 //! A lock for each BPF file system, so that only one process at a time changes the datapath: `npl-agent run`, `load` or
 //! `cleanup`.
 //!
-//! The lock is a `flock` on the directory of the pins, which only root can open. An abstract Unix socket would not be a
-//! safe lock, because every Pod on the host network could bind such a socket.
+//! The lock is a `flock` on the directory of pinned maps and programs, which only root can open. An abstract Unix
+//! socket would not be a safe lock, because every Pod on the host network could bind it.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -22,9 +22,9 @@ use npl_common::names::PIN_ROOT;
 
 /// The mode of the directory: only root can open and lock it.
 const ONLY_ROOT: u32 = 0o700;
-/// The time for which a process tries to acquire the lock if only checks hold it.
+/// The time for which a process tries to acquire the lock while only checks such as [`is_taken`] hold it.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The delay between two attempts. A process that only checks the lock holds it for microseconds.
+/// The delay between two attempts. It is short, because a process that only checks the lock holds it for microseconds.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Why the lock could not be acquired.
@@ -57,7 +57,7 @@ pub struct Lock {
 ///
 /// # Errors
 ///
-/// If another process holds the lock, or this process may not create or open the directory of the pins.
+/// If another process holds the lock, or this process may not create or open the directory.
 pub fn take(bpffs: &Path) -> Result<Lock, LockError> {
     let folder = bpffs.join(PIN_ROOT);
     let started = Instant::now();
@@ -72,14 +72,16 @@ pub fn take(bpffs: &Path) -> Result<Lock, LockError> {
     }
 }
 
-/// Whether a process holds the lock. The check does not block an agent that starts at the same time.
+/// Returns whether a process, such as an agent, holds the lock. The check itself takes a shared lock for microseconds;
+/// a starting agent retries meanwhile.
 pub fn is_taken(bpffs: &Path) -> bool {
     let opened = File::open(bpffs.join(PIN_ROOT));
     opened.is_ok_and(|folder| lock(folder, FlockArg::LockSharedNonblock).is_err_and(|error| is_held(&error)))
 }
 
-/// Tries once to acquire the lock. `None` if only checks held the lock, or if the directory was removed in the
-/// meantime. A shared lock fails if an agent holds the lock, and succeeds during checks.
+/// Tries once to acquire the lock. Returns `None` if only checks held the lock, or if the directory was removed in the
+/// meantime. A shared lock is tried first: this fails if another process holds the lock, and succeeds if only checks
+/// hold it.
 fn attempt(folder: &Path) -> io::Result<Option<Lock>> {
     match DirBuilder::new().mode(ONLY_ROOT).create(folder) {
         // An earlier version may have created the directory with another mode.
@@ -97,7 +99,8 @@ fn attempt(folder: &Path) -> io::Result<Option<Lock>> {
         Err(Errno::EWOULDBLOCK) => return Ok(None),
         taken => taken?,
     }
-    // A cleanup removes the directory; a lock on a removed directory excludes no process.
+    // `npl-agent cleanup` removes the directory, and a lock on a removed directory excludes no other process. The
+    // inodes are compared to detect this.
     let is_current = fs::metadata(folder).is_ok_and(|now| shared.metadata().is_ok_and(|it| it.ino() == now.ino()));
     Ok(is_current.then_some(Lock { _folder: shared }))
 }
@@ -196,7 +199,7 @@ mod tests {
         assert!(!is_taken(missing));
     }
 
-    /// `npl-agent status` checks the lock while an agent may be starting.
+    /// `npl-agent status` may check the lock while an agent starts.
     #[test]
     fn checking_the_lock_does_not_block_a_starting_agent() {
         let (folder, is_over) = (Folder::new("checked"), AtomicBool::new(false));

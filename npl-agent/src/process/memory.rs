@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Returns freed memory to the operating system. The agent runs on every Node, so memory that it does not use would be
-//! missing on every Node.
+//! Returns freed memory to the operating system. The agent runs on every Node, so every Node would lose the memory that
+//! an agent keeps without using it.
 //!
-//! glibc keeps one heap for each thread, and keeps freed memory in the middle of a heap. Without this module, a list
-//! from the API server or the kernel's BTF would stay resident until the agent exits.
+//! glibc keeps one heap for each thread, and keeps freed memory in the middle of a heap. Without this module, the
+//! memory of a decoded list from the API server, or of the kernel's BTF, would stay resident until the agent exits.
 
 /// The smallest size in bytes of an allocation that glibc maps separately, such as the body of a list. glibc unmaps
 /// such an allocation when it is freed.
@@ -16,7 +16,7 @@ pub fn use_one_heap() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [(libc::M_ARENA_MAX, 1), (libc::M_MMAP_THRESHOLD, MAPPED_FROM)] {
         #[expect(unsafe_code, reason = "no library in use offers this function")]
-        // SAFETY: the call has two integer arguments, and changes nothing if one of them is invalid.
+        // SAFETY: `mallopt` has two integer arguments, and changes nothing if one of them is invalid.
         let _is_taken = unsafe { libc::mallopt(parameter, value) };
     }
 }
@@ -25,6 +25,6 @@ pub fn use_one_heap() {
 pub fn give_back() {
     #[cfg(target_env = "gnu")]
     #[expect(unsafe_code, reason = "no library in use offers this function")]
-    // SAFETY: the call has an integer argument, and releases only free blocks.
+    // SAFETY: `malloc_trim` has an integer argument, and releases only free blocks.
     let _was_any = unsafe { libc::malloc_trim(0) };
 }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the SELinux type of this process. Denials by SELinux cause the same errors as missing capabilities.
+//! Reads the SELinux type of this process. Error messages name the type, because denials by SELinux cause the same
+//! errors as missing capabilities.
 
 use std::fs;
 
-/// The file that shows whether SELinux enforces its policy: 0 or 1. Most containers do not see this file.
+/// The file that contains 1 if SELinux enforces its policy, and 0 otherwise. The file is absent in most containers.
 const ENFORCE: &str = "/sys/fs/selinux/enforce";
 /// The file with the security label of this process: a label of SELinux or of AppArmor, or empty.
 const LABEL: &str = "/proc/self/attr/current";
 
-/// The SELinux type of this process; `None` if SELinux is absent or known to be permissive.
+/// Returns the SELinux type of this process; `None` if SELinux is absent or known to be permissive.
 pub fn enforced_type() -> Option<String> {
     let enforce = fs::read_to_string(ENFORCE).ok();
     enforced(enforce.as_deref(), &fs::read_to_string(LABEL).unwrap_or_default())
@@ -19,7 +20,8 @@ fn enforced(enforce: Option<&str>, label: &str) -> Option<String> {
     if enforce.is_some() && !is_known_to_enforce {
         return None;
     }
-    // A label is user:role:type:level. AppArmor shows a profile with its mode in parentheses.
+    // A label of SELinux has the form user:role:type:level. A label of AppArmor is a profile's name, followed by its
+    // mode in parentheses.
     let fields: Vec<&str> = label.trim_end_matches(['\0', '\n']).split(':').collect();
     match *fields {
         [_, _, kind, _, ..] if !label.contains('(') => Some(kind.to_owned()),

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-/// The chart's file with the rules. The chart's template replaces [`RUNBOOK`] in the file.
+/// The chart's file with the rules. The chart's template replaces [`RUNBOOK`] in the file by the document's URL.
 pub(super) const FILE: &str = "deploy/chart/npl/files/alerts.yaml";
 
 /// The document with a section for each alert.
@@ -121,7 +121,8 @@ pub(super) const ALERTS: [Alert; 13] = [
     },
 ];
 
-/// The rules as YAML, in the form of a rule file of Prometheus and of the field `spec` of a `PrometheusRule`.
+/// Renders the rules as YAML, in the form of a Prometheus rule file, which is also the form of a `PrometheusRule`'s
+/// `spec`.
 pub(super) fn rules() -> String {
     let mut text =
         "# SPDX-License-Identifier: Apache-2.0\n# Rendered from npl-agent/src/reference/alerts.rs by `cargo \
@@ -151,7 +152,7 @@ mod tests {
         assert_eq!(sections, ALERTS.map(|alert| alert.name));
     }
 
-    /// A quotation mark would end the quoted string in YAML.
+    /// The texts are quoted in YAML, and a quotation mark in a text would end the quoted string.
     #[test]
     fn no_text_has_the_quotation_mark_of_the_file() {
         assert!(ALERTS.iter().all(|alert| !alert.expression.contains('\'') && !alert.summary.contains('\'')));

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 /// The chart's file with the dashboard.
 pub(super) const FILE: &str = "deploy/chart/npl/files/dashboard.json";
 
-/// The width of Grafana's grid, and the size of a panel.
+/// The width of Grafana's grid; the two following constants are the size of a panel in units of the grid.
 const GRID: usize = 24;
 const WIDTH: usize = 8;
 const HEIGHT: usize = 7;
@@ -198,7 +198,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
     ),
 ];
 
-/// The dashboard in Grafana's JSON format.
+/// Renders the dashboard in Grafana's JSON format.
 pub(super) fn dashboard() -> String {
     let mut panels = Vec::new();
     let mut top = 0;
@@ -245,7 +245,7 @@ fn graph(Panel { title, about, unit, queries }: &Panel, id: usize, x: usize, y: 
     })
 }
 
-/// The expressions of all panels.
+/// Returns the `PromQL` expressions of all panels.
 #[cfg(test)]
 pub(super) fn expressions() -> impl Iterator<Item = &'static str> {
     ROWS.into_iter().flat_map(|(_, row)| row).flat_map(|panel| panel.queries).map(|(expression, _)| *expression)

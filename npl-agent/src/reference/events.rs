@@ -46,7 +46,7 @@ pub(super) fn body() -> String {
     text
 }
 
-/// An example problem for each reason, with the texts that the agent writes.
+/// Creates an example problem for each Event reason, with the texts that the agent writes.
 fn examples() -> Vec<Problem> {
     let pod = || ObjectKey { namespace: "shop".into(), name: "web-2".into() };
     let service = || ObjectKey { namespace: "shop".into(), name: "web".into() };

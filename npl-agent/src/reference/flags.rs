@@ -42,12 +42,12 @@ pub(super) fn body() -> String {
     text
 }
 
-/// The flags of a program without subcommands, as the body of a page.
+/// Renders the flags of a program without subcommands, as the body of a page.
 pub fn of_program(command: &Command) -> String {
     section(command.get_name(), command)
 }
 
-/// The subcommands of a program, except hidden ones, with the titles of their sections.
+/// Returns the subcommands of a program, except hidden ones, each with the title of its section.
 fn subcommands<'a>(program: &'static str, command: &'a Command) -> impl Iterator<Item = (String, &'a Command)> {
     let shown = command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
     shown.map(move |subcommand| (format!("{program} {}", subcommand.get_name()), subcommand))
@@ -62,7 +62,7 @@ fn section(title: &str, subcommand: &Command) -> String {
     heading(2, title) + &about(subcommand) + "\n" + &examples + "\n" + &section_of_flags(title, subcommand)
 }
 
-/// The table of a command's flags and arguments, and a section for each.
+/// Renders the table of a command's flags and arguments, and a section for each of them.
 fn section_of_flags(title: &str, command: &Command) -> String {
     let flags: Vec<&Arg> = command.get_arguments().filter(|flag| !flag.is_hide_set()).collect();
     let short = title.strip_prefix("npl-agent ").unwrap_or(title);
@@ -83,7 +83,7 @@ fn section_of_flags(title: &str, command: &Command) -> String {
     text
 }
 
-/// `--flag`, or the name of a positional argument.
+/// Returns `--flag`, or the name of a positional argument.
 fn shown_name(flag: &Arg) -> String {
     flag.get_long().map_or_else(|| flag.get_id().as_str().to_ascii_uppercase(), |name| format!("--{name}"))
 }
@@ -103,7 +103,7 @@ fn help(flag: &Arg) -> String {
     if list.is_empty() { sentences } else { sentences + "\n" + &list }
 }
 
-/// The environment variable of a flag; `none` for a flag that can only be given on the command line.
+/// Returns the environment variable of a flag; `none` for a flag that can only be given on the command line.
 fn shown_variable(flag: &Arg) -> String {
     flag.get_env().map_or_else(|| "none".to_owned(), |name| code(&name.to_string_lossy()))
 }
@@ -117,7 +117,7 @@ fn default(flag: &Arg) -> String {
     }
 }
 
-/// The flag with its value, as on the command line.
+/// Returns the flag with its value, as a user writes it on the command line.
 fn usage(flag: &Arg) -> String {
     let values: Vec<_> = flag.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
     let names = || flag.get_value_names().unwrap_or_default().iter().map(ToString::to_string).collect();

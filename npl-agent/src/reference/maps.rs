@@ -100,14 +100,15 @@ fn content(content: Content) -> String {
     }
 }
 
-/// Returns the given type, or, if the type exists for each IP family, the types of IPv4 and IPv6.
+/// Returns both types if the given type exists for IPv4 and IPv6; otherwise, only the given type.
 fn pair(layout: &Layout) -> Vec<Layout> {
     let stem = |name: &'static str| name.strip_suffix("V4").or(name.strip_suffix("V6"));
     let is_other = |other: &Layout| stem(other.name).is_some() && stem(other.name) == stem(layout.name);
     LAYOUTS.iter().filter(|other| other.name == layout.name || is_other(other)).copied().collect()
 }
 
-/// The types of all maps and of their fields, each pair once.
+/// Returns the types of all maps and of their fields. The types of IPv4 and IPv6 form one pair, and each pair appears
+/// once.
 fn described_types() -> Vec<Vec<Layout>> {
     let mut seen = BTreeSet::new();
     let pairs = LAYOUTS.iter().map(pair);
@@ -147,7 +148,7 @@ fn type_section(layouts: &[Layout]) -> String {
     text
 }
 
-/// The values of both families, or one value if both are equal.
+/// Returns the values of both IP families as text, or one value if both are equal.
 fn merged(values: impl Iterator<Item = String>) -> String {
     let mut values: Vec<_> = values.collect();
     values.dedup();
@@ -165,7 +166,7 @@ mod tests {
 
     use crate::datapath::embedded_object;
 
-    /// Passes if the build has no kernel object, as in a code editor, because there are no maps to compare.
+    /// The test passes if the build has no kernel object, as in a code editor, because there are no maps to compare.
     #[test]
     fn listed_maps_are_those_of_the_kernel_object() {
         let Ok(bytes) = embedded_object() else { return };

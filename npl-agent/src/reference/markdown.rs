@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-/// A table; the last line ends with a line feed.
+/// Renders a table, whose last line ends with a line feed.
 pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut text = format!("| {} |\n|{}\n", header.join(" | "), "---|".repeat(header.len()));
     for row in rows {
@@ -13,22 +13,22 @@ pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
     text
 }
 
-/// A heading, with empty lines before and after.
+/// Renders a heading, with an empty line before and after it.
 pub(super) fn heading(level: usize, title: &str) -> String {
     format!("\n{} {title}\n\n", "#".repeat(level))
 }
 
-/// The text as a code span.
+/// Renders the text as a code span.
 pub(super) fn code(text: &str) -> String {
     format!("`{text}`")
 }
 
-/// Several names as code spans.
+/// Renders several names as code spans, separated by commas.
 pub(super) fn codes(names: &[&str]) -> String {
     names.iter().map(|name| code(name)).collect::<Vec<_>>().join(", ")
 }
 
-/// The target of a link to a heading.
+/// Returns the anchor of a heading, as the target of links.
 pub(super) fn anchor(heading: &str) -> String {
     let kept = heading.to_lowercase().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).collect::<String>();
     format!("#{}", kept.replace(' ', "-"))
@@ -51,7 +51,7 @@ pub(super) fn prose(doc: &str) -> String {
     text
 }
 
-/// A number with a space between thousands, as the other documents write it.
+/// Formats a number with a space between thousands, as in the handwritten documents.
 pub(super) fn number(value: usize) -> String {
     let digits = value.to_string();
     let mut text = String::new();

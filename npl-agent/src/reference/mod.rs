@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Renders `docs/reference/`, and the alerts and the dashboard of the Helm chart, from the definitions in the code.
-//! `cargo xtask docs` writes the files; a test compares them.
+//! `cargo xtask docs` writes the files, and a test fails if they are not current.
 
 mod alerts;
 mod dashboard;
@@ -29,7 +29,7 @@ pub struct Page {
 struct Source {
     file: &'static str,
     title: &'static str,
-    /// One sentence for the index and for the first paragraph of the page.
+    /// The purpose of the page in one sentence, which the index and the first paragraph of the page contain.
     purpose: &'static str,
     body: fn() -> String,
 }
@@ -73,19 +73,19 @@ const SOURCES: [Source; 6] = [
     },
 ];
 
-/// Pages that this crate does not render (xtask renders one from the Helm chart, npl-feed the other): file, title and
-/// purpose.
+/// The file, title and purpose of each page that this crate does not render: xtask renders one from the Helm chart, and
+/// npl-feed the other.
 const FURTHER: [(&str, &str, &str); 2] = [
     ("values.md", "Values of the chart", "Every value of the Helm chart, with its default."),
     ("feed.md", "Flags of npl-feed", "The flags, environment variables and defaults of `npl-feed`."),
 ];
 
-/// Files of the Helm chart that are rendered from the code, by their path below the root of the repository.
+/// Returns the files of the Helm chart that are rendered from the code, each with its path in the repository.
 pub fn chart_files() -> [(&'static str, String); 2] {
     [(alerts::FILE, alerts::rules()), (dashboard::FILE, dashboard::dashboard())]
 }
 
-/// All pages that this crate renders, the index included.
+/// Renders all pages of this crate, including the index.
 pub fn pages() -> Vec<Page> {
     let index = Page { file: "README.md", text: page("Reference", &index()) };
     let others = SOURCES.iter().map(|Source { file, title, purpose, body }| {

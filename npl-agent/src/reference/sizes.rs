@@ -8,7 +8,7 @@ const CPUS: [u32; 10] = [2, 4, 8, 16, 32, 64, 128, 256, 512, 768];
 const GIB: u64 = 1 << 30;
 const MEMORY: [u64; 5] = [1, 2, 4, 8, 64];
 const FLOWS: [u32; 4] = [65_536, 524_288, 2_097_152, 8_388_608];
-/// Memory of a machine on which `auto` selects the largest number of flows.
+/// The memory size in bytes of a Node on which `auto` selects the largest number of flows.
 const LARGE: u64 = 64 * GIB;
 
 pub(super) fn body() -> String {
@@ -64,7 +64,7 @@ pub(super) fn body() -> String {
             alone exceed the limit, the agent does not start, and its error names a sufficient limit.\n"
 }
 
-/// Converts bytes to mebibytes, rounded up, so that a memory limit of this size is sufficient.
+/// Converts bytes to mebibytes. The result is rounded up, so that it is sufficient as a memory limit.
 const fn mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }

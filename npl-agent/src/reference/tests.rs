@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, env, fs, path::Path};
 use super::{FURTHER, Page, alerts::ALERTS, chart_files, dashboard, networks, pages};
 use crate::metrics::catalog;
 
-/// If this environment variable is set, these tests update the files. The library expect-test uses the same variable
-/// for its expectations.
+/// If this environment variable is set, these tests update the files instead of comparing them. The library expect-test
+/// uses the same variable.
 const UPDATE: &str = "UPDATE_EXPECT";
 
 #[test]
@@ -30,7 +30,7 @@ fn committed_pages_are_current() {
     assert_eq!(files.collect::<BTreeSet<_>>(), known, "docs/reference/ contains generated pages only");
 }
 
-/// Only the table of this page is generated; the rest is written by hand.
+/// The test compares only the table, because the rest of the page is written by hand.
 #[test]
 fn the_table_of_networks_is_current() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/compatibility.md");
@@ -61,7 +61,7 @@ fn committed_files_of_the_chart_are_current() {
     }
 }
 
-/// The words of an expression that are names of metrics, which begin with `npl_` or `process_`.
+/// Returns the metric names in an expression: the words that begin with `npl_` or `process_`.
 fn metrics_of(expression: &str) -> impl Iterator<Item = &str> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     expression.split(move |c| !is_part(c)).filter(|word| word.starts_with("npl_") || word.starts_with("process_"))

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reserves node ports: the agent binds a socket to each node port, so that no other process can use the port.
 //!
-//! A TCP socket is bound without `listen` and without `SO_REUSEADDR`: no other process can bind the port. A client of a
-//! port without a mapping gets an RST from the kernel.
+//! A TCP socket is bound without `SO_REUSEADDR`, so no other process can bind the port. The agent does not call
+//! `listen`: a client of a port without a mapping gets an RST from the kernel.
 //!
 //! While the kernel has not loaded SCTP, no process can bind an SCTP port, so the agent reserves SCTP ports without a
 //! socket. Opening an SCTP socket would load the kernel module and enlarge the Node's attack surface.
@@ -45,7 +45,7 @@ pub struct Reservations {
 }
 
 impl Reservations {
-    /// Returns the reserved ports. If SCTP was loaded in the meantime, SCTP ports without a socket are dropped first,
+    /// Returns the reserved ports. Once the kernel has loaded SCTP, SCTP ports without a socket are no longer returned,
     /// so that the agent reserves them again with a socket.
     pub fn observe(&mut self) -> BTreeSet<Frontend> {
         if self.reserved.values().any(Option::is_none) && has_sctp() {
@@ -84,13 +84,13 @@ impl Reservations {
     }
 }
 
-/// Whether SCTP is built into the kernel or loaded. If the list cannot be read, the result is true; the agent then
-/// opens an SCTP socket.
+/// Returns whether the kernel has SCTP, built in or as a loaded module. If the list of protocols cannot be read,
+/// returns true, and the agent opens an SCTP socket.
 fn has_sctp() -> bool {
     std::fs::read_to_string(PROTOCOLS).map_or(true, |list| list.lines().any(|line| line.starts_with("SCTP ")))
 }
 
-/// A socket that is bound to a node port at the wildcard address.
+/// Returns a new socket that is bound to the node port at the wildcard address.
 fn bound_socket(frontend: Frontend) -> io::Result<Socket> {
     let (domain, wildcard): (_, IpAddr) = match frontend.family {
         Family::V4 => (Domain::IPV4, Ipv4Addr::UNSPECIFIED.into()),
@@ -103,7 +103,7 @@ fn bound_socket(frontend: Frontend) -> io::Result<Socket> {
     };
     let socket = Socket::new(domain, kind, Some(protocol))?;
     if frontend.protocol == Protocol::Udp {
-        // No process reads datagrams that match no mapping, so the receive buffer of the socket has the smallest size.
+        // The receive buffer gets the smallest size, because no process reads the datagrams, which match no mapping.
         socket.set_recv_buffer_size(1)?;
     }
     if frontend.family == Family::V6 {
@@ -121,7 +121,7 @@ mod tests {
     use super::{Reservations, ReserveError};
     use crate::core::model::{Family, Frontend, NodePort, Protocol};
 
-    /// A port that is unused at the time of the call.
+    /// Returns a port that is unused at the time of the call.
     fn free_port() -> u16 {
         TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that the manifest grants only read access to the API server, and that its arguments match the command line.
+//! Tests that the manifest grants only read access to the API server, and that its variables match the command line.
 
 use std::fs;
 
@@ -45,7 +45,7 @@ fn the_pod_has_no_privilege() {
     assert_eq!(container["image"], concat!("localhost/npl-feed:", env!("CARGO_PKG_VERSION")));
 }
 
-/// The chart's defaults are those of the command line.
+/// Tests that the chart's defaults equal the defaults of the command line.
 #[test]
 fn each_variable_has_the_default_of_its_flag() {
     let pod = object("Deployment")["spec"]["template"]["spec"].clone();

@@ -47,7 +47,7 @@ impl LeftOut {
         Self::Contested,
     ];
 
-    /// The reason as metric label value and in log lines.
+    /// Returns the reason's name, for metric labels and log lines.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Malformed => "malformed",
@@ -66,15 +66,15 @@ impl fmt::Display for LeftOut {
     }
 }
 
-/// The node address, node port and protocol to which a client connects. At most one Pod can answer there.
+/// The node address, node port and protocol to which a client connects. At most one Pod can answer at a target.
 pub type Target = (IpAddr, NodePort, Protocol);
 
-/// The target of an entry.
+/// Returns the target to which an entry leads.
 pub const fn target(entry: &Entry) -> Target {
     (entry.node_ip, entry.node_port, entry.protocol)
 }
 
-/// The entries that can lead to the Pod, without duplicates, and the number of left-out entries by reason.
+/// Returns the entries that can lead to the Pod, without duplicates, and the number of left-out entries by reason.
 pub fn of_pod(pod: &Pod, node: Option<&Node>, range: PortRange) -> (Vec<Entry>, BTreeMap<LeftOut, usize>) {
     let mut left_out = BTreeMap::new();
     let Some(text) = pod.object.annotation.as_deref().filter(|_| !pod.object.is_finished) else {
@@ -112,8 +112,9 @@ fn refusal(pod: &Pod, node: Option<&Node>, range: PortRange, entry: &Entry) -> O
     (!is_host_port && !range.contains(entry.node_port)).then_some(LeftOut::PortOutOfRange)
 }
 
-/// A Pod's claim to a target. The lowest claim wins. A Pod whose annotation was last written by an agent precedes all
-/// others; otherwise, the older Pod precedes the newer one.
+/// A Pod's claim to a target. If several Pods claim a target, the lowest claim takes precedence. A Pod whose annotation
+/// was last written by an agent has a lower claim than a Pod whose annotation was last written by another client.
+/// Otherwise, the older Pod has the lower claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
     is_foreign: bool,
@@ -122,14 +123,14 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// The claim of a Pod to each of its targets.
+    /// Creates the claim of a Pod, which is the same for all targets of the Pod.
     pub fn of(pod: &Pod) -> Self {
         Self { is_foreign: pod.object.annotation_manager.is_some(), created: pod.created, pod: pod.object.key.clone() }
     }
 }
 
-/// The claims to each target; the one that takes precedence is first. Nearly all targets have one claim, for which a
-/// `BTreeSet` would allocate memory for eleven.
+/// The claims to each target; the claim that takes precedence is first. The claims are in a `Vec`, because nearly all
+/// targets have only one claim, and a `BTreeSet` would allocate memory for eleven.
 #[derive(Debug, Clone, Default)]
 pub struct Claims(BTreeMap<Target, Vec<Claim>>);
 
@@ -152,23 +153,23 @@ impl Claims {
         }
     }
 
-    /// Whether the Pod's claim to the target takes precedence over all others.
+    /// Returns whether the Pod's claim to the target takes precedence over all others.
     pub fn is_held_by(&self, target: &Target, pod: &PodKey) -> bool {
         self.0.get(target).and_then(|claims| claims.first()).is_some_and(|best| best.pod == *pod)
     }
 
-    /// Whether any Pod claims the target.
+    /// Returns whether any Pod claims the target.
     pub fn has(&self, target: &Target) -> bool {
         self.0.contains_key(target)
     }
 
-    /// The Pods that claim the target.
+    /// Returns the Pods that claim the target.
     pub fn claimants(&self, target: &Target) -> impl Iterator<Item = &PodKey> {
         self.0.get(target).into_iter().flatten().map(|claim| &claim.pod)
     }
 }
 
-/// An entry that the agent has withdrawn, while its mapping still translates for `--drain`.
+/// An entry that the agent has withdrawn. During `--drain`, its mapping still translates packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Withdrawn {
     /// The former entry.
@@ -188,12 +189,12 @@ pub struct Served {
     pub entries: Vec<Entry>,
     /// The withdrawn entries that are draining.
     pub withdrawn: Vec<Withdrawn>,
-    /// The number of left-out entries by reason, without those that lost to another Pod's claim.
+    /// The number of left-out entries by reason, except entries that are left out because of another Pod's claim.
     pub left_out: BTreeMap<LeftOut, usize>,
 }
 
 impl Served {
-    /// Reads the annotation of a Pod.
+    /// Reads the entries in a Pod's annotation, and returns the Pod with the entries that can lead to it.
     pub fn new(pod: Pod, node: Option<&Node>, range: PortRange) -> Self {
         let (entries, left_out) = of_pod(&pod, node, range);
         let zone = node.map(|node| Arc::clone(&node.zone)).unwrap_or_default();
@@ -201,7 +202,8 @@ impl Served {
         Self { pod, place, entries, withdrawn: Vec::new(), left_out }
     }
 
-    /// Whether the feed keeps the Pod: it has the annotation, or its withdrawn entries are draining.
+    /// Returns whether the feed keeps the Pod in its state: the Pod has the annotation, or has withdrawn entries that
+    /// are draining.
     pub const fn is_kept(&self) -> bool {
         self.pod.object.annotation.is_some() || !self.withdrawn.is_empty()
     }

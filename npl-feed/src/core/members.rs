@@ -15,8 +15,8 @@ use super::{
     snapshot::{Condition, Group, Member, PortKey, Snapshot, WEIGHT},
 };
 
-/// The members of all Service ports, computed from all objects of a cluster. In this snapshot, only members of Pods
-/// that are being deleted are draining. Only [`super::state::State`] knows entries that were withdrawn earlier.
+/// Computes the members of all Service ports from all objects of a cluster. In this snapshot, only members of Pods that
+/// are being deleted are draining: only [`super::state::State`] knows entries that were withdrawn earlier.
 pub fn members(pods: &[Pod], services: &[Service], nodes: &[Node], range: PortRange) -> Snapshot {
     let nodes: BTreeMap<&str, &Node> = nodes.iter().map(|node| (node.object.name.as_str(), node)).collect();
     let served = pods.iter().map(|pod| {
@@ -42,7 +42,7 @@ pub fn members(pods: &[Pod], services: &[Service], nodes: &[Node], range: PortRa
     Snapshot::new(groups.map(|group| (group.key.clone(), Arc::new(group))).collect())
 }
 
-/// The member groups of a Service, one for each port. `selected` has the Pods that the Service selects.
+/// Computes the member groups of a Service, one for each port. `selected` contains the Pods that the Service selects.
 pub fn groups(service: &Service, selected: &[&Served], claims: &Claims) -> Vec<Group> {
     service.ports.iter().map(|port| group(service, port, selected, claims)).collect()
 }

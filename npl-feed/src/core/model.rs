@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Kubernetes objects, with the fields that the feed reads in addition to those of the agent.
+//! The Kubernetes objects, with the fields that the feed reads in addition to the fields that the agent reads.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub struct Service {
 pub struct NamedPort {
     /// The port's `name`; `None` if the Service has a single port without a name.
     pub name: Option<Arc<str>>,
-    /// The port's `port`, never 0.
+    /// The field `port`: the port's number, which is never 0.
     pub number: u16,
     /// The protocol and the target port.
     pub target: ServicePort,
@@ -50,22 +50,23 @@ pub struct Node {
 /// A change of a watched object, or a new list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// The complete list of Pods with the annotation. Known Pods that are not in it were removed.
+    /// The complete list of Pods with the annotation. Known Pods that the list lacks were deleted or have lost the
+    /// annotation.
     Pods(Vec<Pod>),
     /// A new or changed Pod.
     Pod(Box<Pod>),
-    /// A Pod was removed.
+    /// A Pod was deleted.
     PodGone(PodKey, PodUid),
-    /// The complete list of active Services. Known Services that are not in it were removed.
+    /// The complete list of active Services. Known Services that the list lacks were deleted or disabled.
     Services(Vec<Service>),
     /// A new or changed Service.
     Service(Box<Service>),
-    /// A Service was removed.
+    /// A Service was deleted.
     ServiceGone(ServiceKey),
-    /// The complete list of Nodes. Known Nodes that are not in it were removed.
+    /// The complete list of Nodes. Known Nodes that the list lacks were deleted.
     Nodes(Vec<Node>),
     /// A new or changed Node.
     Node(Node),
-    /// A Node was removed.
+    /// A Node was deleted.
     NodeGone(Arc<str>),
 }

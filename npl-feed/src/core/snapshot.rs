@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The snapshot that the interfaces serve: the members of each Service port, with the digest of the content as version.
+//! The snapshot that the interfaces serve: the members of each Service port. The version of a snapshot is the digest of
+//! its content.
 
 use std::{
     collections::BTreeMap,
@@ -24,13 +25,13 @@ impl Version {
         Self(u128::from_be_bytes(bytes))
     }
 
-    /// The first 32 bits of the digest, as the serial of a SOA record.
+    /// Returns the first 32 bits of the digest, which serve as the serial of the SOA record.
     pub const fn serial(self) -> u32 {
         let [a, b, c, d, ..] = self.0.to_be_bytes();
         u32::from_be_bytes([a, b, c, d])
     }
 
-    /// 63 bits of the digest, never 0, as the index of Consul's blocking queries.
+    /// Returns 63 bits of the digest, never 0, which serve as the index of Consul's blocking queries.
     pub const fn index(self) -> u64 {
         ((self.0 >> u64::BITS) as u64 >> 1) | 1
     }
@@ -66,7 +67,7 @@ pub enum Condition {
 }
 
 impl Condition {
-    /// The condition's name in answers of the interfaces.
+    /// Returns the condition's name, as the interfaces show it in their answers.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ready => "ready",
@@ -76,7 +77,8 @@ impl Condition {
     }
 }
 
-/// One port of one Pod, with the address and port through which clients outside the cluster reach it.
+/// One port of one Pod, with the node address and node port through which clients outside the cluster reach the Pod
+/// port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
     /// The address of the Node.
@@ -87,7 +89,7 @@ pub struct Member {
     pub pod: Arc<str>,
     /// The name of the Node.
     pub node: Arc<str>,
-    /// The zone of the Node; empty if it has none.
+    /// The zone of the Node; empty if the Node has no zone.
     pub zone: Arc<str>,
     /// Whether load balancers may send requests to the member.
     pub condition: Condition,
@@ -103,7 +105,7 @@ pub const WEIGHT: u16 = 1;
 pub struct Group {
     /// The Service port.
     pub key: PortKey,
-    /// The name of the Service port; `None` if it has none.
+    /// The name of the Service port; `None` if the port has no name.
     pub name: Option<Arc<str>>,
     /// The members, sorted by address and port.
     pub members: Vec<Member>,
@@ -120,19 +122,19 @@ impl Group {
         let mut content =
             format!("{}\n{}\n{}\n{}\n", key.service, key.number, key.protocol, name.as_deref().unwrap_or(""));
         for Member { address, port, pod, node, zone, condition, weight } in &members {
-            // Kubernetes names contain no line feed, so line feeds separate the fields unambiguously.
+            // Line feeds separate the fields unambiguously, because Kubernetes names contain no line feed.
             let condition = condition.as_str();
             let _infallible = write!(content, "{address} {port} {pod}\n{node}\n{zone}\n{condition} {weight}\n");
         }
         Self { key, name, members, version: Version::of(content.as_bytes()) }
     }
 
-    /// The name of the Service port, or the port's number if it has no name.
+    /// Returns the name of the Service port, or the port's number if the port has no name.
     pub fn port_text(&self) -> String {
         self.name.as_deref().map_or_else(|| self.key.number.to_string(), str::to_owned)
     }
 
-    /// The ready members, to which load balancers may send new requests.
+    /// Returns the ready members; only to these, load balancers may send new requests.
     pub fn ready(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.condition == Condition::Ready)
     }
@@ -152,30 +154,30 @@ impl Snapshot {
         Self { groups, version: Version::of(versions.as_bytes()) }
     }
 
-    /// The digest of all groups.
+    /// Returns the version of the snapshot, which is the digest of all groups.
     pub const fn version(&self) -> Version {
         self.version
     }
 
-    /// The groups of all Service ports, sorted by key.
+    /// Returns the groups of all Service ports, sorted by key.
     pub fn groups(&self) -> impl Iterator<Item = &Arc<Group>> {
         self.groups.values()
     }
 
-    /// The groups of one Service, sorted by port number and protocol.
+    /// Returns the groups of one Service, sorted by port number and protocol.
     pub fn service(&self, namespace: &str, name: &str) -> impl Iterator<Item = &Arc<Group>> {
         let service = ObjectKey::new(namespace, name);
         let first = PortKey { service: service.clone(), number: 0, protocol: Protocol::Tcp };
         self.groups.range(first..).take_while(move |(key, _)| key.service == service).map(|(_, group)| group)
     }
 
-    /// The group of the Service port with this name, or else with this number. A name may consist of digits. If several
-    /// protocols have the number, TCP takes precedence over UDP and SCTP.
+    /// Returns the group of the Service port with this name or, if there is none, with this number; a name may consist
+    /// of digits. If ports of several protocols have the number, TCP takes precedence over UDP and SCTP.
     pub fn port(&self, namespace: &str, service: &str, port: &str) -> Option<&Arc<Group>> {
         named_or_numbered(self.service(namespace, service), port)
     }
 
-    /// The group of the Service port of this protocol with this name, or else with this number.
+    /// Returns the group of the Service port of this protocol with this name or, if there is none, with this number.
     pub fn port_of(&self, namespace: &str, service: &str, protocol: Protocol, port: &str) -> Option<&Arc<Group>> {
         let groups = self.service(namespace, service);
         named_or_numbered(groups.filter(|group| group.key.protocol == protocol), port)

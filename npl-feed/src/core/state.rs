@@ -16,11 +16,11 @@ use super::{
     snapshot::{Group, PortKey, Snapshot},
 };
 
-/// The maximum number of withdrawn entries that are kept for one Pod. The limit bounds the memory for an annotation
-/// that changes continuously.
+/// The maximum number of withdrawn entries that are kept for one Pod. The limit bounds the memory if the entries of an
+/// annotation change continuously.
 const MOST_WITHDRAWN: usize = 64;
 
-/// A change in the left-out entries of a Pod.
+/// Reports that the left-out entries of a Pod have changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The Pod.
@@ -35,8 +35,8 @@ pub struct State {
     range: PortRange,
     /// How long the member of a withdrawn entry drains, in milliseconds.
     drain: u64,
-    /// The known Pods. The values are boxed, because each node of a `BTreeMap` allocates memory for eleven values, and
-    /// is half empty on average.
+    /// The known Pods. The values are boxed to save memory: each node of a `BTreeMap` has room for eleven values, and
+    /// may be half empty.
     pods: BTreeMap<PodKey, Box<Served>>,
     services: BTreeMap<ServiceKey, Service>,
     nodes: BTreeMap<Arc<str>, Node>,
@@ -71,12 +71,12 @@ impl State {
         }
     }
 
-    /// Whether Pods, Services and Nodes have been listed. Before that, a snapshot would lack members.
+    /// Returns whether Pods, Services and Nodes have been listed. Until all are listed, a snapshot would lack members.
     pub const fn is_complete(&self) -> bool {
         matches!(self.listed, (true, true, true))
     }
 
-    /// Applies a change at a time of the monotonic clock, in milliseconds.
+    /// Applies a change. `now` is the time of the monotonic clock, in milliseconds.
     pub fn apply(&mut self, change: Change, now: u64) {
         match change {
             Change::Pods(pods) => {
@@ -126,12 +126,12 @@ impl State {
         }
     }
 
-    /// The number of Pods that are kept.
+    /// Returns the number of Pods that the state contains.
     pub fn pod_count(&self) -> usize {
         self.pods.len()
     }
 
-    /// The end of the next drain, in milliseconds of the monotonic clock.
+    /// Returns when the next drain ends, in milliseconds of the monotonic clock.
     pub fn next_end(&self) -> Option<u64> {
         let draining = self.draining.iter().filter_map(|key| self.pods.get(key));
         draining.flat_map(|served| &served.withdrawn).map(|withdrawn| withdrawn.until).min()
@@ -144,7 +144,8 @@ impl State {
         }
     }
 
-    /// The snapshot after all applied changes; `None` if its content is the same as at the last call.
+    /// Recomputes the affected groups, and returns the snapshot; `None` if its content has not changed since the last
+    /// call.
     pub fn refresh(&mut self) -> Option<Snapshot> {
         let mut has_changed = false;
         for key in mem::take(&mut self.dirty) {
@@ -153,12 +154,12 @@ impl State {
         has_changed.then(|| Snapshot::new(self.groups.clone()))
     }
 
-    /// The snapshot of the groups as they were last computed.
+    /// Returns a snapshot of the last computed groups, without recomputing them.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::new(self.groups.clone())
     }
 
-    /// The Pods whose left-out entries changed since the last call.
+    /// Returns the Pods whose left-out entries have changed since the last call.
     pub fn take_refusals(&mut self) -> Vec<Refusal> {
         let mut refusals = Vec::new();
         for pod in mem::take(&mut self.refused) {
@@ -177,7 +178,7 @@ impl State {
         refusals
     }
 
-    /// The number of entries that are left out now, by reason.
+    /// Returns the number of entries that are currently left out, by reason.
     pub fn left_out_by_reason(&self) -> BTreeMap<LeftOut, usize> {
         let mut sums = BTreeMap::new();
         for (reason, count) in self.reported.values().flatten() {
@@ -217,8 +218,9 @@ impl State {
         self.attach_pod(served);
     }
 
-    /// Withdraws all entries of a Pod that a list lacks. A list contains only Pods with the annotation. The absent Pod
-    /// may be deleted; or its agent may have withdrawn the annotation, and keeps translating for `--drain`.
+    /// Withdraws all entries of a Pod that a list lacks. The Pod may be deleted, or its agent may have withdrawn the
+    /// annotation, because a list contains only Pods with the annotation. In the second case, the mappings still
+    /// translate packets during `--drain`, so the entries drain.
     fn withdraw(&mut self, key: &PodKey, now: u64) {
         let Some(served) = self.pods.get(key) else { return };
         let mut pod = served.pod.clone();
@@ -230,7 +232,7 @@ impl State {
         self.detach_pod(key);
     }
 
-    /// Adds a Pod to all indexes, if the feed keeps it.
+    /// Adds a Pod to all indexes if the feed keeps the Pod ([`Served::is_kept`]).
     fn attach_pod(&mut self, served: Served) {
         if !served.is_kept() {
             return;
@@ -251,8 +253,8 @@ impl State {
         self.touch_pod(&key);
     }
 
-    /// Removes a Pod from all indexes, and marks the affected Services. The returned Pod keeps only the entries that it
-    /// served.
+    /// Removes a Pod from all indexes, and marks the affected Services. Returns the Pod with only those entries that
+    /// the feed served.
     fn detach_pod(&mut self, key: &PodKey) -> Option<Served> {
         self.touch_pod(key);
         self.draining.remove(key);
@@ -266,7 +268,7 @@ impl State {
         Some(*served)
     }
 
-    /// Removes some withdrawn entries of a Pod before their drain is over.
+    /// Removes the withdrawn entries of a Pod that `keep` rejects, even before their drain is over.
     fn keep_withdrawn(&mut self, key: &PodKey, keep: impl Fn(&Withdrawn) -> bool) {
         let Some(served) = self.pods.get_mut(key) else { return };
         let before = served.withdrawn.len();
@@ -342,7 +344,7 @@ impl State {
         }
     }
 
-    /// Recomputes the groups of a Service. Returns whether they changed.
+    /// Recomputes the groups of a Service. Returns whether a group has changed.
     fn compute(&mut self, key: &ServiceKey) -> bool {
         let first = PortKey { service: key.clone(), number: 0, protocol: npl_agent::core::model::Protocol::Tcp };
         let known = self.groups.range(first..).take_while(|(known, _)| known.service == *key);
@@ -369,7 +371,7 @@ impl State {
     }
 }
 
-/// Whether two versions of a Pod are equal in all fields that the groups depend on.
+/// Returns whether two versions of a Pod are equal in all fields that the groups depend on.
 fn is_same(known: &Pod, pod: &Pod) -> bool {
     let mut known = known.clone();
     known.object.resource_version = pod.object.resource_version;
@@ -377,7 +379,8 @@ fn is_same(known: &Pod, pod: &Pod) -> bool {
     known == *pod
 }
 
-/// The objects of a namespace. These objects are adjacent in the map, because keys are ordered by namespace first.
+/// Returns the objects of a namespace. These objects are adjacent in the map, because keys are ordered by namespace
+/// first.
 fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) -> impl Iterator<Item = &'a T> {
     let first = ObjectKey::new(namespace, "");
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)

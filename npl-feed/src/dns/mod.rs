@@ -27,8 +27,8 @@ use self::zone::{Answer, Section};
 pub use self::{names::of_port, zone::Zone};
 use crate::{follow::Published, status::Status};
 
-/// The maximum size of a UDP answer, if the client accepts that size. A larger answer is truncated, and the client
-/// repeats the query by TCP.
+/// The maximum size of a UDP answer to a client that accepts this size. If an answer is larger, the client has to
+/// repeat the query by TCP.
 const LARGEST_DATAGRAM: u16 = 8192;
 /// The size of a UDP answer that every client accepts.
 const SMALLEST_DATAGRAM: u16 = 512;
@@ -56,7 +56,7 @@ impl Sockets {
         Ok(Self { udp, tcp })
     }
 
-    /// The address of both sockets.
+    /// Returns the address to which both sockets are bound.
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ pub async fn serve(
     server.block_until_done().await
 }
 
-/// Answers queries from the last snapshot.
+/// Answers queries from the latest snapshot.
 #[derive(Debug)]
 struct Handler {
     zone: Zone,
@@ -147,9 +147,10 @@ impl RequestHandler for Handler {
     }
 }
 
-/// Shortens an answer to the client's size. If addresses in the additional section do not fit, they are omitted without
-/// the bit TC, because the client can query them. If the SRV records do not fit, the answer has none of them, because a
-/// client would treat missing records as removed members. Returns whether the client has to repeat the query by TCP.
+/// Shortens an answer to the size that the client accepts. Returns whether the client has to repeat the query by TCP.
+/// Addresses in the additional section that do not fit are omitted without the bit TC, because the client can query
+/// them. If the SRV records do not fit, all of them are omitted, because a client would treat missing records as
+/// removed members.
 fn fit(answer: &mut Answer, limit: usize) -> bool {
     const HEADER_QUESTION_AND_OPT: usize = 12 + 255 + 4 + 11;
     let size = |section: &Section| section.iter().map(zone::size).sum::<usize>();

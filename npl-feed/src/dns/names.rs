@@ -27,7 +27,7 @@ pub(super) enum Place {
     Namespace(String),
     /// The name of a Node's address, or of the member at this address and node port.
     Address { ip: IpAddr, port: Option<u16> },
-    /// `ip`, without records.
+    /// `ip`, the parent of the names of addresses, without records.
     Addresses,
     /// The name does not exist.
     Nothing,
@@ -45,7 +45,7 @@ pub(super) fn read(name: &Name, zone: &Name) -> Option<Place> {
         [] => Place::Apex,
         [ADDRESSES] => Place::Addresses,
         [text, ADDRESSES] => address(text).map_or_else(
-            // A namespace may be called `ip`.
+            // The text is not an address, so `ip` is the name of a namespace here.
             || Place::Service { namespace: ADDRESSES.to_owned(), service: (*text).to_owned() },
             |ip| Place::Address { ip, port: None },
         ),
@@ -74,7 +74,7 @@ fn protocol_of(label: &str) -> Option<Protocol> {
     label.strip_prefix('_').and_then(|name| name.parse().ok())
 }
 
-/// The name with the SRV records of a Service port, without the final dot.
+/// Returns the DNS name that has the SRV records of a Service port, without the final dot.
 pub fn of_port(group: &Group, zone: &Name) -> String {
     let PortKey { service, protocol, .. } = &group.key;
     let zone = zone.to_ascii();
@@ -82,8 +82,9 @@ pub fn of_port(group: &Group, zone: &Name) -> String {
     format!("_{}._{protocol}.{}.{}.{zone}", group.port_text(), service.name, service.namespace)
 }
 
-/// The name of a member. Each member has its own name, because `HAProxy` 2.8 does not resolve a third server with the
-/// same name. IPv6 addresses are written without `::`, because a label must not begin or end with a hyphen.
+/// Returns the DNS name of a member. Each member has its own name, because `HAProxy` 2.8 does not resolve a third
+/// server with the same name. IPv6 addresses are written without `::`, because a label must not begin or end with a
+/// hyphen.
 pub(super) fn of_member(ip: IpAddr, port: u16, zone: &Name) -> Result<Name, ProtoError> {
     let label = match ip {
         IpAddr::V4(ip) => ip.to_string().replace('.', "-"),

@@ -138,7 +138,7 @@ fn names_without_records_are_nodata_and_others_do_not_exist() {
     assert_eq!(ask(&snapshot, "npl.internal.", RecordType::NS).1, ["ns.npl.internal."]);
 }
 
-/// A DNS server on loopback, and the sender of its snapshots.
+/// Starts a DNS server on loopback, and returns its address, the sender of its snapshots, and its task.
 async fn server(snapshot: Option<Snapshot>) -> (SocketAddr, crate::follow::Publisher, tokio::task::JoinHandle<()>) {
     let sockets = Sockets::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = sockets.address().unwrap();
@@ -256,7 +256,7 @@ async fn other_operations_classes_and_versions_are_refused() {
         [(update, ResponseCode::NotImp), (chaos, ResponseCode::Refused), (newer, ResponseCode::BADVERS)]
     {
         let answer = Message::from_vec(&by_udp(address, &message.to_vec().unwrap()).await).unwrap();
-        // BADVERS and BADSIG have the same number.
+        // The numbers are compared, because BADVERS and BADSIG have the same number.
         assert_eq!(u16::from(answer.metadata.response_code), u16::from(code));
         assert!(answer.answers.is_empty());
     }

@@ -15,9 +15,10 @@ use npl_agent::core::model::Family;
 use super::names::{self, Place};
 use crate::core::snapshot::{Group, Member, Snapshot};
 
-/// TTL of all records in seconds. The TTL is short, because members change at any time.
+/// TTL of all records in seconds. The TTL is short, because members may change at any time.
 const TTL: u32 = 1;
-/// Refresh, retry and expiry intervals of the SOA record, in seconds. The zone has no secondary server that uses them.
+/// Refresh, retry and expiry intervals of the SOA record, in seconds. The values do not matter, because the zone has no
+/// secondary server.
 const REFRESH: i32 = 60;
 
 /// The records of one section.
@@ -47,7 +48,7 @@ pub struct Zone {
 }
 
 impl Zone {
-    /// Makes a zone from its name, which is stored absolute and in lower case.
+    /// Creates a zone from its name. The name is stored as an absolute name in lower case.
     pub fn new(name: &Name) -> Self {
         let mut name = name.to_lowercase();
         name.set_fqdn(true);
@@ -93,7 +94,7 @@ impl Zone {
         Answer { code, answers, authority, additional }
     }
 
-    /// The SRV records of the ready members, and the address of each.
+    /// Returns an SRV record for each ready member, and the address record of each.
     fn members(&self, name: &Name, group: &Group) -> (Section, Section) {
         let named = group.ready().filter_map(|member| {
             let target = names::of_member(member.address, member.port, &self.name).ok()?;
@@ -119,8 +120,8 @@ impl Zone {
         Name::from_labels(["ns"]).and_then(|server| server.append_domain(&self.name)).ok()
     }
 
-    /// The SOA record. The record's serial is derived from the snapshot's digest. The serial may decrease, because no
-    /// secondary server copies the zone.
+    /// Returns the SOA record, whose serial is derived from the snapshot's digest. The serial may decrease, which is
+    /// harmless because no secondary server copies the zone.
     fn soa(&self, snapshot: &Snapshot, owner: Name) -> Section {
         let Some(server) = self.server() else { return Vec::new() };
         let Ok(contact) = Name::from_labels(["hostmaster"]).and_then(|name| name.append_domain(&self.name)) else {
@@ -146,8 +147,8 @@ fn address(name: Name, ip: IpAddr) -> Record {
     Record::from_rdata(name, TTL, data)
 }
 
-/// An upper bound of the encoded size of a record, in bytes. The owner of an SRV record is encoded as a compression
-/// pointer to the question's name.
+/// Returns an upper bound of the encoded size of a record, in bytes. The owner of an SRV record takes only two bytes,
+/// because it is encoded as a compression pointer to the question's name.
 #[expect(clippy::wildcard_enum_match_arm, reason = "an upper bound for the types that the zone does not have")]
 pub(super) fn size(record: &Record) -> usize {
     const FIXED: usize = 10;

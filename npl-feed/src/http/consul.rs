@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Members in the format of Consul's health and catalog interfaces, for programs that discover members from Consul. The
-//! Consul service of a Kubernetes Service is named `SERVICE.NAMESPACE`, and that of one of its ports
-//! `PORT.SERVICE.NAMESPACE`.
+//! Consul service `SERVICE.NAMESPACE` contains the members of all ports of a Kubernetes Service, and
+//! `PORT.SERVICE.NAMESPACE` contains the members of one port.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -63,7 +63,7 @@ struct Check<'a> {
 
 const DATACENTER: &str = "npl";
 
-/// The names of all Services and Service ports, each with an empty list of tags.
+/// Renders the names of all Services and Service ports, each with an empty list of tags.
 pub(super) fn services(snapshot: &Snapshot) -> (Version, Bytes) {
     #[expect(clippy::zero_sized_map_values, reason = "Consul's answer is an object with a list of tags for each name")]
     let mut names: BTreeMap<String, [&str; 0]> = BTreeMap::new();
@@ -76,7 +76,7 @@ pub(super) fn services(snapshot: &Snapshot) -> (Version, Bytes) {
     (Version::of(&body), body.into())
 }
 
-/// The members of a Service; empty if the Service does not exist, as Consul answers.
+/// Renders the members of a Service. If the Service does not exist, the list is empty, as in Consul's answer.
 pub(super) fn health(snapshot: &Snapshot, name: &str, only_passing: bool) -> (Version, Bytes) {
     let groups = find(snapshot, name);
     let entries = groups.iter().flat_map(|group| {

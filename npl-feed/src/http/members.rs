@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Serves members as JSON, in the types of the agent's library, with which `kubectl npl members` reads the answers.
+//! Serves members as JSON. The types belong to the agent's library, so that `kubectl npl members` can decode the
+//! answers.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::{
     dns, xds,
 };
 
-/// The interfaces besides HTTP, whose names for each Service port are part of the answers.
+/// The interfaces besides HTTP. The answers contain the name that each Service port has in these interfaces.
 #[derive(Debug, Clone, Default)]
 pub struct Interfaces {
     /// Whether xDS is served.
@@ -59,13 +60,13 @@ fn member(member: &Member) -> members::Member {
     }
 }
 
-/// All members of all Services.
+/// Renders the members of all Services.
 pub(super) fn all(snapshot: &Snapshot, interfaces: &Interfaces) -> Vec<u8> {
     let ports = snapshot.groups().map(|group| interfaces.body(group)).collect();
     encode(&ServiceMembers { version: snapshot.version().to_string(), ports })
 }
 
-/// The members of all ports of a Service.
+/// Renders the members of all ports of a Service; `None` if the Service does not exist.
 pub(super) fn of_service(
     snapshot: &Snapshot,
     interfaces: &Interfaces,
@@ -80,7 +81,7 @@ pub(super) fn of_service(
     Some((version, encode(&ServiceMembers { version: version.to_string(), ports }).into()))
 }
 
-/// The members of one Service port.
+/// Renders the members of one Service port; `None` if the port does not exist.
 pub(super) fn of_port(
     snapshot: &Snapshot,
     interfaces: &Interfaces,
@@ -90,7 +91,7 @@ pub(super) fn of_port(
     Some((group.version, encode(&interfaces.body(group)).into()))
 }
 
-/// The common version of several groups.
+/// Computes one version for several groups from the versions of the groups.
 pub(super) fn version_of<'a, I: Iterator<Item = &'a Arc<Group>>>(groups: I) -> Version {
     let versions: String = groups.map(|group| group.version.to_string()).collect();
     Version::of(versions.as_bytes())

@@ -26,7 +26,7 @@ pub use self::members::Interfaces;
 use self::poll::{Cache, Poll, Rendered};
 use crate::{access::Token, core::snapshot::Snapshot, follow::Published, status::Status};
 
-/// The `OpenAPI` description of the interface. Tests compare the description with the answers.
+/// The `OpenAPI` description of the interface. Tests check that the routes and answers match the description.
 pub const OPENAPI: &str = include_str!("openapi.json");
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -41,7 +41,7 @@ struct Context {
     interfaces: Arc<Interfaces>,
 }
 
-/// The routes. All except the probes require the token, if one is configured.
+/// Returns the routes for admitted clients. If a token is configured, all routes except the probes require the token.
 pub fn router(published: Published, status: Arc<Status>, interfaces: Interfaces, token: Option<Token>) -> Router {
     let context = Context { published, status, cache: Arc::default(), interfaces: Arc::new(interfaces) };
     let mut data = Router::new()
@@ -64,7 +64,8 @@ pub fn router(published: Published, status: Arc<Status>, interfaces: Interfaces,
         .with_state(context)
 }
 
-/// The routes for clients outside the allow list: the probes of the kubelet, without details. They need no token.
+/// Returns the routes for clients outside the allow list: the probes, whose answers contain no details and which
+/// require no token.
 pub fn probes(published: Published, status: Arc<Status>) -> Router {
     let readiness = move || {
         let is_ready = published.borrow().is_some();
@@ -155,8 +156,8 @@ async fn metrics(State(context): State<Context>) -> Response {
     }
 }
 
-/// The feed is ready once it has a snapshot. The feed stays ready while the API server is unreachable, because the
-/// members that it knows are probably still correct; the text of the answer names the interrupted watches.
+/// Answers the readiness probe. The feed is ready once it has a snapshot. While the API server is unreachable, the feed
+/// stays ready, because its members are probably still correct; the answer's text names the interrupted watches.
 async fn readyz(State(context): State<Context>) -> Response {
     let outage = context.status.outage();
     if context.published.borrow().is_none() {
@@ -166,7 +167,7 @@ async fn readyz(State(context): State<Context>) -> Response {
     outage.map_or_else(|| "ok\n".into_response(), |detail| format!("ok, but {detail}\n").into_response())
 }
 
-/// An error answer with its message.
+/// Returns an error answer with this message.
 fn problem(code: StatusCode, text: &str) -> Response {
     let body = serde_json::json!({ "error": text }).to_string();
     let mut response = (code, [(header::CONTENT_TYPE, JSON)], body).into_response();

@@ -21,7 +21,7 @@ use crate::{
     follow::Published,
 };
 
-/// The default waiting time of a long poll, which is that of Consul.
+/// The default waiting time of a long poll, which is the same as Consul's default.
 const WAIT: Duration = Duration::from_mins(5);
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
 
@@ -46,7 +46,7 @@ impl Rendered {
         format!("\"{}\"", self.version)
     }
 
-    /// Whether the client's index or `ETag` is this version.
+    /// Returns whether the client already has this version, according to the client's index or `ETag`.
     fn is_known(&self, index: Option<&str>, etags: Option<&str>) -> bool {
         let has_index = index.is_some_and(|index| {
             let index = index.trim_matches('"');
@@ -84,8 +84,8 @@ impl Poll {
         }
     }
 
-    /// Answers with the first version that differs from the client's, or with the current version when the waiting time
-    /// is over.
+    /// Answers as soon as the version differs from the client's version, or with the current version when the waiting
+    /// time is over.
     pub(super) async fn answer(
         &self,
         published: &Published,
@@ -144,7 +144,8 @@ fn seconds(text: &str) -> Option<Duration> {
     }
 }
 
-/// The last encoded body of each view of the whole snapshot. Clients that read the same version share one body.
+/// The last encoded body of each path that shows the whole snapshot. All clients that request the same version get the
+/// same body, which is encoded once.
 #[derive(Debug, Default)]
 pub(super) struct Cache(Mutex<BTreeMap<&'static str, (Version, Bytes)>>);
 

@@ -27,7 +27,7 @@ struct Labels<'a> {
     __meta_npl_condition: &'static str,
 }
 
-/// One target for each member.
+/// Renders one target for each member.
 pub(super) fn targets(snapshot: &Snapshot) -> Vec<u8> {
     let targets = snapshot.groups().flat_map(|group| {
         group.members.iter().map(|member| Target {

@@ -176,7 +176,7 @@ async fn a_long_poll_waits_for_the_next_version() {
     let request = Request::get(format!("{path}?index={version}")).body(Body::empty()).unwrap();
     let waiting = tokio::spawn(router.oneshot(request));
     tokio::task::yield_now().await;
-    // A change of another Service does not answer the client's long poll.
+    // A change of the Service `api` does not end the client's long poll of `web`.
     scene.cluster.apply(Change::Service(Box::new(service("api", 9090))), 0);
     scene.publish();
     tokio::task::yield_now().await;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The dynamic configuration for Traefik's HTTP provider: a Traefik service `SERVICE.NAMESPACE.PORT` for each Service
-//! port. Another provider defines the routers. A TCP port becomes an HTTP service and a TCP service.
+//! port. Traefik's routers must come from another provider. A TCP port becomes an HTTP service and a TCP service.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -32,7 +32,7 @@ impl Services {
     }
 }
 
-/// The configuration, whose servers are the ready members.
+/// Renders the configuration. Its servers are the ready members.
 pub(super) fn configuration(snapshot: &Snapshot) -> Vec<u8> {
     let mut all = Configuration { http: Services::default(), tcp: Services::default(), udp: Services::default() };
     for group in snapshot.groups() {
@@ -53,7 +53,7 @@ pub(super) fn configuration(snapshot: &Snapshot) -> Vec<u8> {
                 let udp = json!({ "loadBalancer": { "servers": by_address(&addresses) } });
                 all.udp.services.insert(name, udp);
             }
-            // Traefik does not support SCTP.
+            // SCTP ports are skipped, because Traefik does not support SCTP.
             Protocol::Sctp => {}
         }
     }

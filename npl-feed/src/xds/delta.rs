@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The delta variant of xDS: requests subscribe to and unsubscribe from names, and responses have only changed
-//! resources.
+//! The delta variant of xDS: a request subscribes to names or unsubscribes from names, and a response contains only
+//! changed resources.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,10 +23,10 @@ pub(super) struct Delta {
 struct Subscription {
     is_wildcard: bool,
     names: BTreeSet<String>,
-    /// The versions of the resources that the client has. The type is a string, because after a reconnect the versions
-    /// are taken from the client's request.
+    /// The versions of the resources that the client has, by name. A version is a string, because the client sends its
+    /// versions as strings after a reconnect.
     known: BTreeMap<String, String>,
-    /// Subscribed names that do not exist, and that were already reported as removed.
+    /// Subscribed names whose resources do not exist. A response has already reported each of them as removed.
     absent: BTreeSet<String>,
 }
 
@@ -95,8 +95,8 @@ impl Session for Delta {
 }
 
 impl Delta {
-    /// The response with the resources whose versions differ from those of the client. If `is_due`, a response without
-    /// changes is sent too, so that a client with a wildcard subscription knows that it has all resources.
+    /// Returns a response with the resources whose versions differ from the client's versions. If `is_due`, a response
+    /// without changes is returned too, so that a client with a wildcard subscription knows that it has all resources.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<DeltaDiscoveryResponse> {
         let subscription = self.subscriptions.get_mut(&kind)?;
         let wanted = subscription.wanted(kind, snapshot);

@@ -2,7 +2,7 @@
 //! The xDS v3 server: aggregated discovery (ADS), state of the world and delta.
 //!
 //! Each stream is one task with a session, which is a state machine without I/O. While a client does not read its
-//! response, newer snapshots are skipped, so a slow client keeps only one response in memory.
+//! response, newer snapshots are skipped, so the feed keeps only one response in memory for a slow client.
 
 mod delta;
 mod names;
@@ -41,7 +41,7 @@ pub struct Discovery {
     status: Arc<Status>,
 }
 
-/// The gRPC service.
+/// Creates the gRPC service of aggregated discovery.
 pub fn service(published: Published, status: Arc<Status>) -> AggregatedDiscoveryServiceServer<Discovery> {
     AggregatedDiscoveryServiceServer::new(Discovery { published, status })
         .max_decoding_message_size(LARGEST_REQUEST)
@@ -76,7 +76,7 @@ impl Discovery {
     }
 }
 
-/// Counts a stream as open until it is dropped.
+/// Counts a stream as open until this value is dropped.
 struct OpenStream(Arc<Status>);
 
 impl OpenStream {
@@ -100,7 +100,7 @@ async fn serve<S: Session>(
 ) {
     let _open = OpenStream::new(&status);
     let mut session = S::default();
-    // A response before the first snapshot would remove all members from the client.
+    // The stream waits for the first snapshot, because an earlier response would remove all members from the client.
     let first = tokio::select! {
         () = sender.closed() => return,
         first = published.wait_for(Option::is_some) => first.map(|snapshot| snapshot.clone()),
@@ -108,7 +108,7 @@ async fn serve<S: Session>(
     let Ok(Some(mut snapshot)) = first else { return };
     loop {
         let responses = tokio::select! {
-            // The next response is computed only after the stream has accepted the previous one.
+            // The next response is computed only after the stream has accepted the previous response.
             biased;
             () = sender.closed() => return,
             request = requests.message() => match request {

@@ -79,7 +79,7 @@ impl Kind {
         }
     }
 
-    /// The short name of the type, for metrics.
+    /// Returns the short name of the type, for metrics.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Cluster => "cds",
@@ -89,17 +89,17 @@ impl Kind {
         }
     }
 
-    /// Whether a state-of-the-world response must contain all resources of the type, because the client removes
+    /// Returns whether a state-of-the-world response must contain all resources of the type, because the client removes
     /// resources that the response lacks.
     pub(super) const fn is_complete(self) -> bool {
         matches!(self, Self::Cluster | Self::Listener)
     }
 }
 
-/// The resource with a name, and its version; `None` if the resource does not exist.
+/// Builds the resource with this name, and returns it with its version; `None` if the resource does not exist.
 ///
-/// The endpoints of a Service port that does not exist are an empty assignment. Otherwise, a client would wait for the
-/// name, or keep the last members of a removed Service.
+/// If a Service port does not exist, its endpoints are an empty assignment. Otherwise, a client would wait for the
+/// resource, or keep the last members of a removed Service.
 pub(super) fn resource(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<(Version, Any)> {
     let group = names::find(snapshot, name);
     let version = version_of(kind, name, group)?;
@@ -112,7 +112,7 @@ pub(super) fn resource(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<(V
     Some((version, resource))
 }
 
-/// The version of a resource, without building it.
+/// Returns the version of a resource without building the resource.
 pub(super) fn version(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<Version> {
     version_of(kind, name, names::find(snapshot, name))
 }
@@ -125,9 +125,9 @@ fn version_of(kind: Kind, name: &str, group: Option<&Arc<Group>>) -> Option<Vers
     group.filter(|group| group.key.protocol == Protocol::Tcp).map(|_| of_content(kind, name))
 }
 
-/// The version of a resource: a digest of all input of the function that builds the resource, and of a sample resource
-/// that the same function builds. A release that builds other content from the same input therefore computes another
-/// version. The feed does not have to encode a resource to compute its version.
+/// Computes the version of a resource without building it. The version is a digest of the input from which the resource
+/// is built, and of a sample resource. The sample changes the version if a release builds other content from the same
+/// input.
 fn of_content(kind: Kind, input: &str) -> Version {
     static SAMPLES: LazyLock<BTreeMap<Kind, Version>> =
         LazyLock::new(|| Kind::ALL.into_iter().map(|kind| (kind, Version::of(&sample(kind)))).collect());
@@ -135,7 +135,7 @@ fn of_content(kind: Kind, input: &str) -> Version {
     Version::of(format!("{sample}\n{input}").as_bytes())
 }
 
-/// The encoding of a sample resource, equal in all processes of a release.
+/// Encodes a sample resource. The encoding is equal in all processes of a release.
 fn sample(kind: Kind) -> Vec<u8> {
     const NAME: &str = "sample";
     match kind {
@@ -144,7 +144,8 @@ fn sample(kind: Kind) -> Vec<u8> {
         Kind::Routes => routes(NAME).value,
         Kind::Endpoints => {
             let group = sample_group();
-            // The order of encoded maps is random, and the metadata is a map.
+            // The metadata is a map, whose entries are encoded in a random order, so the metadata is encoded separately
+            // in sorted order.
             let mut content = assignment(NAME, Some(&group), |_| None).encode_to_vec();
             let metadata = group.members.iter().flat_map(|member| metadata(member).filter_metadata);
             let fields: BTreeSet<String> = metadata
@@ -156,7 +157,7 @@ fn sample(kind: Kind) -> Vec<u8> {
     }
 }
 
-/// A group with a member of each condition.
+/// Returns a group with one member in each condition.
 fn sample_group() -> Arc<Group> {
     let member = |condition| Member {
         address: Ipv4Addr::LOCALHOST.into(),
@@ -172,8 +173,9 @@ fn sample_group() -> Arc<Group> {
     Arc::new(Group::new(key, None, members))
 }
 
-/// The names of all resources of a type, for a wildcard subscription. Listeners and routes are served only by name.
-/// They are for gRPC clients: a proxy that subscribes to all listeners would reject them, because they have no address.
+/// Returns the names of all resources of a type, for a wildcard subscription. Listeners and routes, which are for gRPC
+/// clients, are served only by name: a proxy that subscribes to all listeners would reject them, because they have no
+/// address.
 pub(super) fn all_names(kind: Kind, snapshot: &Snapshot) -> Vec<String> {
     match kind {
         Kind::Cluster | Kind::Endpoints => {
@@ -199,7 +201,8 @@ fn cluster(name: &str) -> Any {
         eds_cluster_config: Some(EdsClusterConfig { eds_config: Some(ads()), service_name: String::new() }),
         connect_timeout: Some(Duration { seconds: 1, nanos: 0 }),
         lb_policy: LbPolicy::RoundRobin.into(),
-        // Panic mode is off: Envoy must not use draining members, even while most members are draining.
+        // The threshold 0 disables panic mode, because Envoy must not use draining members, even while most members are
+        // draining.
         common_lb_config: Some(CommonLbConfig {
             healthy_panic_threshold: Some(Percent { value: 0.0 }),
             ..CommonLbConfig::default()
@@ -255,8 +258,8 @@ fn assignment(
     }
     let endpoints = by_zone.into_iter().map(|(zone, lb_endpoints)| LocalityLbEndpoints {
         locality: Some(Locality { zone: zone.to_owned(), ..Locality::default() }),
-        // gRPC ignores a locality without a weight. The number of its members as weight gives each member the same
-        // share of requests.
+        // gRPC ignores a locality without a weight. The weight is the number of the locality's members, so that each
+        // member gets the same share of requests.
         load_balancing_weight: Some(UInt32Value { value: u32::try_from(lb_endpoints.len()).unwrap_or(u32::MAX) }),
         lb_endpoints,
         ..LocalityLbEndpoints::default()
@@ -289,7 +292,7 @@ fn endpoint(member: &Member, protocol: Protocol, metadata: Option<Metadata>) -> 
     }
 }
 
-/// Endpoint metadata with the names of Pod and Node, for access logs.
+/// Builds the endpoint metadata: the names of Pod and Node, which access logs can show.
 fn metadata(member: &Member) -> Metadata {
     let text = |text: &str| Value { kind: Some(ValueKind::StringValue(text.to_owned())) };
     let fields = [("pod", &member.pod), ("node", &member.node)];
@@ -323,7 +326,8 @@ mod tests {
     #[test]
     fn samples_are_equal_in_all_processes_and_have_all_content() {
         for kind in Kind::ALL {
-            // Each HashMap has another seed, as it has in another process.
+            // Each HashMap has another random seed, as in another process, so repeated encodings show whether the order
+            // matters.
             let samples: BTreeSet<Vec<u8>> = (0..50).map(|_| sample(kind)).collect();
             assert_eq!(samples.len(), 1, "{kind:?}");
         }

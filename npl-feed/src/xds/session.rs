@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The code that both variants of xDS, state of the world and delta, share.
+//! The code that is shared by both variants of xDS: state of the world and delta.
 
 use crate::core::snapshot::Snapshot;
 
-/// The result of a request: the kind of event that the request is, and the response, if one must be sent.
+/// The result of handling a request: the resource type and the event for the metrics, and the response, if one must be
+/// sent.
 #[derive(Debug)]
 pub(super) struct Handled<R> {
     /// The short name of the resource type.
@@ -19,14 +20,14 @@ pub(super) trait Session: Default + Send + 'static {
     type Response: Send + 'static;
 
     fn on_request(&mut self, request: &Self::Request, snapshot: &Snapshot) -> Handled<Self::Response>;
-    /// The responses after a new snapshot, in the order in which a client needs them.
+    /// Returns the responses to send after a new snapshot, in the order in which a client needs them.
     fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, Self::Response)>;
 }
 
 /// The maximum number of names per type to which one stream can subscribe. Further names are ignored.
 pub(super) const MOST_NAMES: usize = 20_000;
 
-/// The event, `ack` or `nack`, of a request that acknowledges or rejects a response.
+/// Returns the event of a request that answers a response: `nack` if the request contains an error, otherwise `ack`.
 pub(super) const fn answer(has_error: bool) -> &'static str {
     if has_error { "nack" } else { "ack" }
 }

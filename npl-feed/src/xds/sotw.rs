@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state-of-the-world variant of xDS. A request names all subscribed resources. A response has all of them; for
-//! endpoints and routes, only the changed ones.
+//! The state-of-the-world variant of xDS. A request names all subscribed resources. A response contains all subscribed
+//! clusters and listeners, but only the changed endpoints and routes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +33,7 @@ struct Subscription {
 }
 
 impl Subscription {
-    /// Replaces the subscribed names by those of a request.
+    /// Replaces the subscribed names with the names in a request.
     fn subscribe(&mut self, kind: Kind, names: &[String]) {
         let is_all = |name: &String| name == "*";
         self.has_named |= !names.is_empty();
@@ -84,7 +84,7 @@ impl Session for StateOfTheWorld {
 }
 
 impl StateOfTheWorld {
-    /// The response, if a resource of the client has changed or if `is_due`.
+    /// Returns the response if a subscribed resource has changed, or if `is_due`; otherwise `None`.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<DiscoveryResponse> {
         let subscription = self.subscriptions.get_mut(&kind)?;
         let wanted = subscription.wanted(kind, snapshot);

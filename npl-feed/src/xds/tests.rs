@@ -29,7 +29,7 @@ fn pods() -> Vec<Pod> {
     vec![pod("a", "n1", &annotation(8080, "192.0.2.1", 61000)), pod("b", "n2", &annotation(8080, "192.0.2.2", 61000))]
 }
 
-/// A cluster with a second Service `api`, whose members differ from those of `web`.
+/// Returns a cluster with the Services `web` and `api`, which have different members.
 fn two_services() -> State {
     let mut state = cluster(pods());
     state.apply(Change::Service(Box::new(service("api", 9090))), 0);
@@ -248,8 +248,8 @@ fn url() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Malformed requests in any sequence cause no panic and at most one response each. Afterwards, the session still
-    /// pushes the current members of its subscribed names.
+    /// Malformed requests in any sequence cause no panic, and at most one response each. After these requests, the
+    /// session still pushes the current members of its subscribed names.
     #[test]
     fn malformed_requests_cause_no_panic(
         requests in prop::collection::vec(
@@ -285,8 +285,8 @@ proptest! {
         prop_assert!(sotw.on_snapshot(&after).iter().any(|(kind, it)| *kind == "eds" && !it.resources.is_empty()));
     }
 
-    /// Random bytes cause no panic: the decoder rejects bytes that are not a message, and the session handles bytes
-    /// that are one.
+    /// Random bytes cause no panic: the decoder rejects bytes that are not a valid message, and the session handles
+    /// every valid message.
     #[test]
     fn random_bytes_cause_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let snapshot = two_services().snapshot();

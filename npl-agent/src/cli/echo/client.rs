@@ -68,7 +68,7 @@ impl Connection {
             Protocol::Tcp | Protocol::Sctp => ask_by_stream(socket, &request),
         };
         match answer {
-            // A stream is connected, so the host has replied before; a UDP socket proves no reply.
+            // A stream is connected, so the host has replied before. A connected UDP socket does not prove any reply.
             Err(error) => failure("request", &error, self.probe.protocol != Protocol::Udp),
             Ok(answer) => read(socket, &answer, &request)
                 .map_or_else(|| Observation::Refused("the answer is damaged".to_owned()), Observation::Answered),

@@ -33,8 +33,8 @@ struct FlowRow {
     pod: Option<String>,
     /// `established`, `closing`, `closed` or `reset`.
     state: &'static str,
-    /// Time since the conntrack entry was refreshed. Since packets refresh an entry at most every 256 jiffies (0.25 to
-    /// 2.6 s), the last packet may be more recent by that time.
+    /// Time since the conntrack entry was refreshed. Packets refresh an entry at most every 256 jiffies (0.25 to 2.6
+    /// s), so the last packet may be more recent by up to that time.
     idle_millis: u64,
 }
 
@@ -96,7 +96,7 @@ pub async fn show(args: &FlowsArgs) -> anyhow::Result<()> {
     }
 }
 
-/// All flows in JSON, for the support archive.
+/// Returns all flows as JSON, for the support archive.
 pub(super) async fn document(view: &ViewArgs, runtime_dir: &Path) -> anyhow::Result<Value> {
     preflight::check_bpffs(&view.bpffs)?;
     let agent = local::ask(runtime_dir).await.ok();
@@ -104,7 +104,7 @@ pub(super) async fn document(view: &ViewArgs, runtime_dir: &Path) -> anyhow::Res
     Ok(serde_json::to_value(rows(&records, agent.as_ref(), &Filter::default(), kernel_clock()))?)
 }
 
-/// The flows with the names of their Pods, the most recently used flow first.
+/// Returns the flows that `filter` selects, with the names of their Pods. The most recently used flow is the first.
 fn rows(records: &[FlowRecord], agent: Option<&AgentView>, filter: &Filter<'_>, now: Duration) -> Vec<FlowRow> {
     let views = agent.map(|agent| agent.node_ports.as_slice()).unwrap_or_default();
     let views: BTreeMap<Frontend, &NodePortView> = views.iter().map(|view| (view.frontend, view)).collect();

@@ -10,12 +10,14 @@ use crate::{
     core::check::check,
 };
 
-/// Prints every inconsistency that lasts for the settling time. The exit code is 1 if there is any inconsistency.
+/// Prints every inconsistency that lasts for the settling time. The exit code is 1 if there is such an inconsistency,
+/// otherwise 0.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let namespace = args.namespace.as_deref();
     let mut found = check(&cluster::read_with_nodes(kubectl, namespace)?);
     if !found.is_empty() && !args.settle.is_zero() {
-        // A new or deleted Pod is inconsistent only for milliseconds, until its agent has updated the annotation.
+        // After a Pod's change, its annotation is inconsistent for milliseconds, so only inconsistencies that last are
+        // reported.
         thread::sleep(args.settle);
         found = &found & &check(&cluster::read_with_nodes(kubectl, namespace)?);
     }

@@ -77,14 +77,14 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &MembersArgs) -> anyhow::Result<E
     Ok(ExitCode::from(exit_code(&report)))
 }
 
-/// The namespace of kubectl's current context.
+/// Returns the namespace of kubectl's current context.
 fn current_namespace(kubectl: Kubectl<'_>) -> String {
     let asked = kubectl.output(&["config", "view", "--minify", "--output", "jsonpath={..namespace}"]);
     let named = asked.map(|(_, text)| text.trim().to_owned()).unwrap_or_default();
     if named.is_empty() { "default".to_owned() } else { named }
 }
 
-/// The replicas of the feed, of which at least one is ready.
+/// Lists the replicas of the feed. Fails if no replica is ready.
 fn replicas(kubectl: Kubectl<'_>) -> anyhow::Result<Vec<Replica>> {
     let namespace = &kubectl.connection.agent_namespace;
     let pods = kubectl.list(&["pods", "--namespace", namespace, "--selector", SELECTOR])?;
@@ -105,7 +105,8 @@ fn replicas(kubectl: Kubectl<'_>) -> anyhow::Result<Vec<Replica>> {
     Ok(replicas)
 }
 
-/// The replica that runs in a Pod; `None` if the Pod is being deleted or has ended, for example after an eviction.
+/// Converts a Pod of the feed to a replica; `None` if the Pod is being deleted or has ended, for example after an
+/// eviction.
 fn replica(pod: &Value) -> Option<Replica> {
     let has_ended = matches!(text_at(pod, "/status/phase"), "Failed" | "Succeeded");
     if has_ended || pod.pointer("/metadata/deletionTimestamp").is_some() {

@@ -38,7 +38,7 @@ use crate::{
 /// The file name under which the binary acts as the plug-in.
 pub const PLUGIN: &str = "kubectl-npl";
 
-/// Whether the binary was started as the plug-in.
+/// Returns whether the binary was started as the plug-in.
 pub fn is_plugin(program: Option<&OsStr>) -> bool {
     program.and_then(|program| Path::new(program).file_name()).is_some_and(|name| name == PLUGIN)
 }
@@ -90,7 +90,7 @@ impl<'a> Kubectl<'a> {
         command
     }
 
-    /// The options of kubectl that select the cluster.
+    /// Returns the options of kubectl that select the cluster.
     fn options(self) -> Vec<&'a OsStr> {
         let ConnectionArgs { context, kubeconfig, .. } = self.connection;
         let context = context.iter().flat_map(|context| ["--context".as_ref(), context.as_ref()]);
@@ -98,7 +98,7 @@ impl<'a> Kubectl<'a> {
         context.chain(kubeconfig).collect()
     }
 
-    /// The command line that a user can repeat.
+    /// Returns the command line, which a user can copy and repeat.
     fn line(self, arguments: &[&str]) -> String {
         let options = self.options();
         let options = options.iter().map(|option| option.to_string_lossy());
@@ -106,8 +106,8 @@ impl<'a> Kubectl<'a> {
         format!("kubectl {}", words.collect::<Vec<_>>().join(" "))
     }
 
-    /// Runs kubectl, and returns its exit code and standard output. If kubectl fails without standard output, its
-    /// standard error is returned as the error.
+    /// Runs kubectl, and returns its exit code and standard output. If kubectl fails and its standard output is empty,
+    /// its standard error is returned as the error.
     fn output(self, arguments: &[&str]) -> anyhow::Result<(i32, String)> {
         let mut command = self.command(arguments);
         let output = child::output(start(&mut command)?, || self.check())?;
@@ -124,7 +124,8 @@ impl<'a> Kubectl<'a> {
         let mut command = self.command(&["create", "--filename", "-"]);
         let mut kubectl = start(command.stdin(Stdio::piped()).process_group(0))?;
         if let Some(mut input) = kubectl.stdin.take() {
-            // If kubectl ends before it has read the object, its standard error contains the reason.
+            // The error is ignored: if kubectl ends before it has read the object, kubectl's standard error contains
+            // the reason.
             drop(input.write_all(object.to_string().as_bytes()));
         }
         let interrupted = OnceCell::new();
@@ -138,7 +139,8 @@ impl<'a> Kubectl<'a> {
         succeeded(&output).context("`kubectl create`")
     }
 
-    /// Removes an object and waits for its end. A Ctrl-C of the terminal does not reach this kubectl.
+    /// Removes an object and waits for its end. A Ctrl-C of the terminal does not reach kubectl, which runs in a
+    /// separate process group here.
     fn delete(self, arguments: &[&str]) -> anyhow::Result<()> {
         let mut command = self.command(&[&["delete"], arguments].concat());
         let output = child::output(start(command.process_group(0))?, || self.check())?;
@@ -169,18 +171,18 @@ fn succeeded(output: &Output) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The elements of the array at a JSON pointer of an object; none if the field is absent.
+/// Returns the elements of the array at a JSON pointer of an object; none if the field is absent.
 fn items_at<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> + use<'a> {
     object.pointer(pointer).and_then(Value::as_array).into_iter().flatten()
 }
 
-/// Whether the condition `Ready` of a Pod or Node is true.
+/// Returns whether the condition `Ready` of a Pod or Node is true.
 fn is_ready(object: &Value) -> bool {
     items_at(object, "/status/conditions")
         .any(|condition| text_at(condition, "/type") == "Ready" && text_at(condition, "/status") == "True")
 }
 
-/// The string at a JSON pointer of an object; empty if the field is absent.
+/// Returns the string at a JSON pointer of an object; empty if the field is absent.
 fn text_at<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }

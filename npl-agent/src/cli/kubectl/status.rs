@@ -50,7 +50,7 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterStatusArgs) -> anyhow::Re
     Ok(ExitCode::from(worst(&rows).exit_code()))
 }
 
-/// The worst verdict of several Nodes. A Node at risk takes precedence over a Node whose verdict is unknown.
+/// Returns the worst verdict of several Nodes. A Node at risk takes precedence over a Node whose verdict is unknown.
 fn worst(rows: &[Row]) -> HealthVerdict {
     rows.iter().map(|row| row.verdict).max().unwrap_or(HealthVerdict::Healthy)
 }

@@ -51,8 +51,8 @@ fn report(explanation: &Explanation, output: OutputFormat) -> anyhow::Result<Exi
     Ok(ExitCode::from(explanation.verdict().exit_code()))
 }
 
-/// The chains of conditions from the agent on a Node, or one sentence that names the Node and states why the agent gave
-/// no answer.
+/// Asks the agent on a Node for the chains of conditions. The error is one sentence that names the Node and states why
+/// the agent gave no answer.
 fn answer_of(
     kubectl: Kubectl<'_>,
     agents: &BTreeMap<String, AgentPod>,
@@ -91,7 +91,7 @@ fn merged(answers: Vec<Result<Explanation, String>>) -> Explanation {
     all
 }
 
-/// The Pod or Service in the format of `npl-agent why`'s argument.
+/// Returns the Pod or Service in the format of `npl-agent why`'s argument.
 fn argument(question: &Question) -> String {
     match question {
         Question::Pod(key, None) => format!("pod/{key}"),
@@ -115,7 +115,7 @@ fn inactive(service: &Service, domain: &str) -> Option<String> {
     Some(format!("the type is {kind}, which NPL ignores: use ClusterIP or LoadBalancer"))
 }
 
-/// The Nodes of the Pod, or of the Service's Pods.
+/// Returns the Nodes on which the Pod, or the Service's Pods, run.
 fn nodes_of(cluster: &Cluster, question: &Question) -> anyhow::Result<Vec<String>> {
     let is_asked_for = |key: &ObjectKey| match question {
         Question::Pod(wanted, _) => key == wanted,

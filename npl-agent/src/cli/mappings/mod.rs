@@ -51,7 +51,7 @@ pub async fn show(args: &MappingsArgs) -> anyhow::Result<()> {
     }
 }
 
-/// All node ports in JSON, for the support archive.
+/// Returns all node ports as JSON, for the support archive.
 pub(super) async fn document(view: &ViewArgs, runtime_dir: &Path) -> anyhow::Result<Value> {
     let agent = local::ask(runtime_dir).await.ok();
     let all = rows::Filter { all: true, ..rows::Filter::default() };

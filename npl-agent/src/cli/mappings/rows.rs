@@ -73,7 +73,7 @@ impl Rates {
     }
 }
 
-/// The rates of each mapping that both readings contain.
+/// Computes the rates of each mapping that both readings contain.
 pub(in crate::cli) fn rates(
     former: &[MappingRecord],
     current: &[MappingRecord],
@@ -116,7 +116,7 @@ impl Filter<'_> {
     }
 }
 
-/// One row for each node port that the kernel's maps or the agent's state contain, in the order of the node ports.
+/// Returns one row for each node port that the kernel's maps or the agent's state contain, sorted by node port.
 pub(in crate::cli) fn rows(
     records: &[MappingRecord],
     agent: Option<&AgentView>,
@@ -192,7 +192,7 @@ fn row(
     Keyed { frontend, row }
 }
 
-/// The Pod's address and port.
+/// Formats the Pod's address and port.
 pub(in crate::cli) fn target(row: &MappingRow) -> String {
     match (&row.pod_ip, row.pod_port) {
         (Some(ip), Some(port)) if ip.contains(':') => format!("[{ip}]:{port}"),
@@ -202,7 +202,8 @@ pub(in crate::cli) fn target(row: &MappingRow) -> String {
     }
 }
 
-/// The allowed sources of a mapping. Long lists are cut after the first range, so that the table stays readable.
+/// Formats the allowed sources of a mapping. Of a long list, only the first range is shown, so that the table stays
+/// readable.
 pub(in crate::cli) fn sources(row: &MappingRow) -> String {
     if !row.restricted {
         return "any".to_owned();
@@ -214,8 +215,8 @@ pub(in crate::cli) fn sources(row: &MappingRow) -> String {
     }
 }
 
-/// The age of a node port. If an earlier agent allocated the port, the age is shown as `>` and the running agent's
-/// uptime.
+/// Formats the age of a node port. If an earlier agent allocated the port, the age is shown as `>` and the running
+/// agent's uptime.
 pub(in crate::cli) fn age(row: &MappingRow) -> String {
     match (row.age_millis, row.older_than_millis) {
         (Some(age), _) => duration(age),
@@ -224,7 +225,7 @@ pub(in crate::cli) fn age(row: &MappingRow) -> String {
     }
 }
 
-/// A duration in its two largest units, as `kubectl` shows ages.
+/// Formats a duration in its two largest units, as `kubectl` shows ages.
 pub(in crate::cli) fn duration(millis: u64) -> String {
     crate::cli::duration(millis)
 }

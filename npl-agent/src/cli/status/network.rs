@@ -86,8 +86,8 @@ impl NetworkView {
     }
 }
 
-/// The software that is recognized by the Node's devices and rules. If the rules cannot be read, software is recognized
-/// only by devices, and the error's text is returned.
+/// Recognizes software by the names of the Node's devices and netfilter rules. If the rules cannot be read, software is
+/// recognized only by devices, and the error's text is returned.
 fn recognized(devices: &[Device], rules: io::Result<RuleNames>) -> (Vec<RecognizedNetwork>, Option<String>) {
     let (rules, refusal) = match rules {
         Ok(rules) => (rules, None),

@@ -46,7 +46,7 @@ pub(super) struct Status {
     pub(super) agent_running: bool,
     /// Whether the datapath's maps are pinned.
     pub(super) installed: bool,
-    /// `tcx` or `clsact`.
+    /// How programs are attached to devices: `tcx` or `clsact`.
     pub(super) hooks: &'static str,
     pub(super) abi: Option<u32>,
     pub(super) port_range: Option<String>,
@@ -65,17 +65,18 @@ pub(super) struct Status {
     /// Cgroup hooks with a program of NPL: `connect4`, `sendmsg6`, ….
     pub(super) socket_hooks: Vec<&'static str>,
     pub(super) mappings: usize,
-    /// Mappings with a list of allowed sources.
+    /// The number of mappings with a list of allowed sources.
     pub(super) restricted_mappings: usize,
-    /// Node ports by state, and Pod ports that are not served as requested; absent without an agent.
+    /// The numbers of node ports by state, and of Pod ports that are not served as requested; absent without an agent.
     pub(super) node_ports: Option<NodePortCounts>,
     /// The use of the port range; empty without an agent.
     pub(super) port_usage: Vec<PortUsageView>,
     /// The number of elements and the size of each map.
     pub(super) tables: Vec<TableFill>,
-    /// Established conntrack entries of NPL.
+    /// The number of established conntrack entries of NPL.
     pub(super) flows: usize,
-    /// Pod endpoints whose replies are exempt from masquerading; absent if the nftables table does not exempt any.
+    /// The number of Pod endpoints whose replies are exempt from masquerading; absent if the nftables table exempts
+    /// none.
     pub(super) guarded_endpoints: Option<usize>,
     /// The connection marks that the nftables table sets, so that replies leave through the device of their request.
     pub(super) connection_marks: Vec<String>,
@@ -277,7 +278,7 @@ fn node_port_counts(agent: &AgentView) -> NodePortCounts {
     }
 }
 
-/// The number of elements and the size of every map that can become full.
+/// Returns the number of elements and the capacity of every map that can become full.
 fn table_fills(inspection: &Inspection, flows: [usize; 2], flow_capacities: [usize; 2]) -> Vec<TableFill> {
     let fill = |map, used, capacity: u32| TableFill { map, used, capacity: capacity as usize, evicts: false };
     let of_family = |family: Family, [mapping, allow, flow, address, next_hop]: [&'static str; 5], (used, capacity)| {

@@ -72,7 +72,8 @@ pub async fn run(args: &TraceArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the sentences that the command prints at its end: how many records were written or lost.
+/// Returns the sentences that the command prints at its end: how many records were written, and how many were not and
+/// why.
 fn summary(written: u64, unwritten: u64, left_out: LeftOut, rate: u64) -> Vec<String> {
     let mut sentences = vec![format!("{written} records")];
     if unwritten > 0 {
@@ -278,14 +279,14 @@ fn known_endpoints(args: &TraceArgs, agent: &AgentView) -> anyhow::Result<Vec<Tr
     Ok(endpoints)
 }
 
-/// The addresses of the Pods behind a node port. Replies before translation do not contain the node port, so only the
-/// Pod's address selects them.
+/// Returns the addresses of the Pods to which a node port leads. Replies before translation do not contain the node
+/// port, so only the Pod's address selects them.
 fn addresses_behind(agent: &AgentView, port: u16) -> Vec<TracedEndpoint> {
     let views = agent.node_ports.iter().filter(|view| view.frontend.node_port.0 == port);
     distinct(views.filter_map(|view| view.pod_ip.map(TracedEndpoint::Address)))
 }
 
-/// The node ports and addresses of the Pods whose names begin with `pod`.
+/// Returns the node ports and addresses of the Pods whose names begin with `pod`.
 fn endpoints_of(agent: &AgentView, namespace: Option<&str>, pod: &str) -> Vec<TracedEndpoint> {
     let is_wanted = |name: Option<&str>| name.is_some_and(|name| name.starts_with(pod));
     let views = agent.node_ports.iter().filter(|view| {

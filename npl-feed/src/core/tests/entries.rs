@@ -6,7 +6,7 @@ use npl_agent::core::model::{ContainerPort, NodePort};
 use super::*;
 use crate::core::{entries::LeftOut, state::Refusal};
 
-/// The members of a cluster's only Pod, and the Pod's left-out entries.
+/// Returns the members and the left-out entries of a cluster whose only Pod is `pod`.
 fn served(pod: Pod) -> (Vec<String>, Vec<(LeftOut, usize)>) {
     let mut state = cluster(vec![pod]);
     let members = web(&mut state);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests how members appear, drain and disappear.
+//! Tests of when members appear, drain and disappear.
 
 use super::*;
 
@@ -55,7 +55,7 @@ fn a_withdrawn_member_drains_for_the_time_of_the_drain() {
 }
 
 /// A list contains only Pods with the annotation. A Pod that is absent from the list may have lost its annotation while
-/// the watch was interrupted, or before.
+/// the watch was interrupted, or before, so its members drain.
 #[test]
 fn a_pod_that_a_list_lacks_drains_like_a_withdrawn_one() {
     let withdrawn = Pod { object: model::Pod { annotation: None, ..one().object }, ..one() };

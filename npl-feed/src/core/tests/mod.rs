@@ -27,7 +27,7 @@ pub(crate) fn state() -> State {
     State::new(range(), DRAIN)
 }
 
-/// A ready Pod `default/NAME` of a Node, with label `app: web`.
+/// Returns a ready Pod `default/NAME` of a Node, with the label `app: web`.
 pub(crate) fn pod(name: &str, node: &str, annotation: &str) -> Pod {
     let object = model::Pod {
         key: ObjectKey::new("default", name),
@@ -46,12 +46,12 @@ pub(crate) fn pod(name: &str, node: &str, annotation: &str) -> Pod {
     Pod { object, node: Some(node.into()), is_ready: true, created: 0 }
 }
 
-/// An annotation with one TCP port.
+/// Returns an annotation with one TCP entry.
 pub(crate) fn annotation(pod_port: u16, ip: &str, node_port: u16) -> String {
     format!(r#"[{{"podPort":{pod_port},"nodeIP":"{ip}","nodePort":{node_port},"protocol":"tcp"}}]"#)
 }
 
-/// An enabled Service `default/NAME` with port `http` 80, which selects `app: web`.
+/// Returns an enabled Service `default/NAME` with port `http` 80, which selects `app: web`.
 pub(crate) fn service(name: &str, target: u16) -> Service {
     let object = model::Service {
         key: ObjectKey::new("default", name),
@@ -74,7 +74,8 @@ pub(crate) fn node(name: &str, ip: &str, zone: &str) -> Node {
     Node { object, zone: zone.into() }
 }
 
-/// A state with two Nodes `n1` (192.0.2.1, zone west) and `n2` (192.0.2.2), and the Service `web` of Pod port 8080.
+/// Returns a state with these Pods, the Nodes `n1` (192.0.2.1, zone west) and `n2` (192.0.2.2), and the Service `web`
+/// with target port 8080.
 pub(crate) fn cluster(pods: Vec<Pod>) -> State {
     let mut state = state();
     state.apply(Change::Nodes(vec![node("n1", "192.0.2.1", "west"), node("n2", "192.0.2.2", "")]), 0);
@@ -83,14 +84,14 @@ pub(crate) fn cluster(pods: Vec<Pod>) -> State {
     state
 }
 
-/// A snapshot with the Service `web` and these Pods.
+/// Returns a snapshot with the Service `web` and these Pods.
 pub(crate) fn snapshot(pods: Vec<Pod>) -> Snapshot {
     let mut state = cluster(pods);
     state.refresh();
     state.snapshot()
 }
 
-/// Members as `POD ADDRESS:PORT CONDITION`.
+/// Formats each member as `POD ADDRESS:PORT CONDITION`.
 pub(crate) fn texts(group: &Group) -> Vec<String> {
     let text = |member: &super::snapshot::Member| {
         format!("{} {}:{} {}", member.pod, member.address, member.port, member.condition.as_str())
@@ -98,7 +99,7 @@ pub(crate) fn texts(group: &Group) -> Vec<String> {
     group.members.iter().map(text).collect()
 }
 
-/// The members of `default/web`.
+/// Returns the members of `default/web`.
 pub(crate) fn web(state: &mut State) -> Vec<String> {
     state.refresh();
     state.snapshot().port("default", "web", "http").map(|group| texts(group)).unwrap_or_default()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Properties that hold after any sequence of changes.
+//! Property tests: statements that hold after any sequence of changes.
 
 use std::net::IpAddr;
 
@@ -94,7 +94,7 @@ impl Objects {
 }
 
 proptest! {
-    /// Without a drain, applying changes one by one gives the same members as a computation from all objects.
+    /// With a drain time of zero, applying changes one by one gives the same members as a computation from all objects.
     #[test]
     fn following_changes_equals_computing_from_all_objects(changes in prop::collection::vec(change(), 0..60)) {
         let mut state = State::new(range(), 0);
@@ -108,7 +108,7 @@ proptest! {
         }
     }
 
-    /// A member has an address of its Pod's Node, and a node port that the Pod's annotation names or named within the
+    /// A member has an address of its Pod's Node. Its node port is in the Pod's annotation, or was there within the
     /// drain time. No two members of different Pods have the same address, node port and protocol.
     #[test]
     fn every_member_has_an_address_and_port_of_its_pods_annotation(changes in prop::collection::vec(change(), 0..60)) {

@@ -80,7 +80,7 @@ impl Report {
     fn as_text(&self) -> String {
         let dash = || "-".to_owned();
         let cells = self.rows.iter().map(|row| {
-            // The name of a path with an arrow already contains the Node.
+            // A path whose name has an arrow already names the Node, so the Node is not added.
             let path = if row.path.contains('→') { row.path.clone() } else { format!("{} ({})", row.path, row.node) };
             let protocol = row.protocol.map_or_else(dash, |it| it.to_string());
             let family = row.family.map_or_else(dash, |it| it.to_string());

@@ -31,7 +31,7 @@ use crate::{
     kube::AnnotationKeys,
 };
 
-/// The label of the test's Namespace. A later test finds Namespaces that were not removed by this label.
+/// The label of the test's Namespace. By this label, a later test finds Namespaces that were not removed.
 const LABEL: (&str, &str) = ("app.kubernetes.io/name", "npl-test");
 /// The key of the Pods' label by which the Service selects the echo Pods.
 const ROLE: &str = "app.kubernetes.io/component";
@@ -53,8 +53,8 @@ const ATTEMPTS: usize = 3;
 /// The beginning of the Namespaces' names.
 const PREFIX: &str = "npl-test-";
 
-/// The port of the echo Pods. The ports of all protocols differ, because a Pod port of several protocols needs one node
-/// port that is free for all of them.
+/// Returns the port of the echo Pods for a protocol. Each protocol has another port: otherwise, all protocols would
+/// need the same node port, which might not be free for all of them.
 const fn port(protocol: Protocol) -> u16 {
     match protocol {
         Protocol::Tcp => 7_777,
@@ -92,12 +92,12 @@ fn leftover(namespace: &Value) -> Option<&str> {
     Some(text_at(namespace, "/metadata/name")).filter(|name| !is_being_removed && name.starts_with(PREFIX))
 }
 
-/// The name of a Node's echo Pod.
+/// Returns the name of a Node's echo Pod.
 pub(super) fn echo_pod(index: usize) -> String {
     format!("echo-{}", index + 1)
 }
 
-/// The name of a Node's client Pod.
+/// Returns the name of a Node's client Pod.
 pub(super) fn client_pod(index: usize) -> String {
     format!("client-{}", index + 1)
 }
@@ -201,7 +201,7 @@ impl<'a> Scene<'a> {
             "automountServiceAccountToken": false,
             "enableServiceLinks": false,
             "terminationGracePeriodSeconds": 1,
-            // If this command is killed before it removes the Pods, Kubernetes stops them after this time.
+            // If this command is killed before it removes the Pods, Kubernetes stops the Pods after this time.
             "activeDeadlineSeconds": 600,
             "tolerations": [{"operator": "Exists"}],
             "securityContext": {
@@ -232,7 +232,7 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// The echo Pods with their published node ports, and the IP families of the Service.
+    /// Reads the echo Pods with their published node ports, and the IP families of the Service.
     pub(super) fn servers(&self) -> anyhow::Result<(Vec<Server>, BTreeSet<Family>)> {
         let cluster = cluster::read(self.kubectl, Some(&self.namespace))?;
         let find = |name: &str| {
@@ -268,7 +268,7 @@ impl<'a> Scene<'a> {
         self.kubectl.output(&["annotate", "service", SERVICE, "--namespace", &self.namespace, &removal]).map(drop)
     }
 
-    /// The arguments of kubectl that run a command of `npl-agent echo` in a Pod.
+    /// Returns the arguments of kubectl that run a command of `npl-agent echo` in a Pod.
     pub(super) fn exec_arguments<'b>(
         &'b self,
         pod: &'b str,

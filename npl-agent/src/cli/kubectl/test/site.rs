@@ -40,13 +40,13 @@ impl Site {
         self.agent.variables.get(name).map(String::as_str)
     }
 
-    /// The protocols that the agent maps; the default of `--protocols` is tcp,udp.
+    /// Returns the protocols that the agent maps; the default of `--protocols` is tcp,udp.
     pub(super) fn protocols(&self) -> BTreeSet<Protocol> {
         let named = self.variable("NPL_PROTOCOLS").and_then(|text| value::protocols(text).ok());
         named.unwrap_or_else(|| [Protocol::Tcp, Protocol::Udp].into())
     }
 
-    /// Whether the agent serves clients in Pods of the Node.
+    /// Returns whether the agent serves clients in Pods of the Node.
     pub(super) fn serves_local_pods(&self) -> bool {
         self.variable("NPL_LOCAL_CLIENTS") != Some("host") && self.variable("NPL_CGROUP") != Some("none")
     }
@@ -57,7 +57,7 @@ impl Site {
         named.unwrap_or(Duration::from_secs(30))
     }
 
-    /// The agent's `--service-selector`.
+    /// Returns the value of the agent's `--service-selector`; `None` if the flag is not set.
     pub(super) fn service_selector(&self) -> Option<&str> {
         self.variable("NPL_SERVICE_SELECTOR").filter(|text| !text.is_empty())
     }
@@ -71,7 +71,7 @@ impl Site {
     }
 }
 
-/// The Nodes that the user has chosen for the test, or the first Nodes that are ready.
+/// Returns the Nodes of the test: those that the user has chosen, or the first ready Nodes.
 pub(super) fn choose(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<Vec<Site>> {
     ensure!(args.node.len() <= NODES, "the test uses at most {NODES} Nodes");
     let mut agents = agents(kubectl)?;
