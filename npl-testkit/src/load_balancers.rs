@@ -36,8 +36,8 @@ pub const ENVOY: LoadBalancer = LoadBalancer {
 pub const HAPROXY: LoadBalancer =
     LoadBalancer { name: "haproxy", arguments: &["-db", "-f", "haproxy.cfg"], files: &["haproxy.cfg"] };
 
-/// nginx, which reads the feed by DNS. There is only one process, because worker processes would survive a killed
-/// master process. The process runs as root, because the user namespace of the test has no other user.
+/// nginx, which reads the feed by DNS. nginx runs as a single process, because worker processes would survive if the
+/// master process is killed. The process runs as root, because the user namespace of the test has no other user.
 pub const NGINX: LoadBalancer = LoadBalancer {
     name: "nginx",
     arguments: &[

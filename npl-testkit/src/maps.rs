@@ -24,11 +24,12 @@ struct Element {
     flags: u64,
 }
 
-/// The maximum number of elements to remove, without which the loop would never end on a map that another process
-/// fills. Maps of tests are far smaller.
+/// The maximum number of elements to remove, far more than maps of tests contain. Without this limit, the loop would
+/// never end while another process fills the map.
 const MOST_ELEMENTS: usize = 1 << 20;
 
-/// Array elements that one run of the program clears. The verifier checks every iteration, so larger numbers take long.
+/// The number of array elements that one run of the program clears. The verifier checks every iteration, so it would
+/// need long for a larger number.
 const ELEMENTS_A_RUN: u32 = 32;
 
 /// The frame of the program's test run; its content is irrelevant.
@@ -97,7 +98,8 @@ fn set_to_zero(map: i32, elements: u32, value_size: i16) -> io::Result<()> {
 fn program_that_zeroes(map: i32, value_size: i16) -> Vec<u64> {
     const MARK: i16 = 8;
     const LOOKUP: i32 = 1;
-    /// The source register of a 64-bit load instruction has this value if the constant is a map's descriptor.
+    /// The value of a 64-bit load instruction's source register that marks the constant as a map's descriptor
+    /// (`BPF_PSEUDO_MAP_FD`).
     const MAP: u8 = 1;
     let (r0, r1, r2, packet, element, count, frame) = (0, 1, 2, 9, 6, 7, 10);
     let mut program = vec![

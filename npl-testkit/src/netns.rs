@@ -91,7 +91,8 @@ impl Netns {
         tools::output_with_input(self.command("nft")?.args(["--file", "-"]), rules)
     }
 
-    /// Lists an existing table with `nft`. Protocols are numeric, because not every machine has their names.
+    /// Lists a table with `nft`, or returns `None` if the table does not exist. Protocols are numeric, because some
+    /// machines lack the file with their names.
     pub fn nft_table(&self, name: &str) -> Option<String> {
         let mut list = self.command("nft").ok()?;
         tools::output(list.args(["--numeric-protocol", "list", "table"]).args(name.split(' '))).ok()
@@ -117,8 +118,8 @@ impl Netns {
         self.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", if is_liberal { "1" } else { "0" })
     }
 
-    /// Removes all kernel conntrack entries of the namespace, because all namespaces share the limit on the number of
-    /// entries.
+    /// Removes all kernel conntrack entries of the namespace. All namespaces share one limit on the number of entries,
+    /// so entries left behind could affect other tests.
     pub fn forget_connections(&self) -> Result<()> {
         tools::output(self.command("conntrack")?.arg("--flush")).map(drop)
     }
@@ -138,7 +139,7 @@ impl Netns {
         value.parse().with_context(|| format!("read the number `{value}`"))
     }
 
-    /// Deletes the name. The devices disappear as soon as no process and no socket uses the namespace.
+    /// Deletes the name. The kernel removes the namespace and its devices as soon as no process and no socket uses it.
     pub fn delete(&self) -> Result<()> {
         delete(self.name())
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Debian's Prometheus, which scrapes in a test network, and its tool for rules.
+//! Debian's Prometheus, which scrapes agents in a test network, and `promtool`, which checks alert rules.
 
 use std::env;
 use std::fmt::Write as _;

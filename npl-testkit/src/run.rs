@@ -29,7 +29,7 @@ pub const ROOT: &str = "/run/npl-testkit";
 /// The prefix of the names of all runs' namespaces and cgroups.
 const PREFIX: &str = "npl-";
 
-/// Identifies the process that owns a run by PID and start time, because PIDs are reused.
+/// The file that identifies the process that owns the run, by PID and start time, because PIDs are reused.
 const OWNER_FILE: &str = "owner";
 
 /// A run. Dropping this value removes all objects that were created for the run.
@@ -189,8 +189,8 @@ pub fn netns_names() -> BTreeSet<String> {
     directory_names(Path::new(crate::netns::DIRECTORY))
 }
 
-/// Takes the lock that allows only one removal of runs at a time. Concurrent removals would fail on objects that
-/// another removal has already removed.
+/// Takes the lock for removing runs. Without the lock, a removal would fail on objects that a concurrent removal has
+/// already removed.
 fn only_remover() -> Result<File> {
     let lock = || -> std::io::Result<File> {
         fs::create_dir_all(ROOT)?;
@@ -249,8 +249,8 @@ fn run_of(name: &str) -> Option<&str> {
     (id.len() == 8 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
 }
 
-/// The start time of a process: field 22 of `/proc/<pid>/stat`. The process name in an earlier field may contain spaces
-/// and parentheses.
+/// The start time of a process: field 22 of `/proc/<pid>/stat`. Fields are counted from the last parenthesis, because
+/// the process name in field 2 may contain spaces and parentheses.
 fn start_time(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;

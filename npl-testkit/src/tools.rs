@@ -51,8 +51,9 @@ pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
 
 /// Copies a program with its permissions to the path from which it is run.
 ///
-/// The kernel does not execute a file that any process has open for writing (`ETXTBSY`), and a child that another
-/// thread forks at that moment inherits this process's descriptors. Another process therefore does the copying.
+/// The copy is made by another process. If this process wrote the file, a child that another thread forks meanwhile
+/// would inherit the descriptor, and the kernel does not execute a file that any process has open for writing
+/// (`ETXTBSY`).
 ///
 /// # Errors
 /// If the source cannot be read or the destination cannot be written.

@@ -77,7 +77,7 @@ impl Balancer {
                 stopped,
             };
             balancer.stops.push(stop);
-            // A thread inherits the network namespace of the thread that starts it.
+            // The worker inherits the network namespace of the thread that starts it, and so sends from `netns`.
             balancer.workers.push(netns.run(move || thread::spawn(move || worker.work()))?);
         }
         Ok(balancer)
@@ -114,7 +114,7 @@ impl Drop for Balancer {
         self.pool.close();
         self.stops.clear();
         for worker in self.workers.drain(..) {
-            // A panicked worker has already printed its message.
+            // A worker that panicked has already printed its message, so the error is ignored.
             drop(worker.join());
         }
     }

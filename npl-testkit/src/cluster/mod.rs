@@ -52,7 +52,7 @@ pub fn pods_with_label(namespace: &str, label: &str) -> String {
 }
 
 impl Cluster {
-    /// Uses `plane` with administrator rights.
+    /// Creates a cluster whose requests go to `plane` with administrator rights.
     pub fn new(plane: &ControlPlane) -> Result<Self> {
         Ok(Self {
             client: plane.client()?,

@@ -10,7 +10,7 @@ use crate::echo::Protocol;
 /// A port of a container or of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// The name, which Service and container may use to refer to each other's ports.
+    /// The name, by which a Service can refer to a container port.
     pub name: String,
     /// The port number of the container or of the Service.
     pub number: u16,

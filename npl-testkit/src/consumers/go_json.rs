@@ -49,7 +49,7 @@ impl Element {
     }
 }
 
-/// Visitor methods for values of unexpected types, which Go ignores.
+/// Visitor methods that ignore values of unexpected types, as Go does.
 macro_rules! ignore_other_types {
     ($empty:expr) => {
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -91,7 +91,7 @@ struct Binaries {
 }
 
 impl ControlPlane {
-    /// Starts etcd and the API server on the loopback address, inside `netns` if given, and waits until they are ready.
+    /// Starts etcd and the API server on the loopback address, inside `netns` if given, and waits until both are ready.
     ///
     /// There are no kubelets and controllers: tests write their updates to the API server themselves.
     pub fn start(run: &Run, netns: Option<&Netns>) -> Result<Self> {
@@ -293,7 +293,8 @@ impl ControlPlane {
     }
 
     fn is_ready(&self) -> bool {
-        // The client needs the certificate, which the API server writes early during its start.
+        // The API server writes its certificate early during its start. Without the certificate, no client can be
+        // created, and the server is not ready.
         self.client().and_then(|client| client.text("/readyz")).is_ok_and(|text| text == "ok")
     }
 
@@ -350,7 +351,8 @@ impl Reach {
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
-        // The API server is killed, because its data is temporary, and open watches would delay an orderly end.
+        // The API server is killed instead of stopped: its data is temporary, and open watches would delay an orderly
+        // end.
         self.api_server = None;
         if let Err(err) = self.etcd.kill().and_then(|_| Ok(fs::remove_dir_all(&self.directory)?)) {
             crate::process::report(&format!("stop the control plane: {err:#}"));

@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// The time after which an idle connection is closed.
 const CLIENT_PAUSE: Duration = Duration::from_secs(30);
 
-/// The time limit for the execve of a child process after its fork.
+/// The time limit from fork to execve of a child process.
 const EXECUTION: Duration = Duration::from_secs(5);
 
 /// The listen backlog: more connections than any test opens at the same time.
@@ -104,12 +104,12 @@ impl Drop for EchoServer {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for socket in &self.sockets {
-            // The shutdown wakes blocked threads, even if it fails because the socket is not connected.
+            // The shutdown wakes blocked threads, even if it returns an error because the socket is not connected.
             drop(socket.shutdown(Shutdown::Both));
         }
         for connection in self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             if let Some(stream) = connection.upgrade() {
-                // The connection may already be closed.
+                // An error means that the connection is already closed.
                 drop(stream.shutdown(Shutdown::Both));
             }
         }
@@ -133,7 +133,7 @@ fn bind(kind: Type, protocol: Protocol, port: u16) -> io::Result<Socket> {
     if domain == Domain::IPV6 {
         socket.set_only_v6(false)?;
     }
-    // The port may be in use by connections in TIME_WAIT of a server that has just stopped.
+    // Connections in TIME_WAIT of a server that has just stopped may still use the port.
     socket.set_reuse_address(kind == Type::STREAM)?;
     socket.set_read_timeout(Some(LOOK))?;
     bind_once_free(&socket, address)?;
@@ -212,7 +212,8 @@ mod tests {
 
     use super::EchoServer;
 
-    /// Other tests start programs at any time; between fork and execve, each child holds copies of the test's sockets.
+    /// A port can be bound again although other tests start programs at any time. Between fork and execve, each child
+    /// process holds copies of this test's sockets.
     #[test]
     fn a_port_can_be_reused_while_child_processes_are_started() {
         let is_over = AtomicBool::new(false);

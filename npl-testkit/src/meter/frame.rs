@@ -49,7 +49,7 @@ impl Segment {
     }
 }
 
-/// The first frame, as sent by device `from` to device `to`. The packet must arrive at port `arrives_at`.
+/// Builds the first frame, as sent by device `from` to device `to`. The packet must arrive at port `arrives_at`.
 pub fn frame(
     segment: Segment,
     [from, to]: [&Device; 2],

@@ -12,7 +12,7 @@ pub fn ones_complement_sum(bytes: &[u8]) -> u16 {
         sum += u32::from(u16::from_be_bytes([high, low]));
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    // The addition can produce at most one more carry.
+    // After the last folding, the sum is at most 0x1_0000, which folds to 1.
     u16::try_from(sum).unwrap_or(1)
 }
 
@@ -54,7 +54,7 @@ impl Sums {
     /// The values for a transport header and payload whose checksum field is zero.
     pub(super) fn transport(pseudo: &[u8], bytes: &[u8], is_udp: bool) -> Self {
         let right = !ones_complement_sum(&[pseudo, bytes].concat());
-        // In UDP, zero means "no checksum" (RFC 768).
+        // In UDP, zero means "no checksum", so a computed zero is sent as 0xffff (RFC 768).
         let right = if is_udp && right == 0 { 0xffff } else { right };
         Self { right, partial: Some(ones_complement_sum(pseudo)) }
     }

@@ -30,11 +30,11 @@ pub use self::sctp::{Crc, SCTP_TAG, Sctp, crc32c, sctp_chunks};
 pub mod tcp_flags {
     /// The sender has no more data.
     pub const FIN: u8 = 0x01;
-    /// The first segment of each direction has this flag.
+    /// Opens the connection; only the first segment of each direction has this flag.
     pub const SYN: u8 = 0x02;
     /// Rejects or aborts the connection.
     pub const RST: u8 = 0x04;
-    /// The receiver delivers the data to the application without delay.
+    /// Asks the receiver to deliver the data to the application without delay.
     pub const PSH: u8 = 0x08;
     /// The acknowledgement number is valid.
     pub const ACK: u8 = 0x10;
@@ -320,7 +320,7 @@ impl Transport {
 
 impl Default for Ethernet {
     fn default() -> Self {
-        // Both addresses are locally administered, so that no device of a vendor has them.
+        // Both MAC addresses are locally administered, so no real device has them.
         Self { destination: [2, 0, 0, 0, 0, 0x10], source: [2, 0, 0, 0, 0, 0x02], vlans: Vec::new() }
     }
 }

@@ -27,7 +27,8 @@ pub mod sctp_chunks {
     pub const SHUTDOWN_COMPLETE: u8 = 14;
 }
 
-/// The verification tag of both directions and the initiate tag of INIT and INIT ACK, which kernel conntrack compares.
+/// The verification tag of both directions, and the initiate tag of INIT and INIT ACK. All are equal, because kernel
+/// conntrack compares them.
 pub const SCTP_TAG: u32 = 0x5a01_0203;
 
 /// Length of the common header.
@@ -105,7 +106,7 @@ impl Sctp {
     }
 }
 
-/// The CRC of `bytes`, whose checksum field must be zero. The lowest byte is sent first.
+/// The CRC of `bytes`, whose checksum field must be zero. In the packet, the lowest byte of the CRC comes first.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     let mut register = u32::MAX;
     for byte in bytes {

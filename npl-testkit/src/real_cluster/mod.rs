@@ -47,7 +47,7 @@ use crate::netns::Netns;
 use crate::poll;
 use crate::run::Run;
 
-/// Time limit of a start: a Node is ready 2 s after its kubelet starts on an idle machine.
+/// The time limit for a Node to become ready, which takes 2 s after the start of its kubelet on an idle machine.
 const READY_LIMIT: Duration = Duration::from_mins(1);
 
 /// The configuration of a cluster.
@@ -76,7 +76,7 @@ impl Options {
     }
 }
 
-/// A running cluster. Dropping it ends all processes; the run is dropped last.
+/// A running cluster. Dropping this value ends all processes, and then removes the run.
 #[derive(Debug)]
 pub struct RealCluster {
     nodes: Vec<Node>,
@@ -204,7 +204,7 @@ impl RealCluster {
             })
             .with_context(|| node.log_tail())?;
         }
-        // The ServiceAccount admission plug-in rejects Pods until this account exists.
+        // Wait for this account, because the ServiceAccount admission plug-in rejects Pods until it exists.
         let account = "/api/v1/namespaces/default/serviceaccounts/default";
         let exists = || self.cluster.client().find(account).ok().flatten().map(drop);
         poll::until("the default service account", READY_LIMIT, exists).map(drop)

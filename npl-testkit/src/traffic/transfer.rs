@@ -81,7 +81,7 @@ impl Transfer {
         poll::until("the transfer's progress", limit, reached).map(drop)
     }
 
-    /// Waits for the end. Every read and write has a timeout, so this wait is bounded.
+    /// Waits for the end of the transfer. The wait is bounded, because every read and write has a timeout.
     pub fn join(self) -> Result<TransferReport> {
         self.thread.join().map_err(|_panic| anyhow!("the transfer's thread panicked"))?
     }
@@ -97,7 +97,7 @@ struct Plan {
 fn run(stream: &TcpStream, plan: Plan, moved: &AtomicU64) -> Result<TransferReport> {
     stream.set_read_timeout(Some(STALL_LIMIT)).context("set a read timeout")?;
     stream.set_write_timeout(Some(STALL_LIMIT)).context("set a write timeout")?;
-    // The seed is arbitrary, but reproducible.
+    // Any seed works; the size gives the same seed at every run.
     let seed = plan.bytes;
     let start = Instant::now();
     match plan.direction {

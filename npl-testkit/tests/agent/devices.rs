@@ -154,7 +154,7 @@ pub(crate) fn place(world: &World) -> [String; 2] {
 #[test]
 fn the_attach_option_moves_requests_to_xdp_and_back_and_status_shows_why() {
     let mut world = World::new();
-    // XDP programs require complete checksums.
+    // XDP programs require complete checksums, so the client computes them itself.
     world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
     world.create_node();
     world.create_service();
@@ -179,8 +179,8 @@ fn the_attach_option_moves_requests_to_xdp_and_back_and_status_shows_why() {
     }
 }
 
-/// A number of devices whose removal holds the kernel's RTNL lock for about four seconds, as if hundreds of Pods were
-/// deleted: the kernel waits for one RCU grace period per device.
+/// The number of devices to remove. Their removal holds the kernel's RTNL lock for about four seconds, as the deletion
+/// of hundreds of Pods would, because the kernel waits for an RCU grace period per device.
 const MANY: usize = 250;
 
 /// The states of the agent's threads, one letter each (`proc_pid_stat(5)`).
@@ -198,7 +198,7 @@ fn pods_are_published_while_the_agent_waits_for_the_rtnl_lock() {
     let elsewhere = world.run.netns("elsewhere").unwrap();
     let bridges: Vec<String> = (0..MANY).map(|number| format!("link add bridge{number} group 7 type bridge")).collect();
     elsewhere.ip(&bridges.join("\n")).unwrap();
-    // A change makes the agent survey the devices, at most half a second later.
+    // This change makes the agent survey the devices within half a second.
     world.topology.node().ip("link add another type veth peer name other-end").unwrap();
     let mut command = elsewhere.command("ip").unwrap();
     command.args(["link", "del", "group", "7"]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the nftables table, which exempts replies from masquerading, and marks connections if the CNI has policy
+//! Tests the nftables table that exempts replies from masquerading, and that marks connections if the CNI has policy
 //! routes for Pods. The agent has only the privileges of `deploy/npl.yaml`.
 
 use npl_testkit::topology::MASQUERADE;
@@ -47,7 +47,7 @@ fn a_masquerading_node_has_a_guard_table_until_cleanup() {
 /// rules.
 const RULE_OF_MARK: &str = "rule add fwmark 0x80/0x80 lookup main priority 1024";
 
-/// A rule for IPv6 that compares two bits of the mark, one of which must be unset.
+/// A rule for IPv6 that compares two bits of the mark: one must be set and the other unset.
 const RULE_OF_MARK_V6: &str = "fwmark 0x40/0xc0 lookup main priority 1024";
 
 fn rule_of_pod(world: &World, verb: &str) {

@@ -17,7 +17,7 @@ use crate::world::{NAMESPACE, NODE, World};
 
 const AGENT_NAMESPACE: &str = "npl-system";
 
-/// A folder with `kubectl` and the plug-in, for the beginning of the PATH.
+/// Creates a folder with the script `kubectl` and the plug-in, for the beginning of the PATH.
 fn programs(world: &World) -> PathBuf {
     let folder = world.run.file("bin");
     fs::create_dir(&folder).unwrap();
@@ -149,7 +149,7 @@ fn the_plugin_shows_and_checks_the_whole_cluster() {
     assert!(code == 2 && refused.contains("no agent's Pod is on Node node-9"), "{code} {refused}");
     assert_eq!(run(&["check"]), (0, "Every annotation matches its Services and its Node.\n".to_owned()));
 
-    // The chains of the other Nodes are shown although this Node has no agent.
+    // The command must show the chains of other Nodes although this Node has no agent.
     world.cluster.create_pod(&PodObject::new(NAMESPACE, "far", "node-2", "web")).unwrap();
     let (code, chain) = run(&["why", "service/shop/web"]);
     let missing = "the Pods on Node node-2 are not examined: no agent's Pod is on this Node";
@@ -160,7 +160,7 @@ fn the_plugin_shows_and_checks_the_whole_cluster() {
     assert_eq!((code, &answer["missing"]), (2, &json!([missing])));
     assert!(answer.to_string().contains("pod shop/web-0, port 8080/tcp IPv4"), "{answer}");
 
-    // Without the agent, the annotation does not follow the change of the Service.
+    // The agent is killed, so that the annotation does not follow the change of the Service.
     world.agent.as_mut().unwrap().kill().unwrap();
     world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
     let run = |arguments: &[&str]| kubectl_npl(&world, &programs, arguments);

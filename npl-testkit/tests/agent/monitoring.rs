@@ -44,14 +44,15 @@ fn every_query_of_the_dashboard_returns_data_of_a_running_agent() {
     assert!(missing.len() > 15, "{missing:?}");
     let mut number = 0;
     let complete = || {
-        // A rate needs changes of its counters within the rate interval.
+        // Requests continue, because a query of a rate returns data only if its counters change within the rate
+        // interval.
         number += 1;
         let pod = format!("more-{number}");
         world.create_pod(&pod);
         world.assert_served(&pod);
         missing.retain(|query| {
             let samples = prometheus.query(query).unwrap();
-            // The quantile of a histogram without observations is NaN.
+            // A result of only NaN counts as no data: the quantile of a histogram without observations is NaN.
             samples.iter().all(|sample| sample["value"][1] == "NaN")
         });
         missing.is_empty().then_some(())

@@ -10,7 +10,7 @@ use npl_testkit::{poll, traffic};
 use crate::devices::place;
 use crate::world::{LIMIT, World};
 
-/// A FORWARD policy that drops every packet: only redirected packets, which bypass the stack, reach the Pod.
+/// A FORWARD policy that drops every packet, so that only redirected packets reach the Pod.
 pub(crate) const NOTHING_IS_FORWARDED: &str = "
 table inet npl_test {
   chain forward {
@@ -67,7 +67,7 @@ fn tc(device: &Device, line: &str) {
     device.netns().tc(&line.replace("DEVICE", device.name())).unwrap();
 }
 
-/// The kernel notifies the agent of the change, long before the next resync.
+/// The agent reacts to the kernel's notification of the change, long before the next resync.
 #[test]
 fn a_pod_device_with_a_rate_limit_uses_the_stack_until_the_limit_is_removed() {
     let (mut world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "10m"]);
@@ -81,7 +81,7 @@ fn a_pod_device_with_a_rate_limit_uses_the_stack_until_the_limit_is_removed() {
     world.assert_served("web-0");
 }
 
-/// The kernel notifies the agent of the change, long before the next resync.
+/// The agent reacts to the kernel's notification of the change, long before the next resync.
 #[test]
 fn a_pod_device_with_a_third_party_filter_uses_the_stack_until_the_filter_is_removed() {
     let (mut world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "10m"]);

@@ -70,7 +70,7 @@ impl World {
     pub(crate) fn with_local_clients(flags: &[&str]) -> (Self, ClientCgroup) {
         let mut world = Self::new();
         let cgroup = world.run.client_cgroup("clients").unwrap();
-        // As in the DaemonSet's container, /sys does not show the Node's cgroups, so the hierarchy is mounted at
+        // /sys does not show the Node's cgroups, as in the DaemonSet's container, so the hierarchy is mounted at
         // another path.
         let shown = world.run.file("cgroup");
         mounts::bind(cgroup.path(), &shown).unwrap();
@@ -246,7 +246,7 @@ impl World {
 
     /// The number of the agent's writes to a Pod's annotation, including withdrawals.
     pub(crate) fn writes(&self, pod: &str) -> usize {
-        // The absent annotation before the first write does not count.
+        // Before the first write, the annotation is absent; these entries of the history do not count.
         self.annotations.history(pod).iter().skip_while(|seen| seen.value.is_none()).count()
     }
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::objects::{find, rendered};
 
-/// Time series with one value per minute, in promtool's notation.
+/// Time series in promtool's notation: a name, and one value per minute.
 type Series = &'static [(&'static str, &'static str)];
 
 /// An alert, the series on which it fires, and the series on which it does not fire.
@@ -47,7 +47,7 @@ const CASES: [Case; 13] = [
     Case {
         alert: "NPLPortsNotServed",
         fires: &[(r#"npl_problems{reason="PortRangeExhausted"}"#, "3x20")],
-        // The series of a solved problem disappears.
+        // The problem is solved after two minutes, so its series disappears.
         quiet: &[(r#"npl_problems{reason="PortRangeExhausted"}"#, "1 1 1 stale")],
     },
     Case {
@@ -170,7 +170,7 @@ fn each_alert_fires_on_its_fault_and_not_on_harmless_series() {
     tools::output(prometheus::promtool().unwrap().args(["test", "rules"]).arg(&file)).unwrap();
 }
 
-/// promtool must report both kinds of wrong expectations: that an alert fires, and that an alert does not fire.
+/// promtool must report a wrong expectation that an alert fires, and a wrong expectation that an alert does not fire.
 #[test]
 fn a_wrong_expectation_is_found() {
     let run = Run::start().unwrap();

@@ -68,7 +68,7 @@ pub(crate) fn the_programs_are_loaded_before_the_agent_starts(world: &mut World)
             "some programs have speculation barriers: {found}"
         );
     }
-    // The init container does not use the API server, so no service account token is mounted there.
+    // The init container does not use the API server, so it must have no service account token.
     let mounts = "jsonpath={.items[*].spec.initContainers[*].volumeMounts[*].mountPath}";
     let mounts = world.kubectl(&["get", "pods", "--namespace", AGENT_NAMESPACE, "--output", mounts]);
     assert_eq!(mounts, "/bpf/npl /bpf/npl");

@@ -59,8 +59,8 @@ impl Client {
         pod.ips.iter().map(source).collect()
     }
 
-    /// The client address that the Pod must observe: the source address when the packet reaches the Pod's Node. A Node
-    /// has several addresses and reaches its own Pods from the address of their bridge.
+    /// The client address that the Pod must observe: the packet's source address when the packet reaches the Pod's
+    /// Node. A Node has several addresses, and sends packets to its own Pods from the address of the Pods' bridge.
     pub(crate) fn address_towards(&self, pod: &Pod, server: IpAddr) -> IpAddr {
         let addresses = match &self.place {
             Place::Outside => client_addresses().to_vec(),

@@ -27,7 +27,7 @@ enum Published {
 const KINDS: [(&str, Published); 8] = [
     ("headless", Published::Mapped(&[true])),
     ("load-balancer", Published::Mapped(&[true])),
-    // A Service of type NodePort already has a port on every Node; Antrea does not publish it either.
+    // A Service of type NodePort already has a port on every Node, so NPL, like Antrea, does not publish it.
     ("node-port", Published::Nothing),
     ("only-ipv4", Published::Mapped(&[true])),
     ("only-ipv6", Published::Mapped(&[false])),

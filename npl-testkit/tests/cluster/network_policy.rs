@@ -87,7 +87,7 @@ pub(crate) fn a_network_policy_admits_the_named_clients_alone(world: &mut World)
     wait("the end of the default policy", &|| all_answer(&[&outside, &other]));
 }
 
-/// Waits until the policy engine of every Node has enforced a new NetworkPolicy, and its removal.
+/// Waits until the policy engine of every Node has applied a new NetworkPolicy, and then its removal.
 pub(crate) fn wait_for_the_engine(world: &World) {
     let shop = world.wait_for_shop(4);
     let outside = clients::outside(world);

@@ -29,7 +29,7 @@ pub(crate) fn uninstalling_removes_everything_and_does_not_affect_workloads(worl
         "there must be kernel state before the uninstallation: {before:?}"
     );
 
-    // Shortens the drain from its default of 30 s.
+    // The drain is shortened from the default of 30 s, so that the test takes less time.
     let retire = ["set", "env", "daemonset/npl-agent", "NPL_RETIRE=true", "NPL_DRAIN=2s"];
     world.kubectl(&[&retire[..], &["--namespace", AGENT_NAMESPACE]].concat());
     world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");

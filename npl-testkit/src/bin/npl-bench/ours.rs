@@ -53,12 +53,12 @@ impl Ours {
     /// Loads NPL on a Node with these mappings and attaches it to the uplink.
     pub(crate) fn load(run: &Run, name: &str, topology: &Topology, mappings: Mappings, manner: Manner) -> Result<Self> {
         if manner.forwarding == Forwarding::Offload {
-            // The sysctl exists only if kernel conntrack is loaded.
+            // The sysctl exists only if kernel conntrack is loaded, so a failure is ignored.
             let _there_or_not = topology.node().sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1");
         }
         let bpffs = run.bpffs(&format!("bpf-{name}"))?;
         let mut datapath = open_datapath(bpffs.path(), manner.are_mitigated)?;
-        // No Pod port may be in the port range.
+        // The range ends before the Pod ports, because no Pod port may be in it.
         let range: PortRange = format!("{FIRST_NODE_PORT}-{}", FIRST_NODE_PORT + MOST_MAPPINGS).parse()?;
         // The seed is arbitrary, but fixed, so that every run has the same hash collisions.
         datapath.configure(range, || 0x4e50_4c00_4e50_4c01)?;
@@ -99,7 +99,7 @@ impl Ours {
         }
         let uplink = topology.client().uplink.name();
         let selection = DeviceSelection::Named(is_attached.then(|| uplink.to_owned()).into_iter().collect());
-        // A new `Uplinks` has no grace period for devices that have disappeared.
+        // A new `Uplinks` knows no earlier devices, so no grace period delays detaching.
         let mut uplinks = Uplinks::new(
             selection,
             (self.manner.forwarding, NetworkPolicy::Ignored),
@@ -123,7 +123,7 @@ pub(crate) fn open_datapath(bpffs: &Path, are_mitigated: bool) -> Result<Datapat
     if !are_mitigated {
         return Ok(Datapath::open(bpffs)?);
     }
-    // aya probes kernel features once per process; this must happen with all capabilities.
+    // aya probes kernel features only once per process, so the probe must run before capabilities are dropped.
     aya::features();
     let held = caps::read(None, CapSet::Effective)?;
     // With either of these capabilities, the verifier omits the speculation barriers.

@@ -75,7 +75,7 @@ const OUT_OF_RANGE: u16 = 8080;
 /// The payload of a frame that has 64 bytes on the wire.
 const PAYLOAD: [u8; 18] = [0; 18];
 
-/// Measures those of `figures` that belong to this stage.
+/// Measures the elements of `figures` that belong to this stage.
 pub(crate) fn measure(figures: &[&Figure], object: &Path, effort: Effort, samples: &mut Samples) -> Result<()> {
     if !figures.iter().any(|figure| figure.stage == Stage::Program) {
         return Ok(());

@@ -99,8 +99,8 @@ fn source(frame: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Clears fields whose values each kernel chooses: identifications of the Node's own packets and of IPv6 fragments.
-/// Sorts fragments by offset.
+/// Clears fields whose values each Node's kernel chooses: the identification in the Node's own packets and in IPv6
+/// fragments. Sorts fragments by offset.
 fn normalize(frames: &mut [Frame], is_from_node: bool, are_fragments: bool) {
     for Frame { bytes, .. } in frames.iter_mut() {
         match (bytes[12], is_from_node) {

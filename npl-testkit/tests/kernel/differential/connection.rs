@@ -18,7 +18,7 @@ use super::packet_fields::PacketFields;
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) from: Endpoint,
-    /// The frames; if there are several, they are the fragments of one datagram.
+    /// The frame, or several frames that are the fragments of one datagram.
     pub(super) frames: Vec<Vec<u8>>,
     pub(super) exception: Option<Exception>,
     /// Index into [`SERVICES`], and the index of the Node's address that the client uses.
@@ -61,7 +61,7 @@ pub(super) enum Opening {
     Handshake,
     /// The first packet is a SYN or INIT, which the client retransmits; a SYN also has the flags `ECE` and `CWR`.
     Negotiated,
-    /// The first packet is from the middle of the stream, which kernel conntrack accepts as the start of a TCP
+    /// The first packet is from the middle of the stream. Kernel conntrack accepts such a packet as the start of a TCP
     /// connection, but not of an SCTP association.
     MidStream,
     Refused,

@@ -21,7 +21,8 @@ use crate::oracle::PROTOCOLS;
 pub(super) struct Case {
     connections: Vec<Connection>,
     single_packets: Vec<SinglePacket>,
-    /// The index of the queue from which each next step is taken; the remaining queues follow in order.
+    /// For each step, the index of the queue from which the step is taken. Steps that remain at the end follow queue by
+    /// queue.
     schedule: Vec<u8>,
 }
 
@@ -103,7 +104,8 @@ fn actions(family: Family, protocol: Protocol, pod: usize) -> impl Strategy<Valu
     } else {
         prop_oneof![8..18_u16, 20..40_u16, Just(1000)].boxed()
     };
-    // The Node answers large packets with its own ICMP error, whose quote is longer.
+    // Large SCTP packets are excluded: the Node answers them with its own ICMP error, whose longer quote contains the
+    // CRC.
     let of_large = u32::from(protocol != Protocol::Sctp);
     prop_oneof![
         6 => (senders(), sizes(), flags.clone(), packet_fields(family, protocol))

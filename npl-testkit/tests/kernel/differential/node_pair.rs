@@ -37,7 +37,7 @@ const PODS: usize = 3;
 const NARROW_MTU: u32 = 1400;
 pub(super) const WIDE_MTU: u32 = 1600;
 
-/// Time limit for a frame to arrive; a wait reaches this limit only if the frame is lost.
+/// The time limit for a frame to arrive. A wait takes this long only if the frame is lost.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The UDP port of markers. A marker is the last packet of a step: when the marker arrives, all packets before it have
@@ -103,7 +103,7 @@ pub(super) struct TestNode {
     client: Tap,
     pods: [Tap; PODS],
     markers: u64,
-    /// The Node's namespaces, which are dropped after the sockets at the Node's devices.
+    /// The Node's namespaces. This field is last, so that the sockets at the Node's devices are closed first.
     _world: World,
 }
 
@@ -154,7 +154,7 @@ impl NodePair {
         }
         set_addresses(npl.datapath(), &Family::ALL.map(node_addresses).concat());
 
-        // The sysctls of kernel conntrack exist only after the rules have loaded its module.
+        // Install the rules first: they load kernel conntrack's module, without which its sysctls do not exist.
         let kernel = world();
         oracle::install(kernel.node(), &translations());
         for node in [npl.node(), kernel.node()] {
@@ -203,7 +203,7 @@ pub(super) fn backend(family: Family, service: &Service) -> SocketAddr {
 fn world() -> World {
     let world = World::bare(u8::try_from(PODS).unwrap(), Options::default());
     let (node, client) = (world.node(), world.topology.client());
-    // The kernel must not suppress ICMP errors by its rate limit.
+    // The rate limit for ICMP errors is off, so that the kernel suppresses none.
     node.sysctl("net/ipv4/icmp_ratelimit", "0").unwrap();
     node.sysctl("net/ipv4/icmp_ratemask", "0").unwrap();
     node.sysctl("net/ipv6/icmp/ratelimit", "0").unwrap();
@@ -230,7 +230,8 @@ fn world() -> World {
     world
 }
 
-/// Adds permanent neighbor entries, because a frame that waits for neighbor resolution would arrive after later frames.
+/// Adds permanent neighbor entries. Otherwise, a frame would wait for neighbor resolution, and arrive after later
+/// frames.
 fn add_neighbors(world: &World) {
     let add = |ip: IpAddr, device: &str, address| {
         let line = format!("neigh replace {ip} lladdr {} dev {device} nud permanent", shown(address));
@@ -255,7 +256,7 @@ impl TestNode {
         let client = Tap::open(&world.topology.client().device);
         let pods = std::array::from_fn(|pod| Tap::open(&world.pods[pod].0.device));
         let mut node = Self { client, pods, markers: 0, _world: world };
-        // Frames that arrived before the first step are discarded.
+        // Discard frames that arrived before the first step.
         node.settle();
         node
     }

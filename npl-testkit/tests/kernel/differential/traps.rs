@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets that provoke the traps of docs/traps.md, by the numbers of the traps.
+//! Packets that provoke the traps of docs/traps.md, listed by the numbers of the traps.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -310,7 +310,7 @@ fn unusual_quotes(scene: &Scene) -> Vec<Step> {
         })
         .collect();
     steps.extend(scene.connection(1, Protocol::Tcp, actions, Ending::None));
-    // No client has sent from this port.
+    // This reply belongs to no flow, because no client has sent from its destination port.
     steps.push(client(&to_node(&translated_reply(scene, 2), 16)));
     steps
 }
@@ -369,8 +369,9 @@ fn fragments(scene: &Scene) -> Vec<Step> {
     as_one_step(&mut steps)
 }
 
-/// With a reused identification, the last fragment matches the record of the previous datagram and is not saved. The
-/// number of datagrams is so large that some slots are shared: by two datagrams, or by two hooks for one datagram.
+/// Datagrams that reuse an identification: their last fragment matches the record of the previous datagram, and is not
+/// saved. There are so many datagrams that some share a slot, with another datagram or with the other hook's record of
+/// the same datagram.
 fn reused_identifications(scene: &Scene) -> Vec<Step> {
     let actions = (1..=200).flat_map(|number| {
         [Order::Ascending, Order::Descending].map(|order| {
@@ -451,7 +452,8 @@ fn tuple_conflict(scene: &Scene) -> Vec<Step> {
     ));
     let actions = BOTH.map(|sender| send(sender, 8, PacketFields::PLAIN)).to_vec();
     let mut connection = scene.connection(1, Protocol::Tcp, actions, Ending::Closed(Sender::Client));
-    // The packet is sent after the handshake, because the packets after it must not differ.
+    // This SYN through the other NAT address is sent after the handshake, so that only its own result differs between
+    // the Nodes.
     let syn = client(&Packet::tcp(scene.client_at(1), second, SYN, b""));
     connection.insert(3, with_exception(Exception::TupleConflict, syn));
     steps.extend(connection);

@@ -28,14 +28,14 @@ fn with_filters() -> World {
     world
 }
 
-/// Attaches filters that end the chain at the head of NPL's priority, as Cilium's agent does when it starts after
-/// NPL's.
+/// Attaches filters that end the chain ahead of NPL's, with the same priority, as Cilium's agent does when it starts
+/// after NPL's.
 fn attach_as_cilium(world: &World) -> Foreign {
     let uplink = &world.topology.client().uplink;
     Foreign::attach(&world.run, "cilium", uplink, ENDS_THE_CHAIN, Place::AheadAsFilter, &BOTH).unwrap()
 }
 
-/// Surveys the devices and applies the decisions, as the agent does after a device event.
+/// Surveys the devices, and attaches or moves the programs accordingly, as the agent does after a device event.
 fn decide(world: &mut World, uplinks: &mut Uplinks) -> DeviceReport {
     let (node, node_ips) = (world.node().clone(), world.node_ips());
     let datapath = world.datapath();

@@ -87,7 +87,7 @@ fn open_next(world: &World, mechanism: Mechanism) -> Datapath {
     next
 }
 
-/// The different handles of NPL's filters at the uplinks.
+/// All distinct handles of NPL's filters at the uplinks.
 fn filter_handles(world: &World) -> BTreeSet<String> {
     let listed = |device: &str, side| world.node().tc(&format!("filter show dev {device} {side}")).unwrap();
     let of = |device: &str| ["ingress", "egress"].map(|side| listed(device, side));
@@ -113,7 +113,7 @@ fn answered(load: &Load) {
     load.wait_for_answers(20, LIMIT).unwrap();
 }
 
-/// Removes the programs and pins of other ABI versions, on the Node.
+/// Removes the programs and pins of other ABI versions from the Node.
 fn retire(world: &World, agent: &mut Datapath) -> Vec<u32> {
     world.node().run(|| agent.retire_predecessors()).unwrap().unwrap()
 }
@@ -163,8 +163,8 @@ fn take_over_from_abi_1(mechanism: Mechanism) {
     world.assert_answers();
 }
 
-/// A later version may have another layout, so nothing is copied from it. Its programs translate until this agent has
-/// written its own mappings.
+/// The maps of a later version may have another layout, so the agent copies no entries from them. The later version's
+/// programs translate until this agent has written its own mappings.
 fn roll_back_from_a_later_abi(mechanism: Mechanism) {
     let mut world = world(mechanism, ABI_VERSION + 1);
     world.assert_answers();
@@ -253,7 +253,7 @@ fn no_packet_is_lost_when_an_agent_renames_the_maps_of_an_earlier_build() {
     let (builds, before) = (pins.builds().unwrap(), map_ids());
     world.datapath = None;
     pretend_to_be_earlier_build(&pins);
-    // After a rollback, a later build's map is pinned under today's name.
+    // After a rollback, a later build may have pinned a map of another type under this build's name.
     HashMap::<MapData, u32, u32>::create(1, 0).unwrap().pin(pins.map(MAP_XDP_DEVICE)).unwrap();
 
     let mut next = world.open_configured();

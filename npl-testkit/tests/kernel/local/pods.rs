@@ -84,7 +84,7 @@ fn answer_to_a_masqueraded_client_behind_a_node_port_reaches_the_client() {
     let serve = || EchoServer::start_in(&server.netns, "server", &[SERVICE]).unwrap();
     let _server = scene.cgroup.run(serve).unwrap();
     for (nat, server_ip) in scene.world.frontends().into_iter().zip(server.ips()) {
-        // The address and port that the Node's masquerading gives to the client.
+        // This socket has the address and port that the Node's masquerading gives to the client.
         let client = scene.world.node().run(|| UdpSocket::bind(nat)).unwrap().unwrap();
         client.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
         for _ in 0..2 {
@@ -95,7 +95,7 @@ fn answer_to_a_masqueraded_client_behind_a_node_port_reaches_the_client() {
             assert_eq!((answer.pod.as_str(), answer.client, sender.ip()), ("server", nat, server_ip));
         }
         drop(client);
-        // The mapping still serves clients of the Pod.
+        // The mapping must still serve clients of the Pod.
         scene.assert_answers(&server.netns, nat, "web-0");
     }
 }

@@ -23,12 +23,12 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    /// A Node with mapped Pods as [`World::new`], and the programs on a cgroup of clients.
+    /// Creates a Node with mapped Pods, as [`World::new`] does, and attaches the programs to a cgroup of clients.
     pub(super) fn new(pods: u8) -> Self {
         Self::served(World::new(pods))
     }
 
-    /// Does the same as [`Self::new`], based on [`World::fresh`].
+    /// Does the same as [`Self::new`], but with a Node from [`World::fresh`].
     pub(super) fn fresh(pods: u8) -> Self {
         Self::served(World::fresh(pods))
     }
@@ -56,7 +56,7 @@ impl Scene {
         self.serve_scope(datapath, ClientScope::All).unwrap().unwrap()
     }
 
-    /// Does the same as [`Self::serve`], for the clients of a scope.
+    /// Does the same as [`Self::serve`], only for the clients that `scope` includes.
     pub(super) fn serve_scope(
         &self,
         datapath: &mut Datapath,

@@ -13,7 +13,7 @@ use super::scene::{
 use crate::counters::{Change, and, first_request, reason, reply};
 use crate::lab::{Lab, TEST_DEVICE, hash};
 
-/// Asserts that the Pod accepts a direct connection and sends on it, and that the Pod's packets leave unchanged.
+/// Makes the Pod accept a direct connection and send data on it, and asserts that its packets leave unchanged.
 #[track_caller]
 fn pod_accepts_directly(lab: &mut Lab, changes: Vec<Change>) {
     let accepted = direct_answer(SYN | ACK);
@@ -37,8 +37,8 @@ fn replies_of_an_accepted_direct_connection_are_not_translated() {
     });
 }
 
-/// The program does not know how old the handshake's entry is, so the result for the new connection must not depend on
-/// the age.
+/// The program does not know the age of the handshake's entry, so the result for the new connection must not depend on
+/// this age.
 #[test]
 fn direct_connection_after_an_aborted_handshake_is_no_conflict_and_not_translated() {
     with_mappings(|lab| {

@@ -16,7 +16,7 @@ use super::scene::{
 use crate::counters::{Change, and, establishing_reply, establishing_request, first_request, reason, reply, request};
 use crate::lab::Lab;
 
-/// Asserts that the Pod's packet leaves unchanged, because it belongs to no tracked flow.
+/// Asserts that the Pod's packet leaves unchanged and counts as a packet of no tracked flow.
 #[track_caller]
 fn is_untracked(lab: &mut Lab) {
     let answer = tcp(pod(), client(), ACK, b"");
@@ -328,8 +328,8 @@ fn half_open_flow_of_a_removed_node_address_is_untracked() {
     });
 }
 
-/// The half-open cache stores the index of a node address. If the address is removed, another address may get the same
-/// index.
+/// The half-open cache stores the index of a node address. Another address may get this index after the first address
+/// was removed.
 #[test]
 fn datagram_to_a_node_address_with_a_reused_index_is_answered_from_it() {
     with_mappings(|lab| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests forged segments with a client's address. The attacker is off-path: the attacker sees none of the client's
-//! packets, and does not guess a sequence number.
+//! Tests forged segments with a client's address. The attacker is off-path, that is, sees none of the client's packets,
+//! and guesses no sequence number correctly.
 
 use std::net::SocketAddr;
 
@@ -139,7 +139,7 @@ fn lost_entry_is_recovered_within_one_round_trip_despite_forged_segments() {
     });
 }
 
-/// After the client's RST, a late segment opens a new entry, and does not establish the flow.
+/// A late segment after the client's RST creates a new entry and does not establish the flow.
 #[test]
 fn reset_by_the_client_ends_the_recovery_of_a_lost_entry() {
     with_mappings(|lab| {

@@ -83,7 +83,7 @@ pub(crate) fn pieces(packet: &Packet, id: u32, size: usize) -> Vec<Vec<u8>> {
     (0..payload).step_by(size).map(|offset| fragment(packet, id, offset, size)).collect()
 }
 
-/// A datagram and a segment of five fragments each, of which the last one is short.
+/// A datagram and a segment, each of five fragments with a short last one.
 fn requests() -> [(Packet, &'static str); 2] {
     let payload: Vec<u8> = (0..=255).chain(0..40).collect();
     [(udp(client(), node(), &payload), "61000/udp"), (tcp(client(), node(), PSH | ACK, &payload), "61000/tcp")]
@@ -199,7 +199,7 @@ fn first_fragment_of_a_reply_is_unchanged_by_reinjected_copies() {
 fn first_fragment_is_unchanged_by_reinjected_copies() {
     stay_on_this_processor();
     with_mappings(|lab| {
-        // An IPv6 identification is not specific to a protocol, so each datagram needs its own.
+        // Each datagram has its own identification, because IPv6 does not distinguish identifications by protocol.
         for ((packet, mapping), id) in requests().into_iter().zip(ID..) {
             let frames = fragments(&packet, id);
             for early in frames[1..].iter().rev() {
@@ -454,7 +454,8 @@ fn copy_that_one_hook_saved_is_not_sent_by_another() {
     });
 }
 
-/// The packet that the error quotes is spread over several fragments, and the ICMP checksum covers all fragments.
+/// A fragmented ICMP error cannot be translated: the quoted packet is spread over several fragments, and the ICMP
+/// checksum covers all of them.
 #[test]
 fn fragments_of_an_icmp_error_are_passed_unchanged() {
     with_mappings(|lab| {

@@ -23,7 +23,8 @@ use super::sctp_flows;
 use crate::counters::{establishing_request, first_request, reason, request};
 use crate::lab::{FlowId, Lab, hash};
 
-/// Sends a packet of the Node from a node port, and asserts that the packet leaves unchanged.
+/// Runs the egress program on a packet that the Node sends from a node port, and asserts that the packet leaves
+/// unchanged.
 #[track_caller]
 fn leaves(lab: &mut Lab, packet: &Packet) {
     lab.egress(packet).is(packet, vec![]);
@@ -190,8 +191,8 @@ fn icmp_error_about_a_client_connection_is_translated_despite_a_host_connection(
     });
 }
 
-/// A RST or ABORT creates no host connection entry: a client may have sent to the port before it was mapped, and may
-/// send again.
+/// A RST or ABORT must create no host connection entry: the host rejects a client before the port is mapped, and the
+/// same client may connect again afterwards.
 #[test]
 fn refusals_by_the_host_create_no_host_connection() {
     with_mappings(|lab| {
@@ -219,7 +220,8 @@ fn fragments_that_leave_from_a_node_port_are_not_saved() {
     });
 }
 
-/// The egress program sees redirected replies, and replies that an upper device such as a VLAN has already translated.
+/// The egress program also handles redirected replies, and replies that a program on an upper device, such as a VLAN
+/// device, has translated.
 #[test]
 fn translated_replies_create_no_host_connection() {
     with_mappings(|lab| {
@@ -238,7 +240,8 @@ fn translated_replies_create_no_host_connection() {
     });
 }
 
-/// An upper device such as a VLAN has translated the SYN-ACK. Later, the connection's entry is evicted.
+/// A program on an upper device, such as a VLAN device, has translated the SYN-ACK. Later, the connection's entry is
+/// evicted.
 #[test]
 fn translated_syn_ack_creates_no_host_connection() {
     with_mappings(|lab| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding offload`, packet by packet: only a flow whose packets the kernel stack has recently forwarded is
-//! redirected.
+//! Tests `--forwarding offload` packet by packet: a flow is redirected only if the kernel stack has recently forwarded
+//! packets of it.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::redirect::{NEXT_HOP, REDIRECT, after_one_hop, set_next_hop};
 use super::scene::{Tcp, client, flow, from, ip, node, pod, pod_ip, tcp, to, udp, with_mappings};
 use crate::lab::{FlowId, Lab, NEXT, Outcome, hash};
 
-/// The time limit of waits, far longer than the interval in which a flow is redirected without a new stack observation.
+/// The time limit of waits, far longer than a flow is redirected without another packet through the kernel stack.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs the ingress program on a client's packet, which is translated and then redirected or passed to the stack.
@@ -88,8 +88,8 @@ fn udp_flow_is_offloaded_once_it_is_established() {
     });
 }
 
-/// If the kernel stack drops the packets of a flow, no packet is observed after the stack, and the flow is no longer
-/// redirected.
+/// An offloaded flow must return to the stack, because the stack may drop its packets. In this case, no packet is seen
+/// after the stack, and the flow is no longer redirected.
 #[test]
 fn offloaded_flow_returns_to_the_stack_periodically() {
     with_mappings(|lab| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the lookup cache of replies, which saves two map lookups for a short time and must never change their results.
+//! Tests the lookup cache of replies, which saves two map lookups per reply and must never change their results.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
@@ -120,7 +120,7 @@ fn fin_is_recorded_despite_a_reply_cache_entry() {
     });
 }
 
-/// Another processor handles replies continuously and caches the result, before or after each change.
+/// Another processor translates replies continuously, so it may cache the former endpoint around each change.
 #[test]
 fn cached_reply_is_not_used_after_a_concurrent_removal() {
     let changes = if is_emulated() { 300 } else { 10_000 };
@@ -151,7 +151,7 @@ fn cached_reply_is_not_used_after_a_concurrent_removal() {
     });
 }
 
-/// If one of a Pod port's two mappings is removed, replies are counted for the other.
+/// A Pod port has two mappings. If one of them is removed, replies are counted for the other.
 #[test]
 fn replies_are_counted_for_a_remaining_mapping_at_once() {
     with_mappings(|lab| {

@@ -80,7 +80,7 @@ fn header_options_of_every_length_are_kept() {
     with_mappings_of(Family::V4, |lab| {
         for words in 1..=10 {
             let mut request = udp(client(), node(), b"options");
-            // The options are "no operation"; the builder pads them with "end of options".
+            // All options are "no operation", and the builder adds one byte "end of options".
             request.ipv4_mut().unwrap().options = vec![1; words * 4 - 1];
             let outcome = lab.ingress(&request);
             let change = if words == 1 { first_request } else { crate::counters::request };

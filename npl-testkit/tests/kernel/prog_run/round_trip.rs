@@ -78,7 +78,7 @@ impl Exchange {
     }
 }
 
-/// The packet that the program passed. The parser accepts only correct checksums as correct.
+/// The packet that the program passed. The parser also verifies the checksums.
 fn parsed(outcome: &Outcome) -> Packet {
     assert_eq!(outcome.action, NEXT);
     Packet::parse(&outcome.bytes).unwrap()

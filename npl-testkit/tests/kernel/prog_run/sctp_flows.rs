@@ -158,7 +158,8 @@ fn quoted_crc_that_is_left_to_hardware_stays_zero() {
     });
 }
 
-/// The quote does not contain the length of the datagram: its ports are translated, and its CRC is kept.
+/// A quoted first fragment does not contain the length of the whole datagram, so its ports are translated, but its CRC
+/// is kept.
 #[test]
 fn quoted_first_fragment_keeps_its_crc() {
     with_mappings_of(Family::V4, |lab| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two SCTP associations with one flow tuple, and forged packets with a client's address. Their sender is off-path: it
-//! sees none of the client's packets and knows no verification tag.
+//! Tests two SCTP associations with one flow tuple, and forged packets with a client's address. The attacker is
+//! off-path, that is, sees none of the client's packets, and knows no verification tag.
 
 use std::net::SocketAddr;
 
@@ -23,7 +23,7 @@ const MAPPED: Tags = (0x1a2b_3c4d, 0x5e6f_7081);
 const DIRECT: Tags = (0x2468_ace0, 0x1357_9bdf);
 const FORGED: u32 = 0x0bad_cafe;
 
-/// The packet with another verification tag and, for an INIT or INIT ACK, another initiate tag.
+/// A packet with this verification tag and, for an INIT or INIT ACK, this initiate tag.
 fn tagged(from: SocketAddr, to: SocketAddr, kind: u8, (tag, initiate): (u32, u32)) -> Packet {
     let mut packet = sctp(from, to, kind, b"");
     let Transport::Sctp(transport) = &mut packet.transport else { unreachable!("the packet is SCTP") };

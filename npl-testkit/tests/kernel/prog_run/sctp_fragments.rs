@@ -21,8 +21,8 @@ use crate::sys::stay_on_this_processor;
 
 /// The identification of a packet's fragments.
 const ID: u32 = 0x4e52;
-/// The verdict `TC_ACT_REDIRECT`, to a device that does not exist: the program has buffered the fragment, and the
-/// kernel counts the fragment as sent.
+/// The verdict `TC_ACT_REDIRECT` to a device that does not exist, which the program returns after it has buffered a
+/// fragment. The kernel then counts the fragment as sent.
 const BUFFERED: i32 = 7;
 /// Chunk type of a selective acknowledgment.
 const SACK: u8 = 3;
@@ -131,16 +131,17 @@ fn chunks_before_the_cut_one_are_skipped() {
 #[test]
 fn sctp_fragment_of_unknown_length_is_passed_and_counted() {
     with_mappings(|lab| {
-        // The chunk ends at the end of the fragment: 12 bytes of header, and 4 + 16 + 4 + 28.
+        // The last chunk ends exactly at the end of the first fragment: 12 bytes of common header, and chunks of 4 + 16
+        // and 4 + 28 bytes.
         let packets = both(lab, &[7; 28], |packet| {
             let packet = with_chunks_before(packet, &[(SACK, 16)]);
             with_chunks(packet, |chunks| [chunks.clone(), chunks].concat())
         });
         are_passed(lab, 64, packets);
-        // The cut chunk is the seventh, which exceeds the number of chunks that NPL parses.
+        // The fragment ends within the seventh chunk, but NPL parses fewer chunks.
         let packets = both(lab, &[7; 400], |packet| with_chunks_before(packet, &[(SACK, 0); 6]));
         are_passed(lab, 256, packets);
-        // The chunk length is below the minimum: without a check, the parser would never reach the next chunk.
+        // The chunk length is below the minimum. Without a check for it, the parser would never reach the next chunk.
         for length in [0_u8, 3] {
             let packets = both(lab, &[7; 400], |packet| {
                 with_chunks(packet, |mut chunks| {
@@ -153,7 +154,8 @@ fn sctp_fragment_of_unknown_length_is_passed_and_counted() {
     });
 }
 
-/// Packets whose length the cut chunk does not show: the fragmentation cuts between chunks or in the seventh chunk.
+/// Packets whose length cannot be estimated from the first fragment, because it ends between two chunks or within the
+/// seventh chunk.
 fn bundles(lab: &mut Lab) -> [(&'static str, Packet, Packet); 2] {
     both(lab, &[7; 28], |packet| {
         let packet = with_chunks_before(packet, &[(SACK, 0); 6]);
@@ -200,7 +202,7 @@ fn first_sctp_fragment_after_the_last_one_is_not_buffered() {
     });
 }
 
-/// A first fragment that waits for the next one occupies its slot for one second.
+/// A buffered first fragment occupies its slot for one second only.
 #[test]
 fn first_sctp_fragment_takes_an_expired_slot() {
     stay_on_this_processor();

@@ -44,7 +44,8 @@ pub(crate) fn measure<const N: usize>(
     let work = || -> Result<[Measured; N]> {
         tcp::stay_on(CLIENT_CPU)?;
         let mut all = servers.map(|_server| Measured::default());
-        // kube-proxy installs its rules shortly after the Pod becomes ready.
+        // kube-proxy installs its rules shortly after the Pod becomes ready, so the first connections may need several
+        // attempts.
         let open =
             |server| poll::until("connections by every address of the Pod", READY_LIMIT, || tcp::connect(server).ok());
         let streams: Vec<TcpStream> = servers.into_iter().map(|it| Ok(open(it)?.0)).collect::<Result<_>>()?;
@@ -107,8 +108,8 @@ fn ask(mut stream: &TcpStream) -> Result<()> {
 
 /// The idle time of all processors together since boot.
 ///
-/// The kernel measures idle time exactly. The kernel samples busy time only at each timer tick (at most 250 times per
-/// second), and does not count work that ends before the next tick.
+/// Busy time is computed from idle time, because the kernel measures idle time exactly. The kernel samples busy time
+/// only at timer ticks (at most 250 per second), and misses work that ends before the next tick.
 #[derive(Clone, Copy)]
 struct Idle {
     time: Duration,

@@ -9,7 +9,7 @@ mod table;
 pub(crate) use self::samples::{Row, Samples, percentile};
 pub(crate) use self::table::{table, verdict};
 
-/// The measurement that produces a figure. Each measurement produces all of its figures together.
+/// The measurement that produces a figure. Each measurement produces all of its figures in one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// An agent from its start on an empty Node to its restart with a thousand mappings, round by round.
