@@ -99,7 +99,7 @@ impl Wire {
 /// The address of a packet socket at a device.
 pub(crate) fn link_address(ifindex: u32, ether_type: u16) -> SockAddr {
     let mut storage = SockAddrStorage::zeroed();
-    // SAFETY: the storage has room for any address, and this is the one of the family that is written.
+    // SAFETY: the storage has room for any address, and the type is that of the family that is written below.
     let address = unsafe { storage.view_as::<libc::sockaddr_ll>() };
     address.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
     address.sll_protocol = ether_type.to_be();

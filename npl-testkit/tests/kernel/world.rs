@@ -170,7 +170,8 @@ impl World {
         self.node().block_on(netlink::interfaces()).unwrap().unwrap()
     }
 
-    /// Attaches programs to the uplinks and, in redirect mode, to the Pods' devices, as the agent does on every pass.
+    /// Attaches programs to the uplinks and, in redirect mode, to the Pods' devices, as the agent does at every survey
+    /// of the devices.
     #[track_caller]
     pub(crate) fn follow(&mut self, forwarding: Forwarding) {
         self.follow_by(forwarding, Attach::Tc);
@@ -182,7 +183,7 @@ impl World {
         self.follow_beside(forwarding, attach, NetworkPolicy::Ignored);
     }
 
-    /// Does the same as [`Self::follow_by`], beside policy engines.
+    /// Does the same as [`Self::follow_by`], with this reaction to policy engines.
     #[track_caller]
     pub(crate) fn follow_beside(&mut self, forwarding: Forwarding, attach: Attach, policy: NetworkPolicy) {
         let names = self.uplinks().into_iter().map(|device| device.name).collect();
@@ -271,8 +272,8 @@ impl World {
         [client.device.clone(), client.uplink.clone(), pod.device.clone(), pod.host_device.clone()]
     }
 
-    /// Waits until the host rejects connections to the first Pod's node port: the kernel detaches unpinned programs
-    /// with a delay.
+    /// Waits until the host rejects connections to the first Pod's node port, because the kernel detaches unpinned
+    /// programs with a delay.
     #[track_caller]
     pub(crate) fn wait_until_refused(&self) {
         let is_refused = || traffic::tcp_connect(self.client(), self.frontend()).is_err().then_some(());
@@ -302,7 +303,8 @@ fn device(device: &topology::Device) -> Device {
     Device { has_default_route: true, ..Device::new(device.ifindex().unwrap(), device.name(), DeviceKind::Veth) }
 }
 
-/// Number of program replacements under load: an emulated processor takes half a minute to verify the programs.
+/// Number of program replacements under load; few on an emulated processor, which takes half a minute to verify the
+/// programs.
 pub(crate) fn replacements() -> u64 {
     if is_emulated() { 3 } else { 10 }
 }

@@ -154,7 +154,7 @@ fn arrive(lab: &mut Lab, path: Path, frame: &[u8]) -> Outcome {
     Outcome { changes: and(by_xdp.changes, by_tc.changes), ..by_tc }
 }
 
-/// The outcome of each step, and the remaining flows without their times.
+/// The outcome of each step, and the flow table's entries afterwards, without their times.
 fn outcomes(family: Family, path: Path, steps: impl Fn() -> Vec<Step> + Send + Sync) -> (Vec<Outcome>, Vec<String>) {
     let all = Mutex::default();
     with_mappings_of(family, |lab| {
@@ -208,7 +208,7 @@ fn random_requests_are_translated_alike_with_and_without_xdp() {
                 _ => {}
             }
             let mut frame = packet.build();
-            // Ethernet pads short frames. The program counts the padding, and does not remove it.
+            // Ethernet pads short frames. The program must keep the padding, and counts it in the bytes.
             frame.resize(frame.len().max(60), 0x5a);
             Step::Arrives(frame)
         });

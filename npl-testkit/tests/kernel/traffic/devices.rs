@@ -53,8 +53,8 @@ pub(super) fn install(world: &mut World, chosen: &[(Device, UplinkReason)]) {
     world.install_on(&devices);
 }
 
-/// Moves the Node's addresses to `up0` and asserts that the agent selects it and that it serves requests by both
-/// protocols and families, and transfers with the largest segments.
+/// Moves the Node's addresses to `up0` and asserts that the agent selects this device. Asserts that requests by both
+/// protocols and families, and transfers with the largest segments, are served there.
 #[track_caller]
 fn assert_served_by_up0(world: World) {
     world.topology.move_node_to("up0").unwrap();
@@ -83,8 +83,8 @@ fn bridge_with_the_nodes_addresses_gets_the_programs() {
     assert_served_by_up0(world);
 }
 
-/// A Node whose client is in a VLAN, for which the Node has the device `up0` with these settings; none if the kernel
-/// lacks VLAN devices.
+/// A Node whose client is in a VLAN. The Node's VLAN device is `up0`, with these settings. `None` if the kernel lacks
+/// VLAN devices.
 fn with_vlan(settings: &str) -> Option<World> {
     let world = World::bare(1, Options::default());
     let add = "link add link eth0 name up0 type vlan id 100";

@@ -29,7 +29,8 @@ fn worlds() -> impl Iterator<Item = (&'static str, World)> {
     };
     let stack = iter::once_with(|| ("stack", World::new(1)));
     let driver = iter::once_with(|| ("driver", World::with_xdp(Options::default())));
-    // The XDP program on the second uplink does not process packets of the first one.
+    // In this case, requests arrive on the first uplink, but the XDP program is on the second one and does not process
+    // them.
     let other_driver = iter::once_with(|| {
         let mut world = World::with_options(1, Options { clients: 2, ..Options::default() });
         let second = world.uplinks().remove(1);
@@ -54,7 +55,8 @@ fn server_addresses(world: &World) -> [[SocketAddr; 2]; 2] {
 fn socket(from: &Netns, server: SocketAddr, kind: Type, protocol: Protocol) -> Socket {
     let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = from.run(|| Socket::new(Domain::for_address(server), kind, Some(protocol))).unwrap().unwrap();
-    // Allows the bind although an earlier connection from this port to another server has ended only recently.
+    // Without this option, the bind would fail, because an earlier connection from this port to another server has
+    // ended only recently.
     socket.set_reuse_address(true).unwrap();
     socket.bind(&SocketAddr::new(any, CLIENT_PORT).into()).unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();

@@ -13,10 +13,10 @@ use npl_testkit::traffic::{self, Direction, transfer};
 use crate::lab::mapping;
 use crate::world::{POD_PORT, World, is_emulated};
 
-/// MTU of the narrow link; more than IPv6's minimum.
+/// MTU of the narrow link, which exceeds IPv6's minimum of 1280.
 const NARROW: u32 = 1300;
 const CLOSED_NODE_PORT: u16 = 61_050;
-/// Time limit for an error to arrive; a wait reaches this limit only if the error is lost.
+/// The time limit for an error to arrive. A wait takes this long only if the error is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Number of bytes, enough for many full-size packets.

@@ -22,7 +22,7 @@ const RESYNC: Duration = Duration::from_millis(200);
 /// The time for which a test waits to show that no packet arrives.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// A Node that masquerades its Pods, and a mapping of a port on which no server listens yet.
+/// A Node that masquerades its Pods, with a mapping for a Pod port on which no server listens yet.
 fn masquerading() -> World {
     let mut world = World::new(1);
     world.node().nft(MASQUERADE).unwrap();

@@ -50,7 +50,7 @@ fn worlds() -> impl Iterator<Item = (&'static str, World)> {
 #[test]
 fn replies_to_connections_masqueraded_behind_a_node_port_reach_the_node() {
     for (name, world) in worlds() {
-        // Replies of mapped flows are not masqueraded, because kernel conntrack has an entry for the client's
+        // The rule does not affect replies of mapped flows, because kernel conntrack has an entry for the client's
         // connection.
         world.node().nft(MASQUERADE).unwrap();
         let _outside = EchoServer::start_in(world.client(), "outside", &OUTSIDE).unwrap();
@@ -68,7 +68,7 @@ fn replies_to_connections_masqueraded_behind_a_node_port_reach_the_node() {
                 assert_eq!((udp.pod.as_str(), udp.client), ("outside", masqueraded), "{name}");
             }
         }
-        // Clients of the mapping are still served.
+        // Clients of the mapping must still be served.
         world.assert_answers();
     }
 }
@@ -100,8 +100,8 @@ fn masquerade_behind_npl(world: &World, pod: &Pod, pod_port: u16, protocols: &[&
     pod.netns.sysctl("net/ipv4/ip_local_port_range", &format!("{pod_port} {pod_port}")).unwrap();
 }
 
-/// Sends a UDP request from a namespace with a single local port. A child process that another test is starting may hold
-/// a copy of the previous request's socket until it executes its program.
+/// Sends a UDP request from a namespace with a single local port. Retries while a child process that another test is
+/// starting has a copy of the previous request's socket.
 fn ask_from_the_only_port(pod: &Netns, server: SocketAddr) -> Answer {
     let is_in_use = |error: &anyhow::Error| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::AddrInUse)
@@ -139,7 +139,8 @@ fn replies_to_connections_masqueraded_behind_npls_program_reach_the_node() {
     }
 }
 
-/// ICMP errors about such a connection, such as those of path MTU discovery, are passed to the host too.
+/// ICMP errors about connections that a program behind NPL's has masqueraded, such as errors of path MTU discovery,
+/// must be passed to the host too.
 #[test]
 fn icmp_errors_about_connections_masqueraded_behind_a_node_port_reach_the_pod() {
     for (name, world) in worlds() {

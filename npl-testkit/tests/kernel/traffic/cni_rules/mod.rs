@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests NPL on a Node with the rules and routes of each CNI. The same requests and transfers must succeed with the
-//! rules of each CNI.
+//! Tests NPL on a Node with the rules and routes of a CNI. The same requests and transfers must succeed with each CNI's
+//! rules.
 //!
 //! The rules are written for nftables, even if the CNI uses iptables: the kernel's hooks, verdicts and marks are the
 //! same for both.
@@ -96,7 +96,7 @@ fn assert_passes_in_every_mode(world: &mut World, targets: fn(&World) -> Vec<Tar
         assert_passes(world, &targets(world));
         assert_path_mtu_discovery(world, forwarding, targets);
     }
-    // Redirected packets bypass the rules.
+    // Redirect is left out here, because redirected packets bypass the rules.
     for forwarding in [Forwarding::Offload, Forwarding::Stack] {
         world.follow(forwarding);
         assert_invalid_is_dropped(world, &targets(world));
@@ -176,8 +176,8 @@ fn dropping_rules(world: &World) -> Vec<(String, u64)> {
     rules.lines().filter_map(counted).collect()
 }
 
-/// Asserts that one of these rules drops the packet that `send` sends. The test thereby proves that the counters work,
-/// so that a count of zero in other tests means that no packet was dropped.
+/// Asserts that one of these rules drops the packet that `send` sends. This proves that the counters work: in other
+/// tests, a count of zero means that no packet was dropped.
 #[track_caller]
 fn assert_dropped_by(world: &World, is_expected: fn(&str) -> bool, send: impl FnOnce()) {
     let dropped = || -> u64 {
@@ -281,8 +281,8 @@ rule add from {second} lookup 100 priority 1536"
     world
 }
 
-/// Starts the nftables guard, and waits until the guard has found the routing rules of the mark and of the second Pod
-/// and has installed its own rules.
+/// Starts the nftables guard. Waits until the guard has found the routing rules of the mark and of the second Pod, and
+/// has installed its own rules.
 fn guarded(mut world: World) -> World {
     world.guard = Some(world.node().run(|| Guard::start(GuardMode::Auto, RESYNC)).unwrap());
     world.follow(Forwarding::Stack);
