@@ -63,8 +63,8 @@ fn walk(function: &Function, functions: &[Function], called: &mut BTreeSet<usize
 /// The offsets of the functions that a function calls. The linker counts the distance from the call if the called
 /// function is in the same section, and otherwise from the beginning of the other section.
 fn calls(function: &Function) -> Vec<usize> {
-    /// The source register of a call instruction has this value if the called function is part of the object; otherwise
-    /// the call is to a helper of the kernel.
+    /// The value of a call instruction's source register if the called function is part of the object. Other calls are
+    /// to helpers of the kernel.
     const OWN: u8 = 1;
     let mut targets = Vec::new();
     for (index, instruction) in function.code.chunks_exact(INSTRUCTION).enumerate() {
@@ -77,8 +77,8 @@ fn calls(function: &Function) -> Vec<usize> {
     targets
 }
 
-/// Bytes of a function's own stack frame: its largest distance from the frame pointer, rounded up to 32 bytes as older
-/// kernels do. Newer kernels round to fewer bytes, so the sum over nested calls is an upper bound.
+/// Bytes of a function's own stack frame: the largest distance from the frame pointer, rounded up to 32 bytes as older
+/// kernels do. Newer kernels round up to fewer bytes, so the sum over nested calls is an upper bound for all kernels.
 fn frame(code: &[u8]) -> u64 {
     const CLASS: u8 = 0x07;
     const LOAD: u8 = 1;

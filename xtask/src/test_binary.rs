@@ -58,7 +58,7 @@ impl TestBinary {
     /// Whether a test with `filter` in its name runs; ignored tests run only on emulated machines.
     pub(crate) fn has_test(&self, filter: &str) -> Result<bool> {
         let mut ignored = BTreeSet::new();
-        // The harness of the real cluster has no ignored tests and no option `--ignored`.
+        // The harness of the real cluster is not asked for ignored tests: it has none, and no option `--ignored`.
         if self.kind != Kind::RealCluster {
             ignored = listed(self.command().args(["--list", "--ignored", filter]))?;
         }
@@ -68,7 +68,7 @@ impl TestBinary {
     /// Reads a line of cargo's messages; returns `None` if the line does not describe a test binary.
     fn from_message(message: &str) -> Option<Self> {
         let message: Value = serde_json::from_str(message).ok()?;
-        // The target also has a field `test`, which is true for every program that has tests.
+        // The profile decides, not the target: the target's field `test` is true for every program that has tests.
         if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
             return None;
         }

@@ -79,7 +79,7 @@ fn key_below<'a>(entry: &'a Entry, parent: &Entry) -> Option<&'a str> {
     entry.path.strip_prefix(&parent.path)?.strip_prefix('.').filter(|key| !key.contains('.'))
 }
 
-/// The keys that have no comment, and whose parent and child keys have none either.
+/// The keys without documentation: neither the key nor its parent or child keys have a comment.
 pub(crate) fn undocumented(entries: &[Entry]) -> impl Iterator<Item = &Entry> {
     let is_above = |above: &Entry, entry: &Entry| entry.path.starts_with(&format!("{}.", above.path));
     entries.iter().filter(move |entry| {
@@ -89,8 +89,8 @@ pub(crate) fn undocumented(entries: &[Entry]) -> impl Iterator<Item = &Entry> {
     })
 }
 
-/// The keys that the schema does not describe. With such a key, either the default values would not satisfy the schema,
-/// or the schema would accept misspelled keys.
+/// The keys that the schema does not describe. If there are such keys, the schema either rejects the default values or
+/// accepts misspelled keys.
 pub(crate) fn without_schema<'a>(entries: &'a [Entry], schema: &'a Value) -> impl Iterator<Item = &'a Entry> {
     entries.iter().filter(move |entry| {
         let mut place = schema;

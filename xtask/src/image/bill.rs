@@ -67,7 +67,7 @@ fn component(package: &Value, kind: &str) -> Value {
     let mut component =
         json!({ "type": kind, "bom-ref": purl, "name": name, "version": version, "purl": purl, "scope": "required" });
     if let Some(license) = package["license"].as_str() {
-        // Some old Cargo manifests have a slash between alternative licenses.
+        // Some old Cargo manifests have a slash instead of OR between alternative licenses.
         component["licenses"] = json!([{ "expression": license.replace('/', " OR ") }]);
     }
     component

@@ -47,13 +47,13 @@ pub(crate) fn download(package: &str, folder: &Path) -> Result<PathBuf> {
         bail!("this machine has no apt-get: install {package}, so that its programs are in the search path");
     }
     let fetch = |folder: &Path| {
-        // Without this option, apt-get warns that the user _apt may not write to the folder.
+        // With this option, apt-get does not warn that the user _apt may not write to the folder.
         let mut command = apt_get();
         command.args(["-o", "APT::Sandbox::User=root", "download", package]).current_dir(folder);
         process::run_quietly(&mut command)
     };
     if fetch(folder).is_err() {
-        // The lists of a fresh machine are often empty or old.
+        // Update the package lists first, because those of a fresh machine are often empty or old.
         update_once()?;
         fetch(folder)?;
     }

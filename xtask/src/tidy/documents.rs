@@ -67,8 +67,7 @@ fn named_paths(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Reports sections that a message, comment or document names by a quoted title, but that do not exist in the named
-/// page.
+/// Reports quoted section titles in messages, comments and documents if the named page has no such section.
 fn missing_sections(tree: &Tree) -> Vec<Finding> {
     let texts = tree.below("", ".rs").chain(tree.below("", ".md").filter(|(path, _)| !is_history(path)));
     let named = texts.flat_map(|(path, text)| named_sections(text).into_iter().map(move |section| (path, section)));
@@ -81,8 +80,8 @@ fn missing_sections(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// The quoted titles that are followed by "in" and a page below docs/, each with that page. A title may continue on the
-/// next line.
+/// The quoted titles that are followed by "in" and a page below docs/, each with the path of this page. A title may
+/// continue on the next line.
 fn named_sections(text: &str) -> Vec<(String, String)> {
     let words = text.split_whitespace().filter(|word| !["\\", "//", "///", "//!"].contains(word));
     let text = words.collect::<Vec<_>>().join(" ").replace("\\\"", "\"");

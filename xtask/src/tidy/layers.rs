@@ -55,7 +55,7 @@ struct File<'a> {
 }
 
 impl<'a> File<'a> {
-    /// The top-level module that the file belongs to; none for the root of the crate.
+    /// The top-level module that the file belongs to; `None` for the root of the crate.
     fn top(&self) -> Option<&'a str> {
         self.module.first().copied()
     }
@@ -144,10 +144,10 @@ fn check_layers(file: &File<'_>) -> Vec<Finding> {
     refused.map(|rule| Finding::error(file.path, rule)).collect()
 }
 
-/// For each module of one level: the modules that it uses, each with a file that uses it.
+/// For each module of one level: the modules that it imports, each with the path of an importing file.
 type Graph<'a> = BTreeMap<&'a str, BTreeMap<&'a str, &'a str>>;
 
-/// The imports between the modules directly below `parent`; the root of the crate is empty.
+/// The imports between the modules directly below `parent`, whose module path is empty for the root of the crate.
 fn graph<'a>(files: &'a [File<'a>], parent: &[&'static str]) -> Graph<'a> {
     let own = |file: &File<'a>| -> Option<&'a str> { file.module.strip_prefix(parent)?.first().copied() };
     let mut graph: Graph<'a> = files.iter().filter_map(|file| Some((own(file)?, BTreeMap::new()))).collect();

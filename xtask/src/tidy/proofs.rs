@@ -13,7 +13,7 @@ struct Page {
     lines: &'static [Lines],
 }
 
-/// The prefix of the row names, the minimum number of digits after it, and the range of the numbers.
+/// The prefix of the row names, the minimum number of digits after the prefix, and the range of the numbers.
 struct Lines {
     prefix: &'static str,
     digits: usize,
@@ -96,7 +96,7 @@ mod tests {
         rows.concat()
     }
 
-    /// The findings in the documents after `change` has modified each of them.
+    /// The findings in the documents after `change` has modified each document.
     fn rules(change: impl Fn(String) -> String) -> Vec<String> {
         let pages = PAGES.iter().map(|page| (page.path, change(content(page, "is_there")))).collect::<Vec<_>>();
         let mut files: Vec<_> = pages.iter().map(|(path, text)| (*path, text.as_str())).collect();

@@ -17,7 +17,7 @@ pub(super) fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default()
 }
 
-/// The position at which a line's comment starts. The `//` of an address such as `https://` does not start a comment.
+/// The position at which a line's comment starts. The `//` of an address such as `https://` does not count.
 pub(super) fn comment_start(line: &str) -> Option<usize> {
     line.match_indices("//")
         .map(|(start, _)| start)
@@ -73,7 +73,7 @@ fn expand(tree: &str, prefix: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// Splits a list at the commas that are in no inner group.
+/// Splits a list at its commas, except those inside inner groups.
 fn split_top_level(list: &str) -> Vec<&str> {
     let mut depth = 0_usize;
     let parts = list.split(|c: char| {

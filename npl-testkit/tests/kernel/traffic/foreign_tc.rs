@@ -107,8 +107,8 @@ fn third_party_programs_on_a_pods_device_are_not_bypassed() {
     }
 }
 
-/// Redirected requests traverse the egress hook and qdisc of a bridge, like the host's packets. Redirected replies are
-/// taken at the bridge's ingress hook, after the programs of other software there.
+/// Redirected requests traverse the egress hook and qdisc of a bridge, like the host's packets. Redirected replies
+/// would bypass a program at the bridge's ingress hook, so nothing is redirected beside such a program.
 #[test]
 fn third_party_programs_on_a_bridge_are_not_bypassed() {
     let mut world = redirected_over_a_bridge();
