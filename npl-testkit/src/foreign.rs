@@ -103,8 +103,8 @@ impl Foreign {
 
 impl Drop for Foreign {
     /// Detaches the program. Filters must be removed in the network namespace of their device. For a TCX link, the drop
-    /// waits until the link has disappeared: a child process that another thread has started keeps a copy of the link's
-    /// descriptor from `fork` to `exec`.
+    /// waits until the link has disappeared. The link may stay for a moment, because a child process of another thread
+    /// has a copy of its descriptor from `fork` to `exec`.
     fn drop(&mut self) {
         let links = std::mem::take(&mut self.links);
         let id = self.program.info().map(|info| info.id());

@@ -90,8 +90,8 @@ impl Proxy {
         self.shared.is_closed.store(false, Ordering::SeqCst);
     }
 
-    /// Discards the data of the present connections in both directions, as a proxy does whose server has disappeared:
-    /// the connections stay open, and the kernel acknowledges all segments. New connections are forwarded.
+    /// Discards the data of the present connections in both directions, as a proxy does if its server has disappeared.
+    /// The connections stay open, and the kernel acknowledges all segments. New connections are forwarded.
     pub fn swallow(&self) {
         self.shared.swallowed.store(self.shared.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
     }

@@ -51,9 +51,8 @@ pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
 
 /// Copies a program with its permissions to the path from which it is run.
 ///
-/// The copy is made by another process. If this process wrote the file, a child that another thread forks meanwhile
-/// would inherit the descriptor, and the kernel does not execute a file that any process has open for writing
-/// (`ETXTBSY`).
+/// Another process makes the copy. If this process wrote the file, a child that another thread forks meanwhile would
+/// inherit the descriptor. The kernel does not execute a file that any process has open for writing (`ETXTBSY`).
 ///
 /// # Errors
 /// If the source cannot be read or the destination cannot be written.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask docs`: writes docs/reference/. The pages are written by tests of the agent and the feed, which
-//! otherwise compare them: this command runs the tests in a mode in which they write.
+//! `cargo xtask docs`: writes docs/reference/. Tests of the agent and the feed compare the pages with the code. This
+//! command runs these tests in a mode in which they write the pages instead.
 
 use anyhow::Result;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An external load balancer like those that consumers of the annotation configure: it watches Pods, sends requests to
-//! the node ports of ready, non-terminating Pods, and never retries.
+//! An external load balancer like those that consumers of the annotation configure. The balancer watches Pods, sends
+//! requests to the node ports of ready, non-terminating Pods, and never retries a request.
 //!
 //! Requests are sent at a constant rate, round-robin over all members, each from a new socket. A response is correct
 //! only if it comes from the Pod whose annotation names the member and if that Pod observed this client's address.

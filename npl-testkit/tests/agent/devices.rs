@@ -179,8 +179,8 @@ fn the_attach_option_moves_requests_to_xdp_and_back_and_status_shows_why() {
     }
 }
 
-/// The number of devices to remove. Their removal holds the kernel's RTNL lock for about four seconds, as the deletion
-/// of hundreds of Pods would, because the kernel waits for an RCU grace period per device.
+/// The number of devices to remove. Their removal holds the kernel's RTNL lock for about four seconds, because the
+/// kernel waits for an RCU grace period per device. The deletion of hundreds of Pods would take as long.
 const MANY: usize = 250;
 
 /// The states of the agent's threads, one letter each (`proc_pid_stat(5)`).

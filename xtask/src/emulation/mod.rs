@@ -56,9 +56,9 @@ const EXIT_LINE: &str = "npl-guest: exit code ";
 pub(crate) enum Threads {
     /// One thread emulates both processors in turn.
     One,
-    /// One thread per processor. A kernel that patches its own code then crashes occasionally: the emulator discards
-    /// the translated code before it writes the patch, and between these steps, the other processor may translate the
-    /// breakpoint that the patch replaces.
+    /// One thread per processor. A kernel that patches its own code then crashes occasionally. The emulator discards
+    /// the translated code before it writes the patch, so the other processor may meanwhile translate the breakpoint
+    /// that the patch replaces.
     Each,
 }
 

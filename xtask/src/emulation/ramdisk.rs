@@ -55,8 +55,8 @@ fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
     symlink("/bin/busybox", root.join("sbin/modprobe")).context("link modprobe")?;
     for tool in TOOLS.iter().chain(additional) {
         let Some(path) = process::find(tool) else { bail!("{tool} is not installed: run `cargo xtask setup`") };
-        // Both the binary and its name are kept: with Debian's alternatives, one binary has several names, and its
-        // function depends on the name by which it is called.
+        // The guest gets the binary and a link with the tool's name. With Debian's alternatives, one binary has several
+        // names, and its function depends on the name by which it is called.
         let real = path.canonicalize().with_context(|| format!("resolve the links of {tool}"))?;
         libraries.extend(shared_libraries(&real)?);
         add_file(&real, &below(root, &real))?;

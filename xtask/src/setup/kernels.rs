@@ -43,9 +43,9 @@ const DEVICES: [&str; 11] =
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KernelName(pub(crate) Option<Kernel>);
 
-/// Kernels that run all packet tests in an emulator. Only the oldest kernel is the default, on which programs are
-/// attached as filters instead of TCX links: the emulator is ten to thirty times slower than the host, whose own kernel
-/// also runs all packet tests.
+/// Kernels that run all packet tests in an emulator. By default, this is only the oldest kernel, because the emulator
+/// is ten to thirty times slower than the host. On the oldest kernel, programs are attached as filters instead of TCX
+/// links. The host's own kernel also runs all packet tests.
 pub(crate) const DEFAULT_KERNELS: &str = "5.10";
 /// Kernels on which tests only load the programs. The verifiers of these kernels check speculative execution in
 /// different ways.

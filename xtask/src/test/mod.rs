@@ -100,8 +100,8 @@ const MANIFESTS: &str = "manifests of deploy/ are rendered from the chart";
 /// The time limit of one test binary: far more than any binary takes on two cores.
 const BINARY_DEADLINE: Duration = Duration::from_mins(20);
 
-/// The time limit of the real cluster's tests with several networks, one after the other: `every` is 24 networks, each of
-/// which takes up to 20 minutes on two cores.
+/// The time limit of the real cluster's tests with several networks, one after the other. `every` is 24 networks, and
+/// each takes up to 20 minutes on two cores.
 const NETWORKS_DEADLINE: Duration = Duration::from_hours(8);
 
 /// Runs every step; the last line counts the tests that passed and failed.

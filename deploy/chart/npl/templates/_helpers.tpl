@@ -1,7 +1,7 @@
 {{/*
 SPDX-License-Identifier: Apache-2.0
-Names of objects do not contain the release's name, because a Node runs only one agent. Helm refuses a second release, because its
-cluster-scoped objects would have the same names.
+Names of objects do not contain the release's name, because a Node runs only one agent. Helm refuses a second release,
+because its cluster-scoped objects would have the same names.
 */}}
 
 {{/* Labels of every object; the argument is the root. */}}
@@ -17,7 +17,7 @@ app.kubernetes.io/part-of: npl
 {{- end }}
 {{- end }}
 
-{{/* Labels by which the DaemonSet selects its Pods. They must never change, because a selector is immutable. */}}
+{{/* Labels by which the DaemonSet selects its Pods. The labels never change: a selector is immutable. */}}
 {{- define "npl.selector" -}}
 app.kubernetes.io/name: npl
 app.kubernetes.io/component: agent
@@ -38,7 +38,7 @@ app.kubernetes.io/component: agent
 {{- end -}}
 {{- end }}
 
-{{/* Labels by which the feed's Deployment selects its Pods. They must never change, because a selector is immutable. */}}
+{{/* Labels by which the feed's Deployment selects its Pods. The labels never change: a selector is immutable. */}}
 {{- define "npl.feedSelector" -}}
 app.kubernetes.io/name: npl
 app.kubernetes.io/component: feed

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-bench` compares NPL with its alternatives. The packet rate from a Node's uplink to a Pod is compared with plain
-//! routing, iptables and nftables, and TCP through a mapping with TCP to the Pod's own address. The agent's publication
-//! time is compared with the API server's own speed, and requests in a real cluster with Services of kube-proxy.
+//! `npl-bench` compares NPL with its alternatives. The packet rate from a Node's uplink to a Pod is compared with the
+//! rates of plain routing, iptables and nftables. TCP through a mapping is compared with TCP to the Pod's own address.
+//! The agent's publication time is compared with the API server's own speed, and requests in a real cluster are
+//! compared with requests to Services of kube-proxy.
 //!
 //! Each case (a workload and a forwarding mode) has a client, a Node and a Pod in network namespaces. Cases that differ
 //! only in the presence of NPL or in the number of mappings share a network. Packets are generated in the kernel, enter

@@ -278,7 +278,7 @@ fn translate(run: &Run, name: &str, mode: Mode, topology: &Topology, mappings: M
 }
 
 /// Makes the uplink's driver accept frames that the client's device sends without a socket, with or without an XDP
-/// program, and makes the client complete checksums, which XDP programs expect.
+/// program. Also makes the client complete checksums, because XDP programs expect complete ones.
 fn join_drivers(client: &Client) -> Result<()> {
     client.uplink.set_offloads(&[Offload::Gro], true)?;
     client.device.set_offloads(&[Offload::TxChecksum], false)

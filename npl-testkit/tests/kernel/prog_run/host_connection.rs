@@ -191,8 +191,8 @@ fn icmp_error_about_a_client_connection_is_translated_despite_a_host_connection(
     });
 }
 
-/// A RST or ABORT must create no host connection entry: the host rejects a client before the port is mapped, and the
-/// same client may connect again afterwards.
+/// A RST or ABORT of the host must create no host connection entry. The host rejects a client before the port is
+/// mapped, and the same client may connect again after the port is mapped.
 #[test]
 fn refusals_by_the_host_create_no_host_connection() {
     with_mappings(|lab| {

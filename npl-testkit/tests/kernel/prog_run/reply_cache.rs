@@ -31,8 +31,8 @@ use crate::counters::{reason, reply};
 use crate::lab::{hash, open};
 use crate::world::is_emulated;
 
-/// The number of attempts. A cache entry is valid only within one interval of the kernel's clock (0.25 s to 2.6 s), so
-/// an attempt at the end of an interval does not use the entry.
+/// The number of attempts. Several attempts are needed, because a cache entry is valid only within one interval of the
+/// kernel's clock (0.25 s to 2.6 s). An attempt at the end of an interval does not use the entry.
 const TRIALS: usize = 50;
 const REQUIRED: usize = 40;
 /// Time limit that is longer than one interval of the kernel's clock.

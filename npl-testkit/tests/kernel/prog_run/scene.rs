@@ -132,8 +132,8 @@ pub(crate) fn tcp(from: SocketAddr, to: SocketAddr, flags: u8, payload: &[u8]) -
     with_isns(Packet::tcp(from, to, flags, payload).to_this_machine(), isns)
 }
 
-/// Sets the segment's numbers to those of a connection in which neither side has sent data yet, from the initial
-/// sequence numbers of the segment's sender and of the other side.
+/// Sets the segment's numbers to those of a connection in which neither side has sent data yet. `own` and `other` are
+/// the initial sequence numbers of the segment's sender and of the other side.
 pub(crate) fn with_isns(mut packet: Packet, (own, other): (u32, u32)) -> Packet {
     if let Transport::Tcp(segment) = &mut packet.transport {
         segment.sequence = if segment.flags & SYN == 0 { own.wrapping_add(1) } else { own };

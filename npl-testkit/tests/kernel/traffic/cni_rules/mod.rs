@@ -261,8 +261,8 @@ fn npl_works_with_kube_router_rules_and_its_policy_applies_in_the_stack() {
     assert_policy(&world);
 }
 
-/// A Node with the AWS VPC CNI: the second Pod's packets leave through the second interface, on which the network does
-/// not accept the Node's address as source.
+/// A Node with the AWS VPC CNI. The second Pod's packets leave through the second interface, where the network does not
+/// accept the Node's address as source.
 fn node_with_aws_vpc(rules: &[&str]) -> World {
     let world = node_with(rules, 2);
     let second = world.pods[1].0.ip();
