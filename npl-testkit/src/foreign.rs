@@ -148,7 +148,7 @@ fn put(
     } else {
         // An error means that the qdisc already exists.
         drop(tc::qdisc_add_clsact(device));
-        // Among filters with the same priority, the newest runs first.
+        // A program ahead of others needs only the same priority, because the newest of such filters runs first.
         TcAttachOptions::Netlink(match place {
             Place::Ahead | Place::AheadAsFilter => {
                 NlOptions { priority: 1, handle: TcHandle::new(1, 1), classid: None }

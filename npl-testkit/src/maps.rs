@@ -121,7 +121,7 @@ fn program_that_zeroes(map: i32, value_size: i16) -> Vec<u64> {
         .chain((value_size / 8 * 8..value_size).map(|byte| instruction(0x72, r0, 0, byte, 0)))
         .collect();
     let end_of_loop = i16::try_from(stores.len()).unwrap_or(i16::MAX) + 3;
-    // A failed lookup means that the index is beyond the last element.
+    // If the lookup fails, the index is beyond the last element, so the program ends.
     program.push(instruction(0x15, r0, 0, end_of_loop, 0));
     program.extend(stores);
     program.extend([instruction(0x07, element, 0, 0, 1), instruction(0x07, count, 0, 0, 1)]);

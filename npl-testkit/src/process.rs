@@ -186,7 +186,7 @@ fn die_with_parent(command: &mut Command) {
     let parent = getpid();
     let hook = move || {
         prctl::set_pdeathsig(Signal::SIGKILL)?;
-        // Signals that this process blocks must be unblocked in the child.
+        // The child inherits the mask of blocked signals, so all signals must be unblocked in it.
         SigSet::empty().thread_set_mask()?;
         // If the parent died before PR_SET_PDEATHSIG took effect, no signal arrives, so the child checks its parent and
         // fails.

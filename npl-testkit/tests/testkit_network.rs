@@ -251,7 +251,7 @@ fn agent_runs_with_two_capabilities_and_the_devices_of_its_node() {
         flags: Vec::new(),
     };
     let error = format!("{:#}", Agent::start(options).unwrap_err());
-    // CAP_NET_ADMIN is bit 12, CAP_BPF bit 39.
+    // In the masks of capabilities, CAP_NET_ADMIN is bit 12, and CAP_BPF is bit 39.
     for wanted in ["exit status: 0", "CapPrm:\t0000008000001000", "CapEff:\t0000008000001000", "NoNewPrivs:\t1"] {
         assert!(error.contains(wanted), "{error}");
     }

@@ -136,10 +136,10 @@ mod tests {
     #[test]
     fn called_functions_count_toward_a_program() {
         let functions = [
-            // Calls `first` and `second`, by distances from the beginning of their section.
+            // This function calls `first` and `second`, by distances from the beginning of their section.
             function("program", "classifier", 0, &[STORE, call(-1), call(1), EXIT]),
             function("first", ".text", 0, &[STORE, EXIT]),
-            // Calls `first`, by a distance from the call.
+            // This function calls `first`, by a distance from the call.
             function("second", ".text", 16, &[ADDRESS[0], ADDRESS[1], call(-5), EXIT]),
             function("not_called", ".text", 48, &[ADDRESS[0], ADDRESS[1], EXIT]),
         ];

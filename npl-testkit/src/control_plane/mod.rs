@@ -129,8 +129,8 @@ impl ControlPlane {
     /// Starts the API server again with the same address and data.
     pub fn start_api_server(&mut self) -> Result<()> {
         let mut process = self.spawn_api_server()?;
-        // On a busy emulated processor, the start can exceed the API server's own limit of one minute. The API server
-        // then exits; a kubelet would restart it, and the second start takes less time.
+        // On a busy emulated processor, the start can exceed the API server's own limit of one minute, and the API
+        // server exits. In this case it is restarted, as a kubelet would do, and the second start takes less time.
         let mut restarts = if poll::patience() > 1 { 2 } else { 0 };
         let mut ended = None;
         let ready = poll::until("the readiness of kube-apiserver", READY_LIMIT, || {
@@ -330,7 +330,7 @@ impl Reach {
                 "--advertise-address=192.0.2.1",
                 "--endpoint-reconciler-type=none",
                 "--authorization-mode=RBAC",
-                // This plug-in would reject every Pod: without controllers, no default service account exists.
+                // This plug-in would reject every Pod, because without controllers, no default service account exists.
                 "--disable-admission-plugins=ServiceAccount",
             ],
             Self::Network(_) => &[

@@ -160,7 +160,8 @@ fn bind_once_free(socket: &Socket, address: SocketAddr) -> io::Result<()> {
 fn accept(listener: &TcpListener, shared: &Arc<Shared>, protocol: Protocol) {
     while !shared.stop.load(Ordering::Relaxed) {
         let Ok((stream, _client)) = listener.accept() else { continue };
-        // The connection inherits the listener's short timeout, which is too short for clients on a loaded machine.
+        // The timeout is set again, because the connection inherits the listener's, which is too short for clients on a
+        // loaded machine.
         if stream.set_read_timeout(Some(CLIENT_PAUSE)).is_err() {
             continue;
         }
@@ -172,7 +173,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, protocol: Protocol) {
         }
         let shared = Arc::clone(shared);
         thread::spawn(move || {
-            // A client that disconnects early is no error of the server.
+            // An error is ignored, because a client may disconnect early.
             drop(tcp::serve(&stream, &shared.identity, protocol));
         });
     }
@@ -187,7 +188,7 @@ fn answer_datagrams(socket: &UdpSocket, shared: &Shared) {
             if let Some(wanted) = wanted_length(request) {
                 line.push_str(&" ".repeat(wanted.saturating_sub(line.len())));
             }
-            // The client repeats its request if the response is lost.
+            // An error is ignored, because the client repeats its request if it gets no response.
             drop(socket.send_to(line.as_bytes(), client));
         }
     }

@@ -145,7 +145,7 @@ fn be_first(arguments: &InitArguments) -> Result<()> {
         fs::write(&own, value).with_context(|| format!("write {}", own.display()))?;
         attach(Some(&own), Path::new("/proc/sys").join(name), MsFlags::MS_BIND)?;
     }
-    // Kubelet and container runtime require shared mount propagation.
+    // Mounts must propagate, because kubelet and container runtime require shared mount propagation.
     attach(None, "/", MsFlags::MS_REC | MsFlags::MS_SHARED)?;
     fs::write("/proc/sys/kernel/hostname", &arguments.name).context("set the host name")?;
     fs::write(Path::new(SETTINGS).join("ready"), "").context("create the ready file")?;

@@ -65,7 +65,7 @@ fn dual_stack_service_is_served_in_both_families() {
         }
     }
 
-    // A restart keeps all four mappings and does not rewrite the annotation.
+    // A restart must keep all four mappings, and must not rewrite the annotation.
     let writes = world.annotations.history("web-0").len();
     world.agent().restart().unwrap();
     assert_served(&world, "web-0", &entries);

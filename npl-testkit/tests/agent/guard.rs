@@ -82,7 +82,7 @@ fn connections_are_marked_while_a_policy_rule_routes_their_pod() {
     assert_eq!(status["connectionMarks"][0], "IPv4 from eth0: 0x80/0x80");
     assert_eq!(status["guardedEndpoints"], Value::Null);
 
-    // The agent sets up the mark of a family before a Pod with an address of that family has a mapping.
+    // The agent must set up the mark of an IP family before any Pod has a mapping in this family.
     for rule in [&format!("from {} lookup 100 priority 1536", world.topology.pods()[0].addresses.v6), RULE_OF_MARK_V6] {
         let mut add = node.command("ip").unwrap();
         tools::output(add.args(["-6", "rule", "add"]).args(rule.split(' '))).unwrap();

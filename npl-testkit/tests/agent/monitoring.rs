@@ -21,7 +21,7 @@ fn queries() -> BTreeSet<String> {
     let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
     let as_sent = |target: &Value| {
         let expression = target["expr"].as_str().unwrap();
-        // Grafana sets `$__rate_interval` to four scrape intervals.
+        // Replace Grafana's variables. Grafana sets `$__rate_interval` to four scrape intervals.
         expression.replace("$instance", ".*").replace("$__rate_interval", "4s")
     };
     targets.map(as_sent).collect()
@@ -62,7 +62,7 @@ fn every_query_of_the_dashboard_returns_data_of_a_running_agent() {
 
     let up = prometheus.query(r#"up{job="npl-agent"}"#).unwrap();
     assert_eq!(up[0]["value"][1], "1");
-    // The Node's address serves `/metrics` only, and no probes.
+    // The Node's own address must serve `/metrics` only, and no probes.
     let status = |path: &str| http::get(world.topology.node(), listen, path).unwrap().0;
     assert_eq!((status("/metrics"), status("/livez"), status("/readyz")), (200, 404, 404));
 }

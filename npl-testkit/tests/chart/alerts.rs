@@ -25,7 +25,7 @@ const CASES: [Case; 13] = [
     Case {
         alert: "NPLDeviceFailed",
         fires: &[(r#"npl_devices{state="failed"}"#, "1x20")],
-        // A device that is being replaced fails for up to two minutes.
+        // Harmless: while a device is being replaced, it fails for up to two minutes.
         quiet: &[(r#"npl_devices{state="failed"}"#, "0 0 0 1 1 0x20"), (r#"npl_devices{state="attached"}"#, "2x20")],
     },
     Case {
@@ -36,7 +36,7 @@ const CASES: [Case; 13] = [
     Case {
         alert: "NPLAgentNotReady",
         fires: &[("npl_ready", "0x20")],
-        // A restarting agent is not ready for two minutes.
+        // Harmless: an agent that restarts is not ready for two minutes.
         quiet: &[("npl_ready", "1x12 0 0 1x6")],
     },
     Case {
@@ -47,7 +47,7 @@ const CASES: [Case; 13] = [
     Case {
         alert: "NPLPortsNotServed",
         fires: &[(r#"npl_problems{reason="PortRangeExhausted"}"#, "3x20")],
-        // The problem is solved after two minutes, so its series disappears.
+        // Harmless: the problem is solved, so its series disappears.
         quiet: &[(r#"npl_problems{reason="PortRangeExhausted"}"#, "1 1 1 stale")],
     },
     Case {
@@ -72,7 +72,7 @@ const CASES: [Case; 13] = [
             (r#"npl_publication_seconds_bucket{le="26.2144"}"#, "0+9x30"),
             (r#"npl_publication_seconds_bucket{le="+Inf"}"#, "0+9x30"),
         ],
-        // One of fifteen publications is slow.
+        // Harmless: only one of fifteen publications is slow.
         quiet: &[
             (r#"npl_publication_seconds_bucket{le="1.6384"}"#, "0+14x30"),
             (r#"npl_publication_seconds_bucket{le="6.5536"}"#, "0+14x30"),
@@ -85,7 +85,7 @@ const CASES: [Case; 13] = [
         fires: &[(r#"npl_watch_errors_total{subject="pods",kind="unreachable"}"#, "0+2x20")],
         quiet: &[
             (r#"npl_watch_errors_total{subject="pods",kind="expired"}"#, "0+9x20"),
-            // The API server is unreachable for three minutes during a restart.
+            // Harmless: the API server is unreachable for three minutes during its restart.
             (r#"npl_watch_errors_total{subject="pods",kind="unreachable"}"#, "0 1 2 3 3x20"),
         ],
     },

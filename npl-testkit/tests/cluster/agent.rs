@@ -80,7 +80,7 @@ pub(crate) fn deleted_agents_do_not_interrupt_service(world: &mut World) {
     let ports: Vec<_> = shop.keys().map(|pod| world.entries(pod, traffic::PORTS)).collect();
     world.kubectl(&["delete", "pods", "--namespace", AGENT_NAMESPACE, "--all", "--timeout=60s"]);
     let outside = clients::outside(world);
-    // The mappings must work while no agent runs.
+    // While no agent runs, the kernel must still translate the mappings.
     for pod in shop.values() {
         assert_eq!(traffic::assert_served(world, &outside, pod), traffic::PORTS);
     }

@@ -52,7 +52,8 @@ pub(crate) fn the_install_commands_of_the_readme_work(world: &mut World) {
         .map(|line| line.split('#').next().unwrap_or_default().trim())
         .filter(|line| !line.is_empty())
         .collect();
-    // The first command is skipped, because the image is already on every Node of the test's cluster.
+    // The first command builds the image and is skipped, because the image is already on every Node of the test's
+    // cluster.
     assert_eq!(commands.first(), Some(&"cargo xtask image"), "{commands:?}");
     assert!(commands.len() > 2, "{commands:?}");
     for command in &commands[1..] {

@@ -77,7 +77,7 @@ impl Wire {
         if status != 0 {
             return Err(io::Error::last_os_error());
         }
-        // No segmentation and no checksum offload; only the length of the linear part is set.
+        // The header requests neither segmentation nor checksum offload. Only the length of the linear part is set.
         let mut header = [0_u8; VNET_HEADER];
         header[2..4].copy_from_slice(&14_u16.to_ne_bytes());
         self.send(&[&header, frame].concat())

@@ -124,7 +124,7 @@ impl Guest {
         // to change the machine, such as its clock.
         command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check npl.guest=1", "-no-reboot"]);
         command.args(["-display", "none", "-nodefaults", "-serial", "stdio"]);
-        // Two network cards on one isolated segment.
+        // The guest has two network cards on one isolated segment.
         for card in ["one", "two"] {
             command.arg("-netdev").arg(format!("hubport,id={card},hubid=0"));
             command.arg("-device").arg(format!("virtio-net-pci,netdev={card},romfile="));

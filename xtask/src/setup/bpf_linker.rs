@@ -26,8 +26,7 @@ pub(crate) fn obtain() -> Result<PathBuf> {
         // The linker has its own target directory and no flags, because those of the calling build must not apply to
         // it.
         install.args(["--target-dir"]).arg(folder.join("build")).env_remove("RUSTFLAGS");
-        // Little optimization is sufficient, because most of the linker's work is done by LLVM, which is already
-        // compiled.
+        // Little optimization is sufficient, because LLVM, which is already compiled, does most of the linker's work.
         install.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
         process::run_quietly(&mut install)?;
         Ok(std::fs::remove_dir_all(folder.join("build"))?)

@@ -126,7 +126,7 @@ pub(crate) fn open_datapath(bpffs: &Path, are_mitigated: bool) -> Result<Datapat
     // aya probes kernel features only once per process, so the probe must run before capabilities are dropped.
     aya::features();
     let held = caps::read(None, CapSet::Effective)?;
-    // With either of these capabilities, the verifier omits the speculation barriers.
+    // Both capabilities are dropped, because with either of them, the verifier omits the speculation barriers.
     let kept = &held - &[Capability::CAP_PERFMON, Capability::CAP_SYS_ADMIN].into();
     caps::set(None, CapSet::Effective, &kept)?;
     let opened = Datapath::open(bpffs);

@@ -95,7 +95,7 @@ fn senders() -> impl Strategy<Value = Sender> {
 }
 
 fn actions(family: Family, protocol: Protocol, pod: usize) -> impl Strategy<Value = Action> {
-    // No flag, each of PSH, URG, ECE and CWR, and all four.
+    // The flags PSH, URG, ECE and CWR: none, each alone, and all four.
     let flags = select(&[0, 0x08, 0x20, 0x40, 0x80, 0xe8][..]);
     // The CRC in a quoted SCTP packet differs between the Nodes (see `Exception::QuotedCrc`), so the quote must not
     // contain the CRC.

@@ -130,7 +130,7 @@ fn zero_checksums(scene: &Scene) -> Vec<Step> {
     let none = PacketFields { checksum: Checksum::Zero, ..PacketFields::PLAIN };
     let mut steps =
         scene.connection(0, Protocol::Udp, BOTH.map(|sender| send(sender, 9, none.clone())).to_vec(), Ending::None);
-    // The last two payload bytes make the checksum zero.
+    // The last two payload bytes are chosen so that the checksum is zero.
     for (mut packet, translated, from) in [
         (scene.request(1, &[0; 4]), Packet::udp(scene.client_at(1), scene.pod(), &[0; 4]), Endpoint::Client),
         (scene.reply(1, &[0; 4]), Packet::udp(scene.node(), scene.client_at(1), &[0; 4]), Endpoint::Pod(0)),
@@ -359,7 +359,7 @@ fn fragments(scene: &Scene) -> Vec<Step> {
         .zip(0..)
         .flat_map(|(protocol, number)| scene.connection(number, protocol, actions.clone(), Ending::None))
         .collect();
-    // Two interleaved datagrams.
+    // The fragments of two datagrams are interleaved.
     let both = [5_u16, 6].map(|number| {
         let mut packet = scene.request(number, &[7; 4000]);
         packet.ethernet = Some(Endpoint::Client.ethernet());
@@ -467,11 +467,11 @@ fn ends_of_connections(scene: &Scene) -> Vec<Step> {
         let actions = BOTH.map(|sender| send(sender, 12, PacketFields::PLAIN)).to_vec();
         steps.extend(scene.connection(number, Protocol::Tcp, actions, ending));
     }
-    // The client has closed its direction, and the Pod continues to send.
+    // A half-closed connection: the client has closed its direction, and the Pod continues to send.
     let half = Action::Send { sender: Sender::Client, bytes: 0, flags: FIN, fields: PacketFields::PLAIN };
     let actions = [half, send(Sender::Pod, 100, PacketFields::PLAIN), send(Sender::Pod, 100, PacketFields::PLAIN)];
     steps.extend(scene.connection(20, Protocol::Tcp, actions.to_vec(), Ending::None));
-    // The Pod replies several times to one request.
+    // A UDP flow in which the Pod replies several times to one request.
     steps.push(client(&scene.request(21, b"one question")));
     steps.extend((0..20_u8).map(|number| pod(&scene.reply(21, &[number; 3]))));
     steps

@@ -272,7 +272,7 @@ fn unaccepted_syn_does_not_change_the_established_flow() {
             establish(lab);
             sends_syn(lab, nat_address, vec![]);
             assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::ESTABLISHED));
-            // The Pod answers a SYN on an open connection with a challenge ACK (RFC 5961).
+            // The Pod's answer to a SYN on an open connection is a challenge ACK (RFC 5961), which must be translated.
             is_reply_translated(lab, ACK);
             is_request_translated(lab, ACK);
             is_reply_translated(lab, ACK | PSH);

@@ -88,7 +88,7 @@ fn forged_segments_do_not_disturb_an_established_connection() {
             attack_by_both(lab);
             is_undisturbed(lab);
         }
-        // The Pod's answers to forged segments: a challenge ACK (RFC 5961), and resets, which the client ignores.
+        // The Pod answers forged segments with a challenge ACK (RFC 5961), and with resets, which the client ignores.
         is_reply_translated(lab, ACK);
         is_request_translated(lab, FIN | ACK);
         is_reply_translated(lab, FIN | ACK);

@@ -231,7 +231,7 @@ fn translated_replies_create_no_host_connection() {
             lab.egress(&answer);
             leaves(lab, &from(&answer, node()));
         }
-        // The half-open cache is cleared, so only the flow table has the flow.
+        // The flow's slot of the half-open cache is cleared, so only the flow table has an entry of the flow.
         lab.set_slot(flow(Udp), 0);
         leaves(lab, &from(&answer, node()));
         lab.evict(flow(Udp));

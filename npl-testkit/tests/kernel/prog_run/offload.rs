@@ -65,7 +65,8 @@ fn connection_is_offloaded_once_the_stack_has_forwarded_both_directions() {
     with_mappings(|lab| {
         set_next_hop(pod_ip(), NEXT_HOP);
         exchange(lab, &tcp(client(), node(), SYN, b""), &tcp(pod(), client(), SYN | ACK, b""));
-        // Connection tracking sees the end of the handshake before the flow is offloaded.
+        // This packet ends the handshake. It takes the stack, so that kernel conntrack sees the whole handshake before
+        // the flow is offloaded.
         assert_eq!(request(lab, &data()), NEXT);
         assert_eq!(request(lab, &data()), NEXT, "the stack has not forwarded a packet yet");
         stack_forwards_to_pod(lab, &data());
@@ -114,7 +115,7 @@ fn fin_or_reset_returns_the_connection_to_the_stack() {
                 exchange(lab, &data(), &tcp(pod(), client(), ACK, b"answer"));
             }
             assert_eq!(request(lab, &data()), NEXT);
-            // A new connection from the same ports is offloaded again.
+            // A new connection with the same ports must be offloaded again.
             offloaded_connection(lab);
         });
     }

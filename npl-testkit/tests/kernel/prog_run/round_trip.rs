@@ -109,7 +109,7 @@ fn ips(family: Family) -> BoxedStrategy<IpAddr> {
             .prop_map_into()
             .boxed();
     }
-    // Global and unique local addresses.
+    // The prefixes of global and of unique local addresses.
     let prefixes = select(&[0x2000_u16, 0x2001, 0x3fff, 0xfc00, 0xfdff][..]);
     let address = |(prefix, suffix): (u16, u128)| Ipv6Addr::from(u128::from(prefix) << 112 | suffix >> 16);
     (prefixes, any::<u128>()).prop_map(address).prop_map_into().boxed()

@@ -105,7 +105,7 @@ fn tuple_conflict_gives_the_replies_to_the_newer_association() {
         let changes = and(reason(Reason::TupleConflict), request("61000/sctp", length(&packet)));
         lab.ingress(&packet).is(&to(&packet, pod()), changes);
         reply_passes(lab, DATA);
-        // Another association has another tag.
+        // The INIT belongs to another association, so it has another tag.
         let mut init = sctp(client(), second, INIT, b"");
         let Transport::Sctp(transport) = &mut init.transport else { unreachable!("the packet is SCTP") };
         transport.chunks[4..8].copy_from_slice(&SECOND_TAG.to_be_bytes());

@@ -81,7 +81,7 @@ fn are_translated(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, P
     for (program, packet, expected) in packets {
         let (frames, expected) = (pieces(&packet, ID, size), pieces(&expected, ID, size));
         assert!(frames.len() > 1, "{size} bytes at once");
-        // A slot stays occupied for only one second.
+        // Occupy the slots again for each case, because a slot stays occupied for only one second.
         occupy_slots(now());
         for (frame, expected) in frames.iter().zip(expected) {
             becomes(lab, program, frame, expected, counted(program, frame));

@@ -157,7 +157,7 @@ fn vrf_member_with_the_nodes_addresses_gets_the_programs() {
     world.node().ip("link set vrf0 up\nlink set eth0 master vrf0").unwrap();
     world.topology.move_node_to("eth0").unwrap();
     let (pod, device) = (world.pod().addresses, world.pod().host_device.name());
-    // The usual routes of a VRF, with routes to Pods outside of it.
+    // These are the usual routes of a VRF, and routes to the Pods, which are outside of the VRF.
     let lines = format!(
         "route add unreachable default metric 4278198272 table 10\n\
          route add {} dev {device} scope link table 10\n\

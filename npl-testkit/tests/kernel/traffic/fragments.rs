@@ -59,7 +59,8 @@ fn replies_that_the_node_fragments_are_translated() {
     for device in [&world.pod().device, &world.pod().host_device] {
         device.set_mtu(9200).unwrap();
     }
-    // Sockets that are opened after this line allow the Node to fragment; in IPv6 only the sender fragments.
+    // With this sysctl, sockets that are opened later allow the Node to fragment their datagrams. Only IPv4 is tested,
+    // because in IPv6 only the sender fragments.
     world.pod().netns.sysctl("net/ipv4/ip_no_pmtu_disc", "1").unwrap();
     let _server = EchoServer::start_in(&world.pod().netns, "no-pmtud", &[POD_PORT + 1]).unwrap();
     let (frontend, backend) = mapping(Protocol::Udp, 61_050, (world.pod().ip(), POD_PORT + 1).into(), 1);

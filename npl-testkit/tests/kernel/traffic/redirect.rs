@@ -278,7 +278,7 @@ fn no_packet_is_lost_when_the_forwarding_mode_changes() {
         let modes = [Forwarding::Redirect, Forwarding::Stack, Forwarding::Offload];
         let forwarding = modes[usize::from(share) % modes.len()];
         if share == 5 {
-            // The datapath is reopened, as after an agent restart.
+            // The datapath is opened again, as by a restarted agent.
             world.datapath = Some(world.open());
         }
         world.follow(forwarding);

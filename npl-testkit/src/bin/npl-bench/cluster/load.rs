@@ -125,7 +125,7 @@ impl Idle {
         let [_user, _nice, _system, idle, iowait, ..] = ticks[..] else {
             anyhow::bail!("the first line of /proc/stat has only {} numbers", ticks.len())
         };
-        // The unit is 10 ms (USER_HZ).
+        // `/proc/stat` counts in units of 10 ms (USER_HZ).
         let time = Duration::from_millis((idle + iowait) * 10);
         Ok(Self { time, processors: u32::try_from(lines.count()).context("convert the number of processors")? })
     }
