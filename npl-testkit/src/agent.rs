@@ -149,7 +149,7 @@ impl Agent {
 }
 
 impl Options {
-    /// Options for an agent on this Node, with the binary from [`find_binary`].
+    /// Creates options for an agent on this Node, with the binary from [`find_binary`].
     pub fn new(netns: &Netns, node_name: &str, kubeconfig: &Path, bpffs: &Path, log: &Path) -> Result<Self> {
         Ok(Self {
             binary: find_binary()?,

@@ -57,7 +57,7 @@ pub struct Cgroup {
 }
 
 impl Hierarchy {
-    /// All hierarchies of this machine, without duplicates.
+    /// Returns all hierarchies of this machine, without duplicates.
     pub fn all() -> Result<Vec<Self>> {
         let mut hierarchies: Vec<Self> = Vec::new();
         for mount in mounts::all()?.into_iter().filter(|mount| mount.point.starts_with(ROOT)) {
@@ -157,7 +157,7 @@ impl Cgroup {
     }
 }
 
-/// The names of top-level groups that begin with `prefix`.
+/// Returns the names of top-level groups that begin with `prefix`.
 pub(crate) fn names(prefix: &str) -> Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for hierarchy in Hierarchy::all()? {

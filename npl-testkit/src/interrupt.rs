@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Handles Ctrl-C as a regular end: every wait returns an error, so that all drop guards run.
+//! Handles Ctrl-C as a regular end: every wait returns an error, so that all drop guards (teardown code) run.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};

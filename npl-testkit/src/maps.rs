@@ -93,8 +93,8 @@ fn set_to_zero(map: i32, elements: u32, value_size: i16) -> io::Result<()> {
     test_run::run(program.as_fd(), &FRAME, &options).map(drop)
 }
 
-/// A TC program that sets some consecutive elements to zero each time it runs. The packet's mark is the index of the
-/// first of these elements; the program advances the mark for its next run.
+/// Returns a TC program that sets some consecutive elements to zero each time it runs. The packet's mark is the index
+/// of the first of these elements; the program advances the mark for its next run.
 fn program_that_zeroes(map: i32, value_size: i16) -> Vec<u64> {
     const MARK: i16 = 8;
     const LOOKUP: i32 = 1;

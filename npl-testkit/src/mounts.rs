@@ -133,7 +133,7 @@ pub fn bind(from: &Path, to: &Path) -> Result<()> {
         .with_context(|| format!("mount {} at {}", from.display(), to.display()))
 }
 
-/// The mount points at or below `directory`, in mount order.
+/// Returns the mount points at or below `directory`, in mount order.
 pub fn below(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(all()?.into_iter().map(|mount| mount.point).filter(|point| point.starts_with(directory)).collect())
 }
@@ -150,7 +150,7 @@ pub struct Mount {
     pub options: Vec<String>,
 }
 
-/// All mounts that the calling thread sees.
+/// Returns all mounts that the calling thread sees.
 pub fn all() -> Result<Vec<Mount>> {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").context("read /proc/thread-self/mountinfo")?;
     Ok(table.lines().filter_map(parse).collect())

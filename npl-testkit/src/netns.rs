@@ -56,7 +56,7 @@ impl Netns {
         process::on_own_thread(inside)
     }
 
-    /// A free port on the loopback device.
+    /// Returns a free port on the loopback device.
     pub fn free_address(&self) -> Result<SocketAddr> {
         let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
         self.run(bind)?.with_context(|| format!("find a free port in {}", self.name()))
@@ -71,7 +71,7 @@ impl Netns {
         waited?.context("start a runtime")
     }
 
-    /// A command that runs in this namespace.
+    /// Returns a command that runs in this namespace.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
         command_in(self.name(), program)
     }
@@ -98,7 +98,7 @@ impl Netns {
         tools::output(list.args(["--numeric-protocol", "list", "table"]).args(name.split(' '))).ok()
     }
 
-    /// The number of packets that an `nft` counter has counted. The counter is given as family, table and name.
+    /// Returns the number of packets that an `nft` counter has counted. The counter is given as family, table and name.
     pub fn packets_counted(&self, counter: &str) -> Result<u64> {
         let text = self.nft(&format!("list counter {counter}"))?;
         let number = text.split_once("packets ").and_then(|(_, after)| after.split_whitespace().next()?.parse().ok());
@@ -162,7 +162,7 @@ impl Drop for Name {
     }
 }
 
-/// A command that runs in a namespace that another process created.
+/// Returns a command that runs in a namespace that another process created.
 #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
 pub fn command_in(name: &str, program: impl AsRef<OsStr>) -> Result<Command> {
     let file = open(name)?;

@@ -97,7 +97,7 @@ impl Process {
         }
     }
 
-    /// The last `lines` lines of the log, for error messages.
+    /// Returns the last `lines` lines of the log, for error messages.
     pub fn log_tail(&self, lines: usize) -> String {
         let text = fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
         let all: Vec<&str> = text.lines().collect();

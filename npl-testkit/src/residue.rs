@@ -108,7 +108,7 @@ impl Residue {
         Ok(Self { things })
     }
 
-    /// One line per object.
+    /// Returns one line per object.
     pub fn lines(&self) -> impl Iterator<Item = &str> {
         self.things.iter().map(String::as_str)
     }

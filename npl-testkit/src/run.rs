@@ -72,7 +72,7 @@ impl Run {
         &self.directory
     }
 
-    /// The path of a file in the run's directory.
+    /// Returns the path of a file in the run's directory.
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -161,12 +161,12 @@ pub fn ids() -> BTreeSet<String> {
     directory_names(Path::new(ROOT)).into_iter().filter(|id| !id.starts_with('.')).collect()
 }
 
-/// The directory of a run, which another process may own.
+/// Returns the directory of a run, which another process may own.
 pub fn directory_of(id: &str) -> PathBuf {
     Path::new(ROOT).join(id)
 }
 
-/// The PID of the run's owner, if that process is alive.
+/// Returns the PID of the run's owner, if that process is alive.
 pub fn owner(id: &str) -> Option<u32> {
     let owner = fs::read_to_string(directory_of(id).join(OWNER_FILE)).ok()?;
     let (pid, time) = owner.split_once(' ')?;
@@ -174,7 +174,7 @@ pub fn owner(id: &str) -> Option<u32> {
     start_time(pid).is_some_and(|now| now == time).then_some(pid)
 }
 
-/// The processes inside the namespaces of a run, which another process may own.
+/// Returns the processes inside the namespaces of a run, which another process may own.
 pub fn processes_of(id: &str) -> Result<BTreeSet<u32>> {
     let prefix = name_prefix(id);
     let mut pids = BTreeSet::new();
@@ -239,7 +239,7 @@ fn processes_in(netns: &str) -> Result<Vec<u32>> {
     Ok(pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
 }
 
-/// The prefix of the names of a run's namespaces and cgroups.
+/// Returns the prefix of the names of a run's namespaces and cgroups.
 pub(crate) fn name_prefix(id: &str) -> String {
     format!("{PREFIX}{id}-")
 }
@@ -249,8 +249,8 @@ fn run_of(name: &str) -> Option<&str> {
     (id.len() == 8 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
 }
 
-/// The start time of a process: field 22 of `/proc/<pid>/stat`. Fields are counted from the last parenthesis, because
-/// the process name in field 2 may contain spaces and parentheses.
+/// Returns the start time of a process: field 22 of `/proc/<pid>/stat`. Fields are counted from the last parenthesis,
+/// because the process name in field 2 may contain spaces and parentheses.
 fn start_time(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;

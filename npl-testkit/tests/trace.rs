@@ -55,12 +55,12 @@ impl Scene {
         })
     }
 
-    /// A SYN to a node port.
+    /// Returns a SYN to a node port.
     fn request(&self, port: u16) -> Packet {
         Packet::tcp(self.client, (self.node, port).into(), tcp_flags::SYN, b"").to_this_machine()
     }
 
-    /// An SCTP packet that opens an association, which the slow path translates.
+    /// Returns an SCTP packet that opens an association, which the slow path translates.
     fn sctp_request(&self, port: u16) -> Packet {
         Packet::sctp(self.client, (self.node, port).into(), sctp_chunks::INIT, &[0; 16]).to_this_machine()
     }
@@ -74,7 +74,7 @@ impl Scene {
         packet
     }
 
-    /// The line about a packet from the client.
+    /// Returns the line about a packet from the client.
     fn line(&self, level: Level, protocol: &str, port: u16, outcome: &str) -> (Level, String) {
         let (source, sport) = (self.client.ip(), self.client.port());
         let node = self.node;

@@ -24,7 +24,7 @@ pub(crate) struct Use {
     pub(crate) stack: u64,
 }
 
-/// The size and stack of each program of an object.
+/// Returns the size and stack of each program of an object.
 pub(crate) fn uses(functions: &[Function]) -> Result<Vec<Use>> {
     functions
         .iter()
@@ -60,8 +60,8 @@ fn walk(function: &Function, functions: &[Function], called: &mut BTreeSet<usize
     Ok(frame(&function.code) + deepest)
 }
 
-/// The offsets of the functions that a function calls. The linker counts the distance from the call if the called
-/// function is in the same section, and otherwise from the beginning of the other section.
+/// Returns the offsets of the functions that a function calls. The linker counts the distance from the call if the
+/// called function is in the same section, and otherwise from the beginning of the other section.
 fn calls(function: &Function) -> Vec<usize> {
     /// The value of a call instruction's source register if the called function is part of the object. Other calls are
     /// to helpers of the kernel.

@@ -129,7 +129,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     process::become_program(&mut command(&parts, &options.arguments))
 }
 
-/// A command that runs the built demo.
+/// Returns a command that runs the built demo.
 pub(crate) fn command(parts: &Parts, arguments: &[String]) -> Command {
     let mut command = Command::new(build::built_folder().join("npl-demo"));
     parts.pass_to(&mut command);

@@ -94,8 +94,8 @@ fn linker_for(compiler: &Compiler) -> Result<Option<Linker>> {
     Ok(None)
 }
 
-/// The newest LLVM version whose bitcode a bpf-linker reads. bpf-linker does not print this version, so it is derived
-/// from the version of bpf-linker.
+/// Returns the newest LLVM version whose bitcode a bpf-linker reads. bpf-linker does not print this version, so it is
+/// derived from the version of bpf-linker.
 fn newest_llvm_of(linker: &Path) -> Option<u32> {
     let answer = process::ask(Command::new(linker).arg("--version")).ok()?;
     let minor: u32 = answer.trim().strip_prefix("bpf-linker 0.")?.split('.').next()?.parse().ok()?;
@@ -131,7 +131,7 @@ impl Compiler {
     }
 }
 
-/// The libLLVM of a major version in a folder.
+/// Returns the libLLVM of a major version in a folder.
 fn llvm_in(folder: &Path, major: u32) -> Option<PathBuf> {
     let wanted = format!("libLLVM.so.{major}");
     let is_wanted =
@@ -167,7 +167,7 @@ impl Toolchain {
         process::say(&format!("kernel programs: rustc {release} (LLVM {llvm}) at {} with {linker}", rustc.display()));
     }
 
-    /// A cargo command for the BPF target, with its output below `target_dir`.
+    /// Returns a cargo command for the BPF target, with its output below `target_dir`.
     pub(crate) fn cargo(&self, subcommand: &str, target_dir: &Path) -> Result<Command> {
         self.configure(Command::new(self.own_cargo()), subcommand, target_dir)
     }

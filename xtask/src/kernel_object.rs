@@ -25,7 +25,7 @@ pub(crate) struct Function {
 type Section<'a> = ElfSection64<'a, 'a, LittleEndian>;
 type Symbol<'a> = ElfSymbol64<'a, 'a, LittleEndian>;
 
-/// The functions of a 64-bit little-endian ELF file, sorted by name.
+/// Returns the functions of a 64-bit little-endian ELF file, sorted by name.
 ///
 /// Also resolves calls of global functions, which the linker leaves to the loader.
 pub(crate) fn functions(file: &[u8]) -> Result<Vec<Function>> {

@@ -48,7 +48,7 @@ pub(crate) enum Kind {
 }
 
 impl TestBinary {
-    /// A command that runs the tests.
+    /// Returns a command that runs the tests.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.executable);
         command.current_dir(&self.folder);
@@ -90,7 +90,7 @@ impl TestBinary {
     }
 }
 
-/// The tests that a command lists, in lines like `module::name: test`.
+/// Returns the tests that a command lists, in lines like `module::name: test`.
 pub(crate) fn listed(list: &mut Command) -> Result<BTreeSet<String>> {
     let output = process::ask(list)?;
     Ok(output.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())

@@ -57,7 +57,7 @@ impl AnnotationLog {
         Ok(log)
     }
 
-    /// All values that an object's annotation has had, in order.
+    /// Returns all values that an object's annotation has had, in order.
     pub fn history(&self, name: &str) -> Vec<Seen> {
         self.shared.objects.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned().unwrap_or_default()
     }
@@ -115,7 +115,7 @@ impl Shared {
     }
 }
 
-/// The value of an object's annotation.
+/// Returns the value of an object's annotation.
 pub(super) fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     object.pointer("/metadata/annotations")?.get(key)?.as_str()
 }

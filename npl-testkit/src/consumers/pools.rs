@@ -61,7 +61,7 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// Empty pools for these ports.
+    /// Creates empty pools for these ports.
     pub fn new(consumer: Consumer, keeps_dead: Duration, ports: Vec<PoolPort>) -> Self {
         Self { consumer, keeps_dead, ports, members: BTreeMap::new() }
     }
@@ -87,7 +87,7 @@ impl Pools {
         }
     }
 
-    /// The members to which the pools send requests at the time `now`.
+    /// Returns the members to which the pools send requests at the time `now`.
     pub fn members(&self, now: Duration) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(move |(_, until)| until.is_none_or(|until| now < until)).map(|(member, _)| member)
     }

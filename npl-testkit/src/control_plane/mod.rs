@@ -38,7 +38,7 @@ const AGENT_KUBECONFIG: &str = "agent.kubeconfig";
 /// Time limit of a start, which takes 3 s on an idle machine with two cores.
 const READY_LIMIT: Duration = Duration::from_mins(1);
 
-/// The time limit for stopping the API server; open watches delay it.
+/// The time limit for stopping the API server, which open watches delay.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Environment variables with the directory of both binaries; the first one that is set is used.
@@ -213,18 +213,18 @@ impl ControlPlane {
         ready.map(drop).with_context(|| self.etcd.log_tail(5))
     }
 
-    /// A client with all rights.
+    /// Returns a client with all rights.
     pub fn client(&self) -> Result<ApiClient> {
         self.client_with(self.tokens.of(ADMIN)?)
     }
 
-    /// A client that authenticates with this token.
+    /// Returns a client that authenticates with this token.
     pub fn client_with(&self, token: &str) -> Result<ApiClient> {
         let authority = fs::read(self.certificate()).context("read the API server's certificate")?;
         Ok(ApiClient::new(self.address(), &authority, token, self.netns.as_ref()))
     }
 
-    /// A self-contained kubeconfig for one of the accounts.
+    /// Returns a self-contained kubeconfig for one of the accounts.
     pub fn kubeconfig(&self, user: &str) -> Result<String> {
         let certificate = fs::read(self.certificate()).context("read the API server's certificate")?;
         Ok(kubeconfig(self.address(), &certificate, user, self.tokens.of(user)?))
@@ -240,7 +240,7 @@ impl ControlPlane {
         self.directory.join(AGENT_KUBECONFIG)
     }
 
-    /// The agent's kubeconfig with another loopback port, such as that of a proxy in front of the API server.
+    /// Returns the agent's kubeconfig with another loopback port, such as that of a proxy in front of the API server.
     pub fn agent_kubeconfig_by(&self, port: u16) -> Result<PathBuf> {
         let path = self.directory.join(format!("agent-{port}.kubeconfig"));
         if path.exists() {
@@ -361,7 +361,7 @@ impl Drop for ControlPlane {
 }
 
 impl Ports {
-    /// Allocates all ports at the same time, so that they differ.
+    /// Allocates free ports for all servers at the same time, so that the ports differ.
     fn free(netns: Option<&Netns>, reach: Reach) -> Result<Self> {
         let bind = || -> std::io::Result<[u16; 3]> {
             let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

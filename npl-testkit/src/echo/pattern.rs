@@ -11,7 +11,7 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The first `length` bytes of the pattern for `seed`.
+    /// Returns the first `length` bytes of the pattern for `seed`.
     pub fn new(seed: u64, length: u64) -> Self {
         // The highest bit keeps the state from being zero, because xorshift of zero is zero.
         Self { state: seed | 1 << 63, left: length }
@@ -68,7 +68,7 @@ impl Default for Digest {
 }
 
 impl Digest {
-    /// The digest of `bytes`.
+    /// Returns the digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         let mut digest = Self::default();
         digest.update(bytes);

@@ -194,7 +194,7 @@ fn answer_datagrams(socket: &UdpSocket, shared: &Shared) {
     }
 }
 
-/// The response length that a datagram requests, if any.
+/// Returns the response length that a datagram requests, if any.
 fn wanted_length(request: &[u8]) -> Option<usize> {
     let mut words = request.split(|byte| *byte == b' ');
     if words.next()? != PADDED.as_bytes() {

@@ -333,7 +333,7 @@ fn cost_of_a_call(call: impl Fn(u32) -> Result<()>) -> Result<Duration> {
 }
 
 impl Arrival {
-    /// The settings of the counter, and of the program that only redirects to the Pod.
+    /// Returns the settings of the counter, and of the program that only redirects to the Pod.
     fn target(&self, ifindex: u32) -> Target {
         let [port_min, port_max] = self.ports;
         let (source_addr, source_port) = self.source.map_or_else(Default::default, |it| (it.ip().octets(), it.port()));

@@ -196,7 +196,7 @@ pub enum Checksum {
 }
 
 impl Packet {
-    /// A TCP segment with the given flags, as received by the Node.
+    /// Creates a TCP segment with the given flags, as received by the Node.
     pub fn tcp(source: SocketAddr, destination: SocketAddr, flags: u8, payload: &[u8]) -> Self {
         let tcp = Tcp {
             source: source.port(),
@@ -219,7 +219,7 @@ impl Packet {
         Self { ethernet: Some(Ethernet { destination: [0; 6], ..Ethernet::default() }), ..self }
     }
 
-    /// A UDP datagram, as received by the Node.
+    /// Creates a UDP datagram, as received by the Node.
     pub fn udp(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Self {
         let udp = Udp {
             source: source.port(),
@@ -230,7 +230,7 @@ impl Packet {
         Self::new(source.ip(), destination.ip(), Transport::Udp(udp))
     }
 
-    /// An ICMP error that quotes the IP header of `quoted` and `quoted_bytes` bytes after it.
+    /// Creates an ICMP error that quotes the IP header of `quoted` and `quoted_bytes` bytes after it.
     pub fn icmp_error(source: IpAddr, kind: u8, code: u8, quoted: &Self, quoted_bytes: usize) -> Self {
         let mut inner = Self { ethernet: None, ..quoted.clone() }.build();
         inner.truncate(quoted.ip.header_length() + quoted_bytes);
@@ -238,7 +238,7 @@ impl Packet {
         Self::new(source, quoted.source_ip(), Transport::Icmp(icmp))
     }
 
-    /// A packet with any transport between two addresses of one family.
+    /// Creates a packet with any transport between two addresses of one family.
     pub fn new(source: IpAddr, destination: IpAddr, transport: Transport) -> Self {
         let ip = match (source, destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => Ip::V4(Ipv4::new(source, destination)),

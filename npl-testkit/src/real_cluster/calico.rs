@@ -199,7 +199,7 @@ const VARIABLES: [(&str, &str); 19] = [
     ("FELIX_HEALTHENABLED", "false"),
 ];
 
-/// The CNI settings of Calico's manifest.
+/// Returns the CNI settings of Calico's manifest.
 fn settings(node: NodeNumber) -> Value {
     json!({
         "cniVersion": "1.0.0",

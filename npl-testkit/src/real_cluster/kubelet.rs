@@ -21,7 +21,7 @@ pub(super) const GROUP: &str = "system:nodes";
 /// The kubelet's Pod limit: more Pods than any test creates, within the Node's address range.
 const MAX_PODS: u32 = 200;
 
-/// The API server user of a Node's kubelet.
+/// Returns the API server user of a Node's kubelet.
 pub(super) fn user(node: NodeNumber) -> String {
     format!("system:node:{}", node.name())
 }

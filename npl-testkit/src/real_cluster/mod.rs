@@ -64,12 +64,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// The options for two Nodes, kube-proxy with iptables, and a bridge network.
+    /// Returns the options for two Nodes, kube-proxy with iptables, and a bridge network.
     pub fn new(init_program: impl Into<PathBuf>) -> Self {
         Self { nodes: 2, kube_proxy: KubeProxy::default(), cni: Cni::default(), init_program: init_program.into() }
     }
 
-    /// The options of [`Self::new`], with the `npl-cluster` binary from this program's directory.
+    /// Returns the options of [`Self::new`], with the `npl-cluster` binary from this program's directory.
     pub fn beside_this_program() -> Result<Self> {
         let own = env::current_exe().context("find the path of this program")?;
         Ok(Self::new(own.with_file_name("npl-cluster")))
@@ -129,12 +129,12 @@ impl RealCluster {
         &mut self.nodes
     }
 
-    /// The Node with this name.
+    /// Returns the Node with this name.
     pub fn node(&self, name: &str) -> Result<&Node> {
         self.nodes.iter().find(|node| node.name() == name).with_context(|| format!("this cluster has no Node {name}"))
     }
 
-    /// A client for Kubernetes objects with administrator rights.
+    /// Returns a client for Kubernetes objects with administrator rights.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }

@@ -109,7 +109,7 @@ impl Node {
         &self.netns
     }
 
-    /// All of the Node's namespaces.
+    /// Returns all of the Node's namespaces.
     pub fn space(&self) -> &Space {
         self.init.space()
     }
@@ -156,12 +156,12 @@ impl Node {
         Ok(())
     }
 
-    /// A `ctr` command for the Node's images and containers.
+    /// Returns a `ctr` command for the Node's images and containers.
     pub fn ctr(&self) -> Command {
         containerd::ctr(&self.directory)
     }
 
-    /// The PIDs of a Pod's containers, as seen from outside.
+    /// Returns the PIDs of a Pod's containers, as seen from outside.
     pub fn pod_processes(&self, pod_uid: &str) -> Result<Vec<u32>> {
         let mut pids = Vec::new();
         for entry in fs::read_dir("/proc").context("list processes")?.flatten() {

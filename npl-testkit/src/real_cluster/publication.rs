@@ -91,7 +91,7 @@ fn follow(
     Ok(pods)
 }
 
-/// The resource version of a list or of an object in an event.
+/// Returns the resource version of a list or of an object in an event.
 fn version(shown: &Value) -> Result<String> {
     Ok(shown["metadata"]["resourceVersion"].as_str().context("the object has no resource version")?.to_owned())
 }

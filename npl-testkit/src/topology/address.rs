@@ -29,7 +29,7 @@ pub struct ClientAddresses {
 }
 
 impl ClientAddresses {
-    /// Both addresses.
+    /// Returns both addresses.
     pub fn ips(&self) -> [IpAddr; 2] {
         [self.v4.into(), self.v6.into()]
     }
@@ -53,7 +53,7 @@ pub struct PodAddresses {
 }
 
 impl PodAddresses {
-    /// The addresses of the `n`th Pod.
+    /// Returns the addresses of the `n`th Pod.
     pub(super) fn nth(n: u8) -> Self {
         Self { v4: Ipv4Addr::new(10, 244, 0, n), v6: Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, n.into()) }
     }

@@ -114,7 +114,7 @@ impl Topology {
         &self.node
     }
 
-    /// A handle of a device that the caller has created on the Node.
+    /// Returns a handle of a device that the caller has created on the Node.
     pub fn node_device(&self, name: &str) -> Device {
         Device::new(&self.node, name)
     }
@@ -129,7 +129,7 @@ impl Topology {
         &self.clients[0]
     }
 
-    /// All clients.
+    /// Returns all clients.
     pub fn clients(&self) -> &[Client] {
         &self.clients
     }

@@ -58,7 +58,7 @@ fn client(world: &World) -> &Netns {
     &world.topology.client().netns
 }
 
-/// A Node whose addresses are on a bond, without an agent. `None` if the kernel does not support bonds.
+/// Creates a Node whose addresses are on a bond, without an agent. `None` if the kernel does not support bonds.
 fn world_with_bond() -> Option<World> {
     let world = World::new();
     if !kernel::make_device(node(&world), "bond", BOND, false).unwrap() {
@@ -108,7 +108,7 @@ impl Conversation {
     }
 }
 
-/// The link pins of the bond with their inode numbers, which change if a pin is recreated.
+/// Returns the link pins of the bond with their inode numbers, which change if a pin is recreated.
 fn pins(world: &World) -> BTreeMap<String, u64> {
     let folder = world.bpffs.path().join(PIN_ROOT).join(format!("v{ABI_VERSION}")).join(LINK_DIR);
     let of_bond = format!("{}_", world.topology.node_device("up0").ifindex().unwrap());

@@ -30,7 +30,7 @@ fn served() -> (World, Vec<Entry>) {
     (world, entries)
 }
 
-/// Requests to the entries' node ports, with other node addresses and from `client`.
+/// Returns requests to the entries' node ports, with other node addresses and from `client`.
 fn requests(entries: &[Entry], node: [&str; 2], client: [&str; 2]) -> Vec<Request> {
     let of =
         |entry: &Entry, texts: [&str; 2]| -> IpAddr { texts[usize::from(entry.node_ip.is_ipv6())].parse().unwrap() };
@@ -43,13 +43,13 @@ fn requests(entries: &[Entry], node: [&str; 2], client: [&str; 2]) -> Vec<Reques
     entries.iter().map(request).collect()
 }
 
-/// Requests from the client of the topology, with these node addresses.
+/// Returns requests from the client of the topology, with these node addresses.
 fn from_afar(world: &World, entries: &[Entry], node: [&str; 2]) -> Vec<Request> {
     let client = world.topology.client().addresses;
     requests(entries, node, [&client.v4.to_string(), &client.v6.to_string()])
 }
 
-/// Requests from the client of the topology to the addresses of the entries.
+/// Returns requests from the client of the topology to the addresses of the entries.
 fn own_requests(world: &World, entries: &[Entry]) -> Vec<Request> {
     let node = world.topology.node_addresses();
     from_afar(world, entries, [&node.v4.to_string(), &node.v6.to_string()])
@@ -90,7 +90,7 @@ fn wait_for_devices(world: &World, expected: &[&str]) {
     poll::until(&format!("programs on {expected:?}"), LIMIT, || (names() == expected).then_some(())).unwrap();
 }
 
-/// The number of programs that are attached to the Node's device of this name.
+/// Returns the number of programs that are attached to the Node's device of this name.
 fn programs_on(world: &World, device: &str) -> usize {
     let at = |attach_type| SchedClassifier::query_tcx(device, attach_type).unwrap().1.len();
     world.topology.node().run(|| [TcAttachType::Ingress, TcAttachType::Egress].map(at).iter().sum()).unwrap()
@@ -202,7 +202,7 @@ fn connections_survive_a_brief_loss_of_the_addresses() {
     assert_served(&world, "web-0", &entries);
 }
 
-/// The ID of the XDP program on the uplink.
+/// Returns the ID of the XDP program on the uplink.
 fn program_in_the_driver(world: &World) -> Option<String> {
     let shown = world.topology.node().ip("link show dev eth0").unwrap();
     shown.split_once("prog/xdp id ").and_then(|(_, rest)| rest.split_whitespace().next()).map(str::to_owned)

@@ -58,7 +58,7 @@ fn renew_token(world: &World, file: &Path) {
     fs::rename(&new, file).unwrap();
 }
 
-/// A kubeconfig of the agent that reads its token from a file, as in a Pod.
+/// Returns a kubeconfig of the agent that reads its token from a file, as in a Pod.
 fn kubeconfig_with(world: &World, former: &Path, token: &Path) -> PathBuf {
     let text = fs::read_to_string(former).unwrap();
     let (before, _) = text.split_once("{token: ").unwrap();

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::world::{LIMIT, NAMESPACE, POD_PORT, World};
 
-/// The agent's Events about an object.
+/// Returns the agent's Events about an object.
 fn events(world: &World, object: &str) -> Vec<Value> {
     let list = world.cluster.client().get(&format!("/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")).unwrap();
     let is_about = |event: &&Value| {
@@ -31,7 +31,7 @@ pub(crate) fn wait_for_event(world: &World, object: &str, reason: &str) -> Value
     waited.unwrap().0
 }
 
-/// The output of `kubectl describe` for an object.
+/// Returns the output of `kubectl describe` for an object.
 fn described(world: &World, kind: &str, name: &str) -> String {
     world.cluster.kubectl(&["describe", kind, name, "--namespace", NAMESPACE]).unwrap()
 }

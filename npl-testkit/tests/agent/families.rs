@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::world::{LIMIT, NAMESPACE, NODE, World};
 
-/// A dual-stack Node with an agent and the enabled Service `web` with these `spec` fields.
+/// Creates a dual-stack Node with an agent and the enabled Service `web` with these `spec` fields.
 pub(crate) fn world_with_service(spec: &serde_json::Value) -> World {
     let mut world = World::new();
     let addresses = world.topology.node_addresses();

@@ -65,7 +65,7 @@ impl World {
     }
 }
 
-/// The node ports of the bystander's mappings.
+/// Returns the node ports of the bystander's mappings.
 fn node_ports(world: &World) -> Vec<Value> {
     let pod = world.topology.pods().iter().find(|pod| pod.name == BYSTANDER).unwrap();
     let leads_there = |mapping: &&Value| mapping["podIp"] == pod.ip().to_string();

@@ -8,7 +8,8 @@ use serde_json::json;
 
 use crate::world::{LIMIT, NAMESPACE, World};
 
-/// The annotation that the agent publishes with these flags under an annotation domain, for the first two node ports.
+/// Returns the annotation that the agent publishes with these flags under an annotation domain, for the first two node
+/// ports.
 fn published(domain: &str, flags: &[&str]) -> String {
     let mut world = World::with_agent(flags);
     world.create_service();

@@ -21,8 +21,8 @@ use crate::world::{LIMIT, NODE, World, manifest};
 /// The agent's namespace.
 const NPL_SYSTEM: &str = "/api/v1/namespaces/npl-system";
 
-/// GKE and other providers admit Pods of the two system priority classes only in namespaces with a `ResourceQuota` for
-/// these classes.
+/// An admission configuration like that of GKE and other providers: Pods of the two system priority classes are
+/// admitted only in namespaces with a `ResourceQuota` for these classes.
 const PRIORITY_NEEDS_QUOTA: &str = "apiVersion: apiserver.config.k8s.io/v1
 kind: AdmissionConfiguration
 plugins:
@@ -38,7 +38,7 @@ plugins:
               values: [system-node-critical, system-cluster-critical]
 ";
 
-/// A control plane whose API server has this admission configuration, with the whole manifest applied.
+/// Creates a control plane whose API server has this admission configuration, with the whole manifest applied.
 fn installed_with(run: &Run, configuration: &str) -> (ControlPlane, Cluster) {
     let file = run.file("admission.yaml");
     fs::write(&file, configuration).unwrap();
@@ -102,7 +102,7 @@ fn installed_elsewhere(run: &Run, plane: &ControlPlane, cluster: &Cluster) -> Ap
     agent_token(plane, cluster, NODE, "agent-0")
 }
 
-/// A Node's name that is longer than the 128 bytes of an Event's `reportingInstance`.
+/// Returns a Node's name that is longer than the 128 bytes of an Event's `reportingInstance`.
 fn long_node() -> String {
     format!("{NODE}.{}", "zone-with-a-long-name.".repeat(6)) + "example.org"
 }

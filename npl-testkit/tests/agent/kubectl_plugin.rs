@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl` against a real API server. There is no kubelet, so the tests have a script in place of `kubectl`. If
+//! Tests `kubectl npl` with a real API server. There is no kubelet, so a script replaces `kubectl` in these tests. If
 //! the plug-in executes a command in the agent's Pod, the script runs the command on the Node itself. The script also
 //! answers for the replicas of the feed, and passes all other commands to kubectl.
 
@@ -43,7 +43,7 @@ fn programs(world: &World) -> PathBuf {
     folder
 }
 
-/// The exit code and output of `kubectl npl`.
+/// Returns the exit code and output of `kubectl npl`.
 fn kubectl_npl(world: &World, programs: &Path, arguments: &[&str]) -> (i32, String) {
     let mut command = world.topology.node().command(programs.join("kubectl")).unwrap();
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());

@@ -21,7 +21,7 @@ use crate::world::{LIMIT, POD_PORT, World};
 
 const MIB: u64 = 1024 * 1024;
 
-/// All values that the Pods' annotations have had.
+/// Returns all values that the Pods' annotations have had.
 fn writes(world: &World, pods: &[&str]) -> Vec<Vec<Option<String>>> {
     pods.iter().map(|pod| world.annotations.history(pod).into_iter().map(|seen| seen.value).collect()).collect()
 }
@@ -55,13 +55,13 @@ fn killing_and_restarting_the_agent_loses_no_traffic_and_causes_no_write() {
     assert_eq!(world.kernel_mappings().len(), mapped);
 }
 
-/// The directories of pinned programs, one per build.
+/// Returns the directories of pinned programs, one per build.
 fn builds(world: &World) -> Vec<PathBuf> {
     let folder = world.bpffs.path().join(PIN_ROOT).join(format!("v{ABI_VERSION}")).join(PROGRAM_DIR);
     fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// The IDs of the pinned programs by name.
+/// Returns the IDs of the pinned programs by name.
 fn programs(world: &World) -> BTreeMap<String, u32> {
     let pins = builds(world).into_iter().flat_map(|build| fs::read_dir(build).unwrap());
     let named = pins.map(|entry| entry.unwrap().path()).filter_map(|pin| {
@@ -86,7 +86,7 @@ fn a_restarted_agent_loads_no_program() {
     assert!(status.contains(&expected), "{expected} is not in {status}");
 }
 
-/// The number of speculation barriers in a pinned program.
+/// Returns the number of speculation barriers in a pinned program.
 fn barriers(world: &World, name: &str) -> usize {
     let pin = builds(world).pop().unwrap().join(name);
     let dump = tools::output(Command::new("bpftool").args(["prog", "dump", "xlated", "pinned"]).arg(pin)).unwrap();

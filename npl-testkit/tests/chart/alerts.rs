@@ -135,7 +135,7 @@ const CASES: [Case; 13] = [
 /// The evaluation time, which exceeds the longest `for` of an alert.
 const EVALUATED: &str = "20m";
 
-/// A promtool test that expects the alert to fire, or not to fire, on the series.
+/// Returns a promtool test that expects the alert to fire, or not to fire, on the series.
 fn test(Case { alert, .. }: &Case, series: Series, fires: bool) -> Value {
     let with_instance = |name: &str| match name.split_once('{') {
         Some((metric, labels)) => format!(r#"{metric}{{instance="node-1:9912",{labels}"#),

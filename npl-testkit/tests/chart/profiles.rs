@@ -83,7 +83,7 @@ impl World {
     }
 }
 
-/// All cases share one API server, because its start takes longer than the cases.
+/// All cases run in one test with one API server, because its start takes longer than the cases.
 #[test]
 fn an_api_server_accepts_each_profile_and_every_step_of_a_release() {
     let world = World::start();

@@ -241,12 +241,12 @@ const ELSEWHERE: [&str; 4] = [
     "metrics.dashboard.labels.grafana_dashboard",
 ];
 
-/// The content of an environment variable of the agent.
+/// Returns the content of an environment variable of the agent.
 fn variable<'a>(objects: &'a [Value], name: &str) -> Option<&'a str> {
     variable_of(objects, DAEMON_SET, name)
 }
 
-/// The content of an environment variable of the first container of a workload.
+/// Returns the content of an environment variable of the first container of a workload.
 pub(crate) fn variable_of<'a>(objects: &'a [Value], workload: (&str, &str), name: &str) -> Option<&'a str> {
     let env = find(objects, workload.0, workload.1)?.pointer(container!(""))?["env"].as_array()?;
     env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
@@ -287,7 +287,7 @@ impl Case {
     }
 }
 
-/// The content of a case's field; `null` if the field is absent.
+/// Returns the content of a case's field; `null` if the field is absent.
 fn field(objects: &[Value], Case { object: (kind, name), field, .. }: &Case) -> Value {
     find(objects, kind, name).and_then(|object| object.pointer(field)).cloned().unwrap_or_default()
 }

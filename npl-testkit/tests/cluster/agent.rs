@@ -18,12 +18,12 @@ fn agents(world: &World) -> Vec<Pod> {
     world.pods(AGENT_NAMESPACE, "app.kubernetes.io/component=agent")
 }
 
-/// The agent's Pod on a Node.
+/// Returns the agent's Pod on a Node.
 pub(crate) fn on(world: &World, node: &str) -> Pod {
     agents(world).into_iter().find(|pod| pod.node == node).unwrap()
 }
 
-/// The ID of a Pod's process with this program.
+/// Returns the ID of a Pod's process with this program.
 pub(crate) fn process_of(world: &World, pod: &Pod, program: &str) -> u32 {
     let processes = world.cluster.node(&pod.node).unwrap().pod_processes(&pod.uid).unwrap();
     let is_program =

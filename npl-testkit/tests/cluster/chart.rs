@@ -91,7 +91,7 @@ fn execute(world: &World, command: &str, further: &[&str]) {
     tools::output(&mut command).unwrap();
 }
 
-/// The value of `NPL_DRAIN` in the DaemonSet; empty if the variable is unset.
+/// Returns the value of `NPL_DRAIN` in the DaemonSet; empty if the variable is unset.
 fn drain(world: &World) -> String {
     let path = "jsonpath={.spec.template.spec.containers[0].env[?(@.name==\"NPL_DRAIN\")].value}";
     world.kubectl(&["get", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, "--output", path])

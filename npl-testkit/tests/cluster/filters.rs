@@ -10,7 +10,7 @@ use crate::clients;
 use crate::traffic::{PORTS, assert_served};
 use crate::world::{Pod, World};
 
-/// Rules that drop all forwarded packets except replies and requests of this client to this Pod.
+/// Returns rules that drop all forwarded packets except replies and requests of this client to this Pod.
 fn rules(pod: &Pod, clients: &[String; 2]) -> String {
     let address = |is_ipv4: bool| pod.ips.iter().find(|ip| ip.is_ipv4() == is_ipv4).unwrap();
     let (v4, v6) = (address(true), address(false));

@@ -69,7 +69,7 @@ pub(crate) fn every_kind_of_service_and_pod_is_published_correctly(world: &mut W
     world.kubectl(&["delete", "--filename", manifest.to_str().unwrap(), "--timeout=60s"]);
 }
 
-/// The annotation entries, sorted by family.
+/// Returns the annotation entries, sorted by family.
 fn entries(pod: &Pod) -> Vec<Entry> {
     let mut entries = pod.annotation.as_deref().map(|value| Entry::parse(value).unwrap()).unwrap_or_default();
     entries.sort_by_key(|entry| entry.address().is_ipv6());

@@ -19,12 +19,12 @@ fn policies() -> String {
     format!("/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies")
 }
 
-/// A NetworkPolicy for the Pods of the shop with these ingress rules.
+/// Returns a NetworkPolicy for the Pods of the shop with these ingress rules.
 fn policy(ingress: &Value) -> Value {
     policy_for(&json!({"matchLabels": {"app": "web"}}), ingress)
 }
 
-/// A NetworkPolicy that denies all clients of all Pods of the shop's namespace.
+/// Returns a NetworkPolicy that denies all clients of all Pods of the shop's namespace.
 fn default_deny() -> Value {
     policy_for(&json!({}), &json!([]))
 }
@@ -42,8 +42,8 @@ fn wait(what: &str, is_reached: &dyn Fn() -> bool) {
     poll::until(what, LIMIT, || is_reached().then_some(())).unwrap();
 }
 
-/// The number of a Pod's annotation entries at which a client gets an answer. The client connects to all entries in
-/// parallel, because a connection that the policy drops waits for its timeout.
+/// Returns the number of a Pod's annotation entries at which a client gets an answer. The client connects to all
+/// entries in parallel, because a connection that the policy drops waits for its timeout.
 fn answering(world: &World, client: &Client, pod: &Pod) -> usize {
     let (entries, answering) = (world.entries(&pod.name, PORTS), AtomicUsize::new(0));
     thread::scope(|scope| {

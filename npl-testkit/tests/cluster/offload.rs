@@ -64,7 +64,7 @@ pub(crate) fn an_offloaded_connection_bypasses_the_stack_until_a_rule_drops_it(w
     }
 }
 
-/// The address of the Pod's mapping for TCP.
+/// Returns the address of the Pod's mapping for TCP.
 fn server(world: &World, pod: &Pod, is_ipv4: bool) -> SocketAddr {
     let entries = world.entries(&pod.name, PORTS);
     let mut of_tcp = entries.iter().filter(|entry| entry.protocol == Protocol::Tcp).map(Entry::address);

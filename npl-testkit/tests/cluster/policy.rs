@@ -53,7 +53,7 @@ pub(crate) fn an_agent_may_write_its_annotation_and_nothing_else(world: &mut Wor
     assert_eq!(world.wait_for_shop(4), shop, "a rejected request has changed a Pod");
 }
 
-/// A client with a token of the agent's service account.
+/// Returns a client with a token of the agent's service account.
 fn client(world: &mut World, flags: &[&str]) -> ApiClient {
     let words = ["create", "token", "npl-agent", "--namespace", AGENT_NAMESPACE];
     let token = world.kubectl(&[&words, flags].concat());

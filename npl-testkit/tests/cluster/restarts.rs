@@ -104,7 +104,7 @@ pub(crate) fn network_daemons_are_killed_and_restarted(world: &mut World) {
     });
 }
 
-/// The time of the kubelet's last lease renewal.
+/// Returns the time of the kubelet's last lease renewal.
 fn lease(world: &World, node: &str) -> String {
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node}");
     world.cluster.cluster().client().get(&path).unwrap()["spec"]["renewTime"].to_string()

@@ -84,7 +84,7 @@ pub(crate) fn the_cleanup_daemon_set_removes_what_deleted_agents_have_left(world
     world.wait_for_shop(4);
 }
 
-/// The output of each command on each Node, and whether the output shows kernel state of NPL.
+/// Returns the output of each command on each Node, and whether the output shows kernel state of NPL.
 fn traces(world: &World) -> Vec<(bool, String)> {
     let nodes = world.cluster.nodes().iter();
     let seen = nodes.flat_map(|node| {

@@ -122,7 +122,7 @@ fn with_rights(pool: &'static BpffsPool, with_perfmon: bool, test: impl FnOnce(&
     pool.take().bpffs().run(run_confined).unwrap();
 }
 
-/// The frontend and the backend of a mapping.
+/// Returns the frontend and the backend of a mapping.
 pub(crate) fn mapping(protocol: Protocol, node_port: u16, pod: SocketAddr, generation: u32) -> (Frontend, Backend) {
     let frontend = Frontend { family: Family::of(pod.ip()), node_port: NodePort(node_port), protocol };
     (frontend, Backend { pod_ip: pod.ip(), pod_port: PodPort(pod.port()), generation, is_restricted: false })
@@ -273,7 +273,7 @@ impl Lab {
         self.full_tables = Some(programs);
     }
 
-    /// The flow's entry in the flow table.
+    /// Returns the flow's entry in the flow table.
     pub(crate) fn flow(&self, id: FlowId) -> Option<FlowEntry> {
         match id.key() {
             FlowKey::V4(key) => self.v4.flows.get(&key, 0).ok().map(|flow| FlowEntry::new(flow.node_addr, flow.state)),
@@ -290,18 +290,19 @@ impl Lab {
         }
     }
 
-    /// The flow's entry in the half-open cache: from the flow's own slot, or else from the slot of its handshake.
+    /// Returns the flow's entry in the half-open cache: from the flow's own slot, or else from the slot of its
+    /// handshake.
     pub(crate) fn slot(&mut self, id: FlowId) -> Option<u64> {
         self.own_slot(id).or_else(|| self.handshake(id))
     }
 
-    /// The flow's entry in its own slot of the half-open cache.
+    /// Returns the flow's entry in its own slot of the half-open cache.
     pub(crate) fn own_slot(&mut self, id: FlowId) -> Option<u64> {
         self.entry_at(id, half_open::slot(hash(id)))
     }
 
-    /// The entry of the scene's handshake in the half-open cache. Its key contains the number that acknowledges the SYN
-    /// or INIT.
+    /// Returns the entry of the scene's handshake in the half-open cache. Its key contains the number that acknowledges
+    /// the SYN or INIT.
     pub(crate) fn handshake(&mut self, id: FlowId) -> Option<u64> {
         let key = handshake_key(id);
         self.entry_of(id, half_open::handshake_slot(key), key)
@@ -333,7 +334,7 @@ impl Lab {
         }
     }
 
-    /// All fragment tracking records, with their slots.
+    /// Returns all fragment tracking records, with their slots.
     pub(crate) fn fragment_records(&mut self, family: Family) -> Vec<(u32, u64)> {
         (0..).zip(self.fragments(family).iter().map(Result::unwrap)).filter(|(_, record)| *record != 0).collect()
     }
@@ -388,7 +389,8 @@ impl FlowEntry {
     }
 }
 
-/// The acknowledgement numbers (or tags) of the answers to the client's and the Pod's first packet in the scene.
+/// Returns the acknowledgement numbers (or tags) of the answers to the client's and the Pod's first packet in the
+/// scene.
 fn numbers(id: FlowId) -> (u32, u32) {
     match id.protocol {
         Protocol::Sctp => (SCTP_TAG, SCTP_TAG),
@@ -396,12 +398,12 @@ fn numbers(id: FlowId) -> (u32, u32) {
     }
 }
 
-/// The hash of the scene's handshake.
+/// Returns the hash of the scene's handshake.
 fn handshake_key(id: FlowId) -> u64 {
     conntrack::handshake_key(hash(id), numbers(id).0)
 }
 
-/// The flow's hash, as the kernel programs compute it.
+/// Returns the flow's hash, as the kernel programs compute it.
 pub(crate) fn hash(id: FlowId) -> u64 {
     let ports = u64::from(id.client.port()) << 32 | u64::from(id.pod.port()) << 8 | u64::from(id.protocol.number());
     match id.key() {
@@ -417,7 +419,7 @@ pub(crate) fn hash(id: FlowId) -> u64 {
     }
 }
 
-/// An address as two 64-bit halves. The first four bytes of each half are its upper 32 bits.
+/// Returns an address as two 64-bit halves. The first four bytes of each half are its upper 32 bits.
 fn halves(addr: [u8; 16]) -> [u64; 2] {
     let load = |offset: usize| u64::from(u32::from_ne_bytes(*addr[offset..].first_chunk().unwrap()));
     [load(0) << 32 | load(4), load(8) << 32 | load(12)]

@@ -42,7 +42,7 @@ fn add_and_delete_repeatedly(netns: &Netns, is_over: &AtomicBool) {
     }
 }
 
-/// All complete address dumps; dumps that a concurrent change interrupted are omitted.
+/// Returns all complete address dumps; dumps that a concurrent change interrupted are omitted.
 async fn dump_repeatedly() -> Vec<BTreeSet<IpAddr>> {
     let mut lists = Vec::new();
     for _ in 0..DUMPS {

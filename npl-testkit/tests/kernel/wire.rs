@@ -83,7 +83,7 @@ impl Wire {
         self.send(&[&header, frame].concat())
     }
 
-    /// The next frame that arrives within `limit`; a [`capture`] also returns frames that leave.
+    /// Returns the next frame that arrives within `limit`; a [`capture`] also returns frames that leave.
     pub(crate) fn receive(&self, limit: Duration) -> io::Result<Option<Vec<u8>>> {
         self.socket.set_read_timeout(Some(limit))?;
         let mut buffer = [MaybeUninit::new(0); 2048];
@@ -96,7 +96,7 @@ impl Wire {
     }
 }
 
-/// The address of a packet socket at a device.
+/// Returns the address of a packet socket at a device.
 pub(crate) fn link_address(ifindex: u32, ether_type: u16) -> SockAddr {
     let mut storage = SockAddrStorage::zeroed();
     // SAFETY: the storage has room for any address, and the type is that of the family that is written below.

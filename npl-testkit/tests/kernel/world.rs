@@ -54,7 +54,8 @@ pub(crate) struct World {
 static POOL: BpffsPool = BpffsPool::new();
 
 impl World {
-    /// A Node with one client and `pods` Pods, each mapped for TCP and UDP; the programs are attached to the uplink.
+    /// Creates a Node with one client and `pods` Pods, each mapped for TCP and UDP; the programs are attached to the
+    /// uplink.
     pub(crate) fn new(pods: u8) -> Self {
         Self::with_options(pods, Options::default())
     }
@@ -107,7 +108,7 @@ impl World {
         self.datapath = Some(datapath);
     }
 
-    /// A Node without a datapath.
+    /// Creates a Node without a datapath.
     pub(crate) fn bare(pods: u8, options: Options) -> Self {
         let run = Run::start().unwrap();
         let pooled = POOL.take();
@@ -165,7 +166,7 @@ impl World {
         devices.collect()
     }
 
-    /// All devices of the Node, as the agent lists devices.
+    /// Returns all devices of the Node, as the agent lists devices.
     pub(crate) fn devices(&self) -> Vec<Device> {
         self.node().block_on(netlink::interfaces()).unwrap().unwrap()
     }
@@ -254,7 +255,7 @@ impl World {
         (self.node_ip(), NODE_PORT).into()
     }
 
-    /// A TCP and a UDP request of the client to the first Pod.
+    /// Returns a TCP and a UDP request of the client to the first Pod.
     pub(crate) fn load_requests(&self) -> Vec<Request> {
         let (server, pod, client) = (self.frontend(), &self.pod().name, self.client_ip());
         [echo::Protocol::Tcp, echo::Protocol::Udp]
@@ -266,7 +267,7 @@ impl World {
         &self.pods[0].0
     }
 
-    /// Every device between the client and the first Pod, at both ends of each link.
+    /// Returns every device between the client and the first Pod, at both ends of each link.
     pub(crate) fn path_devices(&self) -> [topology::Device; 4] {
         let (client, pod) = (self.topology.client(), self.pod());
         [client.device.clone(), client.uplink.clone(), pod.device.clone(), pod.host_device.clone()]

@@ -80,7 +80,7 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// A guest for packet tests.
+    /// Creates a guest for packet tests.
     pub(crate) fn for_packets(kernel: Kernel, test: Command) -> Self {
         // The guest needs this much memory mainly for NPL's largest map.
         let (name, threads) = (kernel.to_string(), Threads::One);
@@ -109,7 +109,8 @@ impl Guest {
         exit_code.with_context(without).map(|code| code == 0)
     }
 
-    /// The emulator's command line. The processor is emulated, because hardware virtualization may be missing or hang.
+    /// Returns the emulator's command line. The processor is emulated, because hardware virtualization may be missing
+    /// or hang.
     fn emulator(&self, image: &KernelImage, disk: &Path) -> Command {
         let mut command = Command::new("qemu-system-x86_64");
         let threads = match self.threads {

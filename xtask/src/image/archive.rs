@@ -15,7 +15,7 @@ use crate::{paths, process};
 /// The media type of an image's manifest.
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// The path of the archive with this name.
+/// Returns the path of the archive with this name.
 pub(super) fn path_for(archive: &str) -> PathBuf {
     paths::target_dir().join(format!("{archive}.oci.tar"))
 }

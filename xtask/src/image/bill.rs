@@ -52,7 +52,7 @@ fn of(metadata: &Value) -> Option<Value> {
     }))
 }
 
-/// The packages that are linked into a package, without the dependencies of build scripts and tests.
+/// Returns the packages that are linked into a package, without the dependencies of build scripts and tests.
 fn normal_dependencies(node: &Value) -> impl Iterator<Item = String> {
     let dependencies = node["deps"].as_array().into_iter().flatten();
     let is_normal = |dependency: &&Value| {

@@ -16,7 +16,7 @@ pub(crate) struct Program {
     pub(crate) package: &'static str,
 }
 
-/// The packages of the programs that are not installed.
+/// Returns the packages of the programs that are not installed.
 pub(crate) fn missing(programs: &[Program]) -> Vec<&'static str> {
     let mut packages: Vec<_> = programs.iter().filter(|p| process::find(p.name).is_none()).map(|p| p.package).collect();
     packages.sort_unstable();
@@ -84,7 +84,7 @@ fn update_once() -> Result<()> {
     Ok(())
 }
 
-/// A non-interactive `apt-get` that waits for another package manager's lock.
+/// Returns a non-interactive `apt-get` that waits for another package manager's lock.
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
     command.env("DEBIAN_FRONTEND", "noninteractive").args(["-o", "DPkg::Lock::Timeout=120", "--quiet"]);

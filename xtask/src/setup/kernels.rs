@@ -63,7 +63,7 @@ impl FromStr for KernelName {
     }
 }
 
-/// The kernels of a default value.
+/// Returns the kernels of a default value.
 pub(crate) fn parse_kernels(names: &str) -> Vec<KernelName> {
     names.split(',').filter_map(|name| name.parse().ok()).collect()
 }
@@ -183,7 +183,7 @@ impl Archive {
     }
 }
 
-/// The address of a Debian archive in this machine's package sources.
+/// Returns the address of a Debian archive in this machine's package sources.
 fn mirror(label: &str) -> Result<String> {
     let mut query = Command::new("apt-get");
     query.args(["indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"]);

@@ -45,7 +45,8 @@ pub(crate) enum Component {
 pub(crate) type Extent = BTreeSet<Component>;
 
 impl Component {
-    /// The components for Nodes with this network, with `every` network, or with a list of networks of the tests.
+    /// Returns the components for Nodes with this network, with `every` network, or with a list of networks of the
+    /// tests.
     pub(crate) fn of_networks(networks: &[String]) -> Extent {
         let names = |text: &str| networks.iter().any(|network| network.contains(text) || network == "every");
         let mut extent = Extent::from([Self::Nodes]);

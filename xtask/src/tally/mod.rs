@@ -174,7 +174,7 @@ impl Tally {
         self.outcome(selection)
     }
 
-    /// One line for each step, followed by one line for each step that failed and for each of its failed tests.
+    /// Returns one line for each step, followed by one line for each step that failed and for each of its failed tests.
     fn summary(&self) -> Vec<String> {
         let (mut lines, mut failures) = (Vec::new(), Vec::new());
         for Step { name, end, .. } in &self.steps {

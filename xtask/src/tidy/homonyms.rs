@@ -45,7 +45,7 @@ fn check_crate(tree: &Tree, source: &'static str) -> Vec<Finding> {
     findings
 }
 
-/// The name of the public type that a line declares at the level of the module.
+/// Returns the name of the public type that a line declares at the level of the module.
 fn declared(line: &str) -> Option<&str> {
     let rest = line.strip_prefix("pub ").or_else(|| line.strip_prefix("pub(crate) "))?;
     let mut words = identifiers(rest).skip_while(|word| *word == "unsafe");

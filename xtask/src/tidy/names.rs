@@ -252,7 +252,7 @@ fn check_file(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// The name of a file without its extension.
+/// Returns the name of a file without its extension.
 fn stem(part: &str) -> &str {
     part.split('.').next().unwrap_or(part)
 }
@@ -268,7 +268,7 @@ fn is_used(form: Form, line: &str, retired: &str, path: &str) -> bool {
     }
 }
 
-/// The names that a line of code declares.
+/// Returns the names that a line of code declares.
 fn declared(line: &str) -> impl Iterator<Item = &str> {
     let mut before = "";
     identifiers(line).filter(move |word| DECLARING.contains(&std::mem::replace(&mut before, word)))

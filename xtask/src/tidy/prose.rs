@@ -40,7 +40,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     documents.chain(comments).collect()
 }
 
-/// The words of a line's comment.
+/// Returns the words of a line's comment.
 fn comment(line: &str) -> Option<&str> {
     Some(line.get(comment_start(line)?..)?.trim_start_matches(['/', '!']))
 }

@@ -191,7 +191,7 @@ fn build(run: &Run, networks: &[Vec<Case>], first: usize, object: &Path) -> Resu
     })
 }
 
-/// The rates of each case in million packets per second, per round.
+/// Returns the rates of each case in million packets per second, per round.
 fn measure(arguments: &Arguments, networks: &[Vec<Case>], effort: Effort) -> Result<Vec<(Case, Vec<f64>)>> {
     if networks.is_empty() {
         return Ok(Vec::new());

@@ -35,7 +35,7 @@ pub(crate) struct Manner {
 impl Manner {
     pub(crate) const STACK: Self = Self::by(Forwarding::Stack);
 
-    /// Settings for TC programs that were loaded before the agent, with `CAP_PERFMON`.
+    /// Creates settings for TC programs that were loaded before the agent, with `CAP_PERFMON`.
     pub(crate) const fn by(forwarding: Forwarding) -> Self {
         Self { forwarding, attach: Attach::Tc, are_mitigated: false }
     }
@@ -117,7 +117,7 @@ impl Ours {
     }
 }
 
-/// The agent's datapath. With `are_mitigated`, the programs are loaded without `CAP_PERFMON`, with speculation
+/// Returns the agent's datapath. With `are_mitigated`, the programs are loaded without `CAP_PERFMON`, with speculation
 /// barriers.
 pub(crate) fn open_datapath(bpffs: &Path, are_mitigated: bool) -> Result<Datapath> {
     if !are_mitigated {

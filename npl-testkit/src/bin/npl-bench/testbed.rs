@@ -161,7 +161,8 @@ impl Testbed {
         self.meter.turn_to(flows)
     }
 
-    /// The run time of NPL's first program per packet in nanoseconds, from the kernel's accounting of one sample.
+    /// Returns the run time of NPL's first program per packet in nanoseconds, from the kernel's accounting of one
+    /// sample.
     ///
     /// The kernel reads its clock before and after every program. To exclude this cost, the run time of an empty
     /// program for the same packets is subtracted.

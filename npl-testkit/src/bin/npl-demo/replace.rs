@@ -64,7 +64,7 @@ pub(crate) fn run(report: &mut Report, env: &mut Environment, mut routes: Routes
     Ok(routes)
 }
 
-/// One request per Pod and protocol.
+/// Returns one request per Pod and protocol.
 pub(crate) fn requests(env: &Environment, routes: &Routes) -> Vec<Request> {
     let client = env.client_ip();
     let each = routes.iter().flat_map(|(pod, entries)| entries.iter().map(move |entry| (pod, entry)));

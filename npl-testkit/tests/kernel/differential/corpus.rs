@@ -27,8 +27,8 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// The steps of all connections and single packets, in the order of the schedule. `number` selects the client's
-    /// address, so that cases with different numbers share no address.
+    /// Returns the steps of all connections and single packets, in the order of the schedule. `number` selects the
+    /// client's address, so that cases with different numbers share no address.
     pub(super) fn steps(&self, number: u16) -> Vec<Step> {
         let client = |family, index: usize| -> SocketAddr {
             (client(family, number), 20_000 + u16::try_from(index).unwrap()).into()
@@ -51,7 +51,7 @@ impl Case {
     }
 }
 
-/// The client address of a case number.
+/// Returns the client address of a case number.
 pub(super) fn client(family: Family, number: u16) -> IpAddr {
     let [high, low] = number.to_be_bytes();
     match family {
@@ -146,7 +146,7 @@ fn pieces(family: Family, pod: usize) -> impl Strategy<Value = (Sender, Fragment
     })
 }
 
-/// Packets that exceed the MTU of the next link: to a Pod with a smaller MTU, and from a Pod with a larger MTU.
+/// Returns packets that exceed the MTU of the next link: to a Pod with a smaller MTU, and from a Pod with a larger MTU.
 fn large(pod: usize) -> impl Strategy<Value = (Sender, u16, PacketFields)> {
     let (sender, sizes) = match pod {
         NARROW => (Sender::Client, 1320..1420_u16),

@@ -49,7 +49,7 @@ pub(super) enum Exception {
 }
 
 impl Exception {
-    /// The exception for an ICMP error that quotes this number of bytes of a transport header, if any.
+    /// Returns the exception for an ICMP error that quotes this number of bytes of a transport header, if any.
     pub(super) fn of_quote(protocol: Protocol, bytes: usize) -> Option<Self> {
         match bytes {
             4..8 => Some(Self::ShortQuote),
@@ -122,7 +122,7 @@ impl Exception {
         Err(format!("{self:?}, but the kernel forwards {frames:02x?}\ninstead of {expected:02x?}\nfor {step:02x?}"))
     }
 
-    /// The kernel's frame must equal NPL's expected frame, except for the client port.
+    /// Checks that the kernel's frame equals NPL's expected frame, except for the client port.
     fn check_other_port(self, step: &Step, expected: &[Frame], kernel: &[Frame]) -> Result<(), String> {
         let [Frame { bytes, tag }] = expected else { return Err(format!("{self:?} of {expected:02x?}")) };
         let mut other = bytes.clone();
@@ -171,7 +171,7 @@ impl Exception {
 /// Length of an ICMP error's header, which precedes the quote.
 const QUOTE: usize = 8;
 
-/// The source address and port of a frame.
+/// Returns the source address and port of a frame.
 fn source(frame: &[u8]) -> Option<SocketAddr> {
     let mut packet = Packet::parse(frame).ok()?;
     let ip = packet.source_ip();

@@ -73,7 +73,7 @@ impl Endpoint {
     }
 }
 
-/// A locally administered link-layer address.
+/// Returns a locally administered link-layer address.
 fn link_address(last: u8) -> [u8; 6] {
     [2, 0, 0, 0, 0x4e, last]
 }
@@ -180,26 +180,26 @@ fn translations() -> Vec<Translation> {
     all
 }
 
-/// The Node's addresses. The Node itself never uses the second address as a source.
+/// Returns the Node's addresses. The Node itself never uses the second address as a source.
 pub(super) fn node_addresses(family: Family) -> [IpAddr; 2] {
     let [first, second] =
         if family == Family::V4 { ["192.0.2.10", "192.0.2.11"] } else { ["2001:db8:0:1::10", "2001:db8:0:1::11"] };
     [first.parse().unwrap(), second.parse().unwrap()]
 }
 
-/// A Pod's address.
+/// Returns a Pod's address.
 pub(super) fn pod_ip(family: Family, pod: usize) -> IpAddr {
     let number = pod + 1;
     let text = if family == Family::V4 { format!("10.244.0.{number}") } else { format!("fd00:10:244::{number}") };
     text.parse().unwrap()
 }
 
-/// The Pod address and port of a service.
+/// Returns the Pod address and port of a service.
 pub(super) fn backend(family: Family, service: &Service) -> SocketAddr {
     (pod_ip(family, service.pod), service.pod_port).into()
 }
 
-/// A Node without any translator.
+/// Creates a Node without any translator.
 fn world() -> World {
     let world = World::bare(u8::try_from(PODS).unwrap(), Options::default());
     let (node, client) = (world.node(), world.topology.client());

@@ -46,7 +46,7 @@ pub(super) enum Kind {
 }
 
 impl SinglePacket {
-    /// The packet as a step, from a client at this address and port.
+    /// Returns the packet as a step, from a client at this address and port.
     pub(super) fn step(&self, client: SocketAddr) -> Step {
         let node = node_addresses(self.family)[0];
         let mapped: SocketAddr = (node, NODE_PORT).into();

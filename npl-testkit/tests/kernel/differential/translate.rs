@@ -37,7 +37,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// The layout of a packet by the family of its ethertype; the packet's version field may contradict the ethertype.
+    /// Returns the layout of a packet by the family of its ethertype; the packet's version field may contradict the
+    /// ethertype.
     pub(super) fn of(family: Family, ip: &[u8]) -> Option<Self> {
         if family == Family::V4 {
             let is_later = u16::from_be_bytes([*ip.get(6)?, *ip.get(7)?]) & 0x1fff != 0;
@@ -59,7 +60,7 @@ impl Layout {
         if matches!(self.family, Family::V4) { (12, 4) } else { (8, 16) }
     }
 
-    /// The bytes of addresses and ports, which the TCP and UDP checksums cover.
+    /// Returns the bytes of addresses and ports, which the TCP and UDP checksums cover.
     fn covered(self, ip: &[u8]) -> Vec<u8> {
         let (at, size) = self.addresses();
         let ports = ip.get(self.transport..self.transport + 4).unwrap_or_default();
@@ -67,7 +68,7 @@ impl Layout {
     }
 }
 
-/// The translated frames of a step, as the receiver gets them after one hop.
+/// Returns the translated frames of a step, as the receiver gets them after one hop.
 pub(super) fn translated(step: &Step) -> Vec<Vec<u8>> {
     step.frames.iter().map(|frame| translate(frame, step)).collect()
 }
@@ -103,12 +104,12 @@ fn translate(frame: &[u8], step: &Step) -> Vec<u8> {
     [ethernet.source.as_slice(), &ethernet.destination, &frame[12..L3], &ip].concat()
 }
 
-/// The address family of a frame's ethertype.
+/// Returns the address family of a frame's ethertype.
 pub(super) fn family(frame: &[u8]) -> Family {
     if frame[12] == 0x08 { Family::V4 } else { Family::V6 }
 }
 
-/// A frame without its VLAN tag.
+/// Returns a frame without its VLAN tag.
 pub(super) fn untagged(frame: &[u8]) -> Vec<u8> {
     let rest_start = if frame[12..14] == [0x81, 0x00] { 16 } else { 12 };
     [&frame[..12], &frame[rest_start..]].concat()

@@ -59,7 +59,7 @@ impl Scene {
         self.family == Family::V4
     }
 
-    /// An address and port of the client, by number.
+    /// Returns an address and port of the client, by number.
     fn client_at(&self, number: u16) -> SocketAddr {
         (self.client, 20_000 + number).into()
     }
@@ -99,7 +99,7 @@ fn step(packet: &Packet, from: Endpoint, fields: &PacketFields) -> Step {
     Step::new(from, fields.frames(packet, from))
 }
 
-/// A step with frames that [`Packet`] cannot represent.
+/// Returns a step with frames that [`Packet`] cannot represent.
 fn frames(frames: Vec<Vec<u8>>) -> Step {
     Step::new(Endpoint::Client, frames)
 }
@@ -179,7 +179,7 @@ fn error(scene: &Scene, kind: (u8, u8), from: IpAddr, to: IpAddr, about: &Packet
     Packet::new(from, to, Transport::Icmp(icmp))
 }
 
-/// A reply as the client receives it.
+/// Returns a reply as the client receives it.
 fn translated_reply(scene: &Scene, number: u16) -> Packet {
     Packet::udp(scene.node(), scene.client_at(number), b"the reply of the Pod")
 }
@@ -194,7 +194,7 @@ fn wrong_icmp_checksum(scene: &Scene) -> Vec<Step> {
     vec![client(&scene.request(0, b"hello")), pod(&scene.reply(0, b"hello")), client(&right), wrong]
 }
 
-/// The packet's frame, as the client sends it.
+/// Returns the packet's frame, as the client sends it.
 fn framed(packet: &Packet) -> Vec<u8> {
     Packet { ethernet: Some(Endpoint::Client.ethernet()), ..packet.clone() }.build()
 }

@@ -20,7 +20,7 @@ use crate::world::World;
 /// Time limit for twenty requests, far above the usual duration.
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// A Node whose programs are filters on every kernel, as before Linux 6.6.
+/// Creates a Node whose programs are filters on every kernel, as before Linux 6.6.
 fn with_filters() -> World {
     let mut world = World::new(1);
     world.use_filters();

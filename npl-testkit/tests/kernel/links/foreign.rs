@@ -18,7 +18,7 @@ fn attach(world: &World, name: &str, verdict: i32, place: Place, hooks: &[TcAtta
     Foreign::attach(&world.run, name, &world.topology.client().uplink, verdict, place, hooks).unwrap()
 }
 
-/// Numbers of requests and replies that the mappings have counted.
+/// Returns numbers of requests and replies that the mappings have counted.
 fn counted(world: &World) -> (u64, u64) {
     let records = world.datapath.as_ref().unwrap().tables.records().unwrap();
     let sum = |of: fn(&npl_common::stats::MappingStats) -> u64| records.iter().map(|it| of(&it.stats)).sum();

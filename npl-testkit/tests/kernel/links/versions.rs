@@ -44,7 +44,7 @@ enum Mechanism {
     Filters,
 }
 
-/// A Node whose programs are attached by `mechanism`. Filters have the handle of ABI `abi`.
+/// Creates a Node whose programs are attached by `mechanism`. Filters have the handle of ABI `abi`.
 fn world(mechanism: Mechanism, abi: u32) -> World {
     let mut world = World::fresh(1);
     if mechanism == Mechanism::Filters {
@@ -72,13 +72,13 @@ fn change_handles(world: &World, abi: u32) {
     }
 }
 
-/// The handle of a filter of ABI `abi`, as tc prints it.
+/// Returns the handle of a filter of ABI `abi`, as tc prints it.
 fn handle(abi: u32) -> String {
     let (major, minor) = filter_handle(abi);
     format!("{:#x}", u32::from(major) << 16 | u32::from(minor))
 }
 
-/// The next agent, which attaches its programs by the same mechanism.
+/// Returns the next agent, which attaches its programs by the same mechanism.
 fn open_next(world: &World, mechanism: Mechanism) -> Datapath {
     let mut next = world.open_configured();
     if mechanism == Mechanism::Filters {
@@ -87,7 +87,7 @@ fn open_next(world: &World, mechanism: Mechanism) -> Datapath {
     next
 }
 
-/// All distinct handles of NPL's filters at the uplinks.
+/// Returns all distinct handles of NPL's filters at the uplinks.
 fn filter_handles(world: &World) -> BTreeSet<String> {
     let listed = |device: &str, side| world.node().tc(&format!("filter show dev {device} {side}")).unwrap();
     let of = |device: &str| ["ingress", "egress"].map(|side| listed(device, side));

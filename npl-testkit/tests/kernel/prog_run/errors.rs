@@ -18,8 +18,8 @@ use super::scene::{
 use crate::counters::{Change, reason, reply, request};
 use crate::lab::{Lab, NEXT, Outcome};
 
-/// Types and codes of ICMP errors: unreachable, too large, time exceeded, parameter problem, source quench or an
-/// unassigned type.
+/// Returns types and codes of ICMP errors: unreachable, too large, time exceeded, parameter problem, source quench or
+/// an unassigned type.
 fn kinds() -> [(u8, u8); 6] {
     if family() == Family::V4 {
         [(3, 1), (3, 3), (3, 4), (11, 0), (12, 0), (4, 0)]
@@ -33,7 +33,7 @@ pub(crate) fn too_large() -> (u8, u8) {
     kinds()[2]
 }
 
-/// An error from `sender` that quotes `quoted` with `bytes` of its transport header and payload.
+/// Returns an error from `sender` that quotes `quoted` with `bytes` of its transport header and payload.
 fn error((kind, code): (u8, u8), sender: IpAddr, quoted: &Packet, bytes: usize) -> Packet {
     let mut error = Packet::icmp_error(sender, kind, code, quoted, bytes);
     let Transport::Icmp(icmp) = &mut error.transport else { unreachable!("the packet is an ICMP error") };
@@ -41,12 +41,12 @@ fn error((kind, code): (u8, u8), sender: IpAddr, quoted: &Packet, bytes: usize) 
     error.to_this_machine()
 }
 
-/// An error about a reply: as the Node receives it, and as it must arrive at the Pod.
+/// Returns an error about a reply: as the Node receives it, and as it must arrive at the Pod.
 pub(crate) fn about_reply(kind: (u8, u8), reply: &Packet, bytes: usize) -> (Packet, Packet) {
     (error(kind, router_ip(), &from(reply, node()), bytes), error(kind, router_ip(), &from(reply, pod()), bytes))
 }
 
-/// An error about a request: as it leaves the Pod, and as the client must receive it.
+/// Returns an error about a request: as it leaves the Pod, and as the client must receive it.
 pub(crate) fn about_request(kind: (u8, u8), sender: IpAddr, request: &Packet, bytes: usize) -> (Packet, Packet) {
     (error(kind, sender, &to(request, pod()), bytes), error(kind, node_ip(), &to(request, node()), bytes))
 }
@@ -210,7 +210,7 @@ fn options_of_an_error_and_of_its_quote_are_kept() {
     });
 }
 
-/// An IPv6 error that has an extension header, and that quotes a packet with an extension header.
+/// Returns an IPv6 error that has an extension header, and that quotes a packet with an extension header.
 fn behind_extensions(sender: IpAddr, quoted: &Packet) -> Vec<u8> {
     let quoted_frame = extended(quoted, &[(DESTINATION_OPTIONS, SIX)]);
     let mut error = error(too_large(), sender, quoted, 8);

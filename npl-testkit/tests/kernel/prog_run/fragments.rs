@@ -34,7 +34,7 @@ pub(crate) const L3: usize = 14;
 pub(crate) const V4_HEADER: usize = 20;
 pub(crate) const V6_HEADER: usize = 40;
 
-/// One fragment of a packet: `size` bytes of payload from `offset` on.
+/// Returns one fragment of a packet: `size` bytes of payload from `offset` on.
 fn fragment(packet: &Packet, id: u32, offset: usize, size: usize) -> Vec<u8> {
     if is_v4(packet) { fragment_v4(packet, id, offset, size) } else { fragment_v6(packet, id, offset, size) }
 }
@@ -71,19 +71,19 @@ fn is_v4(packet: &Packet) -> bool {
     matches!(packet.ip, Ip::V4(_))
 }
 
-/// All fragments of a packet, in order.
+/// Returns all fragments of a packet, in order.
 pub(crate) fn fragments(packet: &Packet, id: u32) -> Vec<Vec<u8>> {
     pieces(packet, id, SIZE)
 }
 
-/// All fragments of a packet, in order, with at most `size` bytes of payload each.
+/// Returns all fragments of a packet, in order, with at most `size` bytes of payload each.
 pub(crate) fn pieces(packet: &Packet, id: u32, size: usize) -> Vec<Vec<u8>> {
     let header = if is_v4(packet) { V4_HEADER } else { V6_HEADER };
     let payload = packet.build().len() - L3 - header;
     (0..payload).step_by(size).map(|offset| fragment(packet, id, offset, size)).collect()
 }
 
-/// A datagram and a segment, each of five fragments with a short last one.
+/// Returns a datagram and a segment, each of five fragments with a short last one.
 fn requests() -> [(Packet, &'static str); 2] {
     let payload: Vec<u8> = (0..=255).chain(0..40).collect();
     [(udp(client(), node(), &payload), "61000/udp"), (tcp(client(), node(), PSH | ACK, &payload), "61000/tcp")]
@@ -400,7 +400,7 @@ fn fragments_of_a_removed_mapping_are_passed_unchanged() {
     });
 }
 
-/// Hashes of all saved copies, on all processors.
+/// Returns hashes of all saved copies, on all processors.
 fn saved() -> BTreeSet<u64> {
     let map: PerCpuArray<MapData, SavedFrame> = open_map(MAP_FRAGMENT_BUFFER);
     let hashes = |place| -> Vec<u64> { map.get(&place, 0).unwrap().iter().map(|copy| copy.hash).collect() };

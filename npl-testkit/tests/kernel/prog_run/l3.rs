@@ -37,7 +37,7 @@ fn pod() -> SocketAddr {
     (ip("8.0.0.5", "fd00:0:86dd::5"), POD_PORT).into()
 }
 
-/// A port of the Node.
+/// Returns a port of the Node.
 fn node_at(port: u16) -> SocketAddr {
     (node_ip(), port).into()
 }

@@ -31,7 +31,7 @@ const FRONTEND: Frontend = Frontend { node_port: NODE_PORT, protocol: protocol::
 /// Flips every bit of a byte.
 pub(super) const ALL_BITS: u8 = 0xff;
 
-/// A Pod that is not the mapping's backend.
+/// Returns a Pod that is not the mapping's backend.
 fn other_pod() -> SocketAddr {
     (other_pod_ip(), POD_PORT).into()
 }

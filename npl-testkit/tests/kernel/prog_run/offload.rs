@@ -65,8 +65,7 @@ fn connection_is_offloaded_once_the_stack_has_forwarded_both_directions() {
     with_mappings(|lab| {
         set_next_hop(pod_ip(), NEXT_HOP);
         exchange(lab, &tcp(client(), node(), SYN, b""), &tcp(pod(), client(), SYN | ACK, b""));
-        // This packet ends the handshake. It takes the stack, so that kernel conntrack sees the whole handshake before
-        // the flow is offloaded.
+        // This packet ends the handshake, which NPL's connection tracking must see before the flow is offloaded.
         assert_eq!(request(lab, &data()), NEXT);
         assert_eq!(request(lab, &data()), NEXT, "the stack has not forwarded a packet yet");
         stack_forwards_to_pod(lab, &data());

@@ -49,7 +49,7 @@ fn only_step(trace: &mut PacketTrace) -> Step {
     step.clone()
 }
 
-/// The part of a frame that a record contains.
+/// Returns the part of a frame that a record contains.
 fn captured(frame: &[u8]) -> &[u8] {
     let packet = &frame[ETHERNET..];
     &packet[..packet.len().min(SNAP_LENGTH as usize)]

@@ -44,7 +44,7 @@ pub(super) fn set_next_hop(pod: IpAddr, next_hop: PodNextHop) {
 
 pub(super) const NEXT_HOP: PodNextHop = PodNextHop { ifindex: DEVICE, mtu: MTU, kind: kind::PEER };
 
-/// The packet after one hop: its TTL or hop limit is decremented.
+/// Returns the packet after one hop: its TTL or hop limit is decremented.
 pub(super) fn after_one_hop(packet: &Packet) -> Packet {
     let mut packet = packet.clone();
     match &mut packet.ip {

@@ -177,7 +177,7 @@ fn totals_of_a_family_keep_the_counts_of_removed_mappings() {
     });
 }
 
-/// A packet whose correct checksum equals the sum of its pseudo-header, as in a CHECKSUM_PARTIAL packet.
+/// Returns a packet whose correct checksum equals the sum of its pseudo-header, as in a CHECKSUM_PARTIAL packet.
 pub(super) fn looks_partial(of: impl Fn(&[u8]) -> Packet) -> Packet {
     let mut unfinished = of(&[0; 2]);
     *unfinished.transport.checksum_mut().unwrap() = Checksum::Partial;
@@ -185,7 +185,7 @@ pub(super) fn looks_partial(of: impl Fn(&[u8]) -> Packet) -> Packet {
     (0..=u16::MAX).map(|filler| of(&filler.to_be_bytes())).find(|packet| checksum_field(packet) == wanted).unwrap()
 }
 
-/// The transport checksum of the built packet.
+/// Returns the transport checksum of the built packet.
 fn checksum_field(packet: &Packet) -> [u8; 2] {
     let l3 = if family() == Family::V4 { 20 } else { 40 };
     let field = if matches!(packet.transport, Transport::Tcp(_)) { 16 } else { 6 };

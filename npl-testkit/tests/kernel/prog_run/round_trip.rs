@@ -45,7 +45,7 @@ impl Exchange {
         }
     }
 
-    /// The reply of a Pod that received this packet and has no other information about the client.
+    /// Returns the reply of a Pod that received this packet and has no other information about the client.
     fn reply(&self, received: &Packet) -> Packet {
         let mut transport = received.transport.clone();
         let (source, destination) = transport.ports_mut().unwrap();
@@ -78,7 +78,7 @@ impl Exchange {
     }
 }
 
-/// The packet that the program passed. The parser also verifies the checksums.
+/// Returns the packet that the program passed. The parser also verifies the checksums.
 fn parsed(outcome: &Outcome) -> Packet {
     assert_eq!(outcome.action, NEXT);
     Packet::parse(&outcome.bytes).unwrap()
@@ -99,7 +99,7 @@ fn exchanges(family: Family) -> impl Strategy<Value = Exchange> {
         })
 }
 
-/// Addresses of hosts, neither multicast nor loopback.
+/// Returns addresses of hosts, neither multicast nor loopback.
 fn ips(family: Family) -> BoxedStrategy<IpAddr> {
     if family == Family::V4 {
         let is_host_address = |ip: &Ipv4Addr| !matches!(ip.octets()[0], 0 | 127 | 224..);

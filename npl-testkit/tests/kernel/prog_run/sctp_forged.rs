@@ -23,7 +23,7 @@ const MAPPED: Tags = (0x1a2b_3c4d, 0x5e6f_7081);
 const DIRECT: Tags = (0x2468_ace0, 0x1357_9bdf);
 const FORGED: u32 = 0x0bad_cafe;
 
-/// A packet with this verification tag and, for an INIT or INIT ACK, this initiate tag.
+/// Returns a packet with this verification tag and, for an INIT or INIT ACK, this initiate tag.
 fn tagged(from: SocketAddr, to: SocketAddr, kind: u8, (tag, initiate): (u32, u32)) -> Packet {
     let mut packet = sctp(from, to, kind, b"");
     let Transport::Sctp(transport) = &mut packet.transport else { unreachable!("the packet is SCTP") };

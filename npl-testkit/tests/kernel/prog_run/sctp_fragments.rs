@@ -27,7 +27,7 @@ const BUFFERED: i32 = 7;
 /// Chunk type of a selective acknowledgment.
 const SACK: u8 = 3;
 
-/// The packet with further chunks before its own, given by type and length of content.
+/// Returns the packet with further chunks before its own, given by type and length of content.
 fn with_chunks_before(packet: Packet, chunks: &[(u8, usize)]) -> Packet {
     let ahead = chunks.iter().flat_map(|(kind, bytes)| {
         let Transport::Sctp(ahead) = sctp(client(), node(), *kind, &vec![0xa5; *bytes]).transport else {
@@ -154,8 +154,8 @@ fn sctp_fragment_of_unknown_length_is_passed_and_counted() {
     });
 }
 
-/// Packets whose length cannot be estimated from the first fragment, because it ends between two chunks or within the
-/// seventh chunk.
+/// Returns packets whose length cannot be estimated from the first fragment, because it ends between two chunks or
+/// within the seventh chunk.
 fn bundles(lab: &mut Lab) -> [(&'static str, Packet, Packet); 2] {
     both(lab, &[7; 28], |packet| {
         let packet = with_chunks_before(packet, &[(SACK, 0); 6]);

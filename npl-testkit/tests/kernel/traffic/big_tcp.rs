@@ -62,7 +62,7 @@ impl LargePacketSocket {
     }
 }
 
-/// A classic BPF filter of packet direction and length, which passes only the Ethernet header.
+/// Returns a classic BPF filter of packet direction and length, which passes only the Ethernet header.
 fn large_packet_filter(side: Side) -> [SockFilter; 6] {
     const LOAD: u16 = 0x20;
     const LOAD_LENGTH: u16 = 0x80;

@@ -26,7 +26,7 @@ pub(super) fn has(kind: &str, netns: &Netns, line: &str) -> bool {
     kernel::make_device(netns, kind, line, EVERYWHERE.contains(&kind)).unwrap()
 }
 
-/// The devices that the agent selects, with the reason of each.
+/// Returns the devices that the agent selects, with the reason of each.
 pub(super) fn chosen(world: &World) -> Vec<(Device, UplinkReason)> {
     let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap().into_iter();
     let choose = |device: &Device| devices::choose(device, &DeviceSelection::Auto, &world.node_ips(), false).ok();
@@ -35,14 +35,14 @@ pub(super) fn chosen(world: &World) -> Vec<(Device, UplinkReason)> {
     chosen
 }
 
-/// The agent's decision on one device.
+/// Returns the agent's decision on one device.
 pub(super) fn decided(world: &World, name: &str) -> Result<UplinkReason, UplinkReason> {
     let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
     let device = all.iter().find(|device| device.name == name).unwrap();
     devices::choose(device, &DeviceSelection::Auto, &world.node_ips(), false)
 }
 
-/// The selected devices without those that the kernel creates automatically with the first device of a type.
+/// Returns the selected devices without those that the kernel creates automatically with the first device of a type.
 pub(super) fn names(chosen: &[(Device, UplinkReason)]) -> Vec<(&str, UplinkReason)> {
     let made = chosen.iter().filter(|(device, _)| ["eth0", "up0", "tun0"].contains(&device.name.as_str()));
     made.map(|(device, reason)| (device.name.as_str(), *reason)).collect()
@@ -83,8 +83,8 @@ fn bridge_with_the_nodes_addresses_gets_the_programs() {
     assert_served_by_up0(world);
 }
 
-/// A Node whose client is in a VLAN. The Node's VLAN device is `up0`, with these settings. `None` if the kernel lacks
-/// VLAN devices.
+/// Creates a Node whose client is in a VLAN. The Node's VLAN device is `up0`, with these settings. `None` if the kernel
+/// lacks VLAN devices.
 fn with_vlan(settings: &str) -> Option<World> {
     let world = World::bare(1, Options::default());
     let add = "link add link eth0 name up0 type vlan id 100";

@@ -24,7 +24,7 @@ fn bytes() -> u64 {
     if is_emulated() { 1 << 20 } else { 8 << 20 }
 }
 
-/// A client whose router is the first client; the link between them has a small MTU.
+/// Returns a client whose router is the first client; the link between them has a small MTU.
 ///
 /// The route, not the device, has the small MTU: a device would drop larger packets on receipt.
 fn client_behind_a_narrow_link(world: &World) -> (Netns, [IpAddr; 2]) {

@@ -38,7 +38,7 @@ fn bytes() -> u64 {
     if is_emulated() { 1 << 20 } else { 32 << 20 }
 }
 
-/// A Pod on a Node in offload mode, with a stateful firewall and liberal conntrack.
+/// Creates a Pod on a Node in offload mode, with a stateful firewall and liberal conntrack.
 pub(super) fn offloading() -> World {
     let mut world = World::new(1);
     world.node().nft(STATEFUL).unwrap();

@@ -116,7 +116,7 @@ impl Sender {
     }
 }
 
-/// Counts of early fragments, and of packets that were translated to the second Pod.
+/// Returns counts of early fragments, and of packets that were translated to the second Pod.
 fn counted(world: &mut World, family: Family) -> [u64; 2] {
     let tables = &world.datapath().tables;
     let (_, early) =

@@ -100,7 +100,7 @@ fn observe(from: &Wire, packet: &Packet, at: &Wire, is_wanted: impl Fn(&Packet) 
     panic!("no expected packet followed {packet:?}");
 }
 
-/// Types and codes of a router's ICMP errors.
+/// Returns types and codes of a router's ICMP errors.
 fn kinds(family: Family) -> [(u8, u8); 4] {
     if family == Family::V4 { [(3, 1), (3, 4), (11, 0), (12, 0)] } else { [(1, 0), (2, 0), (3, 0), (4, 0)] }
 }
@@ -109,7 +109,7 @@ fn is_error(packet: &Packet) -> bool {
     matches!(&packet.transport, Transport::Icmp(icmp) if matches!(icmp.kind, 1..=4 | 11 | 12))
 }
 
-/// All errors as they arrive at the client and at the Pod.
+/// Returns all errors as they arrive at the client and at the Pod.
 fn errors(world: &World, scene: &Scene) -> Vec<Packet> {
     let (device, uplink) = (&world.topology.client().device, &world.topology.client().uplink);
     let client = wire::open_for(scene.family, device, uplink);

@@ -29,7 +29,7 @@ table inet npl_test {
   }
 }";
 
-/// A Node for each path that a request may take: stack, redirect, offload and XDP.
+/// Creates a Node for each path that a request may take: stack, redirect, offload and XDP.
 fn worlds() -> impl Iterator<Item = (&'static str, World)> {
     let driver = iter::once_with(|| {
         let mut world = World::with_options(2, Options::default());

@@ -46,7 +46,7 @@ fn bytes() -> u64 {
     if is_emulated() { 1 << 18 } else { 16 << 20 }
 }
 
-/// A Node in redirect mode with two Pods.
+/// Creates a Node in redirect mode with two Pods.
 pub(super) fn redirected() -> World {
     let mut world = World::new(2);
     world.follow(Forwarding::Redirect);
@@ -159,7 +159,7 @@ fn fragments_bypass_the_stack_in_any_order_over_a_bridge() {
     reply_in_every_order(&world, &world.topology.node_device("cni0"));
 }
 
-/// A Node in redirect mode with one Pod, whose route has a small MTU.
+/// Creates a Node in redirect mode with one Pod, whose route has a small MTU.
 fn narrow() -> World {
     const NARROW: u32 = 1300;
     let mut world = World::new(1);

@@ -108,7 +108,7 @@ fn removed_mapping_is_refused_by_the_host_until_it_is_added_again() {
     world.assert_answers();
 }
 
-/// The error of a rejected connection.
+/// Returns the error of a rejected connection.
 #[track_caller]
 fn refusal(world: &World, server: (Ipv4Addr, u16)) -> ErrorKind {
     let error = traffic::tcp_connect(world.client(), server.into()).unwrap_err();

@@ -19,8 +19,8 @@ const LIMIT: Duration = Duration::from_secs(5);
 const STRICT: &str = "1";
 const LOOSE: &str = "2";
 
-/// A Node on which the first client's requests arrive on the first uplink, and the Pod's packets leave through the
-/// second one.
+/// Creates a Node on which the first client's requests arrive on the first uplink, and the Pod's packets leave through
+/// the second one.
 fn pod_with_a_table_of_its_own() -> World {
     let world = joined_clients();
     let routes = "route add default via 203.0.113.2 dev eth1 table 100

@@ -28,7 +28,7 @@ const CLIENT_PORT: u16 = 40_001;
 /// The time limit for a packet to arrive. A wait takes this long only if the packet is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// A Node whose first Pod's port is also mapped for SCTP.
+/// Creates a Node whose first Pod's port is also mapped for SCTP.
 fn world() -> World {
     mapped(World::new(1))
 }
@@ -199,7 +199,7 @@ fn exchange_fragments(world: &World) {
     });
 }
 
-/// A packet of about 5000 bytes in this number of chunks.
+/// Returns a packet of about 5000 bytes in this number of chunks.
 fn bundle(source: SocketAddr, destination: SocketAddr, content: u8, chunks: usize) -> Packet {
     let mut packet = Packet::sctp(source, destination, DATA, &vec![content; 5000 / chunks]);
     let Transport::Sctp(sctp) = &mut packet.transport else { unreachable!("the packet is SCTP") };
@@ -283,7 +283,7 @@ fn parse_fragment(frame: &[u8], family: Family) -> Option<Fragment> {
     (!is_whole).then(|| Fragment { offset, is_last: !has_more, content: frame[content..].to_vec() })
 }
 
-/// The reassembled SCTP packet, with the headers of its first fragment.
+/// Returns the reassembled SCTP packet, with the headers of its first fragment.
 fn reassembled(mut headers: Vec<u8>, content: &[u8], family: Family) -> Packet {
     let length = u16::try_from(content.len()).unwrap();
     match family {

@@ -173,17 +173,17 @@ fn assert_requests_and_replies(tunnel: &'static Tunnel) {
     }
 }
 
-/// A route of an Ethernet tunnel, which resolves the other end's link-layer address.
+/// Returns a route of an Ethernet tunnel, which resolves the other end's link-layer address.
 fn route_by_gateway(other: &TunnelEnd, at: usize) -> String {
     format!("via {} dev tun0 onlink", other.inside[at])
 }
 
-/// A route to a device with a fixed remote address.
+/// Returns a route to a device with a fixed remote address.
 fn route_by_device(_other: &TunnelEnd, _at: usize) -> String {
     "dev tun0".to_owned()
 }
 
-/// A route that sets the remote address for each packet.
+/// Returns a route that sets the remote address for each packet.
 fn route_by_encapsulation(other: &TunnelEnd, _at: usize) -> String {
     format!("encap ip id 7 dst {} dev tun0", other.outside)
 }

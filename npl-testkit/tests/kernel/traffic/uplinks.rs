@@ -25,7 +25,8 @@ fn bytes() -> u64 {
     if is_emulated() { 1 << 20 } else { 8 << 20 }
 }
 
-/// A Node with two clients that are connected to each other; each client forwards packets of the Node to the other.
+/// Creates a Node with two clients that are connected to each other; each client forwards packets of the Node to the
+/// other.
 pub(super) fn joined_clients() -> World {
     let world = World::with_options(1, Options { clients: 2, ..Options::default() });
     let [first, second] = world.topology.clients() else { unreachable!("the Node has two clients") };
@@ -46,7 +47,7 @@ pub(super) fn joined_clients() -> World {
     world
 }
 
-/// A Node that uses each of the two clients as the gateway to the other.
+/// Creates a Node that uses each of the two clients as the gateway to the other.
 fn crossed() -> World {
     let world = joined_clients();
     let [first, second] = world.topology.clients() else { unreachable!("the Node has two clients") };

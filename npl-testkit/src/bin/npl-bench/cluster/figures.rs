@@ -64,7 +64,7 @@ pub(super) static ANNOTATION: Figure = figure("cluster/address-to-annotation", "
 /// The time from a Pod's annotation to its readiness.
 pub(super) static MARGIN: Figure = figure("cluster/annotation-to-ready", "ms", Stage::Crowd, &[]);
 
-/// All figures, in display order.
+/// Returns all figures, in display order.
 pub(crate) fn figures() -> impl Iterator<Item = &'static Figure> {
     let comparisons = [&IPTABLES, &IPTABLES_OFFLOAD, &NFTABLES, &NFTABLES_OFFLOAD];
     let of_requests =

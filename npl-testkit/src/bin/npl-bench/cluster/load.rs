@@ -83,7 +83,7 @@ pub(crate) fn stay_on_server_cpu(process: u32) -> Result<()> {
     Ok(())
 }
 
-/// The time of each of `count` calls, in µs.
+/// Returns the time of each of `count` calls, in µs.
 fn timed(count: usize, mut work: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
     let one = |_number| {
         let start = Instant::now();
@@ -130,7 +130,7 @@ impl Idle {
         Ok(Self { time, processors: u32::try_from(lines.count()).context("convert the number of processors")? })
     }
 
-    /// The busy time of all processors since an earlier reading, in µs.
+    /// Returns the busy time of all processors since an earlier reading, in µs.
     fn busy_since(self, before: Self, elapsed: Duration) -> f64 {
         let idle = self.time.saturating_sub(before.time);
         (elapsed * self.processors).saturating_sub(idle).as_secs_f64() * 1e6

@@ -58,7 +58,7 @@ pub(crate) struct Agents {
 }
 
 impl<'a> Environment<'a> {
-    /// A cluster with two Nodes without Pods.
+    /// Creates a cluster with two Nodes without Pods.
     pub(crate) fn new(run: &'a Run, topology: &'a Topology, plane: &'a ControlPlane) -> Result<Self> {
         let cluster = Cluster::new(plane)?.from_inside();
         cluster.apply_access(&manifest())?;
@@ -125,13 +125,13 @@ impl<'a> Environment<'a> {
         last.ok_or_else(|| anyhow!("the list of Pods is empty"))
     }
 
-    /// The last value of each Pod's annotation.
+    /// Returns the last value of each Pod's annotation.
     pub(crate) fn values(&self, pods: &[String]) -> Vec<Option<String>> {
         pods.iter().map(|pod| self.annotations.history(pod).pop().and_then(|seen| seen.value)).collect()
     }
 }
 
-/// A Service with one TCP port for the Pods of an app, without the annotation that enables node ports.
+/// Returns a Service with one TCP port for the Pods of an app, without the annotation that enables node ports.
 pub(crate) fn service(namespace: &str, name: &str, app: &str) -> ServiceObject {
     ServiceObject::new(namespace, name, app, vec![Port::new("http", 80, Protocol::Tcp).to(POD_PORT)])
 }

@@ -74,7 +74,7 @@ impl Others {
     }
 }
 
-/// The agent's CPU time per change of one Service, in milliseconds, per round.
+/// Returns the agent's CPU time per change of one Service, in milliseconds, per round.
 fn changes(env: &Environment<'_>, agents: &mut Agents, effort: Effort) -> Result<Vec<f64>> {
     let pid = agents.agent.process().id();
     let mut rounds = Vec::new();

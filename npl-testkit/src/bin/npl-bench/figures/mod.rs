@@ -59,13 +59,13 @@ pub(crate) enum Aim {
     LeastRatio(f64),
 }
 
-/// A figure without a reference.
+/// Returns a figure without a reference.
 pub(crate) const fn figure(name: &'static str, unit: &'static str, stage: Stage, aims: &'static [Aim]) -> Figure {
     Figure { name, unit, beside: None, aims, stage }
 }
 
 impl Figure {
-    /// The same figure, compared with the reference of this name.
+    /// Returns the same figure, compared with the reference of this name.
     pub(crate) const fn beside(self, beside: &'static str) -> Self {
         Self { beside: Some(beside), ..self }
     }

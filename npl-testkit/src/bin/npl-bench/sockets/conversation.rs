@@ -67,7 +67,7 @@ impl Conversation {
     }
 }
 
-/// The throughput to the Pod over all connections together in Gbit/s, measured at the Pod.
+/// Returns the throughput to the Pod over all connections together in Gbit/s, measured at the Pod.
 pub(super) fn stream(conversations: &[Conversation], time: Duration) -> Result<f64> {
     // The measuring thread has priority over the senders, so that it reads the clock and the counter at the same
     // moment.

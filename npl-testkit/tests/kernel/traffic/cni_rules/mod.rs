@@ -60,13 +60,13 @@ struct Target {
     client: IpAddr,
 }
 
-/// The first Pod's NAT addresses, one of each family.
+/// Returns the first Pod's NAT addresses, one of each family.
 fn to_first_pod(world: &World) -> Vec<Target> {
     let targets = world.frontends().into_iter().zip(world.client_ips());
     targets.map(|(server, client)| Target { pod: world.pod().name.clone(), server, client }).collect()
 }
 
-/// Every Pod's IPv4 NAT address: a cluster with the AWS VPC CNI has one family.
+/// Returns every Pod's IPv4 NAT address: a cluster with the AWS VPC CNI has one family.
 fn to_every_pod_by_v4(world: &World) -> Vec<Target> {
     let target = |(node_port, (pod, _)): (u16, &(Pod, EchoServer))| Target {
         pod: pod.name.clone(),
@@ -76,7 +76,7 @@ fn to_every_pod_by_v4(world: &World) -> Vec<Target> {
     (NODE_PORT..).zip(&world.pods).map(target).collect()
 }
 
-/// A Node with two Pods and these rules.
+/// Creates a Node with two Pods and these rules.
 fn node_with(rules: &[&str], clients: u8) -> World {
     let mut world = World::with_options(2, Options { clients, ..Options::default() });
     world.node().nft(&rules.concat()).unwrap();
@@ -166,7 +166,7 @@ fn assert_nothing_was_dropped(world: &World) {
     assert!(dropped.iter().all(|(_, packets)| *packets == 0), "{dropped:?}");
 }
 
-/// Every dropping rule that has a counter, with its number of packets.
+/// Returns every dropping rule that has a counter, with its number of packets.
 fn dropping_rules(world: &World) -> Vec<(String, u64)> {
     let rules = world.node().nft("list ruleset").unwrap();
     let counted = |line: &str| {
@@ -200,7 +200,7 @@ fn assert_invalid_is_dropped(world: &World, targets: &[Target]) {
     }
 }
 
-/// The first Pod's source address, as a server outside of the cluster sees it.
+/// Returns the first Pod's source address, as a server outside of the cluster sees it.
 fn source_seen_outside(world: &World, address: IpAddr) -> IpAddr {
     let _outside = EchoServer::start_in(world.client(), "outside", &[OUTSIDE]).unwrap();
     let answer = tcp_request(&world.pod().netns, (address, OUTSIDE).into(), "which source?").unwrap();
@@ -208,7 +208,7 @@ fn source_seen_outside(world: &World, address: IpAddr) -> IpAddr {
     answer.client.ip()
 }
 
-/// The error with which a client's connection fails.
+/// Returns the error with which a client's connection fails.
 fn refusal(client: &Netns, server: SocketAddr) -> ErrorKind {
     let error = tcp_connect(client, server).unwrap_err();
     error.downcast_ref::<std::io::Error>().unwrap().kind()
@@ -261,8 +261,8 @@ fn npl_works_with_kube_router_rules_and_its_policy_applies_in_the_stack() {
     assert_policy(&world);
 }
 
-/// A Node with the AWS VPC CNI. The second Pod's packets leave through the second interface, where the network does not
-/// accept the Node's address as source.
+/// Creates a Node with the AWS VPC CNI. The second Pod's packets leave through the second interface, where the network
+/// does not accept the Node's address as source.
 fn node_with_aws_vpc(rules: &[&str]) -> World {
     let world = node_with(rules, 2);
     let second = world.pods[1].0.ip();

@@ -91,7 +91,7 @@ impl Connection<'_> {
     }
 }
 
-/// A line that the server answers, and a line that requests data.
+/// Returns a line that the server answers, and a line that requests data.
 fn question(round: u64) -> String {
     format!("{round:0>BYTES$}\nDOWNLOAD {BYTES} {round}\n")
 }

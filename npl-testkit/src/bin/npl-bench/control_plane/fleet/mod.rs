@@ -33,8 +33,8 @@ const SERVICES: u8 = 5;
 /// The number of agents that start for the first time concurrently. The number is small, because the kernel verifies
 /// the programs for each of them.
 const FIRST_STARTS: usize = 3;
-/// The time after a restart for which the bench counts writes. An agent that made unnecessary writes would make them
-/// within this time.
+/// How long the bench counts writes after a restart. If an agent makes unnecessary writes, it makes them within this
+/// time.
 const WRITES_BY_THEN: Duration = Duration::from_secs(2);
 
 /// The Nodes, and a client for the cluster in the API server's namespace.

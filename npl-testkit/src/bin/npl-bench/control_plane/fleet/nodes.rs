@@ -28,7 +28,7 @@ pub(super) struct Node {
     netns: Netns,
 }
 
-/// The namespace of the API server, with the bridge that connects the Nodes.
+/// Returns the namespace of the API server, with the bridge that connects the Nodes.
 pub(super) fn build_lan(run: &Run) -> Result<Netns> {
     let lan = run.netns("lan")?;
     lan.ip(&format!(
