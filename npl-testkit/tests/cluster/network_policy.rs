@@ -98,8 +98,8 @@ pub(crate) fn wait_for_the_engine(world: &World) {
     wait("the end of the policy", &|| shop.values().all(|pod| answering(world, &outside, pod) == PORTS));
 }
 
-/// Without a further option, an agent with `--forwarding redirect` forwards through the stack on a Node with a policy
-/// engine, so that policies apply. With the option, the agent redirects, and policies do not apply.
+/// With only `--forwarding redirect`, an agent on a Node with a policy engine forwards through the stack, so that
+/// policies apply. With `--ignore-network-policy` in addition, the agent redirects, and policies do not apply.
 pub(crate) fn redirect_is_refused_until_network_policy_is_ignored(world: &mut World) {
     let pod = world.wait_for_shop(4).into_values().next().unwrap();
     let outside = clients::outside(world);

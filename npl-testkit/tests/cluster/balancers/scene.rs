@@ -89,9 +89,9 @@ impl Scene {
         self.observe(world, event, run, |_name, _took| 0);
     }
 
-    /// Runs an event as [`Self::during`] does, while no replica of the feed runs. Caddy looks up the address of a
-    /// member for each new connection to a Pod. Without a replica, each client of Caddy loses one request per sequence
-    /// of retries; the other load balancers keep the addresses and lose none.
+    /// Runs an event as [`Self::during`] does, while no replica of the feed runs. Without a replica, each client of
+    /// Caddy may lose one request per sequence of retries, because Caddy looks up a member's address for each new
+    /// connection to a Pod. The other load balancers keep the addresses and must lose no request.
     pub(crate) fn during_outage_of_the_feed(&mut self, world: &mut World, event: &str, run: impl FnOnce(&mut World)) {
         let sequences = |took: Duration| took.as_millis() / CADDY_RETRIES.as_millis() + 1;
         let most = |name: &str, took| {

@@ -54,7 +54,7 @@ fn is_served(world: &World) -> bool {
     tcp_connect(world.client(), world.frontend()).is_ok()
 }
 
-/// Before Linux 6.6, the newest of the filters with the same priority runs first.
+/// A newer filter with the same priority runs before NPL's, so the agent must move NPL's filter ahead of it.
 #[test]
 fn npls_filter_is_moved_ahead_of_a_newer_filter() {
     let mut world = with_filters();

@@ -57,7 +57,7 @@ fn no_packet_is_lost_while_programs_are_replaced() {
     assert_eq!(load.stop().failures, []);
 }
 
-/// Creates the uplink again, with the interface index that it had.
+/// Creates the deleted uplink again, with the interface index that the uplink had.
 fn recreate_uplink(world: &World, ifindex: u32) {
     let client = world.client().name().to_owned();
     world
@@ -106,8 +106,8 @@ fn recreated_device_with_the_same_index_is_attached_again() {
     assert_attached_again(&mut world);
 }
 
-/// A network card is moved to a Pod, and another card returns from a Pod with the same index, before the agent lists
-/// devices.
+/// A network card is moved to a Pod, and another card with the same index returns from a Pod. The agent lists devices
+/// only after both changes, and must attach the programs to the new card.
 #[test]
 fn device_with_the_index_of_a_moved_one_is_attached_again() {
     let mut world = World::fresh(1);

@@ -214,7 +214,8 @@ fn replace_by_smaller(pin: &Path) {
     new.pin(pin).unwrap();
 }
 
-/// The flow table of another build may have another number of elements.
+/// The flow table of another build may have another number of elements, so the agent must copy its entries to a new
+/// map.
 #[test]
 fn conntrack_entries_move_to_a_map_of_another_size() {
     let mut world = World::fresh(1);

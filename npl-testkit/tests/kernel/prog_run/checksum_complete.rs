@@ -18,7 +18,7 @@ use super::scene::{client, family, node, pod, pod_ip, router_ip, sctp, tcp, udp,
 use crate::lab::{Lab, NEXT};
 use crate::sys::run_with_complete_checksum;
 
-/// Whether the kernel's test run supports and verifies such a checksum.
+/// Whether the kernel's test run supports and verifies a checksum from the device.
 fn is_supported() -> bool {
     KernelVersion::current().unwrap() >= KernelVersion::new(6, 17, 0)
 }

@@ -117,7 +117,7 @@ fn errors_come_from_the_node(lab: &mut Lab, flags: u8) {
     }
 }
 
-/// A quote contains the sequence and the acknowledgement number if it is longer than the minimum of RFC 792.
+/// The error's quote is longer than the minimum of RFC 792, so it contains the sequence and the acknowledgement number.
 #[test]
 fn error_about_a_request_in_the_middle_of_a_lost_connection_comes_from_the_node() {
     with_mappings(|lab| {
@@ -367,7 +367,7 @@ fn icmp_error_neither_opens_nor_refreshes_a_flow() {
     });
 }
 
-/// Without this check, a forged error would lower the path MTU of a Pod towards any host.
+/// Such an error is not passed to a Pod. Otherwise, a forged error would lower the path MTU of a Pod towards any host.
 #[test]
 fn untracked_error_is_counted_for_an_error_about_a_packet_that_belongs_to_no_flow() {
     with_mappings(|lab| {

@@ -174,8 +174,8 @@ fn early_fragment_is_passed_unchanged_and_counted() {
     });
 }
 
-/// The first fragment's skb is overwritten with each saved copy, which is re-injected; afterwards the first fragment's
-/// bytes are restored.
+/// The program overwrites the first fragment's skb with each saved copy and re-injects it. Afterwards, the program must
+/// restore the first fragment's bytes.
 #[test]
 fn first_fragment_of_a_reply_is_unchanged_by_reinjected_copies() {
     stay_on_this_processor();
@@ -193,8 +193,8 @@ fn first_fragment_of_a_reply_is_unchanged_by_reinjected_copies() {
     });
 }
 
-/// The first fragment's skb is overwritten with each saved copy, which is re-injected at ingress; afterwards the first
-/// fragment's bytes are restored.
+/// The program overwrites the first fragment's skb with each saved copy and re-injects it at ingress. Afterwards, the
+/// program must restore the first fragment's bytes.
 #[test]
 fn first_fragment_is_unchanged_by_reinjected_copies() {
     stay_on_this_processor();
@@ -347,7 +347,8 @@ fn fragments_without_a_mapping_or_flow_are_counted_once_per_datagram() {
     });
 }
 
-/// A first fragment without the TCP checksum cannot be translated; no legitimate sender makes such small fragments.
+/// A first fragment without the TCP checksum cannot be translated, so all fragments are passed. No legitimate sender
+/// makes such small fragments.
 #[test]
 fn truncated_first_fragment_is_passed_with_all_others() {
     with_mappings(|lab| {

@@ -141,7 +141,8 @@ fn establish_by(lab: &mut Lab, protocol: Protocol) {
     assert_eq!(lab.own_slot(flow(protocol)).map(half_open::phase), Some(Phase::ESTABLISHED));
 }
 
-/// A Pod with `CAP_NET_RAW` sends from the Node's address and another Pod's node port to that Pod's client.
+/// A Pod with `CAP_NET_RAW` sends packets to another Pod's client, from the Node's address and the other Pod's node
+/// port. The client's established flow must not be diverted.
 #[test]
 fn forged_host_connection_diverts_no_established_flow() {
     for lost in ["nothing", "flow slot", "flow table"] {
@@ -162,7 +163,8 @@ fn forged_host_connection_diverts_no_established_flow() {
     }
 }
 
-/// New connections of TCP and SCTP begin with a handshake, which is never a reply to the host.
+/// A forged record must not divert new connections of TCP and SCTP: they begin with a handshake packet, which is never
+/// a reply to the host.
 #[test]
 fn forged_host_connection_diverts_no_new_connection() {
     with_mappings(|lab| {

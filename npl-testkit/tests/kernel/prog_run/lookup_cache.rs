@@ -167,7 +167,8 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// If two processors write an entry concurrently, its bytes may be a mixture of both writes.
+/// If two processors write a cache entry concurrently, its bytes may be a mixture of both writes. Such an entry must be
+/// ignored.
 #[test]
 fn corrupt_cache_entry_is_ignored_and_replaced() {
     with_mappings(|lab| {

@@ -41,7 +41,7 @@ fn stack_forwards_to_client(lab: &mut Lab, packet: &Packet) {
     assert_eq!((outcome.action, outcome.bytes), (NEXT, from(packet, node()).build()));
 }
 
-/// A request and its reply, both forwarded by the kernel stack.
+/// Sends a request, and records that the kernel stack has forwarded the request and its reply.
 fn exchange(lab: &mut Lab, question: &Packet, answer: &Packet) {
     assert_eq!(request(lab, question), NEXT);
     stack_forwards_to_pod(lab, question);

@@ -163,7 +163,7 @@ fn replies_are_counted_for_a_remaining_mapping_at_once() {
     });
 }
 
-/// A removed node address's index is reused for the next address.
+/// The index of a removed node address is reused for the next address, so cached replies must not use it.
 #[test]
 fn cached_reply_does_not_use_a_node_address_with_a_reused_index() {
     with_mappings(|lab| {
@@ -176,7 +176,8 @@ fn cached_reply_does_not_use_a_node_address_with_a_reused_index() {
     });
 }
 
-/// If two processors write an entry concurrently, its bytes may be a mixture of both writes.
+/// If two processors write a cache entry concurrently, its bytes may be a mixture of both writes. Such an entry must be
+/// ignored.
 #[test]
 fn corrupt_cache_entry_is_ignored_and_replaced() {
     with_mappings(|lab| {
@@ -200,7 +201,7 @@ fn corrupt_cache_entry_is_ignored_and_replaced() {
     });
 }
 
-/// One client endpoint uses two NAT addresses: the flow table decides which of them receives replies, although the
+/// One client endpoint uses two NAT addresses. The flow table decides from which of them the replies come, although the
 /// half-open cache may name the other one.
 #[test]
 fn slot_that_contradicts_the_flow_table_is_not_cached() {
