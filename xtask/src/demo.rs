@@ -29,7 +29,7 @@ pub(crate) struct Parts {
     kubernetes: Kubernetes,
 }
 
-/// The first stage of the build: Kubernetes, which takes longest, is being built.
+/// The first stage of the build, in which the build of Kubernetes, which takes longest, has been started.
 #[derive(Debug)]
 pub(crate) struct Preparation {
     has_nodes: bool,

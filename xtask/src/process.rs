@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Runs other programs. Each command is printed before it runs, so that a developer can repeat it by hand.
 //!
-//! Messages go to standard error: standard output is for results, which another program may parse.
+//! Messages go to standard error, because another program may parse the results on standard output.
 
 use std::borrow::Cow;
 use std::env;

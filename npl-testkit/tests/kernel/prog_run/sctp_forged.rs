@@ -98,7 +98,8 @@ fn forged_packets_to_the_mapping_do_not_end_an_association() {
     });
 }
 
-/// A Pod answers every INIT, also a forged one that was sent to the Pod's own address.
+/// A Pod answers every INIT, even a forged one that was sent to the Pod's own address. The answer must not end the
+/// mapped association.
 #[test]
 fn answer_to_a_forged_init_does_not_end_an_association() {
     with_mappings(|lab| {
@@ -131,7 +132,8 @@ fn client_that_restarts_its_association_gets_the_replies() {
     });
 }
 
-/// A side that does not know the association reflects the tag that it received (chunk flag T).
+/// A side that does not know the association sends an ABORT with the tag that it received (chunk flag T). This ABORT
+/// must count as one of the association.
 #[test]
 fn abort_with_the_reflected_tag_belongs_to_the_association() {
     with_mappings(|lab| {

@@ -66,7 +66,7 @@ fn occupy_slots(time: Duration) {
     }
 }
 
-/// Frees every slot of the SCTP reassembly buffer; a fragment's slot is random, so all of them must be free.
+/// Frees every slot of the SCTP reassembly buffer. All slots must be free, because a fragment's slot is random.
 fn free_slots() {
     occupy_slots(now().checked_sub(Duration::from_secs(2)).unwrap());
 }
@@ -94,7 +94,8 @@ fn counted(program: &str, frame: &[u8]) -> Vec<Change> {
     change("61000/sctp", frame.len())
 }
 
-/// Asserts that all fragments are passed unchanged and that only the first one is counted: later ones have no ports.
+/// Asserts that all fragments are passed unchanged and that only the first one is counted, because later fragments have
+/// no ports.
 #[track_caller]
 fn are_passed(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, Packet); 2]) {
     occupy_slots(now());

@@ -117,8 +117,8 @@ fn half_open_entries_time_out_and_established_flows_do_not() {
     });
 }
 
-/// UDP flows get a shorter timeout, because clients refresh them continuously, and a full table would evict idle TCP
-/// connections first.
+/// If the table is crowded, UDP flows get a shorter timeout. Otherwise, the table would become full and evict idle TCP
+/// connections first, because clients refresh UDP flows continuously.
 #[test]
 fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
     with_family(Family::V4, |lab| {

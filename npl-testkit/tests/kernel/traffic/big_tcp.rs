@@ -152,8 +152,8 @@ fn transfer_in_large_packets(mut world: World) {
     }
 }
 
-/// A BIG TCP packet of IPv6 has a hop-by-hop header before the TCP header, and this header contains the packet's
-/// length. In IPv4, the length field is zero.
+/// NPL must translate packets without a valid length field. A BIG TCP packet of IPv6 has its length in a hop-by-hop
+/// header before the TCP header. In IPv4, the length field is zero.
 #[test]
 fn big_tcp_transfers_are_complete() {
     let world = World::new(1);

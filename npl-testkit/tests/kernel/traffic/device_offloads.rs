@@ -98,8 +98,8 @@ fn every_datagram_of_a_fraglist_is_translated() {
     }
 }
 
-/// A driver that receives a frame into several buffers produces packets whose headers are not in the linear part of the
-/// skb.
+/// If a driver receives a frame into several buffers, the headers may not be in the linear part of the skb. The
+/// programs must translate such packets too.
 #[test]
 fn request_with_nonlinear_headers_is_answered() {
     let world = World::with_options(1, Options { mtu: 9000, ..Options::default() });

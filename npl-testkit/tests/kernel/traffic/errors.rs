@@ -26,7 +26,7 @@ fn bytes() -> u64 {
 
 /// Returns a client whose router is the first client; the link between them has a small MTU.
 ///
-/// The route, not the device, has the small MTU: a device would drop larger packets on receipt.
+/// The route, and not the device, has the small MTU, because a device would drop larger packets on receipt.
 fn client_behind_a_narrow_link(world: &World) -> (Netns, [IpAddr; 2]) {
     let (router, far) = (world.client(), world.run.netns("far").unwrap());
     for netns in [router, &far] {

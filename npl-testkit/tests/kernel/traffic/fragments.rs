@@ -52,7 +52,8 @@ fn large_datagrams_are_translated_on_a_node_with_kernel_conntrack() {
     exchange_large_datagrams(&world);
 }
 
-/// The Node fragments datagrams that exceed the uplink's MTU, before the programs see them.
+/// The Node fragments replies that exceed the uplink's MTU before the egress program runs, so the program must
+/// translate fragments.
 #[test]
 fn replies_that_the_node_fragments_are_translated() {
     let mut world = World::new(1);

@@ -84,7 +84,8 @@ fn start(world: &World, directions: &[Direction], bytes: u64, rate: u64) -> Vec<
     each.map(|(server, direction)| Transfer::start(world.client(), server, direction, bytes, rate).unwrap()).collect()
 }
 
-/// Without packets, the entries would time out after four seconds, and later packets would be invalid.
+/// The timeouts are four seconds. If the stack saw no packets, the entries would time out, and later packets would be
+/// invalid.
 #[test]
 fn kernel_conntrack_keeps_offloaded_connections() {
     let world = offloading();

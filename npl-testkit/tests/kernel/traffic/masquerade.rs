@@ -15,11 +15,12 @@ use npl_testkit::traffic::{self, REQUEST_LIMIT, UdpOptions};
 
 use crate::world::{NODE_PORT, World};
 
-/// Ports of servers outside of the cluster. All connections are masqueraded to one port of the Node, which can have only
-/// one connection to each server port.
+/// Ports of servers outside of the cluster. There are several, because all connections are masqueraded to one port of
+/// the Node, which can have only one connection to each server port.
 const OUTSIDE: [u16; 3] = [7070, 7071, 7072];
 
-/// `MASQUERADE --random-fully` may choose any port, here the node port of the first Pod.
+/// Rules that masquerade connections to the node port of the first Pod, as `MASQUERADE --random-fully` may do by
+/// chance.
 const MASQUERADE: &str = "
 table inet npl_test {
   chain postrouting {

@@ -429,7 +429,8 @@ fn first_fragment_may_arrive_on_another_processor() {
     });
 }
 
-/// A Pod without SCTP sends an ICMP error that quotes a short packet completely.
+/// A Pod without SCTP answers with an ICMP error that quotes a short packet completely, so the CRC in the quote must be
+/// correct.
 #[test]
 fn icmp_error_of_a_pod_quotes_the_nat_address_with_a_correct_crc() {
     if has_sctp() {

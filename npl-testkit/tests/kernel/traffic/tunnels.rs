@@ -61,7 +61,7 @@ const ALWAYS: KernelVersion = KernelVersion::new(5, 10, 0);
 /// The first kernel that does not show a tunnel's outer headers to programs as the link-layer header.
 const WITHOUT_OUTER_HEADERS: KernelVersion = KernelVersion::new(5, 14, 0);
 
-/// The directions that use the tunnel; the other direction uses the uplink.
+/// The directions (requests, replies or both) that use the tunnel. Other packets use the uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tunneled {
     Requests,

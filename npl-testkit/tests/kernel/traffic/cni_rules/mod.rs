@@ -315,7 +315,8 @@ table inet npl_test {
   }
 }";
 
-/// A direct request to a Pod arrives on the Pod's own interface, and its reply must leave through that interface.
+/// If a direct request to a Pod arrives on the Pod's own interface, its reply must leave through the same interface, so
+/// the guard must not mark the connection.
 #[test]
 fn direct_request_through_the_pods_own_interface_is_not_marked() {
     let world = guarded(node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]));
@@ -331,7 +332,7 @@ fn direct_request_through_the_pods_own_interface_is_not_marked() {
     assert_eq!(count("second_marked"), 0);
 }
 
-/// If a UDP flow started before the guard's rule existed, the flow's next request sets the missing mark.
+/// If a UDP flow started before the guard's rule existed, the flow's next request must set the missing mark.
 #[test]
 fn misrouted_udp_flow_is_corrected_once_the_guard_starts() {
     let world = node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]);
