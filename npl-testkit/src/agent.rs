@@ -109,7 +109,7 @@ impl Agent {
         self.process.terminate(grace)
     }
 
-    /// Starts an agent that has exited again and waits until it is ready.
+    /// Starts the agent again after it has exited, and waits until the agent is ready.
     pub fn restart(&mut self) -> Result<()> {
         if self.process.exit_status().is_none() {
             self.kill()?;
@@ -149,7 +149,7 @@ impl Agent {
 }
 
 impl Options {
-    /// Options for an agent on this Node, with the binary from [`find_binary`].
+    /// Creates options for an agent on this Node, with the binary from [`find_binary`].
     pub fn new(netns: &Netns, node_name: &str, kubeconfig: &Path, bpffs: &Path, log: &Path) -> Result<Self> {
         Ok(Self {
             binary: find_binary()?,
@@ -167,7 +167,7 @@ impl Options {
     /// Runs another `npl-agent` subcommand on the Node. No running agent is required.
     pub fn command(&self, arguments: &[&str]) -> Result<String> {
         let (code, output) = self.exit_code_and_output(arguments)?;
-        // `status` exits with 0 to 2, depending on the health of the Node, so these codes are no failure.
+        // `status` reports the health of the Node by exit codes 0 to 2, so none of them is a failure.
         let is_verdict = arguments.first() == Some(&"status") && (0..=2).contains(&code);
         if code != 0 && !is_verdict {
             bail!("`npl-agent {}` exited with {code}: {output}", arguments.join(" "));
@@ -216,7 +216,8 @@ fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
         }
         None => drop(command.arg("--kubeconfig").arg(kubeconfig)),
     }
-    // Socket programs must not affect other processes of the test machine. A test with its own cgroup overrides this.
+    // Without a cgroup, the agent attaches no socket programs, which would affect other processes of the test machine.
+    // Tests with their own cgroup override this setting.
     command.env("NPL_CGROUP", "none").env("NPL_RUNTIME_DIR", runtime_dir);
     command.arg("--bpffs").arg(bpffs).arg("--listen").arg(listen.to_string()).args(flags);
     confine(&mut command, service_account.as_ref().map(|account| account.var_run.clone()));
@@ -254,7 +255,8 @@ fn drop_from_bounding_set(capability: i32) -> io::Result<()> {
     let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
     match io::Error::last_os_error() {
         _ if result == 0 => Ok(()),
-        // The kernel has fewer than 64 capabilities and returns EINVAL for higher numbers.
+        // The caller tries all numbers below 64. The kernel has fewer capabilities and returns EINVAL for unknown
+        // numbers.
         err if err.raw_os_error() == Some(libc::EINVAL) => Ok(()),
         err => Err(err),
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A small, untyped client of the API server, which reuses connections, because tests measure latencies with it.
+//! A small, untyped client of the API server. Tests measure latencies with this client, so it reuses connections.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -175,7 +175,7 @@ impl ApiClient {
 
 fn read(response: Response<Body>) -> Result<(StatusCode, String)> {
     let (parts, mut body) = response.into_parts();
-    // A list of ten thousand Pods exceeds the default limit of 10 MiB.
+    // A list of ten thousand Pods exceeds ureq's default limit of 10 MiB, so the limit is raised.
     let text = body.with_config().limit(1 << 30).read_to_string().context("read the response body")?;
     Ok((parts.status, text))
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! cgroups for test Nodes: each is a child of the root of a mounted hierarchy, v1 or v2.
 //!
-//! Each kubelet manages its cgroup root exclusively. Each Node therefore has a cgroup namespace whose root is its own
-//! group, so that several kubelets do not conflict. The group's name identifies every group of a Node for cleanup.
+//! A kubelet requires exclusive control of its cgroup root. Each Node therefore has a cgroup namespace with the Node's
+//! own group as root. The group's name identifies every group of a Node for cleanup.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ use crate::{mounts, poll};
 pub(crate) const ROOT: &str = "/sys/fs/cgroup";
 
 /// The group of a Node's own processes, like `system.slice` on a real Node. Without this group, each process would have
-/// as large a CPU share as all Pods together. In addition, a cgroup v2 group with children must not contain processes.
+/// as large a CPU share as all Pods together. Besides, cgroup v2 forbids processes in a group that has children.
 const SYSTEM: &str = "system";
 
 /// Time limit of a removal: a group stays busy for about 100 ms after its last process has exited.
@@ -57,7 +57,7 @@ pub struct Cgroup {
 }
 
 impl Hierarchy {
-    /// All hierarchies of this machine, without duplicates.
+    /// Returns all hierarchies of this machine, without duplicates.
     pub fn all() -> Result<Vec<Self>> {
         let mut hierarchies: Vec<Self> = Vec::new();
         for mount in mounts::all()?.into_iter().filter(|mount| mount.point.starts_with(ROOT)) {
@@ -78,7 +78,8 @@ impl Hierarchy {
         fs::create_dir(group).with_context(|| format!("create cgroup {}", group.display()))?;
         let has_cpuset =
             matches!(&self.version, Version::V1(controllers) if controllers.iter().any(|it| it == "cpuset"));
-        // These files are empty in a new group, and no process can join the group before they have a value.
+        // These files are empty in a new group, so they are copied from the parent. Without a value, no process can
+        // join the group.
         for file in ["cpuset.cpus", "cpuset.mems"].into_iter().filter(|_file| has_cpuset) {
             fs::read(self.point.join(file))
                 .and_then(|value| fs::write(group.join(file), value))
@@ -146,7 +147,7 @@ impl Cgroup {
             File::options().write(true).open(&procs).with_context(|| format!("open {}", procs.display()))
         };
         let files = self.hierarchies.iter().map(open).collect::<Result<Vec<_>>>()?;
-        // Writing 0 moves the writing process.
+        // Writing 0 moves the process that writes.
         let join = move || files.iter().try_for_each(|mut file| file.write_all(b"0"));
         // SAFETY: the hook makes system calls and allocates nothing.
         unsafe {
@@ -156,7 +157,7 @@ impl Cgroup {
     }
 }
 
-/// The names of top-level groups that begin with `prefix`.
+/// Returns the names of top-level groups that begin with `prefix`.
 pub(crate) fn names(prefix: &str) -> Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for hierarchy in Hierarchy::all()? {
@@ -181,7 +182,7 @@ pub(crate) fn delete(group: &Path) -> Result<()> {
     .with_context(|| format!("remove {}: {last:?}", group.display()))
 }
 
-/// Removes a group directory after its children. The files in the directory need not be removed before it.
+/// Removes a group directory after its subdirectories. The kernel removes the files in it.
 fn remove_tree(group: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(group) {
         Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -204,7 +205,8 @@ fn pass_controllers_on(group: &Path) -> Result<()> {
         let written = fs::write(group.join("cgroup.subtree_control"), format!("+{controller}"));
         match written.map_err(|err| (err.raw_os_error().map(Errno::from_raw), err)) {
             Ok(()) => {}
-            // Controllers that manage real-time processes or threads cannot always be delegated.
+            // Controllers that manage real-time processes or threads cannot always be delegated, so these errors are
+            // ignored.
             Err((Some(Errno::EINVAL | Errno::ENOTSUP), _unavailable)) => {}
             Err((Some(Errno::EBUSY), err)) => {
                 return Err(err).with_context(|| {

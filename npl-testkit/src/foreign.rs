@@ -102,9 +102,9 @@ impl Foreign {
 }
 
 impl Drop for Foreign {
-    /// Detaches the program. Filters must be removed in the network namespace of their device. A TCX link lives until
-    /// its last descriptor is closed, and a child process of another thread has a copy of the descriptor between `fork`
-    /// and `exec`.
+    /// Detaches the program. Filters must be removed in the network namespace of their device. For a TCX link, the drop
+    /// waits until the link has disappeared. The link may stay for a moment, because a child process of another thread
+    /// has a copy of its descriptor from `fork` to `exec`.
     fn drop(&mut self) {
         let links = std::mem::take(&mut self.links);
         let id = self.program.info().map(|info| info.id());
@@ -122,7 +122,7 @@ impl Drop for Foreign {
     }
 }
 
-/// Time limit that is far longer than the time from `fork` to `exec`.
+/// The time limit for the link to disappear, far longer than the time from `fork` to `exec`.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Whether a TCX link of the program is on a hook; `false` if the kernel has no TCX or the device was removed.
@@ -146,9 +146,9 @@ fn put(
     let options = if let Some(order) = order {
         TcAttachOptions::TcxOrder(order)
     } else {
-        // The qdisc may already exist.
+        // An error means that the qdisc already exists.
         drop(tc::qdisc_add_clsact(device));
-        // Among filters with the same priority, the newest runs first.
+        // A program ahead of others needs only the same priority, because the newest of such filters runs first.
         TcAttachOptions::Netlink(match place {
             Place::Ahead | Place::AheadAsFilter => {
                 NlOptions { priority: 1, handle: TcHandle::new(1, 1), classid: None }

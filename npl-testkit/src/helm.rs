@@ -14,7 +14,7 @@ pub fn chart() -> PathBuf {
     tools::repository_file("deploy/chart/npl")
 }
 
-/// A command that runs Helm.
+/// Returns a command that runs Helm.
 ///
 /// # Errors
 /// If `NPL_HELM_DIR`, which `cargo xtask test` sets, is unset.
@@ -24,7 +24,7 @@ pub fn command() -> Result<Command> {
     Ok(Command::new(PathBuf::from(folder).join("helm")))
 }
 
-/// The output of `helm template` for the chart in the namespace `npl-system`, with further arguments.
+/// Returns the output of `helm template` for the chart in the namespace `npl-system`, with further arguments.
 ///
 /// # Errors
 /// If Helm refuses the values; the error contains Helm's message.

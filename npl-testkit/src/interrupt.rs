@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Handles Ctrl-C as a regular end: every wait returns an error, so that all drop guards run.
+//! Handles Ctrl-C as a regular end: every wait returns an error, so that all drop guards (teardown code) run.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +17,8 @@ static REQUESTED: AtomicBool = AtomicBool::new(false);
 /// The exit code that shells report for an interrupted program.
 pub const EXIT_CODE: u8 = 130;
 
-/// Handles SIGINT, SIGTERM and SIGHUP. Call this function before starting any thread, because threads inherit the mask
-/// of blocked signals.
+/// Handles SIGINT, SIGTERM and SIGHUP. Call this function before any thread starts, so that all threads inherit the
+/// mask of blocked signals.
 ///
 /// The first signal makes every wait of [`crate::poll`] return an error. The second signal ends the process
 /// immediately: the kernel then kills the child processes, and the next run removes the remaining state.

@@ -19,8 +19,8 @@ const LIVE_FRAMES: u32 = 1 << 1;
 pub const SINCE: KernelVersion = KernelVersion::new(5, 18, 0);
 /// Frames per batch: as many as a driver processes in one NAPI poll.
 const BATCH: u32 = 64;
-/// The lowest real-time priority: higher than that of builds that run at the same time, and lower than that of the
-/// kernel's own threads.
+/// The lowest real-time priority. Threads with this priority preempt builds that run at the same time, but not the
+/// kernel's own real-time threads.
 const PRIORITY: libc::c_int = 1;
 
 /// Runs `program` on `repeat` copies of `frame`, as if a device of the calling thread's network namespace received
@@ -65,9 +65,9 @@ fn set_priority() -> io::Result<()> {
 /// Measures the time during which the calling thread runs.
 ///
 /// The stopwatch excludes the time in which the thread was runnable while another process ran. The kernel reserves 5 %
-/// of each second for processes without real-time priority. Without the exclusion, this time would distort long samples
-/// only. The stopwatch includes the softirq work for the thread's packets, which some kernels exclude from the thread's
-/// CPU time.
+/// of each second for processes without real-time priority; if included, this time would distort long samples, but not
+/// short ones. The stopwatch includes the softirq work for the thread's packets, which some kernels exclude from the
+/// thread's CPU time.
 #[derive(Debug)]
 pub struct Stopwatch {
     start: Instant,

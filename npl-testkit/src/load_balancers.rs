@@ -16,7 +16,7 @@ const PROGRAMS_VARIABLE: &str = "NPL_BALANCERS_DIR";
 /// The page with the configurations.
 const PAGE: &str = "docs/load-balancers.md";
 
-/// A load balancer: its program, and the code blocks of the page that configure it.
+/// A load balancer: its program, and the code blocks of docs/load-balancers.md that configure it.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadBalancer {
     /// The program's name.
@@ -36,8 +36,8 @@ pub const ENVOY: LoadBalancer = LoadBalancer {
 pub const HAPROXY: LoadBalancer =
     LoadBalancer { name: "haproxy", arguments: &["-db", "-f", "haproxy.cfg"], files: &["haproxy.cfg"] };
 
-/// nginx, which reads the feed by DNS. There is only one process, because worker processes would survive a killed
-/// master process. The process runs as root, because the user namespace of the test has no other user.
+/// nginx, which reads the feed by DNS. nginx runs as a single process, because worker processes would survive if the
+/// master process is killed. The process runs as root, because the user namespace of the test has no other user.
 pub const NGINX: LoadBalancer = LoadBalancer {
     name: "nginx",
     arguments: &[
@@ -101,7 +101,7 @@ fn programs() -> Result<PathBuf> {
     folder.with_context(|| format!("set {PROGRAMS_VARIABLE}, as `cargo xtask test` does"))
 }
 
-/// The page's example of a configuration file.
+/// Returns the page's example of a configuration file.
 ///
 /// # Errors
 ///
@@ -112,7 +112,7 @@ pub fn example(file: &str) -> Result<String> {
     block(&page, file).map(str::to_owned).with_context(|| format!("{PAGE} has no code block {file}"))
 }
 
-/// The code block of the page whose first line has this name after the language.
+/// Returns the code block of the page whose first line has this name after the language.
 fn block<'a>(page: &'a str, name: &str) -> Option<&'a str> {
     let marker = format!(" {name}\n");
     let blocks = page.split("```").skip(1).step_by(2);

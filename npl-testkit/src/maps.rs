@@ -24,11 +24,12 @@ struct Element {
     flags: u64,
 }
 
-/// The maximum number of elements to remove, without which the loop would never end on a map that another process
-/// fills. Maps of tests are far smaller.
+/// The maximum number of elements to remove, far more than maps of tests contain. Without this limit, the loop would
+/// never end while another process fills the map.
 const MOST_ELEMENTS: usize = 1 << 20;
 
-/// Array elements that one run of the program clears. The verifier checks every iteration, so larger numbers take long.
+/// The number of array elements that one run of the program clears. The verifier checks every iteration, so it would
+/// need long for a larger number.
 const ELEMENTS_A_RUN: u32 = 32;
 
 /// The frame of the program's test run; its content is irrelevant.
@@ -92,12 +93,13 @@ fn set_to_zero(map: i32, elements: u32, value_size: i16) -> io::Result<()> {
     test_run::run(program.as_fd(), &FRAME, &options).map(drop)
 }
 
-/// A TC program that sets some consecutive elements to zero each time it runs. The packet's mark is the index of the
-/// first of these elements; the program advances the mark for its next run.
+/// Returns a TC program that sets some consecutive elements to zero each time it runs. The packet's mark is the index
+/// of the first of these elements; the program advances the mark for its next run.
 fn program_that_zeroes(map: i32, value_size: i16) -> Vec<u64> {
     const MARK: i16 = 8;
     const LOOKUP: i32 = 1;
-    /// The source register of a 64-bit load instruction has this value if the constant is a map's descriptor.
+    /// The value of a 64-bit load instruction's source register that marks the constant as a map's descriptor
+    /// (`BPF_PSEUDO_MAP_FD`).
     const MAP: u8 = 1;
     let (r0, r1, r2, packet, element, count, frame) = (0, 1, 2, 9, 6, 7, 10);
     let mut program = vec![
@@ -119,7 +121,7 @@ fn program_that_zeroes(map: i32, value_size: i16) -> Vec<u64> {
         .chain((value_size / 8 * 8..value_size).map(|byte| instruction(0x72, r0, 0, byte, 0)))
         .collect();
     let end_of_loop = i16::try_from(stores.len()).unwrap_or(i16::MAX) + 3;
-    // A failed lookup means that the index is beyond the last element.
+    // If the lookup fails, the index is beyond the last element, so the program ends.
     program.push(instruction(0x15, r0, 0, end_of_loop, 0));
     program.extend(stores);
     program.extend([instruction(0x07, element, 0, 0, 1), instruction(0x07, count, 0, 0, 1)]);

@@ -36,7 +36,7 @@ impl BpfFs {
 
 impl Drop for BpfFs {
     fn drop(&mut self) {
-        // The run may already have removed its directory.
+        // If the run has already removed its directory, there is no mount to remove.
         if below(&self.path).is_ok_and(|mounts| mounts.is_empty()) {
             return;
         }
@@ -79,7 +79,8 @@ impl PrivateBpffs {
     /// Runs `work` on a thread in the private mount namespace.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let inside = || -> Result<T> {
-            // A thread that shares its root and working directory with others cannot change its mount namespace.
+            // The kernel refuses to change the mount namespace of a thread that shares its root and working directory
+            // with other threads.
             unshare(CloneFlags::CLONE_FS).context("unshare the root directory")?;
             setns(&self.mounts, CloneFlags::CLONE_NEWNS).context("enter a private mount namespace")?;
             Ok(work())
@@ -87,7 +88,7 @@ impl PrivateBpffs {
         process::on_own_thread(inside)
     }
 
-    /// Makes the file system visible to all processes at `path`, which is created.
+    /// Mounts the file system at `path`, which is created, so that all processes can see it.
     pub fn show_at(&self, path: &Path) -> Result<BpfFs> {
         fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
         let copy = self.run(|| copy_of_mount(&self.path))?.context("copy a mount")?;
@@ -132,7 +133,7 @@ pub fn bind(from: &Path, to: &Path) -> Result<()> {
         .with_context(|| format!("mount {} at {}", from.display(), to.display()))
 }
 
-/// The mount points at or below `directory`, in mount order.
+/// Returns the mount points at or below `directory`, in mount order.
 pub fn below(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(all()?.into_iter().map(|mount| mount.point).filter(|point| point.starts_with(directory)).collect())
 }
@@ -144,12 +145,12 @@ pub struct Mount {
     pub point: PathBuf,
     /// The type of the file system.
     pub kind: String,
-    /// The options of the file system, which are equal at every mount point. For a cgroup v1 hierarchy, they name its
-    /// controllers.
+    /// The options of the file system, which are equal at all its mount points. The options of a cgroup v1 hierarchy
+    /// include its controllers.
     pub options: Vec<String>,
 }
 
-/// All mounts that the calling thread sees.
+/// Returns all mounts that the calling thread sees.
 pub fn all() -> Result<Vec<Mount>> {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").context("read /proc/thread-self/mountinfo")?;
     Ok(table.lines().filter_map(parse).collect())

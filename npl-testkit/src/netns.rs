@@ -56,7 +56,7 @@ impl Netns {
         process::on_own_thread(inside)
     }
 
-    /// A free port on the loopback device.
+    /// Returns a free port on the loopback device.
     pub fn free_address(&self) -> Result<SocketAddr> {
         let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
         self.run(bind)?.with_context(|| format!("find a free port in {}", self.name()))
@@ -71,7 +71,7 @@ impl Netns {
         waited?.context("start a runtime")
     }
 
-    /// A command that runs in this namespace.
+    /// Returns a command that runs in this namespace.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
         command_in(self.name(), program)
     }
@@ -91,13 +91,14 @@ impl Netns {
         tools::output_with_input(self.command("nft")?.args(["--file", "-"]), rules)
     }
 
-    /// Lists an existing table with `nft`. Protocols are numeric, because not every machine has their names.
+    /// Lists a table with `nft`, or returns `None` if the table does not exist. Protocols are numeric, because some
+    /// machines lack the file with their names.
     pub fn nft_table(&self, name: &str) -> Option<String> {
         let mut list = self.command("nft").ok()?;
         tools::output(list.args(["--numeric-protocol", "list", "table"]).args(name.split(' '))).ok()
     }
 
-    /// The number of packets that an `nft` counter has counted. The counter is given as family, table and name.
+    /// Returns the number of packets that an `nft` counter has counted. The counter is given as family, table and name.
     pub fn packets_counted(&self, counter: &str) -> Result<u64> {
         let text = self.nft(&format!("list counter {counter}"))?;
         let number = text.split_once("packets ").and_then(|(_, after)| after.split_whitespace().next()?.parse().ok());
@@ -117,8 +118,8 @@ impl Netns {
         self.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", if is_liberal { "1" } else { "0" })
     }
 
-    /// Removes all kernel conntrack entries of the namespace, because all namespaces share the limit on the number of
-    /// entries.
+    /// Removes all kernel conntrack entries of the namespace. All namespaces share one limit on the number of entries,
+    /// so entries left behind could affect other tests.
     pub fn forget_connections(&self) -> Result<()> {
         tools::output(self.command("conntrack")?.arg("--flush")).map(drop)
     }
@@ -138,7 +139,7 @@ impl Netns {
         value.parse().with_context(|| format!("read the number `{value}`"))
     }
 
-    /// Deletes the name. The devices disappear as soon as no process and no socket uses the namespace.
+    /// Deletes the name. The kernel removes the namespace and its devices as soon as no process and no socket uses it.
     pub fn delete(&self) -> Result<()> {
         delete(self.name())
     }
@@ -161,7 +162,7 @@ impl Drop for Name {
     }
 }
 
-/// A command that runs in a namespace that another process created.
+/// Returns a command that runs in a namespace that another process created.
 #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
 pub fn command_in(name: &str, program: impl AsRef<OsStr>) -> Result<Command> {
     let file = open(name)?;

@@ -10,8 +10,8 @@ use anyhow::{Result, bail};
 
 use crate::interrupt;
 
-/// The interval between two polls, which is multiplied by [`patience`], because polling takes much time on slow
-/// machines.
+/// The interval between two polls. The interval is multiplied by [`patience`], because frequent polls would slow down a
+/// slow machine further.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// The factor by which all limits are extended on slow machines: `NPL_PATIENCE`, set on emulated machines.
@@ -74,7 +74,7 @@ fn wait<T>(
     }
 }
 
-/// A time limit, extended for a machine with this load per processor: a task gets `1 / load` of a processor's time.
+/// Multiplies a time limit by the load per processor, because a task gets only `1 / load` of a processor's time.
 fn extended(limit: Duration, load: f32) -> Duration {
     limit.mul_f32(load.clamp(1.0, LARGEST_EXTENSION))
 }

@@ -97,7 +97,7 @@ impl Process {
         }
     }
 
-    /// The last `lines` lines of the log, for error messages.
+    /// Returns the last `lines` lines of the log, for error messages.
     pub fn log_tail(&self, lines: usize) -> String {
         let text = fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
         let all: Vec<&str> = text.lines().collect();
@@ -136,7 +136,7 @@ pub fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| joined(scope.spawn(work)))
 }
 
-/// Joins a thread, returns its result and resumes its panic in the caller.
+/// Joins a thread and returns its result. If the thread panicked, the panic continues in the caller.
 pub fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
@@ -148,7 +148,7 @@ pub fn allow_open_files(wanted: u64) -> Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, limit, hard).with_context(|| format!("raise the limit of open files to {limit}"))
 }
 
-/// Prints a teardown error; teardown then continues. A `drop` cannot return errors.
+/// Prints an error of the teardown, which then continues, because a `drop` cannot return errors.
 #[expect(clippy::print_stderr, reason = "drop cannot return the error of a failed teardown")]
 pub(crate) fn report(message: &str) {
     eprintln!("teardown: {message}");
@@ -159,8 +159,8 @@ struct Job {
     reply: mpsc::Sender<io::Result<Child>>,
 }
 
-/// Forks from one thread that lives as long as this process: the kernel ties `PR_SET_PDEATHSIG` to the forking thread,
-/// not to its process.
+/// Forks from one thread that lives as long as this process. The kernel sends the signal of `PR_SET_PDEATHSIG` when the
+/// forking thread exits, not when its process exits.
 fn spawn_for_life(mut command: Command) -> io::Result<Child> {
     static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
     die_with_parent(&mut command);
@@ -169,8 +169,8 @@ fn spawn_for_life(mut command: Command) -> io::Result<Child> {
         thread::spawn(move || {
             for mut job in jobs {
                 let child = job.command.spawn();
-                // The caller waits for the reply. If the caller has exited, the child is killed together with this
-                // process.
+                // Sending fails only if the caller no longer waits, because this process is exiting. The child is then
+                // killed together with this process.
                 drop(job.reply.send(child));
             }
         });
@@ -186,9 +186,10 @@ fn die_with_parent(command: &mut Command) {
     let parent = getpid();
     let hook = move || {
         prctl::set_pdeathsig(Signal::SIGKILL)?;
-        // Signals that this process blocks must be unblocked in the child.
+        // The child inherits the mask of blocked signals, so all signals must be unblocked in it.
         SigSet::empty().thread_set_mask()?;
-        // The parent may have died before PR_SET_PDEATHSIG took effect.
+        // If the parent died before PR_SET_PDEATHSIG took effect, no signal arrives, so the child checks its parent and
+        // fails.
         if getppid() == parent { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
     };
     // SAFETY: the hook makes a few system calls and allocates nothing.

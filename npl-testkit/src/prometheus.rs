@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Debian's Prometheus, which scrapes in a test network, and its tool for rules.
+//! Debian's Prometheus, which scrapes agents in a test network, and `promtool`, which checks alert rules.
 
 use std::env;
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ use crate::{http, poll};
 /// The time limit of a start, which takes less than a second on an idle machine.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
-/// A command that runs `promtool`.
+/// Returns a command that runs `promtool`.
 ///
 /// # Errors
 /// If `NPL_PROMETHEUS_DIR`, which `cargo xtask test` sets, is unset.
@@ -69,7 +69,7 @@ impl Prometheus {
         Ok(prometheus)
     }
 
-    /// The samples of an instant query.
+    /// Returns the samples of an instant query.
     ///
     /// # Errors
     /// If Prometheus refuses the query.

@@ -28,7 +28,7 @@ struct Shared {
     delay_millis: AtomicU64,
     /// The number of accepted connections.
     accepted: AtomicU64,
-    /// Connections with a lower number deliver nothing.
+    /// The proxy discards the data of connections with a lower number.
     swallowed: AtomicU64,
     /// The number of bytes that the server has sent.
     from_server: AtomicU64,
@@ -74,7 +74,7 @@ impl Proxy {
     /// Closes every connection. New connections are accepted.
     pub fn cut(&self) {
         for connection in self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // The connection may already be closed.
+            // An error means that the connection is already closed.
             drop(connection.shutdown(Shutdown::Both));
         }
     }
@@ -90,8 +90,8 @@ impl Proxy {
         self.shared.is_closed.store(false, Ordering::SeqCst);
     }
 
-    /// Discards the data of the present connections in both directions, as a proxy does whose server has disappeared:
-    /// the connections stay open, and the kernel acknowledges all segments. New connections are forwarded.
+    /// Discards the data of the present connections in both directions, as a proxy does if its server has disappeared.
+    /// The connections stay open, and the kernel acknowledges all segments. New connections are forwarded.
     pub fn swallow(&self) {
         self.shared.swallowed.store(self.shared.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
     }
@@ -155,7 +155,7 @@ impl Shared {
         if is_swallowed() {
             return;
         }
-        // Ends the thread that copies in the other direction.
+        // Closing both sockets ends the thread that copies in the other direction.
         drop((from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both)));
     }
 }

@@ -19,8 +19,8 @@ use npl_common::names::{PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, XDP_PROGR
 use crate::run::{self, Run};
 use crate::{cgroups, mounts, poll, tools};
 
-/// How long to wait until objects are freed: the kernel frees programs and maps some time after their last reference is
-/// dropped.
+/// How long to wait until objects are freed. The kernel frees programs and maps some time after the last reference to
+/// them is dropped.
 const FREED_WITHIN: Duration = Duration::from_secs(20);
 
 /// The prefix of the names of NPL's programs and maps, and of the namespaces of test runs.
@@ -92,7 +92,8 @@ impl Residue {
         let (mut maps, mut programs) = (BTreeSet::new(), BTreeSet::new());
         pins(&bpffs.join(PREFIX), &mut |path| {
             things.insert(pin_line(path));
-            // Pinned objects are identified by their kernel ID.
+            // Add the kernel IDs of pinned objects, by which the objects are found in the listings of loaded programs
+            // and maps.
             if is_program(path) {
                 programs.extend(ProgramInfo::from_pin(path).ok().map(|info| info.id()));
                 return;
@@ -107,7 +108,7 @@ impl Residue {
         Ok(Self { things })
     }
 
-    /// One line per object.
+    /// Returns one line per object.
     pub fn lines(&self) -> impl Iterator<Item = &str> {
         self.things.iter().map(String::as_str)
     }
@@ -152,7 +153,7 @@ fn wait_for_none(look: impl Fn() -> Result<BTreeSet<String>>) -> Result<()> {
 
 fn bpf_objects(is_ours: impl Fn(u32) -> bool, is_our_map: impl Fn(u32) -> bool, things: &mut BTreeSet<String>) {
     let mut programs = BTreeSet::new();
-    // An object may disappear between its listing and its inspection.
+    // Objects that disappear before they are inspected are skipped.
     for program in loaded_programs().flatten().filter(|program| is_ours(program.id())) {
         if let Some(name) = program.name_as_str().filter(|name| name.starts_with(PREFIX)) {
             programs.insert(program.id());
@@ -170,9 +171,9 @@ fn bpf_objects(is_ours: impl Fn(u32) -> bool, is_our_map: impl Fn(u32) -> bool, 
     }
 }
 
-/// Whether a map of this type can be residue of a run. The kernel itself leaks a program array that is opened by ID
-/// while it is being cleared, which every listing of maps can cause. A process, pin or program that holds such a map is
-/// reported separately.
+/// Whether a map of this type can be residue of a run. Program arrays are excluded, because the kernel itself leaks
+/// such an array if a listing of maps opens it by ID while it is being cleared. A process, pin or program that holds a
+/// program array is listed anyway.
 fn may_be_left(kind: MapType) -> bool {
     kind != MapType::ProgramArray
 }

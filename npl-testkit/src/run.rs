@@ -29,7 +29,7 @@ pub const ROOT: &str = "/run/npl-testkit";
 /// The prefix of the names of all runs' namespaces and cgroups.
 const PREFIX: &str = "npl-";
 
-/// Identifies the process that owns a run by PID and start time, because PIDs are reused.
+/// The file that identifies the process that owns the run, by PID and start time, because PIDs are reused.
 const OWNER_FILE: &str = "owner";
 
 /// A run. Dropping this value removes all objects that were created for the run.
@@ -72,7 +72,7 @@ impl Run {
         &self.directory
     }
 
-    /// The path of a file in the run's directory.
+    /// Returns the path of a file in the run's directory.
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -161,12 +161,12 @@ pub fn ids() -> BTreeSet<String> {
     directory_names(Path::new(ROOT)).into_iter().filter(|id| !id.starts_with('.')).collect()
 }
 
-/// The directory of a run, which another process may own.
+/// Returns the directory of a run, which another process may own.
 pub fn directory_of(id: &str) -> PathBuf {
     Path::new(ROOT).join(id)
 }
 
-/// The PID of the run's owner, if that process is alive.
+/// Returns the PID of the run's owner, if that process is alive.
 pub fn owner(id: &str) -> Option<u32> {
     let owner = fs::read_to_string(directory_of(id).join(OWNER_FILE)).ok()?;
     let (pid, time) = owner.split_once(' ')?;
@@ -174,7 +174,7 @@ pub fn owner(id: &str) -> Option<u32> {
     start_time(pid).is_some_and(|now| now == time).then_some(pid)
 }
 
-/// The processes inside the namespaces of a run, which another process may own.
+/// Returns the processes inside the namespaces of a run, which another process may own.
 pub fn processes_of(id: &str) -> Result<BTreeSet<u32>> {
     let prefix = name_prefix(id);
     let mut pids = BTreeSet::new();
@@ -189,8 +189,8 @@ pub fn netns_names() -> BTreeSet<String> {
     directory_names(Path::new(crate::netns::DIRECTORY))
 }
 
-/// Takes the lock that allows only one removal of runs at a time. Concurrent removals would fail on objects that
-/// another removal has already removed.
+/// Takes the lock for removing runs. Without the lock, a removal would fail on objects that a concurrent removal has
+/// already removed.
 fn only_remover() -> Result<File> {
     let lock = || -> std::io::Result<File> {
         fs::create_dir_all(ROOT)?;
@@ -239,7 +239,7 @@ fn processes_in(netns: &str) -> Result<Vec<u32>> {
     Ok(pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
 }
 
-/// The prefix of the names of a run's namespaces and cgroups.
+/// Returns the prefix of the names of a run's namespaces and cgroups.
 pub(crate) fn name_prefix(id: &str) -> String {
     format!("{PREFIX}{id}-")
 }
@@ -249,8 +249,8 @@ fn run_of(name: &str) -> Option<&str> {
     (id.len() == 8 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
 }
 
-/// The start time of a process: field 22 of `/proc/<pid>/stat`. The process name in an earlier field may contain spaces
-/// and parentheses.
+/// Returns the start time of a process: field 22 of `/proc/<pid>/stat`. Fields are counted from the last parenthesis,
+/// because the process name in field 2 may contain spaces and parentheses.
 fn start_time(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;

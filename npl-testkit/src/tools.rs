@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// The path of a file in the repository checkout that this program was built from.
+/// Returns the path of a file in the repository checkout that this program was built from.
 pub fn repository_file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/")).join(path)
 }
@@ -51,8 +51,8 @@ pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
 
 /// Copies a program with its permissions to the path from which it is run.
 ///
-/// The kernel does not execute a file that any process has open for writing (`ETXTBSY`), and a child that another
-/// thread forks at that moment inherits this process's descriptors. Another process therefore does the copying.
+/// Another process makes the copy. If this process wrote the file, a child that another thread forks meanwhile would
+/// inherit the descriptor. The kernel does not execute a file that any process has open for writing (`ETXTBSY`).
 ///
 /// # Errors
 /// If the source cannot be read or the destination cannot be written.
@@ -60,7 +60,7 @@ pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     output(Command::new("cp").arg(from).arg(to)).map(drop)
 }
 
-/// The command line as typed in a shell.
+/// Returns the command line as typed in a shell.
 pub fn show(command: &Command) -> String {
     let words: Vec<_> =
         std::iter::once(command.get_program()).chain(command.get_args()).map(OsStr::to_string_lossy).collect();

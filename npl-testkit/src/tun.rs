@@ -53,7 +53,7 @@ impl Tun {
         netns.run(make)?.map(Self).with_context(|| format!("create the device {name}"))
     }
 
-    /// Lets the device receive a packet, which starts with its IP header.
+    /// Makes the kernel receive a packet from the device. `packet` starts with the IP header.
     pub fn send(&self, packet: &[u8]) -> io::Result<()> {
         (&self.0).write_all(packet)
     }

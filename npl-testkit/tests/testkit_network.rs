@@ -168,12 +168,11 @@ fn private_bpffs_is_invisible_outside() {
     let _others = (run.bpffs("others").unwrap(), run.netns("others").unwrap());
     let bpffs = PrivateBpffs::mount(&path).unwrap();
     let seen = || mounts::below(&path).unwrap();
-    // The second call enters the mount namespace from a second thread.
+    // The second call runs on a second thread, which must see the same mount namespace.
     assert_eq!(bpffs.run(seen).unwrap(), [path.as_path()]);
     assert_eq!(bpffs.run(seen).unwrap(), [path.as_path()]);
     assert_eq!(mounts::below(&path).unwrap(), [path.join("others")]);
-    // The private namespace must not keep mounts of other owners alive, because their links and namespaces would stay
-    // too.
+    // The private namespace must have no copies of other owners' mounts, which would keep links and namespaces alive.
     let held = || -> Vec<PathBuf> {
         let of_kind = |mount: &mounts::Mount| ["bpf", "nsfs"].contains(&mount.kind.as_str());
         mounts::all().unwrap().into_iter().filter(of_kind).map(|mount| mount.point).collect()
@@ -252,7 +251,7 @@ fn agent_runs_with_two_capabilities_and_the_devices_of_its_node() {
         flags: Vec::new(),
     };
     let error = format!("{:#}", Agent::start(options).unwrap_err());
-    // CAP_NET_ADMIN is bit 12, CAP_BPF bit 39.
+    // In the masks of capabilities, CAP_NET_ADMIN is bit 12, and CAP_BPF is bit 39.
     for wanted in ["exit status: 0", "CapPrm:\t0000008000001000", "CapEff:\t0000008000001000", "NoNewPrivs:\t1"] {
         assert!(error.contains(wanted), "{error}");
     }

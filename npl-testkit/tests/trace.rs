@@ -55,12 +55,12 @@ impl Scene {
         })
     }
 
-    /// A SYN to a node port.
+    /// Returns a SYN to a node port.
     fn request(&self, port: u16) -> Packet {
         Packet::tcp(self.client, (self.node, port).into(), tcp_flags::SYN, b"").to_this_machine()
     }
 
-    /// An SCTP packet that opens an association, which the slow path translates.
+    /// Returns an SCTP packet that opens an association, which the slow path translates.
     fn sctp_request(&self, port: u16) -> Packet {
         Packet::sctp(self.client, (self.node, port).into(), sctp_chunks::INIT, &[0; 16]).to_this_machine()
     }
@@ -74,7 +74,7 @@ impl Scene {
         packet
     }
 
-    /// The line about a packet from the client.
+    /// Returns the line about a packet from the client.
     fn line(&self, level: Level, protocol: &str, port: u16, outcome: &str) -> (Level, String) {
         let (source, sport) = (self.client.ip(), self.client.port());
         let node = self.node;
@@ -147,7 +147,7 @@ impl Traced {
         traced
     }
 
-    /// Replaces the slow-path programs of the datapath's own build.
+    /// Replaces the slow-path programs of the datapath's own build by those of the trace build.
     fn place_slow_path(&mut self) {
         let mut jumps = ProgramArray::try_from(self.programs.take_map(names::MAP_SLOW_PATH).unwrap()).unwrap();
         for (index, name) in (0..).zip(names::SLOW_PATH_PROGRAMS) {
@@ -213,7 +213,7 @@ fn verdict_is_logged_with_level_reason_and_flow_tuple() {
             ] {
                 let tcp = traced.run(names::PROG_INGRESS, &scene.request(port));
                 assert_eq!(tcp, [scene.line(level, "tcp ", port, outcome)]);
-                // The program tail-calls the slow path, and only the slow path logs a line.
+                // There must be one line only: the program tail-calls the slow path, which alone logs.
                 let sctp = traced.run(names::PROG_INGRESS, &scene.sctp_request(port));
                 assert_eq!(sctp, [scene.line(level, "sctp", port, outcome)]);
             }

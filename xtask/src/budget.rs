@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks the limits on the instructions and the stack of each kernel program, which npl-ebpf/budget.toml contains. A
-//! commit whose programs exceed a limit must raise the limit and state the reason.
+//! Checks the limits of npl-ebpf/budget.toml on the instructions and the stack of each kernel program. A commit whose
+//! programs exceed a limit must raise the limit and state the reason.
 
 use std::collections::BTreeMap;
 use std::fs;

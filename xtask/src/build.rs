@@ -40,12 +40,12 @@ pub(crate) fn build_with(features: &Features) -> Result<PathBuf> {
     install(TRACE_AGENT)
 }
 
-/// Builds the agent with the kernel object that `build-ebpf` wrote, and in the same run the targets that the arguments
-/// `further` select. Returns the agent's path.
+/// Builds the agent with the kernel object that `build-ebpf` wrote. The same run of cargo builds the targets that the
+/// arguments `further` select. Returns the agent's path.
 pub(crate) fn build_agent(further: &[&str]) -> Result<PathBuf> {
     process::say("agent and feed: compiling each as one static binary, the agent with the kernel programs embedded");
-    // The feed is built in the same run, so that dependencies have the same features as for the tests and are compiled
-    // only once.
+    // The feed is built in the same run of cargo, so that dependencies have the same features as for the tests, and are
+    // compiled only once.
     let packages = ["--package", "npl-agent", "--bin", "npl-agent", "--package", "npl-feed", "--bin", "npl-feed"];
     process::run(cargo("build").args(packages).args(further))?;
     install("npl-agent")
@@ -56,7 +56,7 @@ fn install(name: &str) -> Result<PathBuf> {
     let release = paths::target_dir().join("release");
     let (built, agent) = (built_folder().join("npl-agent"), release.join(name));
     fs::create_dir_all(&release).with_context(|| format!("create {}", release.display()))?;
-    // A rename replaces the file, but a running agent keeps the old file open.
+    // The file is replaced by a rename, because a running agent may have the old file open.
     let new = agent.with_extension("new");
     fs::copy(&built, &new).with_context(|| format!("copy {}", built.display()))?;
     fs::rename(&new, &agent).with_context(|| format!("install {}", agent.display()))?;
@@ -71,8 +71,8 @@ pub(crate) fn built_folder() -> PathBuf {
 }
 
 /// Cargo without the environment variables that describe xtask's own package. Build scripts depend on these variables.
-/// If the variables were set, build scripts would run again, and their crates would be compiled again, whenever a
-/// developer runs cargo without the variables.
+/// If they were set here, a developer's own run of cargo, without the variables, would run build scripts and compile
+/// their crates again.
 pub(crate) fn plain_cargo() -> Command {
     let mut command = Command::new(paths::cargo());
     let is_of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
@@ -82,7 +82,8 @@ pub(crate) fn plain_cargo() -> Command {
     command
 }
 
-/// Cargo for the agent and all tests. All use the same profile, target and flags, so dependencies are compiled once.
+/// Cargo for the agent and all tests, which use the same profile, target and flags, so that dependencies are compiled
+/// once.
 ///
 /// Binaries are static, so that they run in an empty container and in the initramfs of another kernel. The target is
 /// that of this machine, but is given explicitly, so that cargo does not apply the flags to build scripts and

@@ -104,8 +104,8 @@ fn binaries(manifest: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Strips one object, lists its programs and installs it. An installed object with the same content keeps its
-/// modification time, so that cargo does not rebuild the agent.
+/// Strips one object, lists its programs, and copies the object to its place unless the content there is the same. An
+/// unchanged object keeps its modification time, so that cargo does not rebuild the agent.
 fn install(linked: &Path, object: &Path) -> Result<()> {
     let stripped = linked.with_extension("stripped");
     fs::copy(linked, &stripped).with_context(|| format!("copy {}", linked.display()))?;
@@ -136,7 +136,7 @@ fn check_logs(object: &[u8], is_trace: bool) -> Result<()> {
     }
 }
 
-/// Removes DWARF, which is unused at run time. BTF stays for the kernel and bpftool.
+/// Removes DWARF, which is unused at run time. BTF is kept, because the kernel and bpftool use it.
 fn strip(object: &Path) -> Result<()> {
     match process::find("llvm-strip") {
         Some(tool) => process::ask(Command::new(tool).arg("--strip-debug").arg(object)).map(drop),

@@ -24,7 +24,7 @@ pub(crate) struct Use {
     pub(crate) stack: u64,
 }
 
-/// The size and stack of each program of an object.
+/// Returns the size and stack of each program of an object.
 pub(crate) fn uses(functions: &[Function]) -> Result<Vec<Use>> {
     functions
         .iter()
@@ -60,11 +60,11 @@ fn walk(function: &Function, functions: &[Function], called: &mut BTreeSet<usize
     Ok(frame(&function.code) + deepest)
 }
 
-/// The offsets of the functions that a function calls. The linker counts the distance from the call if the called
-/// function is in the same section, and otherwise from the beginning of the other section.
+/// Returns the offsets of the functions that a function calls. The linker counts the distance from the call if the
+/// called function is in the same section, and otherwise from the beginning of the other section.
 fn calls(function: &Function) -> Vec<usize> {
-    /// The source register of a call instruction has this value if the called function is part of the object; otherwise
-    /// the call is to a helper of the kernel.
+    /// The value of a call instruction's source register if the called function is part of the object. Other calls are
+    /// to helpers of the kernel.
     const OWN: u8 = 1;
     let mut targets = Vec::new();
     for (index, instruction) in function.code.chunks_exact(INSTRUCTION).enumerate() {
@@ -77,8 +77,8 @@ fn calls(function: &Function) -> Vec<usize> {
     targets
 }
 
-/// Bytes of a function's own stack frame: its largest distance from the frame pointer, rounded up to 32 bytes as older
-/// kernels do. Newer kernels round to fewer bytes, so the sum over nested calls is an upper bound.
+/// Bytes of a function's own stack frame: the largest distance from the frame pointer, rounded up to 32 bytes as older
+/// kernels do. Newer kernels round up to fewer bytes, so the sum over nested calls is an upper bound for all kernels.
 fn frame(code: &[u8]) -> u64 {
     const CLASS: u8 = 0x07;
     const LOAD: u8 = 1;
@@ -136,10 +136,10 @@ mod tests {
     #[test]
     fn called_functions_count_toward_a_program() {
         let functions = [
-            // Calls `first` and `second`, by distances from the beginning of their section.
+            // This function calls `first` and `second`, by distances from the beginning of their section.
             function("program", "classifier", 0, &[STORE, call(-1), call(1), EXIT]),
             function("first", ".text", 0, &[STORE, EXIT]),
-            // Calls `first`, by a distance from the call.
+            // This function calls `first`, by a distance from the call.
             function("second", ".text", 16, &[ADDRESS[0], ADDRESS[1], call(-5), EXIT]),
             function("not_called", ".text", 48, &[ADDRESS[0], ADDRESS[1], EXIT]),
         ];

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::process::say;
 
-/// How long a run waits for another run that builds the same directory. No build takes this long.
+/// How long a run waits for another run that builds the same directory; longer than any build takes.
 const LOCK_DEADLINE: Duration = Duration::from_mins(20);
 
 /// Returns the directory `<cache>/npl/<name>-<hash of made_from>`. If the directory is missing, `make` creates its
@@ -46,7 +46,7 @@ pub(crate) fn obtain(name: &str, made_from: &[&[u8]], make: impl FnOnce(&Path) -
     Ok(finished)
 }
 
-/// The path of the directory that `obtain` returns, which may not exist yet.
+/// Returns the path of the directory that `obtain` returns, which may not exist yet.
 pub(crate) fn entry(name: &str, made_from: &[&[u8]]) -> Result<PathBuf> {
     Ok(root()?.join(format!("{name}-{:016x}", hash(made_from))))
 }
@@ -59,8 +59,7 @@ fn root() -> Result<PathBuf> {
     }
 }
 
-/// Waits for another run that builds the same directory, and locks it. The kernel releases the lock of a killed
-/// process.
+/// Locks the directory, after another run that builds it has ended. The kernel releases the lock of a killed run.
 fn lock(path: &Path, name: &str) -> Result<File> {
     let file = File::create(path).with_context(|| format!("create the lock file {}", path.display()))?;
     match file.try_lock() {
@@ -78,8 +77,8 @@ fn lock(path: &Path, name: &str) -> Result<File> {
     }
 }
 
-/// The FNV-1a hash of all parts, which is sufficient to distinguish versions. The hash includes the lengths, so that
-/// ("a", "b") differs from ("ab", "").
+/// Returns the FNV-1a hash of all parts, which is sufficient to distinguish versions. The hash includes the length of
+/// each part, so that ("a", "b") and ("ab", "") have different hashes.
 fn hash(parts: &[&[u8]]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.len().to_le_bytes().into_iter().chain(part.iter().copied()));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

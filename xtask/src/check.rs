@@ -35,8 +35,8 @@ pub(crate) const UNPRIVILEGED: [&str; 6] =
 pub(crate) fn run(_options: &Options) -> Result<()> {
     let mut failed = Vec::new();
     let last = [
-        // This check is not in `STATIC`, because `cargo xtask test` also runs the checks of `STATIC`, and its build of
-        // the agent checks the budget.
+        // This check is not in `STATIC`, whose checks `cargo xtask test` runs too, because the build of the agent there
+        // already checks the budget.
         Check { name: "budget of the kernel programs", run: || build_ebpf::build().map(drop) },
         Check { name: "tests", run: tests },
     ];

@@ -25,7 +25,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let built = build::built_folder().join("npl-cluster");
     if !options.arguments.iter().any(|word| word == "up") {
-        // Commands for a running cluster need no build.
+        // Commands for a running cluster compile `npl-cluster` only if it is missing.
         let program = if built.exists() { built } else { compile()? };
         return process::become_program_quietly(Command::new(program).args(&options.arguments));
     }
@@ -38,7 +38,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn compile() -> Result<PathBuf> {
     process::say("cluster: compiling npl-cluster");
-    // With both packages in one run, their dependencies have the same features and are compiled once.
+    // Both packages are built in one run of cargo, so that their dependencies have the same features and are compiled
+    // once.
     process::run(
         build::cargo("build").args(["--package", "npl-agent", "--package", "npl-testkit"]).args(FIRST_PROCESS),
     )?;

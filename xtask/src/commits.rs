@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 
 use crate::{paths, process};
 
-/// The last commit before this rule: subjects up to this commit may be longer.
+/// The last commit before this rule. Subjects up to this commit may violate the rule.
 const BEGINNING: &str = "58ae001b7ccfb3d0604e3a0a94ef78cd59e4e560";
 
 /// The last commit before this rule applied to merges.

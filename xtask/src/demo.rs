@@ -18,7 +18,8 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
-/// Arguments for cargo that build `npl-cluster`, which owns a cluster and is the first process of each Node.
+/// Arguments for cargo that select `npl-cluster`, the program that owns a cluster and that is the first process of each
+/// Node.
 pub(crate) const FIRST_PROCESS: [&str; 2] = ["--bin", "npl-cluster"];
 
 /// The built programs and images that the demo and the tests of the agent use.
@@ -28,7 +29,7 @@ pub(crate) struct Parts {
     kubernetes: Kubernetes,
 }
 
-/// The first stage of the build: Kubernetes, which takes longest, is being built.
+/// The first stage of the build, in which the build of Kubernetes, which takes longest, has been started.
 #[derive(Debug)]
 pub(crate) struct Preparation {
     has_nodes: bool,
@@ -36,7 +37,7 @@ pub(crate) struct Preparation {
 }
 
 /// The second stage of the build: the agent is built, and the build of Kubernetes may still be running. Tests are
-/// compiled at this stage, because Go's linker, which runs at the same time, does not use all processors.
+/// compiled at this stage, because Go's linker runs at the same time and does not use all processors.
 #[derive(Debug)]
 pub(crate) struct AgentBuilt {
     agent: PathBuf,
@@ -100,14 +101,14 @@ impl Parts {
         command.envs(components.iter().map(|(component, folder)| (component.variable(), folder)));
     }
 
-    /// The files that an agent and an API server on another machine need. [`Self::pass_to`] passes the paths of these
-    /// and of further files.
+    /// The files that an agent and an API server on another machine need, a part of the files whose paths
+    /// [`Self::pass_to`] passes.
     pub(crate) fn of_agent(&self) -> impl Iterator<Item = PathBuf> {
         [self.agent.clone(), self.kubernetes.control_plane.clone()].into_iter()
     }
 
-    /// The files that a real cluster with a bridge network on another machine needs. [`Self::pass_to`] passes the paths
-    /// of these and of further files.
+    /// The files that a real cluster with a bridge network on another machine needs, a part of the files whose paths
+    /// [`Self::pass_to`] passes.
     pub(crate) fn of_nodes(&self) -> impl Iterator<Item = PathBuf> {
         let Kubernetes { control_plane, components } = &self.kubernetes;
         [control_plane].into_iter().chain(components.get(&Component::Nodes)).cloned().chain(image::archives())
@@ -128,7 +129,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     process::become_program(&mut command(&parts, &options.arguments))
 }
 
-/// A command that runs the built demo.
+/// Returns a command that runs the built demo.
 pub(crate) fn command(parts: &Parts, arguments: &[String]) -> Command {
     let mut command = Command::new(build::built_folder().join("npl-demo"));
     parts.pass_to(&mut command);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask docs`: writes docs/reference/. For this purpose it runs tests of the agent and the feed, which compare
-//! the pages, in a mode in which they write the pages.
+//! `cargo xtask docs`: writes docs/reference/. Tests of the agent and the feed compare the pages with the code. This
+//! command runs these tests in a mode in which they write the pages instead.
 
 use anyhow::Result;
 
@@ -13,7 +13,7 @@ pub(crate) struct Options {}
 /// Renders the pages.
 pub(crate) fn run(_options: &Options) -> Result<()> {
     chart::write_values_page()?;
-    // The test compares the maps of the reference with those of the kernel object.
+    // The kernel object is built first, because a test compares its maps with those of the reference.
     build_ebpf::build()?;
     process::say("reference: rendering docs/reference/ from the code");
     let mut command = build::cargo("test");

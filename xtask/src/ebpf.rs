@@ -94,8 +94,8 @@ fn linker_for(compiler: &Compiler) -> Result<Option<Linker>> {
     Ok(None)
 }
 
-/// The newest LLVM version whose bitcode a bpf-linker reads. bpf-linker does not print this version, so it is derived
-/// from the version of bpf-linker.
+/// Returns the newest LLVM version whose bitcode a bpf-linker reads. bpf-linker does not print this version, so it is
+/// derived from the version of bpf-linker.
 fn newest_llvm_of(linker: &Path) -> Option<u32> {
     let answer = process::ask(Command::new(linker).arg("--version")).ok()?;
     let minor: u32 = answer.trim().strip_prefix("bpf-linker 0.")?.split('.').next()?.parse().ok()?;
@@ -119,7 +119,7 @@ impl Compiler {
         self.sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs").is_file()
     }
 
-    /// Folders that hold this compiler's libLLVM.
+    /// Folders that may contain this compiler's libLLVM.
     fn library_folders(&self) -> Vec<PathBuf> {
         let library = self.sysroot.join("lib");
         let folders = [library.join(format!("{ARCH}-linux-gnu")), library];
@@ -131,7 +131,7 @@ impl Compiler {
     }
 }
 
-/// The libLLVM of a major version in a folder.
+/// Returns the libLLVM of a major version in a folder.
 fn llvm_in(folder: &Path, major: u32) -> Option<PathBuf> {
     let wanted = format!("libLLVM.so.{major}");
     let is_wanted =
@@ -143,8 +143,8 @@ fn llvm_in(folder: &Path, major: u32) -> Option<PathBuf> {
     found.into_iter().next()
 }
 
-/// Returns a folder that contains only a link to this compiler's libLLVM. In the folders of the search path, bpf-linker
-/// loads the first libLLVM of any version, which may be that of an installed clang.
+/// Returns a folder that contains only a link to this compiler's libLLVM. Without such a folder, bpf-linker would load
+/// the first libLLVM of any version in its search path, for example that of an installed clang.
 fn folder_of_llvm(libraries: &[PathBuf], major: u32, target_dir: &Path) -> Result<PathBuf> {
     let found = libraries.iter().find_map(|folder| llvm_in(folder, major));
     let library = found.with_context(|| format!("find libLLVM.so.{major} of the compiler"))?;
@@ -167,12 +167,12 @@ impl Toolchain {
         process::say(&format!("kernel programs: rustc {release} (LLVM {llvm}) at {} with {linker}", rustc.display()));
     }
 
-    /// A cargo command for the BPF target, with its output below `target_dir`.
+    /// Returns a cargo command for the BPF target, with its output below `target_dir`.
     pub(crate) fn cargo(&self, subcommand: &str, target_dir: &Path) -> Result<Command> {
         self.configure(Command::new(self.own_cargo()), subcommand, target_dir)
     }
 
-    /// `cargo clippy` of this compiler: the clippy on the search path belongs to another compiler.
+    /// `cargo clippy` for this compiler, because the clippy on the search path belongs to another compiler.
     pub(crate) fn clippy(&self, target_dir: &Path) -> Result<Command> {
         let clippy = self.compiler.sysroot.join("bin").join("cargo-clippy");
         if !clippy.is_file() && self.compiler.is_system() && setup::can_install() {
@@ -203,7 +203,8 @@ impl Toolchain {
             .env("RUSTFLAGS", self.flags()?)
             .env_remove("CARGO_ENCODED_RUSTFLAGS");
         if !self.compiler.release.contains("nightly") {
-            // Of the unstable features of cargo and rustc, xtask uses only the build of the core library.
+            // This variable permits unstable features of cargo and rustc. xtask uses only one of them, the build of the
+            // core library.
             command.env("RUSTC_BOOTSTRAP", "1");
         }
         command.current_dir(paths::root());
@@ -246,7 +247,7 @@ mod tests {
 
     use super::{folder_of_llvm, llvm_in};
 
-    /// An installed newer clang has its own libLLVM in the same folder as that of the compiler.
+    /// The folder of the compiler's libLLVM may contain another one, if a newer clang is installed.
     #[test]
     fn bpf_linker_finds_only_the_libllvm_of_the_compiler() {
         let folder = std::env::temp_dir().join(format!("npl-xtask-llvm-{}", std::process::id()));

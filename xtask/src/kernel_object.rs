@@ -17,7 +17,7 @@ pub(crate) const CALL: u8 = 0x85;
 pub(crate) struct Function {
     pub(crate) name: String,
     pub(crate) section: String,
-    /// The offset of its first byte in its section.
+    /// The offset of the function's first byte in its section.
     pub(crate) offset: usize,
     pub(crate) code: Vec<u8>,
 }
@@ -25,9 +25,9 @@ pub(crate) struct Function {
 type Section<'a> = ElfSection64<'a, 'a, LittleEndian>;
 type Symbol<'a> = ElfSymbol64<'a, 'a, LittleEndian>;
 
-/// The functions of a 64-bit little-endian ELF file, sorted by name.
+/// Returns the functions of a 64-bit little-endian ELF file, sorted by name.
 ///
-/// Resolves calls of global functions. The linker does not resolve these calls, because usually the loader does.
+/// Also resolves calls of global functions, which the linker leaves to the loader.
 pub(crate) fn functions(file: &[u8]) -> Result<Vec<Function>> {
     let file = ElfFile64::<LittleEndian>::parse(file).context("read it as a 64-bit little-endian ELF file")?;
     let mut functions = Vec::new();
@@ -58,8 +58,8 @@ fn function(file: &ElfFile64<'_, LittleEndian>, section: &Section<'_>, symbol: &
         let Some(start) = usize::try_from(at)?.checked_sub(offset) else { continue };
         let Some(call) = code.get_mut(start..).and_then(|it| it.get_mut(..INSTRUCTION)) else { continue };
         if callee.kind() == SymbolKind::Text && call[0] == CALL {
-            // The distance counts from the call if the function is in the same section, and otherwise from the
-            // beginning of the other section.
+            // The linker counts the distance from the call if the function is in the same section, and otherwise from
+            // the beginning of the other section.
             let from = if callee.section_index() == Some(section.index()) { i64::try_from(at)? } else { 0 };
             let distance = (i64::try_from(callee.address())? - from) / i64::try_from(INSTRUCTION)? - 1;
             call[4..].copy_from_slice(&i32::try_from(distance)?.to_le_bytes());
@@ -128,7 +128,7 @@ mod tests {
         for (name, distance) in [("caller", -4_i32), ("program", 1)] {
             assert_eq!(found(name).code[12..16], distance.to_le_bytes(), "{name}");
         }
-        // A relocation of another function's code does not affect this function.
+        // A relocation in the code of another function must not affect this function.
         assert_eq!(found("callee").code, [EXIT, EXIT].concat());
     }
 

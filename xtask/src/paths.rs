@@ -41,7 +41,7 @@ pub(crate) fn trace_object() -> PathBuf {
     bpf_object().with_file_name("npl-trace.bpf.o")
 }
 
-/// The path to show in messages: relative to the root of the workspace if the file is below the root.
+/// Returns the path of a file for messages: relative to the root of the workspace if the file is below this root.
 pub(crate) fn shown(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Runs other programs. Each command is printed before it runs, so that a developer can repeat it by hand.
 //!
-//! Messages go to standard error: standard output is for results, which another program may parse.
+//! Messages go to standard error, because another program may parse the results on standard output.
 
 use std::borrow::Cow;
 use std::env;
@@ -57,7 +57,7 @@ pub(crate) fn become_program(command: &mut Command) -> Result<()> {
 
 /// Does the same as [`become_program`], but does not print the command.
 pub(crate) fn become_program_quietly(command: &mut Command) -> Result<()> {
-    // `exec` returns only on failure.
+    // If `exec` returns, it has failed.
     Err(command.exec()).with_context(|| cannot_start(command))
 }
 
@@ -98,7 +98,8 @@ pub(crate) fn stream(
     let (reader, writer) = std::io::pipe().context("create a pipe")?;
     command.stdin(Stdio::null()).stdout(writer.try_clone().context("share a pipe")?).stderr(writer);
     let mut child = command.spawn().with_context(|| cannot_start(&command))?;
-    // While the command keeps its write ends of the pipe open, the reader never receives end-of-file.
+    // Drop the command, which would otherwise keep its write ends of the pipe open, so that the reader never receives
+    // end-of-file.
     drop(command);
     let lines = lines_of(reader);
     let watched = loop {

@@ -48,7 +48,7 @@ pub(crate) enum Kind {
 }
 
 impl TestBinary {
-    /// A command that runs the tests.
+    /// Returns a command that runs the tests.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.executable);
         command.current_dir(&self.folder);
@@ -58,7 +58,7 @@ impl TestBinary {
     /// Whether a test with `filter` in its name runs; ignored tests run only on emulated machines.
     pub(crate) fn has_test(&self, filter: &str) -> Result<bool> {
         let mut ignored = BTreeSet::new();
-        // The harness of the real cluster has no ignored tests and no option `--ignored`.
+        // The harness of the real cluster is not asked for ignored tests: it has none, and no option `--ignored`.
         if self.kind != Kind::RealCluster {
             ignored = listed(self.command().args(["--list", "--ignored", filter]))?;
         }
@@ -68,7 +68,7 @@ impl TestBinary {
     /// Reads a line of cargo's messages; returns `None` if the line does not describe a test binary.
     fn from_message(message: &str) -> Option<Self> {
         let message: Value = serde_json::from_str(message).ok()?;
-        // The target also has a field `test`, which is true for every program that has tests.
+        // The profile decides, not the target: the target's field `test` is true for every program that has tests.
         if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
             return None;
         }
@@ -90,7 +90,7 @@ impl TestBinary {
     }
 }
 
-/// The tests that a command lists, in lines like `module::name: test`.
+/// Returns the tests that a command lists, in lines like `module::name: test`.
 pub(crate) fn listed(list: &mut Command) -> Result<BTreeSet<String>> {
     let output = process::ask(list)?;
     Ok(output.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())

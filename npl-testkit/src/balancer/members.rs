@@ -20,7 +20,7 @@ use crate::real_cluster::is_ready;
 /// The duration of one watch, which limits how long a stopped balancer keeps watching.
 const WATCH: Duration = Duration::from_secs(5);
 
-/// The delay between attempts while the API server is unavailable.
+/// The delay between attempts to watch while the API server is unavailable.
 const AWAY: Duration = Duration::from_millis(100);
 
 /// A port of a Service; the load balancer has one pool per port.
@@ -118,7 +118,7 @@ fn name(pod: &Value) -> Option<String> {
     pod.pointer("/metadata/name")?.as_str().map(str::to_owned)
 }
 
-/// The members of a ready, non-terminating Pod, as AKO reads them from the annotation.
+/// Returns the members of a ready, non-terminating Pod, as AKO reads them from the annotation.
 fn members(pod: &Value, ports: &[Port]) -> Vec<Member> {
     let annotation = annotation_of(pod);
     let is_leaving = pod.pointer("/metadata/deletionTimestamp").is_some();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An external load balancer like those that consumers of the annotation configure: it watches Pods, sends requests to
-//! the node ports of ready, non-terminating Pods, and never retries.
+//! An external load balancer like those that consumers of the annotation configure. The balancer watches Pods, sends
+//! requests to the node ports of ready, non-terminating Pods, and never retries a request.
 //!
 //! Requests are sent at a constant rate, round-robin over all members, each from a new socket. A response is correct
 //! only if it comes from the Pod whose annotation names the member and if that Pod observed this client's address.
@@ -77,7 +77,7 @@ impl Balancer {
                 stopped,
             };
             balancer.stops.push(stop);
-            // A thread inherits the network namespace of the thread that starts it.
+            // The worker inherits the network namespace of the thread that starts it, and so sends from `netns`.
             balancer.workers.push(netns.run(move || thread::spawn(move || worker.work()))?);
         }
         Ok(balancer)
@@ -114,7 +114,7 @@ impl Drop for Balancer {
         self.pool.close();
         self.stops.clear();
         for worker in self.workers.drain(..) {
-            // A panicked worker has already printed its message.
+            // A worker that panicked has already printed its message, so the error is ignored.
             drop(worker.join());
         }
     }

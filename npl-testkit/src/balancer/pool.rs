@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::members::Member;
 
-/// Versions of the member list, each with the time from which it applies. The newest version whose time has come is
-/// current.
+/// Versions of the member list, each with the time from which the version applies. The newest version that applies
+/// already is current.
 #[derive(Debug)]
 pub(super) struct Pool {
     delay: Duration,

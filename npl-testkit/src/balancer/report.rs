@@ -68,12 +68,12 @@ impl Report {
         (self.requests() * 1000).checked_div(millis).unwrap_or_default()
     }
 
-    /// The number of failures of one kind.
+    /// Returns the number of failures of one kind.
     pub fn count(&self, kind: Kind) -> u64 {
         self.count_in(kind, false) + self.count_in(kind, true)
     }
 
-    /// The number of failures of one kind in one family.
+    /// Returns the number of failures of one kind in one family.
     pub fn count_in(&self, kind: Kind, is_v6: bool) -> u64 {
         self.failed.get(&(kind, is_v6)).copied().unwrap_or_default()
     }

@@ -13,7 +13,8 @@ use crate::echo::{Answer, Protocol};
 use crate::netns::Netns;
 use crate::traffic;
 
-/// The time limit of a request, far above response times on a loaded machine; a request without a response is lost.
+/// The time limit of a request, far above response times on a loaded machine. A request without a response by then
+/// counts as lost.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Sends a request to a member from the namespace of the calling thread. Returns `None` for a correct response.
@@ -46,8 +47,8 @@ fn kind_of(err: &anyhow::Error) -> Kind {
     if causes.any(|cause| cause.kind() == ErrorKind::ConnectionRefused) { Kind::Refused } else { Kind::Lost }
 }
 
-/// The number of TCP segments that were retransmitted in a namespace. A retransmission shows a lost packet even if the
-/// request succeeded.
+/// Returns the number of TCP segments that were retransmitted in a namespace. A retransmission shows a lost packet even
+/// if the request succeeded.
 pub(super) fn resent_segments(netns: &Netns) -> Result<u64> {
     netns.counter("Tcp", "RetransSegs")
 }

@@ -27,10 +27,10 @@ fn main() -> ExitCode {
 }
 
 fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
-    // Signal handling must be set up before any thread starts. The kernel ignores a signal to PID 1 of a container
-    // unless PID 1 handles the signal.
+    // Signal handling must be set up before any thread starts. It is required in a container, because the kernel
+    // discards signals that PID 1 does not handle.
     interrupt::watch()?;
-    // The host name of a container is the name of its Pod.
+    // In a container, the host name is the name of its Pod, which is the default.
     let mut name = env::var("HOSTNAME").unwrap_or_else(|_unset| "npl-echo".to_owned());
     let mut node = None;
     let mut ports = Vec::new();

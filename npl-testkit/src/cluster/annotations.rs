@@ -36,7 +36,7 @@ struct Shared {
 }
 
 impl AnnotationLog {
-    /// Starts with the existing objects. The watch ends after `limit`.
+    /// Starts to record, beginning with the values of existing objects. The recording ends after `limit`.
     pub(super) fn start(client: &ApiClient, path: &str, key: &'static str, limit: Duration) -> Result<Self> {
         let list = client.get(path)?;
         let version = list
@@ -57,7 +57,7 @@ impl AnnotationLog {
         Ok(log)
     }
 
-    /// All values that an object's annotation has had, in order.
+    /// Returns all values that an object's annotation has had, in order.
     pub fn history(&self, name: &str) -> Vec<Seen> {
         self.shared.objects.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned().unwrap_or_default()
     }
@@ -76,13 +76,14 @@ impl AnnotationLog {
 
 impl Drop for AnnotationLog {
     fn drop(&mut self) {
-        // The thread ends with the next event or at the end of the watch.
+        // The recording thread reads this flag at the next event, or at the end of its watch.
         self.shared.stop.store(true, Ordering::Relaxed);
     }
 }
 
 impl Shared {
-    /// The API server closes watches with slow readers; the next watch resumes at the last version.
+    /// Watches until `limit` has passed. If the API server closes a watch, for example because the reader is slow, the
+    /// next watch resumes at the last version.
     fn follow(&self, client: &ApiClient, path: &str, mut version: String, key: &str, limit: Duration) -> Result<()> {
         let began = Instant::now();
         let is_stopped = || self.stop.load(Ordering::Relaxed);
@@ -114,7 +115,7 @@ impl Shared {
     }
 }
 
-/// The value of an object's annotation.
+/// Returns the value of an object's annotation.
 pub(super) fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     object.pointer("/metadata/annotations")?.get(key)?.as_str()
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parses the annotation as its consumers do. The code follows the description of the format, and does not use the
-//! agent's code.
+//! Parses the annotation as its consumers do. This code is written from the description of the format, and does not use
+//! the agent's code.
 
 use std::net::{IpAddr, SocketAddr};
 

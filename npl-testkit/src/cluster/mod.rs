@@ -41,18 +41,18 @@ pub struct Cluster {
     netns: Option<crate::netns::Netns>,
 }
 
-/// The mapping annotation of a Pod object.
+/// Returns the mapping annotation of a Pod object.
 pub fn annotation_of(pod: &Value) -> Option<&str> {
     annotations::annotation(pod, MAPPING_ANNOTATION)
 }
 
-/// The path of a namespace's Pods with a label such as `app=web`.
+/// Returns the path of a namespace's Pods with a label such as `app=web`.
 pub fn pods_with_label(namespace: &str, label: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/pods?labelSelector={}", label.replace('=', "%3D"))
 }
 
 impl Cluster {
-    /// Uses `plane` with administrator rights.
+    /// Creates a cluster whose requests go to `plane` with administrator rights.
     pub fn new(plane: &ControlPlane) -> Result<Self> {
         Ok(Self {
             client: plane.client()?,
@@ -153,7 +153,7 @@ impl Cluster {
         self.client.merge_patch(&format!("{}/{name}", services_path(namespace)), &patch).map(drop)
     }
 
-    /// The annotation that the agent wrote to a Pod; `None` if the Pod or the annotation does not exist.
+    /// Returns the annotation that the agent wrote to a Pod; `None` if the Pod or the annotation does not exist.
     pub fn pod_annotation(&self, namespace: &str, name: &str) -> Result<Option<String>> {
         let pod = self.client.find(&pod_path(namespace, name))?;
         Ok(pod.as_ref().and_then(annotation_of).map(str::to_owned))
@@ -187,7 +187,7 @@ impl Cluster {
         self.client.merge_patch(&path, &json!({"status": status})).map(drop)
     }
 
-    /// A command that runs `program` with the administrator's kubeconfig, in the namespace of the API server.
+    /// Returns a command that runs `program` with the administrator's kubeconfig, in the namespace of the API server.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
         let mut command = match &self.netns {
             Some(netns) => netns.command(program)?,

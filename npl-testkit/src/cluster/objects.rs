@@ -10,7 +10,7 @@ use crate::echo::Protocol;
 /// A port of a container or of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// The name, which Service and container may use to refer to each other's ports.
+    /// The name, by which a Service can refer to a container port.
     pub name: String,
     /// The port number of the container or of the Service.
     pub number: u16,
@@ -23,18 +23,18 @@ pub struct Port {
 }
 
 impl Port {
-    /// A port whose Service and container use the same number.
+    /// Creates a port whose Service and container use the same number.
     pub fn new(name: &str, number: u16, protocol: Protocol) -> Self {
         Self { name: name.to_owned(), number, protocol, target: json!(number), host_port: None }
     }
 
-    /// The same port with another `targetPort`.
+    /// Returns the same port with another `targetPort`.
     #[must_use]
     pub fn to(self, target: impl Into<Value>) -> Self {
         Self { target: target.into(), ..self }
     }
 
-    /// The same container port with a `hostPort`.
+    /// Returns the same container port with a `hostPort`.
     #[must_use]
     pub fn on_host(self, host_port: u16) -> Self {
         Self { host_port: Some(host_port), ..self }
@@ -67,7 +67,7 @@ pub struct PodObject {
 }
 
 impl PodObject {
-    /// A Pod with the label `app`.
+    /// Creates a Pod with the label `app`.
     pub fn new(namespace: &str, name: &str, node: &str, app: &str) -> Self {
         Self {
             namespace: namespace.to_owned(),
@@ -79,7 +79,7 @@ impl PodObject {
         }
     }
 
-    /// The same Pod with these declared ports.
+    /// Returns the same Pod with these declared ports.
     #[must_use]
     pub fn with_ports(self, ports: Vec<Port>) -> Self {
         Self { ports, ..self }
@@ -125,7 +125,7 @@ pub struct ServiceObject {
 }
 
 impl ServiceObject {
-    /// A Service that selects the Pods with the label `app`, without the annotation that enables node ports.
+    /// Creates a Service that selects the Pods with the label `app`, without the annotation that enables node ports.
     pub fn new(namespace: &str, name: &str, app: &str, ports: Vec<Port>) -> Self {
         Self {
             namespace: namespace.to_owned(),
@@ -136,7 +136,7 @@ impl ServiceObject {
         }
     }
 
-    /// The same Service with the annotation that enables node ports.
+    /// Returns the same Service with the annotation that enables node ports.
     #[must_use]
     pub fn enabled(mut self) -> Self {
         self.annotations.insert(super::ENABLED_ANNOTATION.to_owned(), "true".to_owned());

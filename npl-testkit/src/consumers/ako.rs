@@ -15,7 +15,7 @@ pub enum Ako {
 }
 
 impl Ako {
-    /// The pool members for a target port, limited to the address families of the pool, in annotation order.
+    /// Returns the pool members for a target port, limited to the address families of the pool, in annotation order.
     ///
     /// AKO ignores the protocol, keeps duplicates, and skips entries without a valid address.
     pub fn members(self, annotation: &str, target_port: u16, is_wanted: impl Fn(IpAddr) -> bool) -> Vec<SocketAddr> {

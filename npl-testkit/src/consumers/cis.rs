@@ -19,7 +19,7 @@ impl Member {
     }
 }
 
-/// The pool members for a target port without duplicates, regardless of family and protocol.
+/// Returns the pool members for a target port without duplicates, regardless of family and protocol.
 pub(super) fn members(annotation: &str, target_port: u16) -> Vec<Member> {
     let mut members: Vec<Member> = Vec::new();
     for fields in go_json::decode(annotation, i64::from(i32::MAX)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decodes the annotation like Go's `encoding/json`: field names match case-insensitively, the last duplicate wins,
-//! values of the wrong type are ignored, and a syntax error discards the whole list.
+//! Decodes the annotation like Go's `encoding/json`. Field names match case-insensitively, and the last of duplicate
+//! fields wins. Values of the wrong type are ignored, and a syntax error discards the whole list.
 
 use std::fmt;
 
@@ -49,7 +49,7 @@ impl Element {
     }
 }
 
-/// Visitor methods for values of unexpected types, which Go ignores.
+/// Visitor methods that ignore values of unexpected types, as Go does.
 macro_rules! ignore_other_types {
     ($empty:expr) => {
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Models of the two known consumers of the annotation, AKO and F5 CIS, written from a description of their behavior.
-//! Both consumers are Go programs, and Go's JSON decoder accepts documents that stricter decoders reject.
+//! Both consumers are Go programs, so the models decode JSON as leniently as Go's decoder.
 
 mod ako;
 mod cis;

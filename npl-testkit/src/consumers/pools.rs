@@ -53,7 +53,7 @@ pub struct Member {
 #[derive(Debug)]
 pub struct Pools {
     consumer: Consumer,
-    /// How long a member stays in its pool after its removal from the annotation.
+    /// How long a member stays in its pool after the member's removal from the annotation.
     keeps_dead: Duration,
     ports: Vec<PoolPort>,
     /// When each member is dropped; `None` while an annotation names it.
@@ -61,7 +61,7 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// Empty pools for these ports.
+    /// Creates empty pools for these ports.
     pub fn new(consumer: Consumer, keeps_dead: Duration, ports: Vec<PoolPort>) -> Self {
         Self { consumer, keeps_dead, ports, members: BTreeMap::new() }
     }
@@ -87,14 +87,14 @@ impl Pools {
         }
     }
 
-    /// The members to which the pools send requests at the time `now`.
+    /// Returns the members to which the pools send requests at the time `now`.
     pub fn members(&self, now: Duration) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(move |(_, until)| until.is_none_or(|until| now < until)).map(|(member, _)| member)
     }
 
-    /// The misdirected members: at the address of such a member, a Pod responds that is not the Pod whose annotation
-    /// named the member. Each member is returned with the name of the Pod that responds. `answers` returns the Pod that
-    /// responds at an address and protocol.
+    /// Returns the misdirected members. At the address of such a member, another Pod responds than the Pod whose
+    /// annotation named the member. Each member is returned with the name of the Pod that responds, which `answers`
+    /// finds by address and protocol.
     pub fn misdirected(
         &self,
         now: Duration,

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use super::{Ako, agree, cis};
 use crate::cluster::Entry;
 
-/// The pool members that current AKO, older AKO releases and CIS read for target port 8080 of an IPv4 Service.
+/// Returns the pool members that current AKO, older AKO releases and CIS read for target port 8080 of an IPv4 Service.
 fn read(annotation: &str) -> [Vec<String>; 3] {
     let ako = |ako: Ako| ako.members(annotation, 8080, |ip| ip.is_ipv4()).iter().map(SocketAddr::to_string).collect();
     let cis = cis::members(annotation, 8080).iter().filter_map(cis::Member::address).map(|it| it.to_string()).collect();

@@ -35,17 +35,17 @@ pub struct Account {
 }
 
 impl Account {
-    /// An account in these groups.
+    /// Creates an account in these groups.
     pub fn new(user: &str, groups: &[&str]) -> Self {
         Self { user: user.to_owned(), groups: groups.iter().map(ToString::to_string).collect() }
     }
 
-    /// The account of the agents.
+    /// Returns the account of the agents.
     pub fn agent() -> Self {
         Self::new(super::AGENT_USER, &AGENT_GROUPS)
     }
 
-    /// An account with all rights.
+    /// Creates an account with all rights.
     pub(super) fn admin() -> Self {
         Self::new(super::ADMIN, &["system:masters"])
     }
@@ -85,7 +85,7 @@ pub(super) fn write_signing_key(private_file: &Path, public_file: &Path) -> Resu
     write_secret(public_file, &pem("PUBLIC KEY", &public))
 }
 
-/// A self-contained kubeconfig.
+/// Returns a self-contained kubeconfig.
 pub(super) fn kubeconfig(server: SocketAddr, certificate: &[u8], user: &str, token: &str) -> String {
     let certificate = STANDARD.encode(certificate);
     format!(

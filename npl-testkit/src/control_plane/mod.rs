@@ -38,7 +38,7 @@ const AGENT_KUBECONFIG: &str = "agent.kubeconfig";
 /// Time limit of a start, which takes 3 s on an idle machine with two cores.
 const READY_LIMIT: Duration = Duration::from_mins(1);
 
-/// The time limit for stopping the API server; open watches delay it.
+/// The time limit for stopping the API server, which open watches delay.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Environment variables with the directory of both binaries; the first one that is set is used.
@@ -91,7 +91,7 @@ struct Binaries {
 }
 
 impl ControlPlane {
-    /// Starts etcd and the API server on the loopback address, inside `netns` if given, and waits until they are ready.
+    /// Starts etcd and the API server on the loopback address, inside `netns` if given, and waits until both are ready.
     ///
     /// There are no kubelets and controllers: tests write their updates to the API server themselves.
     pub fn start(run: &Run, netns: Option<&Netns>) -> Result<Self> {
@@ -129,8 +129,8 @@ impl ControlPlane {
     /// Starts the API server again with the same address and data.
     pub fn start_api_server(&mut self) -> Result<()> {
         let mut process = self.spawn_api_server()?;
-        // On a busy emulated processor, the start can exceed the API server's own limit of one minute. The API server
-        // then exits; a kubelet would restart it, and the second start takes less time.
+        // On a busy emulated processor, the start can exceed the API server's own limit of one minute, and the API
+        // server exits. In this case it is restarted, as a kubelet would do, and the second start takes less time.
         let mut restarts = if poll::patience() > 1 { 2 } else { 0 };
         let mut ended = None;
         let ready = poll::until("the readiness of kube-apiserver", READY_LIMIT, || {
@@ -213,18 +213,18 @@ impl ControlPlane {
         ready.map(drop).with_context(|| self.etcd.log_tail(5))
     }
 
-    /// A client with all rights.
+    /// Returns a client with all rights.
     pub fn client(&self) -> Result<ApiClient> {
         self.client_with(self.tokens.of(ADMIN)?)
     }
 
-    /// A client that authenticates with this token.
+    /// Returns a client that authenticates with this token.
     pub fn client_with(&self, token: &str) -> Result<ApiClient> {
         let authority = fs::read(self.certificate()).context("read the API server's certificate")?;
         Ok(ApiClient::new(self.address(), &authority, token, self.netns.as_ref()))
     }
 
-    /// A self-contained kubeconfig for one of the accounts.
+    /// Returns a self-contained kubeconfig for one of the accounts.
     pub fn kubeconfig(&self, user: &str) -> Result<String> {
         let certificate = fs::read(self.certificate()).context("read the API server's certificate")?;
         Ok(kubeconfig(self.address(), &certificate, user, self.tokens.of(user)?))
@@ -240,7 +240,7 @@ impl ControlPlane {
         self.directory.join(AGENT_KUBECONFIG)
     }
 
-    /// The agent's kubeconfig with another loopback port, such as that of a proxy in front of the API server.
+    /// Returns the agent's kubeconfig with another loopback port, such as that of a proxy in front of the API server.
     pub fn agent_kubeconfig_by(&self, port: u16) -> Result<PathBuf> {
         let path = self.directory.join(format!("agent-{port}.kubeconfig"));
         if path.exists() {
@@ -293,7 +293,8 @@ impl ControlPlane {
     }
 
     fn is_ready(&self) -> bool {
-        // The client needs the certificate, which the API server writes early during its start.
+        // The API server writes its certificate early during its start. Without the certificate, no client can be
+        // created, and the server is not ready.
         self.client().and_then(|client| client.text("/readyz")).is_ok_and(|text| text == "ok")
     }
 
@@ -329,7 +330,7 @@ impl Reach {
                 "--advertise-address=192.0.2.1",
                 "--endpoint-reconciler-type=none",
                 "--authorization-mode=RBAC",
-                // This plug-in would reject every Pod: without controllers, no default service account exists.
+                // This plug-in would reject every Pod, because without controllers, no default service account exists.
                 "--disable-admission-plugins=ServiceAccount",
             ],
             Self::Network(_) => &[
@@ -350,7 +351,8 @@ impl Reach {
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
-        // The API server is killed, because its data is temporary, and open watches would delay an orderly end.
+        // The API server is killed instead of stopped: its data is temporary, and open watches would delay an orderly
+        // end.
         self.api_server = None;
         if let Err(err) = self.etcd.kill().and_then(|_| Ok(fs::remove_dir_all(&self.directory)?)) {
             crate::process::report(&format!("stop the control plane: {err:#}"));
@@ -359,7 +361,7 @@ impl Drop for ControlPlane {
 }
 
 impl Ports {
-    /// Allocates all ports at the same time, so that they differ.
+    /// Allocates free ports for all servers at the same time, so that the ports differ.
     fn free(netns: Option<&Netns>, reach: Reach) -> Result<Self> {
         let bind = || -> std::io::Result<[u16; 3]> {
             let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

@@ -17,7 +17,7 @@ impl ControlPlane {
     /// that were created before do not trust the new CA.
     pub fn replace_certificate(&mut self) -> Result<()> {
         self.stop_api_server()?;
-        // The API server creates a CA and a certificate if there are none.
+        // When the API server starts without a CA and a certificate, it creates new ones.
         fs::remove_dir_all(self.directory.join("certs")).context("remove the API server's certificate")?;
         self.start_api_server()
     }

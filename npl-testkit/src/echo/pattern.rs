@@ -11,9 +11,9 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The first `length` bytes of the pattern for `seed`.
+    /// Returns the first `length` bytes of the pattern for `seed`.
     pub fn new(seed: u64, length: u64) -> Self {
-        // The state must not be zero, because xorshift of zero is zero.
+        // The highest bit keeps the state from being zero, because xorshift of zero is zero.
         Self { state: seed | 1 << 63, left: length }
     }
 
@@ -49,7 +49,7 @@ impl Pattern {
 }
 
 impl Read for Pattern {
-    /// Returns a multiple of eight bytes, except at the end, so that the content does not depend on the sizes of reads.
+    /// Reads a multiple of eight bytes, except at the end, so that the content does not depend on the sizes of reads.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let whole = buffer.len() / 8 * 8;
         let usable = if whole == 0 { buffer } else { buffer.split_at_mut(whole).0 };
@@ -68,7 +68,7 @@ impl Default for Digest {
 }
 
 impl Digest {
-    /// The digest of `bytes`.
+    /// Returns the digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         let mut digest = Self::default();
         digest.update(bytes);

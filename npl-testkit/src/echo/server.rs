@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// The time after which an idle connection is closed.
 const CLIENT_PAUSE: Duration = Duration::from_secs(30);
 
-/// The time limit for the execve of a child process after its fork.
+/// The time limit from fork to execve of a child process.
 const EXECUTION: Duration = Duration::from_secs(5);
 
 /// The listen backlog: more connections than any test opens at the same time.
@@ -104,12 +104,12 @@ impl Drop for EchoServer {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for socket in &self.sockets {
-            // The shutdown wakes blocked threads, even if it fails because the socket is not connected.
+            // The shutdown wakes blocked threads, even if it returns an error because the socket is not connected.
             drop(socket.shutdown(Shutdown::Both));
         }
         for connection in self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             if let Some(stream) = connection.upgrade() {
-                // The connection may already be closed.
+                // An error means that the connection is already closed.
                 drop(stream.shutdown(Shutdown::Both));
             }
         }
@@ -133,7 +133,7 @@ fn bind(kind: Type, protocol: Protocol, port: u16) -> io::Result<Socket> {
     if domain == Domain::IPV6 {
         socket.set_only_v6(false)?;
     }
-    // The port may be in use by connections in TIME_WAIT of a server that has just stopped.
+    // Connections in TIME_WAIT of a server that has just stopped may still use the port.
     socket.set_reuse_address(kind == Type::STREAM)?;
     socket.set_read_timeout(Some(LOOK))?;
     bind_once_free(&socket, address)?;
@@ -160,7 +160,8 @@ fn bind_once_free(socket: &Socket, address: SocketAddr) -> io::Result<()> {
 fn accept(listener: &TcpListener, shared: &Arc<Shared>, protocol: Protocol) {
     while !shared.stop.load(Ordering::Relaxed) {
         let Ok((stream, _client)) = listener.accept() else { continue };
-        // The connection inherits the listener's short timeout, which is too short for clients on a loaded machine.
+        // The timeout is set again, because the connection inherits the listener's, which is too short for clients on a
+        // loaded machine.
         if stream.set_read_timeout(Some(CLIENT_PAUSE)).is_err() {
             continue;
         }
@@ -172,7 +173,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, protocol: Protocol) {
         }
         let shared = Arc::clone(shared);
         thread::spawn(move || {
-            // A client that disconnects early is no error of the server.
+            // An error is ignored, because a client may disconnect early.
             drop(tcp::serve(&stream, &shared.identity, protocol));
         });
     }
@@ -187,13 +188,13 @@ fn answer_datagrams(socket: &UdpSocket, shared: &Shared) {
             if let Some(wanted) = wanted_length(request) {
                 line.push_str(&" ".repeat(wanted.saturating_sub(line.len())));
             }
-            // The client repeats its request if the response is lost.
+            // An error is ignored, because the client repeats its request if it gets no response.
             drop(socket.send_to(line.as_bytes(), client));
         }
     }
 }
 
-/// The response length that a datagram requests, if any.
+/// Returns the response length that a datagram requests, if any.
 fn wanted_length(request: &[u8]) -> Option<usize> {
     let mut words = request.split(|byte| *byte == b' ');
     if words.next()? != PADDED.as_bytes() {
@@ -212,7 +213,8 @@ mod tests {
 
     use super::EchoServer;
 
-    /// Other tests start programs at any time; between fork and execve, each child holds copies of the test's sockets.
+    /// A port can be bound again although other tests start programs at any time. Between fork and execve, each child
+    /// process holds copies of this test's sockets.
     #[test]
     fn a_port_can_be_reused_while_child_processes_are_started() {
         let is_over = AtomicBool::new(false);

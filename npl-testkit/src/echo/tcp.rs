@@ -100,7 +100,8 @@ pub(super) fn line(
     received: u64,
     digest: Digest,
 ) -> io::Result<String> {
-    // A dual-stack socket reports IPv4 clients as IPv4-mapped IPv6 addresses.
+    // A dual-stack socket reports IPv4 clients as IPv4-mapped IPv6 addresses, which are converted back to IPv4
+    // addresses.
     client.set_ip(client.ip().to_canonical());
     let Identity { pod, node } = identity.clone();
     let answer = Answer { pod, node, client, protocol, received, digest: digest.to_string() };

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keeps the generator in the kernel's XDP dispatcher, and measures the cost of one call of the generator.
+//! Keeps the generator program in the kernel's XDP dispatcher, and checks how much time its calls take in addition to
+//! sending packets.
 //!
 //! The dispatcher is a generated function that calls XDP programs directly instead of through a pointer.
-//! `BPF_PROG_TEST_RUN` enters its program at the start of each call and removes the program at the end. The kernel
-//! waits for an RCU grace period in both steps: some 28 ms per call, in which no packet is sent. A program that is
-//! attached to a device is in the dispatcher already, so that the kernel skips both steps.
+//! `BPF_PROG_TEST_RUN` adds its program to the dispatcher at the start of each call, and removes the program at the
+//! end. The kernel waits for an RCU grace period in both steps: some 28 ms per call, in which no packet is sent. If the
+//! program is also attached to a device, it is in the dispatcher already, and the kernel skips both steps.
 
 use std::error::Error;
 use std::fmt;
@@ -21,7 +22,7 @@ use crate::process;
 /// The interface index of the loopback device in every network namespace.
 const LOOPBACK: u32 = 1;
 
-/// The largest part of a sample, in thousandths, that the calls may take in addition to sending packets.
+/// The largest part of a sample's time, in thousandths, that calls may take in addition to sending packets.
 const TOLERATED_PER_MILLE: u32 = 10;
 
 /// The loopback device of a separate network namespace. The device never receives a packet.
@@ -49,7 +50,7 @@ impl IdleDevice {
     }
 }
 
-/// The error that the generator's calls themselves took too large a part of a sample.
+/// The error that the generator's calls took too much of a sample's time in addition to sending packets.
 #[derive(Clone, Copy, Debug)]
 pub struct Overhead {
     cost: Duration,
@@ -71,11 +72,11 @@ impl fmt::Display for Overhead {
 
 impl Error for Overhead {}
 
-/// Checks that `calls` calls without packets take at most one hundredth of a sample.
+/// Checks that `calls` calls, without the time for sending packets, take at most one hundredth of a sample's time.
 ///
 /// # Errors
 ///
-/// If the calls take longer, because the rate would include time that is not spent on packets.
+/// If the calls take longer: the measured rate would then include time that is not spent on packets.
 pub(super) fn check(cost: Duration, calls: u32, sample: Duration) -> Result<(), Overhead> {
     if cost * calls * 1000 <= sample * TOLERATED_PER_MILLE { Ok(()) } else { Err(Overhead { cost, calls, sample }) }
 }

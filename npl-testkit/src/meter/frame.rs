@@ -49,7 +49,7 @@ impl Segment {
     }
 }
 
-/// The first frame, as sent by device `from` to device `to`. The packet must arrive at port `arrives_at`.
+/// Builds the first frame, as sent by device `from` to device `to`. The packet must arrive at port `arrives_at`.
 pub fn frame(
     segment: Segment,
     [from, to]: [&Device; 2],
@@ -65,7 +65,7 @@ pub fn frame(
         (header.dont_fragment, header.more_fragments) = (false, true);
     }
     let mut bytes = packet.build();
-    // Ethernet pads frames below the minimum length.
+    // The frame is padded to the minimum length of Ethernet.
     bytes.resize(FRAME_BYTES, 0);
     bytes.try_into().ok().context("the frame is longer than the generator's")
 }

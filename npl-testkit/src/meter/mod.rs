@@ -34,15 +34,16 @@ use crate::{poll, tools};
 /// Packets sent between two checks for an interruption.
 const CHUNK: u32 = 50_000;
 
-/// The number of packets per call when the cost of a call is measured; the next constant is the number of these calls.
-/// A call with zero packets would not run the program.
+/// The number of packets per call when the time of a call itself is measured; the next constant is the number of these
+/// calls. The number is not zero, because a call without packets would not run the program.
 const SMALLEST: u32 = 2;
 const SMALL_CALLS: usize = 9;
 
 /// The time that packets in flight need to arrive after the last one is sent.
 const STRAGGLERS: Duration = Duration::from_millis(500);
 
-/// Tolerated packet loss in 1/1000. With more loss, the measured rate is not the forwarding rate.
+/// Tolerated packet loss in 1/1000. If more packets are lost, the sample is discarded, because its rate is not the
+/// forwarding rate.
 const TOLERATED_PER_MILLE: u64 = 1;
 
 /// The object with the generator and the counter: `NPL_TRAFFIC_OBJECT`, or the output of `cargo xtask build-ebpf`.
@@ -100,8 +101,8 @@ pub struct Arrival {
 pub enum Entry {
     /// Above the uplink's driver, which bypasses any XDP program.
     Uplink,
-    /// At the client's end of the veth pair. The uplink's driver accepts the frames only while its XDP program or GRO
-    /// is on.
+    /// At the client's end of the veth pair. The uplink's driver accepts these frames only while the uplink has an XDP
+    /// program or GRO enabled.
     Wire,
     /// At the Pod's end of its veth pair, as frames from the uplink's driver. Requires GRO at the Pod's end.
     Pod,
@@ -306,7 +307,7 @@ impl Meter {
     /// Waits until `expected` packets have arrived or no more can arrive, and returns the number.
     pub fn wait_for(&self, expected: u64) -> Result<u64> {
         let all_there = || self.arrived().is_ok_and(|arrived| arrived >= expected).then_some(());
-        // The caller decides whether missing packets are an error.
+        // A timeout is ignored here: the caller decides whether missing packets are an error.
         drop(poll::until("the arrival of all packets", STRAGGLERS, all_there));
         self.arrived()
     }
@@ -319,7 +320,7 @@ impl Meter {
     }
 }
 
-/// The median time of calls that send [`SMALLEST`] packets. These packets do not belong to the sample.
+/// Returns the median time of calls that send [`SMALLEST`] packets, which do not count as packets of the sample.
 fn cost_of_a_call(call: impl Fn(u32) -> Result<()>) -> Result<Duration> {
     let mut times = [Duration::ZERO; SMALL_CALLS];
     for time in &mut times {
@@ -332,7 +333,7 @@ fn cost_of_a_call(call: impl Fn(u32) -> Result<()>) -> Result<Duration> {
 }
 
 impl Arrival {
-    /// The settings of the counter, and of the program that only redirects to the Pod.
+    /// Returns the settings of the counter, and of the program that only redirects to the Pod.
     fn target(&self, ifindex: u32) -> Target {
         let [port_min, port_max] = self.ports;
         let (source_addr, source_port) = self.source.map_or_else(Default::default, |it| (it.ip().octets(), it.port()));

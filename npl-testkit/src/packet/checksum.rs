@@ -3,7 +3,7 @@
 
 use super::{Checksum, Ip};
 
-/// The folded one's complement sum of `bytes`, before inversion.
+/// Returns the folded one's complement sum of `bytes`, before inversion.
 pub fn ones_complement_sum(bytes: &[u8]) -> u16 {
     let mut sum: u32 = 0;
     for pair in bytes.chunks(2) {
@@ -12,11 +12,11 @@ pub fn ones_complement_sum(bytes: &[u8]) -> u16 {
         sum += u32::from(u16::from_be_bytes([high, low]));
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    // The addition can produce at most one more carry.
+    // After the last folding, the sum is at most 0x1_0000, which folds to 1.
     u16::try_from(sum).unwrap_or(1)
 }
 
-/// The pseudo header of a transport checksum.
+/// Returns the pseudo header of a transport checksum.
 pub(super) fn pseudo_header(ip: &Ip, protocol: u8, length: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     let length = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
@@ -46,15 +46,15 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// The values for a header without a pseudo header.
+    /// Returns the values for a header without a pseudo header.
     pub(super) fn plain(bytes: &[u8]) -> Self {
         Self { right: !ones_complement_sum(bytes), partial: None }
     }
 
-    /// The values for a transport header and payload whose checksum field is zero.
+    /// Returns the values for a transport header and payload whose checksum field is zero.
     pub(super) fn transport(pseudo: &[u8], bytes: &[u8], is_udp: bool) -> Self {
         let right = !ones_complement_sum(&[pseudo, bytes].concat());
-        // In UDP, zero means "no checksum" (RFC 768).
+        // In UDP, zero means "no checksum", so a computed zero is sent as 0xffff (RFC 768).
         let right = if is_udp && right == 0 { 0xffff } else { right };
         Self { right, partial: Some(ones_complement_sum(pseudo)) }
     }

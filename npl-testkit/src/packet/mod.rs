@@ -30,11 +30,11 @@ pub use self::sctp::{Crc, SCTP_TAG, Sctp, crc32c, sctp_chunks};
 pub mod tcp_flags {
     /// The sender has no more data.
     pub const FIN: u8 = 0x01;
-    /// The first segment of each direction has this flag.
+    /// Opens the connection; only the first segment of each direction has this flag.
     pub const SYN: u8 = 0x02;
     /// Rejects or aborts the connection.
     pub const RST: u8 = 0x04;
-    /// The receiver delivers the data to the application without delay.
+    /// Asks the receiver to deliver the data to the application without delay.
     pub const PSH: u8 = 0x08;
     /// The acknowledgement number is valid.
     pub const ACK: u8 = 0x10;
@@ -196,7 +196,7 @@ pub enum Checksum {
 }
 
 impl Packet {
-    /// A TCP segment with the given flags, as received by the Node.
+    /// Creates a TCP segment with the given flags, as received by the Node.
     pub fn tcp(source: SocketAddr, destination: SocketAddr, flags: u8, payload: &[u8]) -> Self {
         let tcp = Tcp {
             source: source.port(),
@@ -219,7 +219,7 @@ impl Packet {
         Self { ethernet: Some(Ethernet { destination: [0; 6], ..Ethernet::default() }), ..self }
     }
 
-    /// A UDP datagram, as received by the Node.
+    /// Creates a UDP datagram, as received by the Node.
     pub fn udp(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Self {
         let udp = Udp {
             source: source.port(),
@@ -230,7 +230,7 @@ impl Packet {
         Self::new(source.ip(), destination.ip(), Transport::Udp(udp))
     }
 
-    /// An ICMP error that quotes the IP header of `quoted` and `quoted_bytes` bytes after it.
+    /// Creates an ICMP error that quotes the IP header of `quoted` and `quoted_bytes` bytes after it.
     pub fn icmp_error(source: IpAddr, kind: u8, code: u8, quoted: &Self, quoted_bytes: usize) -> Self {
         let mut inner = Self { ethernet: None, ..quoted.clone() }.build();
         inner.truncate(quoted.ip.header_length() + quoted_bytes);
@@ -238,7 +238,7 @@ impl Packet {
         Self::new(source, quoted.source_ip(), Transport::Icmp(icmp))
     }
 
-    /// A packet with any transport between two addresses of one family.
+    /// Creates a packet with any transport between two addresses of one family.
     pub fn new(source: IpAddr, destination: IpAddr, transport: Transport) -> Self {
         let ip = match (source, destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => Ip::V4(Ipv4::new(source, destination)),
@@ -320,7 +320,7 @@ impl Transport {
 
 impl Default for Ethernet {
     fn default() -> Self {
-        // Both addresses are locally administered, so that no device of a vendor has them.
+        // Both MAC addresses are locally administered, so no real device has them.
         Self { destination: [2, 0, 0, 0, 0, 0x10], source: [2, 0, 0, 0, 0, 0x02], vlans: Vec::new() }
     }
 }

@@ -122,7 +122,8 @@ fn parse_udp(ip: &Ip, bytes: &[u8]) -> Result<Udp, ParseError> {
     let mut cursor = Cursor { bytes, header: "UDP" };
     let (source, destination) = (cursor.u16()?, cursor.u16()?);
     let (length, checksum) = (usize::from(cursor.u16()?), cursor.u16()?);
-    // In the first fragment of a datagram, the length field of UDP exceeds the number of bytes in the fragment.
+    // In the first fragment of a datagram, UDP's length field exceeds the number of bytes in the fragment, so the
+    // length is not checked there.
     let is_whole = matches!(ip, Ip::V4(header) if header.more_fragments) || length == bytes.len();
     if !is_whole {
         return Err(ParseError::Length("UDP"));

@@ -27,7 +27,8 @@ pub mod sctp_chunks {
     pub const SHUTDOWN_COMPLETE: u8 = 14;
 }
 
-/// The verification tag of both directions and the initiate tag of INIT and INIT ACK, which kernel conntrack compares.
+/// The verification tag of both directions, and the initiate tag of INIT and INIT ACK. All are equal, because kernel
+/// conntrack compares them.
 pub const SCTP_TAG: u32 = 0x5a01_0203;
 
 /// Length of the common header.
@@ -62,7 +63,7 @@ pub enum Crc {
 }
 
 impl Packet {
-    /// An SCTP packet with one chunk, as received by the Node.
+    /// Creates an SCTP packet with one chunk, as received by the Node.
     pub fn sctp(source: SocketAddr, destination: SocketAddr, kind: u8, content: &[u8]) -> Self {
         let length = u16::try_from(content.len() + 4).unwrap_or(u16::MAX);
         let mut chunks = [&[kind, 0], length.to_be_bytes().as_slice(), content].concat();
@@ -105,7 +106,8 @@ impl Sctp {
     }
 }
 
-/// The CRC of `bytes`, whose checksum field must be zero. The lowest byte is sent first.
+/// Returns the CRC of `bytes`, whose checksum field must be zero. In the packet, the lowest byte of the CRC comes
+/// first.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     let mut register = u32::MAX;
     for byte in bytes {

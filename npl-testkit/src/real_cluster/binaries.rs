@@ -47,7 +47,8 @@ impl Programs {
     }
 }
 
-/// The directory of an environment variable, which must contain `files`. `program` names the program in the error.
+/// Returns the directory that an environment variable names, which must contain `files`. The error message names
+/// `program`.
 pub(super) fn find_directory(variable: &str, program: &str, files: &[&str]) -> Result<PathBuf> {
     let directory = env::var_os(variable).map(PathBuf::from).with_context(|| {
         format!("{program} not found: run `cargo xtask cluster up`, or set {variable} to its directory")
@@ -59,7 +60,7 @@ pub(super) fn find_directory(variable: &str, program: &str, files: &[&str]) -> R
     Ok(directory)
 }
 
-/// The images that are imported into every Node; there is no registry.
+/// The directory of the images that are imported into every Node, because there is no registry.
 #[derive(Clone, Debug)]
 pub(super) struct Images(PathBuf);
 

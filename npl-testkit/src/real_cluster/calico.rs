@@ -34,8 +34,8 @@ const FILES: [&str; 3] = ["calico-node", "calico", "crds.yaml"];
 /// The directory of the CNI plug-ins, relative to the Node's directory.
 const PLUGINS: &str = "run/npl/cni-plugins";
 
-/// Runs Felix (`$0`) and starts it again after it has exited: Felix exits when its settings change, for the first time
-/// shortly after the first start. A Felix that exits 20 times within a minute cannot start, and the script fails.
+/// Runs Felix (`$0`) and restarts it whenever it exits. Felix exits when its settings change, first shortly after its
+/// first start. If Felix exits 20 times within a minute, the script fails.
 const FELIX: &str = r#"
 first=$(date +%s) ends=0
 until "$0" -felix; do
@@ -81,8 +81,8 @@ impl Calico {
         Ok(Self { folder: find_directory(VARIABLE, "Calico", &FILES)?, encapsulation, dataplane })
     }
 
-    /// Adds Calico's CNI plug-ins to those of the machine, in a directory of the Node. Returns its path inside the
-    /// Node.
+    /// Links Calico's CNI plug-ins and those of the machine into one directory of the Node. Returns the directory's
+    /// path inside the Node.
     pub(super) fn add_plugins(&self, directory: &Path, machines: &Path) -> Result<PathBuf> {
         let folder = directory.join(PLUGINS);
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
@@ -149,8 +149,8 @@ impl Calico {
             Dataplane::Iptables => "Disabled",
             Dataplane::Nftables => "Enabled",
         };
-        // Felix adds the routes to the Pods of other Nodes instead of BIRD, from the addresses that `-startup` registers
-        // for this backend.
+        // Felix, rather than BIRD, adds the routes to the Pods of other Nodes, to the addresses that `-startup`
+        // registers for this backend.
         let (backend, vxlan, routes) = match self.encapsulation {
             Encapsulation::Vxlan => ("vxlan", "Always", "Disabled"),
             Encapsulation::None => ("bird", "Never", "Enabled"),
@@ -159,7 +159,7 @@ impl Calico {
             ("NODENAME", node.name()),
             ("FELIX_FELIXHOSTNAME", node.name()),
             ("IP", node.v4().to_string()),
-            // Felix finds the uplink of its IPv6 routes only by the address with its prefix length.
+            // The address needs its prefix length, without which Felix does not find the uplink of its IPv6 routes.
             ("IP6", format!("{}/64", node.v6())),
             ("CALICO_IPV4POOL_CIDR", v4.to_owned()),
             ("CALICO_IPV6POOL_CIDR", v6.to_owned()),
@@ -189,17 +189,17 @@ const VARIABLES: [(&str, &str); 19] = [
     ("FELIX_DEFAULTENDPOINTTOHOSTACTION", "ACCEPT"),
     ("FELIX_USAGEREPORTINGENABLED", "false"),
     ("FELIX_LOGSEVERITYSCREEN", "info"),
-    // Felix refreshes routes by deleting and adding all IPv6 routes, which loses packets.
+    // The refresh is disabled, because Felix deletes and adds all IPv6 routes, which loses packets.
     ("FELIX_ROUTEREFRESHINTERVAL", "0"),
-    // In a build without cgo, the code of these features panics or reads files that do not exist.
+    // These features are disabled, because their code panics or reads absent files in a build without cgo.
     ("FELIX_BPFENABLED", "false"),
     ("FELIX_XDPENABLED", "false"),
-    // Felix reads this variable only in this spelling.
+    // Felix reads this variable only with this capitalization.
     ("FELIX_DebugSkipCTLBCleanup", "true"),
     ("FELIX_HEALTHENABLED", "false"),
 ];
 
-/// The CNI settings of Calico's manifest.
+/// Returns the CNI settings of Calico's manifest.
 fn settings(node: NodeNumber) -> Value {
     json!({
         "cniVersion": "1.0.0",

@@ -75,7 +75,7 @@ impl fmt::Display for Cni {
 }
 
 impl Cni {
-    /// Whether the Nodes exchange packets of Pods by routes of the machines, which the CNI does not create.
+    /// Whether the test has to add routes to the Pods of all Nodes on every machine, because the CNI adds none.
     pub(super) const fn needs_routes(self) -> bool {
         matches!(self, Self::Bridge)
     }
@@ -96,8 +96,8 @@ impl Cni {
         !self.is_calico()
     }
 
-    /// Whether a restart of the CNI's daemon loses packets over IPv6, with and without NPL: Felix deletes and restores
-    /// all IPv6 routes at its start.
+    /// Whether a restart of the CNI's daemon loses packets over IPv6, with and without NPL. This is so with Calico,
+    /// because Felix deletes and restores all IPv6 routes at its start.
     pub const fn loses_ipv6_at_restart(self) -> bool {
         self.is_calico()
     }
@@ -138,7 +138,8 @@ fn bridge(node: NodeNumber, mtu: Option<u32>) -> Value {
                 "isGateway": true,
                 "hairpinMode": true,
                 "mtu": mtu.unwrap_or_default(),
-                // Every machine has routes to all Pods; with flannel, the daemon adds the masquerading rules.
+                // The plug-in need not masquerade: every machine has routes to all Pods, or flannel's daemon adds the
+                // masquerading rules.
                 "ipMasq": false,
                 "ipam": {
                     "type": "host-local",

@@ -48,7 +48,7 @@ pub(super) fn import(directory: &Path, images: &Images) -> Result<()> {
     Ok(())
 }
 
-/// A `ctr` command for the Node's containerd, run from outside the Node.
+/// Returns a `ctr` command for the Node's containerd, run from outside the Node.
 pub(super) fn ctr(directory: &Path) -> Command {
     let mut command = Command::new("ctr");
     command.arg("--address").arg(socket_from_outside(directory)).args(["--namespace", NAMESPACE]);

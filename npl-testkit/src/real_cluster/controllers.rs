@@ -17,12 +17,13 @@ const SCHEDULER: &str = "system:kube-scheduler";
 /// The processes kube-controller-manager and kube-scheduler.
 #[derive(Debug)]
 pub(super) struct Controllers {
-    // These fields are never read; dropping them ends the processes.
+    // The fields are never read. They exist because dropping them ends the processes.
     _manager: Process,
     _scheduler: Process,
 }
 
-/// The API server accounts of both processes. The manager has all rights, because its controllers share one account.
+/// The API server accounts of both processes. The manager's account has all rights, because all controllers share this
+/// account.
 pub(super) fn accounts() -> [Account; 2] {
     [Account::new(MANAGER, &["system:masters"]), Account::new(SCHEDULER, &[])]
 }
@@ -35,7 +36,8 @@ impl Controllers {
             write_secret(&kubeconfig, &plane.kubeconfig(user)?)?;
             let mut command = netns.command(programs.path(name))?;
             command.arg(format!("--kubeconfig={}", kubeconfig.display())).args(flags);
-            // Each process is the only replica, and no process reads its health or metrics.
+            // Leader election is off, because each process is the only replica; the port is closed, because nothing
+            // reads health or metrics.
             command.args(["--leader-elect=false", "--secure-port=0"]);
             Process::spawn(name, command, &plane.directory().join(format!("{name}.log")))
         };
@@ -50,11 +52,11 @@ fn manager_flags(plane: &ControlPlane) -> Vec<String> {
     vec![
         file("service-account-private-key-file", &plane.signing_key()),
         file("root-ca-file", &plane.certificate()),
-        // The default of `flex-volume-plugin-dir` is a directory of the host.
+        // The flag is set, because the default is a directory of the host.
         file("flex-volume-plugin-dir", &plane.directory().join("volume-plugins")),
         format!("--cluster-cidr={}", pod_range()),
         format!("--service-cluster-ip-range={SERVICE_RANGE}"),
-        // Each Node's Pod range is derived from its number.
+        // The controller need not assign Pod ranges, because each Node's range is derived from its number.
         "--allocate-node-cidrs=false".to_owned(),
     ]
 }

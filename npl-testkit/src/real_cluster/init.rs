@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The first process of a Node: it sets up the Node's namespaces from inside and then reaps orphans.
 //!
-//! There are in fact two processes, because a process that creates a PID namespace does not belong to this namespace:
-//! the outer process waits for the inner one, which has PID 1. Both set up the namespaces before they start any thread.
+//! There are in fact two processes, because a process that creates a PID namespace does not belong to this namespace.
+//! The outer process creates it and waits for the inner one, which has PID 1 in it. Both set up namespaces before they
+//! start any thread.
 
 use std::env;
 use std::fs;
@@ -35,8 +36,8 @@ pub(super) const PID_FILE: &str = "init.pid";
 /// The file that exists once all file systems are mounted, relative to the Node's directory.
 pub(super) const READY_FILE: &str = "run/npl/ready";
 
-/// Directories of the Node's directory that are mounted over those of the host. `/run` is last because mounting over it
-/// hides the Node's directory.
+/// Subdirectories of the Node's directory, and the host directories over which they are mounted. `/run` is last because
+/// mounting over it hides the Node's directory.
 const OWN_FOLDERS: [(&str, &str); 3] = [("lib", "/var/lib"), ("log", "/var/log"), ("run", "/run")];
 
 /// Host-wide sysctls that a kubelet sets, with the values that it requires. Regular files are mounted over them, so
@@ -113,8 +114,8 @@ fn start_first(arguments: &InitArguments) -> Result<ExitStatus> {
 /// the outer process has only one thread.
 #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
 fn die_with_outer(command: &mut Command) {
-    // If the outer process has already exited, removing the run kills the inner one, which is in the Node's network
-    // namespace.
+    // If the outer process has already exited, no signal arrives. Removing the run then kills the inner process, which
+    // is in the Node's network namespace.
     let hook = || prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from);
     // SAFETY: the hook makes one system call and allocates nothing.
     unsafe {
@@ -144,7 +145,7 @@ fn be_first(arguments: &InitArguments) -> Result<()> {
         fs::write(&own, value).with_context(|| format!("write {}", own.display()))?;
         attach(Some(&own), Path::new("/proc/sys").join(name), MsFlags::MS_BIND)?;
     }
-    // Kubelet and container runtime require shared mount propagation.
+    // Mounts must propagate, because kubelet and container runtime require shared mount propagation.
     attach(None, "/", MsFlags::MS_REC | MsFlags::MS_SHARED)?;
     fs::write("/proc/sys/kernel/hostname", &arguments.name).context("set the host name")?;
     fs::write(Path::new(SETTINGS).join("ready"), "").context("create the ready file")?;

@@ -40,7 +40,7 @@ impl fmt::Display for KubeProxy {
     }
 }
 
-/// Starts kube-proxy in the given mode, unless that is `None`.
+/// Starts kube-proxy in the given mode, unless the mode is `None`.
 pub(super) fn start(
     mode: KubeProxy,
     space: &Space,
@@ -72,11 +72,11 @@ fn settings(mode: KubeProxy) -> serde_json::Value {
         "clientConnection": {"kubeconfig": "/run/npl/kube-proxy.kubeconfig"},
         "clusterCIDR": pod_range(),
         "detectLocalMode": "ClusterCIDR",
-        // kube-proxy must not set the limits of the conntrack table, because they apply to the whole host, and a Node
-        // in a namespace cannot change them.
+        // kube-proxy must not set the limits of the conntrack table. They apply to the whole host, and a Node in a
+        // namespace cannot change them.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-        // kube-proxy would lower its OOM score, which requires CAP_SYS_RESOURCE, and a machine may not grant this
-        // capability.
+        // By default, kube-proxy lowers its OOM score, which requires CAP_SYS_RESOURCE. Not every test machine grants
+        // this capability.
         "oomScoreAdj": 0,
     })
 }

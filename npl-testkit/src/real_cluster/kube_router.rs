@@ -30,10 +30,11 @@ const USER: &str = "npl:kube-router";
 /// The bridge that connects the Pods of a Node; kube-router accepts no other name.
 const BRIDGE: &str = "kube-bridge";
 
-/// kube-router establishes its BGP sessions within 10 s.
+/// The time limit for the routes to all Nodes, far above the 10 s in which kube-router establishes its BGP sessions.
 const LIMIT: Duration = Duration::from_mins(2);
 
-/// Gives the Node its own copy of the file in which iproute2 names routing tables: kube-router appends a line to it.
+/// Gives the Node its own copy of iproute2's file with names of routing tables, because kube-router appends a line to
+/// this file.
 const PREPARE: &str = r#"
 for folder in /etc/iproute2 /usr/lib/iproute2 /usr/share/iproute2; do
     if [ -e "$folder/rt_tables" ]; then
@@ -84,7 +85,7 @@ pub(super) fn run(place: Place<'_>) -> Result<Process> {
         .args(["--run-router=true", "--run-firewall=true", "--run-service-proxy=false"])
         .args(["--bgp-graceful-restart=true", "--enable-ipv6=true"])
         .arg(format!("--service-cluster-ip-range={SERVICE_RANGE}"))
-        // All Nodes are in one subnet. Tunnels need kernel modules that not every machine has.
+        // Tunnels are off: all Nodes are in one subnet, and not every machine has the kernel modules for tunnels.
         .arg("--enable-overlay=false")
         .env("NODE_NAME", number.name())
         .env("KUBE_ROUTER_CNI_CONF_FILE", Path::new("/").join(cni::FILE))

@@ -21,7 +21,7 @@ pub(super) const GROUP: &str = "system:nodes";
 /// The kubelet's Pod limit: more Pods than any test creates, within the Node's address range.
 const MAX_PODS: u32 = 200;
 
-/// The API server user of a Node's kubelet.
+/// Returns the API server user of a Node's kubelet.
 pub(super) fn user(node: NodeNumber) -> String {
     format!("system:node:{}", node.name())
 }
@@ -34,7 +34,7 @@ pub(super) fn configure(directory: &Path, node: NodeNumber, plane: &ControlPlane
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
-        // Only this cluster's machines reach the kubelet.
+        // The kubelet need not authorize requests, because only this cluster's machines reach it.
         "authorization": {"mode": "AlwaysAllow"},
         "cgroupDriver": "cgroupfs",
         "clusterDNS": ["10.96.0.10"],
@@ -48,11 +48,11 @@ pub(super) fn configure(directory: &Path, node: NodeNumber, plane: &ControlPlane
         "imageGCLowThresholdPercent": 99,
         "maxPods": MAX_PODS,
         "nodeStatusUpdateFrequency": "5s",
-        // The kubelet would lower its OOM score, which requires CAP_SYS_RESOURCE, and a machine may not grant this
-        // capability.
+        // By default, the kubelet lowers its OOM score, which requires CAP_SYS_RESOURCE. Not every test machine grants
+        // this capability.
         "oomScoreAdj": 0,
         "resolvConf": "",
-        // The default of `volumePluginDir` is a directory of the host.
+        // The directory is set, because the default is a directory of the host.
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
     });
     let file = folder.join("kubelet.json");

@@ -47,7 +47,7 @@ use crate::netns::Netns;
 use crate::poll;
 use crate::run::Run;
 
-/// Time limit of a start: a Node is ready 2 s after its kubelet starts on an idle machine.
+/// The time limit for a Node to become ready, which takes 2 s after the start of its kubelet on an idle machine.
 const READY_LIMIT: Duration = Duration::from_mins(1);
 
 /// The configuration of a cluster.
@@ -64,19 +64,19 @@ pub struct Options {
 }
 
 impl Options {
-    /// The options for two Nodes, kube-proxy with iptables, and a bridge network.
+    /// Returns the options for two Nodes, kube-proxy with iptables, and a bridge network.
     pub fn new(init_program: impl Into<PathBuf>) -> Self {
         Self { nodes: 2, kube_proxy: KubeProxy::default(), cni: Cni::default(), init_program: init_program.into() }
     }
 
-    /// The options of [`Self::new`], with the `npl-cluster` binary from this program's directory.
+    /// Returns the options of [`Self::new`], with the `npl-cluster` binary from this program's directory.
     pub fn beside_this_program() -> Result<Self> {
         let own = env::current_exe().context("find the path of this program")?;
         Ok(Self::new(own.with_file_name("npl-cluster")))
     }
 }
 
-/// A running cluster. Dropping it ends all processes; the run is dropped last.
+/// A running cluster. Dropping this value ends all processes, and then removes the run.
 #[derive(Debug)]
 pub struct RealCluster {
     nodes: Vec<Node>,
@@ -129,12 +129,12 @@ impl RealCluster {
         &mut self.nodes
     }
 
-    /// The Node with this name.
+    /// Returns the Node with this name.
     pub fn node(&self, name: &str) -> Result<&Node> {
         self.nodes.iter().find(|node| node.name() == name).with_context(|| format!("this cluster has no Node {name}"))
     }
 
-    /// A client for Kubernetes objects with administrator rights.
+    /// Returns a client for Kubernetes objects with administrator rights.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
@@ -204,7 +204,7 @@ impl RealCluster {
             })
             .with_context(|| node.log_tail())?;
         }
-        // The ServiceAccount admission plug-in rejects Pods until this account exists.
+        // Wait for this account, because the ServiceAccount admission plug-in rejects Pods until it exists.
         let account = "/api/v1/namespaces/default/serviceaccounts/default";
         let exists = || self.cluster.client().find(account).ok().flatten().map(drop);
         poll::until("the default service account", READY_LIMIT, exists).map(drop)

@@ -38,7 +38,7 @@ pub(super) fn pod_range() -> String {
 pub struct NodeNumber(u8);
 
 impl NodeNumber {
-    /// The numbers of the first `count` Nodes.
+    /// Returns the numbers of the first `count` Nodes.
     pub fn first(count: u8) -> impl Iterator<Item = Self> {
         (1..=count).map(Self)
     }
@@ -59,7 +59,7 @@ impl NodeNumber {
         Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 0x10 + u16::from(self.0))
     }
 
-    /// Both addresses, in the order of `--node-ip`.
+    /// Returns both addresses, in the order of `--node-ip`.
     pub fn addresses(self) -> [IpAddr; 2] {
         [self.v4().into(), self.v6().into()]
     }

@@ -20,7 +20,7 @@ use crate::netns::Netns;
 use crate::process::Process;
 use crate::run::Run;
 
-/// A Node: namespaces, a container runtime, a kubelet. Dropping this value ends the Node's processes in field order.
+/// A Node: its namespaces, container runtime and kubelet. Dropping this value ends the Node's processes in field order.
 #[derive(Debug)]
 pub struct Node {
     number: NodeNumber,
@@ -84,7 +84,7 @@ impl Node {
         Ok(())
     }
 
-    /// Waits until the Node's Pods can be connected. All Nodes have their daemons.
+    /// Waits until the Node's Pods can be connected. The daemons of all Nodes must already have been started.
     pub(super) fn connect_pods(&self, all: &[NodeNumber]) -> Result<()> {
         self.network.iter().try_for_each(|daemons| self.provider.connect(self.place(), daemons, all))
     }
@@ -99,7 +99,7 @@ impl Node {
         self.number.name()
     }
 
-    /// The Node's number, which gives its name and addresses.
+    /// The Node's number, from which its name and addresses are derived.
     pub fn number(&self) -> NodeNumber {
         self.number
     }
@@ -109,7 +109,7 @@ impl Node {
         &self.netns
     }
 
-    /// All of the Node's namespaces.
+    /// Returns all of the Node's namespaces.
     pub fn space(&self) -> &Space {
         self.init.space()
     }
@@ -156,17 +156,17 @@ impl Node {
         Ok(())
     }
 
-    /// A `ctr` command for the Node's images and containers.
+    /// Returns a `ctr` command for the Node's images and containers.
     pub fn ctr(&self) -> Command {
         containerd::ctr(&self.directory)
     }
 
-    /// The PIDs of a Pod's containers, as seen from outside.
+    /// Returns the PIDs of a Pod's containers, as seen from outside.
     pub fn pod_processes(&self, pod_uid: &str) -> Result<Vec<u32>> {
         let mut pids = Vec::new();
         for entry in fs::read_dir("/proc").context("list processes")?.flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // A process may exit between its listing and this read.
+            // If the process has exited since it was listed, the file is absent, and the process is skipped.
             let groups = fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
             if groups.contains(&format!("/{}/", self.cgroup)) && groups.contains(&format!("/pod{pod_uid}/")) {
                 pids.push(pid);

@@ -92,7 +92,7 @@ impl Provider {
         Ok(Some(Daemons { main, _tunnel_addresses: tunnel_addresses }))
     }
 
-    /// Waits until the Node's Pods can be connected. All Nodes have their daemons.
+    /// Waits until the Node's Pods can be connected. The daemons of all Nodes must already have been started.
     pub(super) fn connect(&self, place: Place<'_>, daemons: &Daemons, all: &[NodeNumber]) -> Result<()> {
         match self {
             Self::Bridge | Self::Calico(_) => Ok(()),

@@ -91,7 +91,7 @@ fn follow(
     Ok(pods)
 }
 
-/// The resource version of a list or of an object in an event.
+/// Returns the resource version of a list or of an object in an event.
 fn version(shown: &Value) -> Result<String> {
     Ok(shown["metadata"]["resourceVersion"].as_str().context("the object has no resource version")?.to_owned())
 }
@@ -104,7 +104,8 @@ fn record(pods: &mut BTreeMap<String, Seen>, pod: &Value) {
     if pod.pointer("/status/podIP").is_some() {
         seen.addressed.get_or_insert(now);
     }
-    // A Pod whose annotation and readiness arrive in one update does not count as annotated before.
+    // If annotation and readiness arrive in one update, both get the same time, so the Pod does not count as annotated
+    // before it was ready.
     if is_ready(pod) {
         seen.ready.get_or_insert(now);
     }

@@ -35,7 +35,7 @@ const KINDS: [(&str, CloneFlags); 5] = [
 #[derive(Debug)]
 pub(super) struct Init {
     space: Space,
-    // The kernel kills this process and its child when the parent exits.
+    // The outer process. When this program exits, the kernel kills the outer process and then the inner one.
     _process: Process,
 }
 
@@ -52,7 +52,7 @@ impl Init {
             if let Some(status) = process.exit_status() {
                 return Some(Err(status));
             }
-            // The outer process writes the PID file; the inner process writes the ready file.
+            // Both files must exist: the outer process writes the PID file, and the inner process the ready file.
             Space::find(&arguments.directory, cgroup.clone()).ok().filter(|_found| ready.exists()).map(Ok)
         })
         .with_context(|| process.log_tail(5))?;
@@ -104,8 +104,8 @@ impl Space {
         self.inside(|| tools::output(&mut command)).context("enter the Node")?
     }
 
-    /// Makes a command join the Node's cgroup before it enters the cgroup namespace: a process outside the
-    /// namespace's root cannot be moved from inside.
+    /// Makes a command join the Node's cgroup before it enters the cgroup namespace. From inside the namespace, a
+    /// process outside of its root cannot be moved.
     #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
     fn join(&self, command: &mut Command) -> Result<()> {
         self.cgroup.hold_system(command)?;
@@ -127,7 +127,8 @@ impl Space {
         let files: Vec<(File, CloneFlags)> =
             KINDS.iter().map(|(kind, flag)| Ok((self.open(kind)?, *flag))).collect::<io::Result<_>>()?;
         let entered = move || {
-            // A thread that shares its root and working directory with others cannot change its mount namespace.
+            // The kernel refuses to change the mount namespace of a thread that shares its root and working directory
+            // with other threads.
             unshare(CloneFlags::CLONE_FS)?;
             files.iter().try_for_each(|(file, flag)| setns(file, *flag))?;
             Ok(work())

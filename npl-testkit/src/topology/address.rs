@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The addresses of a topology. Clients and Node have addresses of ranges for documentation, and Pods addresses of a
-//! private range.
+//! The addresses of a topology. Clients and the Node have addresses from ranges that are reserved for documentation,
+//! and Pods have addresses from a private range.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -29,7 +29,7 @@ pub struct ClientAddresses {
 }
 
 impl ClientAddresses {
-    /// Both addresses.
+    /// Returns both addresses.
     pub fn ips(&self) -> [IpAddr; 2] {
         [self.v4.into(), self.v6.into()]
     }
@@ -53,7 +53,7 @@ pub struct PodAddresses {
 }
 
 impl PodAddresses {
-    /// The addresses of the `n`th Pod.
+    /// Returns the addresses of the `n`th Pod.
     pub(super) fn nth(n: u8) -> Self {
         Self { v4: Ipv4Addr::new(10, 244, 0, n), v6: Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, n.into()) }
     }
@@ -96,7 +96,7 @@ route replace 2001:db8:0:1::/64 dev {device} src 2001:db8:0:2::2
 route replace default via 2001:db8:0:1::10 dev {device} src 2001:db8:0:2::2",
 };
 
-/// A second network, through which clients also reach the Node's addresses of the first uplink.
+/// A second network. Through this network, clients also reach the addresses that the Node has on its first uplink.
 pub(super) const SECOND_UPLINK: Uplink = Uplink {
     node: "addr add 203.0.113.10/24 dev {device}
 addr add 2001:db8:0:3::10/64 dev {device} nodad",

@@ -114,7 +114,7 @@ impl Topology {
         &self.node
     }
 
-    /// A handle of a device that the caller has created on the Node.
+    /// Returns a handle of a device that the caller has created on the Node.
     pub fn node_device(&self, name: &str) -> Device {
         Device::new(&self.node, name)
     }
@@ -129,7 +129,7 @@ impl Topology {
         &self.clients[0]
     }
 
-    /// All clients.
+    /// Returns all clients.
     pub fn clients(&self) -> &[Client] {
         &self.clients
     }
@@ -196,8 +196,8 @@ impl Topology {
         Ok(Pod { name: name.to_owned(), netns, addresses, device, host_device })
     }
 
-    /// Replaces a Pod's veth pair by a netkit pair with the same names. `ip` cannot set the name of the peer, which the
-    /// kernel calls `nk0`.
+    /// Replaces a Pod's veth pair by a netkit pair with the same names. `ip` cannot set the name of the new peer, which
+    /// the kernel calls `nk0`, so the peer is renamed when it is moved to the Pod.
     pub fn put_behind_netkit(&self, pod: &Pod) -> Result<()> {
         let host_device = pod.host_device.name();
         let peer = pod.netns.name();
@@ -217,7 +217,8 @@ impl Topology {
              route add {v4}/32 dev {host_device} scope link\n\
              route add {v6}/128 dev {host_device}"
         ))?;
-        // No machine has the gateway's address, so the Node answers ARP requests for every address on this device.
+        // No device has the address of the Pod's gateway, so the Node answers ARP requests for every address on this
+        // device.
         self.node.sysctl(&format!("net/ipv4/conf/{host_device}/proxy_arp"), "1")?;
         self.node.sysctl(&format!("net/ipv4/neigh/{host_device}/proxy_delay"), "0")?;
         netns.ip(&format!(
@@ -232,8 +233,8 @@ impl Topology {
 
     /// Connects the Node's device `name` with `eth0` of `peer`.
     ///
-    /// Sets the interface index of the Node's end: the kernel delays the carrier event by up to one second if both ends
-    /// of a pair have the same index.
+    /// The Node's end gets an explicit interface index, because the kernel delays the carrier event by up to one second
+    /// if both ends of a pair have the same index.
     fn join(&self, name: &str, index: u32, peer: &Netns) -> Result<()> {
         let mtu = self.mtu;
         prepare_addresses(peer)?;

@@ -128,7 +128,7 @@ impl Load {
     fn join(&mut self) {
         self.stops.clear();
         for worker in self.workers.drain(..) {
-            // A panicked worker has already printed its message.
+            // A worker that panicked has already printed its message, so the error is ignored.
             drop(worker.join());
         }
     }
@@ -149,7 +149,8 @@ fn work(shared: &Shared, worker: u32, interval: Duration, stopped: &mpsc::Receiv
             Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
         }
         due += interval;
-        // `replace` waits for this lock, which is held during the request.
+        // The lock is held during the request, because `replace` waits for this lock until no request of the old list
+        // is in progress.
         let requests = shared.requests.read().unwrap_or_else(PoisonError::into_inner);
         let turn = shared.turn.fetch_add(1, Ordering::Relaxed);
         let Some(chosen) = turn.checked_rem(requests.len()).and_then(|at| requests.get(at)) else { continue };

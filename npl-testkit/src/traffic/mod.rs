@@ -166,7 +166,7 @@ fn udp_receive_sized(socket: &UdpSocket, question: &[u8], limit: Duration) -> Re
                     return Ok(Some((answer, length)));
                 }
             }
-            // As in `poll::uninterrupted`, but within the remaining time.
+            // Receive again after an interruption, as `poll::uninterrupted` does, but only for the remaining time.
             Err(err) if err.kind() == ErrorKind::Interrupted => {}
             Err(err) if matches!(err.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Ok(None),
             Err(err) => return Err(err).context("wait for a response"),

@@ -81,7 +81,7 @@ impl Transfer {
         poll::until("the transfer's progress", limit, reached).map(drop)
     }
 
-    /// Waits for the end. Every read and write has a timeout, so this wait is bounded.
+    /// Waits for the end of the transfer. The wait is bounded, because every read and write has a timeout.
     pub fn join(self) -> Result<TransferReport> {
         self.thread.join().map_err(|_panic| anyhow!("the transfer's thread panicked"))?
     }
@@ -97,7 +97,7 @@ struct Plan {
 fn run(stream: &TcpStream, plan: Plan, moved: &AtomicU64) -> Result<TransferReport> {
     stream.set_read_timeout(Some(STALL_LIMIT)).context("set a read timeout")?;
     stream.set_write_timeout(Some(STALL_LIMIT)).context("set a write timeout")?;
-    // The seed is arbitrary, but reproducible.
+    // Any seed works; the size gives the same seed at every run.
     let seed = plan.bytes;
     let start = Instant::now();
     match plan.direction {
@@ -148,7 +148,7 @@ fn copy(
         let total = so_far + chunk.len() as u64;
         moved.store(total, Ordering::Relaxed);
         if let Some(rate) = plan.rate {
-            // The sleep paces the sender; it is not a wait for a condition.
+            // This sleep limits the sender's rate, and is no wait for a condition.
             thread::sleep(Duration::from_micros(total * 1_000_000 / rate.max(1)).saturating_sub(start.elapsed()));
         }
     }

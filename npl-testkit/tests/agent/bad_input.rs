@@ -48,7 +48,7 @@ fn a_tampered_annotation_of_any_content_is_restored() {
             world.annotations.wait_for(pod, LIMIT, |value| value == Some(&right)).unwrap();
         }
     }
-    // The agent still watches the Pods' Service.
+    // The change of the Service shows that the agent still watches Services.
     world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
     for pod in &pods {
         world.annotations.wait_for(pod, LIMIT, |value| value.is_none()).unwrap();
@@ -71,7 +71,7 @@ fn objects_at_the_limits_of_the_api_are_served() {
     let entries = world.wait_for_entries(&name, 250);
     assert!(entries.iter().any(|entry| entry.pod_port == 65_534));
     assert_eq!(world.writes(&name), 1);
-    // The Event about the unresolvable name can contain the long name of the Pod.
+    // The Event about the unresolvable port name is created, although it contains the long name of the Pod.
     world.wait_for_metric(r#"npl_events_total{outcome="created"} 1"#);
 }
 

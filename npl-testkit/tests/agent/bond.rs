@@ -19,7 +19,8 @@ use npl_testkit::{kernel, poll, traffic};
 use crate::redirect::{NOTHING_IS_FORWARDED, wait_for_redirected_pods};
 use crate::world::{LIMIT, World};
 
-/// The primary device is `eth0`, which becomes active again as soon as its link is up.
+/// The `ip` command that creates the bond. The primary device is `eth0`, which becomes active again as soon as its link
+/// is up.
 const BOND: &str = "link add up0 type bond mode active-backup miimon 50 primary eth0";
 
 /// The `ip` command that adds the second cable. The interface index differs from that of the peer, so that the kernel
@@ -57,7 +58,7 @@ fn client(world: &World) -> &Netns {
     &world.topology.client().netns
 }
 
-/// A Node whose addresses are on a bond, without an agent. `None` if the kernel does not support bonds.
+/// Creates a Node whose addresses are on a bond, without an agent. `None` if the kernel does not support bonds.
 fn world_with_bond() -> Option<World> {
     let world = World::new();
     if !kernel::make_device(node(&world), "bond", BOND, false).unwrap() {
@@ -107,7 +108,7 @@ impl Conversation {
     }
 }
 
-/// The link pins of the bond with their inode numbers, which change if a pin is recreated.
+/// Returns the link pins of the bond with their inode numbers, which change if a pin is recreated.
 fn pins(world: &World) -> BTreeMap<String, u64> {
     let folder = world.bpffs.path().join(PIN_ROOT).join(format!("v{ABI_VERSION}")).join(LINK_DIR);
     let of_bond = format!("{}_", world.topology.node_device("up0").ifindex().unwrap());
@@ -130,8 +131,8 @@ fn assert_bond_is_attached(world: &mut World) {
     assert!(!devices.iter().any(|device| device["name"] == "eth0" || device["name"] == "eth1"), "{status}");
 }
 
-/// Makes the agent survey the devices again, and waits until the agent serves the new address. The agent has then also
-/// applied all earlier changes.
+/// Makes the agent survey the devices again, and waits until the agent serves the new address. By then, the agent has
+/// also applied all earlier changes.
 fn wait_for_look(world: &World, new_address: &str) {
     node(world).ip(&format!("addr add {new_address}/32 dev up0")).unwrap();
     let status = || world.agent_options(&[]).command(&["status"]).unwrap();
@@ -165,7 +166,7 @@ fn assert_nothing_is_lost(world: &mut World, new_address: &str) {
     conversation.assert_goes_on("web-0", "after the last change");
 }
 
-/// This test runs twice: with forwarding through the host's stack, and with redirect.
+/// The failovers run twice: with forwarding through the host's stack, and with redirect.
 #[test]
 fn connections_and_programs_survive_a_bond_failover() {
     let Some(mut world) = world_with_bond() else { return };

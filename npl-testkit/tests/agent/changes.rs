@@ -20,7 +20,8 @@ const NODE_ABOVE: [&str; 2] = ["198.18.100.10", "fd00:18:100::10"];
 /// The client's addresses on a device above its end of the uplink.
 const CLIENT_ABOVE: [&str; 2] = ["198.18.100.2", "fd00:18:100::2"];
 
-/// A Node with an agent and a Pod that is served in both families, and the Pod's annotation entries.
+/// Creates a Node with an agent and with a Pod that is served in both families. Returns the Node and the Pod's
+/// annotation entries.
 fn served() -> (World, Vec<Entry>) {
     let mut world = world_with_service(&json!({"ipFamilyPolicy": "RequireDualStack"}));
     create_dual_stack_pod(&mut world, "web-0");
@@ -29,7 +30,7 @@ fn served() -> (World, Vec<Entry>) {
     (world, entries)
 }
 
-/// Requests to the entries' node ports, with other node addresses and from `client`.
+/// Returns requests to the entries' node ports, with other node addresses and from `client`.
 fn requests(entries: &[Entry], node: [&str; 2], client: [&str; 2]) -> Vec<Request> {
     let of =
         |entry: &Entry, texts: [&str; 2]| -> IpAddr { texts[usize::from(entry.node_ip.is_ipv6())].parse().unwrap() };
@@ -42,13 +43,13 @@ fn requests(entries: &[Entry], node: [&str; 2], client: [&str; 2]) -> Vec<Reques
     entries.iter().map(request).collect()
 }
 
-/// Requests from the client of the topology, with these node addresses.
+/// Returns requests from the client of the topology, with these node addresses.
 fn from_afar(world: &World, entries: &[Entry], node: [&str; 2]) -> Vec<Request> {
     let client = world.topology.client().addresses;
     requests(entries, node, [&client.v4.to_string(), &client.v6.to_string()])
 }
 
-/// Requests from the client of the topology to the addresses of the entries.
+/// Returns requests from the client of the topology to the addresses of the entries.
 fn own_requests(world: &World, entries: &[Entry]) -> Vec<Request> {
     let node = world.topology.node_addresses();
     from_afar(world, entries, [&node.v4.to_string(), &node.v6.to_string()])
@@ -89,7 +90,7 @@ fn wait_for_devices(world: &World, expected: &[&str]) {
     poll::until(&format!("programs on {expected:?}"), LIMIT, || (names() == expected).then_some(())).unwrap();
 }
 
-/// The number of programs that are attached to the Node's device of this name.
+/// Returns the number of programs that are attached to the Node's device of this name.
 fn programs_on(world: &World, device: &str) -> usize {
     let at = |attach_type| SchedClassifier::query_tcx(device, attach_type).unwrap().1.len();
     world.topology.node().run(|| [TcAttachType::Ingress, TcAttachType::Egress].map(at).iter().sum()).unwrap()
@@ -118,7 +119,7 @@ fn add_device_above(world: &World) -> &'static str {
         node.ip("link add link eth0 name eth0.100 type macvlan mode bridge").unwrap();
         "eth0"
     };
-    // With this setting, only the device that has an address answers ARP requests for the address.
+    // Without this setting, other devices would answer ARP requests for the address as well.
     node.sysctl("net/ipv4/conf/all/arp_ignore", "1").unwrap();
     for (netns, device, [v4, v6]) in [(client, client_device, CLIENT_ABOVE), (node, "eth0.100", NODE_ABOVE)] {
         let lines = format!("addr add {v4}/24 dev {device}\naddr add {v6}/64 dev {device} nodad");
@@ -167,7 +168,7 @@ fn added_addresses_of_both_families_are_served_until_they_are_removed() {
     wait_until_served(&world, &requests);
 }
 
-/// One transfer to the Pod per family, which lasts longer than the following changes.
+/// Starts one transfer to the Pod per family, which lasts longer than the changes that the test then makes.
 fn transfers(world: &World, entries: &[Entry]) -> Vec<Transfer> {
     let client = &world.topology.client().netns;
     let start = |entry: &Entry| Transfer::start(client, entry.address(), Direction::Upload, 4 << 20, 1 << 20).unwrap();
@@ -201,7 +202,7 @@ fn connections_survive_a_brief_loss_of_the_addresses() {
     assert_served(&world, "web-0", &entries);
 }
 
-/// The ID of the XDP program on the uplink.
+/// Returns the ID of the XDP program on the uplink.
 fn program_in_the_driver(world: &World) -> Option<String> {
     let shown = world.topology.node().ip("link show dev eth0").unwrap();
     shown.split_once("prog/xdp id ").and_then(|(_, rest)| rest.split_whitespace().next()).map(str::to_owned)
@@ -210,7 +211,7 @@ fn program_in_the_driver(world: &World) -> Option<String> {
 #[test]
 fn connections_and_the_xdp_program_survive_a_link_flap() {
     let (mut world, entries) = served();
-    // XDP programs require complete checksums.
+    // XDP programs require complete checksums, so the client computes them itself.
     world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
     world.agent().kill().unwrap();
     world.start_agent(&["--attach", "xdp"]);
@@ -276,8 +277,8 @@ fn the_log_warns_about_pods_whose_replies_may_leave_by_another_interface() {
     world.assert_served("web-0");
     let pod = world.topology.pods()[0].ip();
     let warning = "policy routing rules give Pods routing tables of their own";
-    // These rules do not affect the replies of Pods. Once the new address is served, the agent has also read these
-    // rules.
+    // These rules do not affect the replies of Pods, so the agent must not report them. When the new address is served,
+    // the agent has read these rules too.
     let harmless = format!("rule add from 192.0.2.10 lookup 100\nrule add from {pod} lookup main");
     world.topology.node().ip(&format!("{harmless}\naddr add 192.0.2.77/32 dev eth0")).unwrap();
     let status = || world.agent_options(&[]).command(&["status"]).unwrap();

@@ -25,14 +25,14 @@ const TOKEN_SECONDS: i64 = 600;
 /// A jump forward in seconds, by more than the lifetime of a token.
 const FORTH: i64 = 1800;
 
-/// A jump backward in seconds, to a time before the start of all processes. The API server's certificate is valid from
-/// one hour before its creation on.
+/// A jump backward in seconds, to a time before the start of all processes. The jump is limited to an hour, because the
+/// API server's certificate is valid from one hour before its creation on.
 const BACK: i64 = -3600;
 
 /// The agent's log message about a rejected token.
 const REFUSED: &str = "does not accept the agent's credentials";
 
-/// The time between two connections, each of which may be retried several times.
+/// The time between two forced reconnections, in which the agent may retry several times.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// The API path for tokens of the agents' service account.
@@ -58,7 +58,7 @@ fn renew_token(world: &World, file: &Path) {
     fs::rename(&new, file).unwrap();
 }
 
-/// A kubeconfig of the agent that reads its token from a file, as in a Pod.
+/// Returns a kubeconfig of the agent that reads its token from a file, as in a Pod.
 fn kubeconfig_with(world: &World, former: &Path, token: &Path) -> PathBuf {
     let text = fs::read_to_string(former).unwrap();
     let (before, _) = text.split_once("{token: ").unwrap();
@@ -67,8 +67,8 @@ fn kubeconfig_with(world: &World, former: &Path, token: &Path) -> PathBuf {
     path
 }
 
-/// Makes the agent reconnect until the API server rejects its token and the agent logs the rejection, after the first
-/// `bytes` bytes of its log. The API server caches a successful token review for ten seconds.
+/// Makes the agent reconnect until its log contains, after the first `bytes` bytes, that the API server rejects the
+/// token. This takes several connections, because the API server caches a successful token review for ten seconds.
 fn wait_for_refusal(world: &mut World, bytes: usize) {
     let mut cut: Option<Instant> = None;
     let is_refused = || {
@@ -94,7 +94,7 @@ fn clock_jumps_do_not_interrupt_an_agent_with_a_valid_token() {
     for (seconds, pod) in [(FORTH, "web-1"), (BACK, "web-2")] {
         let said = world.agent_log().len();
         set_clock(seconds);
-        // The token has expired, or is not valid yet.
+        // The API server rejects the token, which has expired or is not valid yet.
         wait_for_refusal(&mut world, said);
         world.create_pod(pod);
         renew_token(&world, &token);

@@ -30,7 +30,7 @@ fn a_pod_is_published_before_it_is_ready_and_stays_published_until_it_is_deleted
         world.cluster.client().merge_patch(&status, &change).unwrap();
         world.assert_served("web-0");
     }
-    // A terminating Pod is served until it is deleted: with a grace period, only the kubelet completes the deletion.
+    // The Pod stays terminating and must be served, because no kubelet completes the deletion after the grace period.
     world.cluster.kubectl(&["delete", "pod", "web-0", "--namespace", NAMESPACE, "--wait=false"]).unwrap();
     world.create_pod("web-1");
     world.assert_served("web-1");
@@ -52,7 +52,7 @@ fn a_withdrawn_port_serves_during_the_drain_and_is_reused_only_after_the_quarant
     let relabel = json!({"metadata": {"labels": {"app": "other"}}});
     world.cluster.client().merge_patch(&format!("/api/v1/namespaces/{NAMESPACE}/pods/web-0"), &relabel).unwrap();
     let withdrawn = world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap().at;
-    // The range has only one free port, and the first Pod still holds it.
+    // The second Pod gets no port: the range has only one free port, which still belongs to the first Pod.
     world.create_pod("web-1");
     let (mut served_until, mut refusals) = (withdrawn, 0);
     let successor = || match traffic::tcp_request(&client, server, "who?") {
@@ -61,7 +61,7 @@ fn a_withdrawn_port_serves_during_the_drain_and_is_reused_only_after_the_quarant
             None
         }
         Ok(answer) => Some((answer.pod, Instant::now())),
-        // A request that is in progress when the mapping is removed can also time out.
+        // A request that is in progress when the mapping is removed may time out instead of being refused.
         Err(error) => {
             refusals += usize::from(format!("{error:#}").contains("refused"));
             None
@@ -96,7 +96,8 @@ fn an_open_udp_flow_reaches_the_new_pod_of_a_reused_port_and_never_the_previous_
     for _ in 0..3 {
         assert_eq!(traffic::udp_ask(&socket, "who?").unwrap().pod, "web-0");
     }
-    // Only the object is deleted: the previous Pod's network still exists and would respond, as with a slow kubelet.
+    // Only the object is deleted. The previous Pod's network still exists and would respond, as if the kubelet were
+    // slow.
     world.cluster.delete_pod(NAMESPACE, "web-0").unwrap();
     world.wait_for_kernel_mappings(0);
     world.create_pod("web-1");
@@ -109,7 +110,7 @@ fn an_open_udp_flow_reaches_the_new_pod_of_a_reused_port_and_never_the_previous_
 
 #[test]
 fn a_port_with_traffic_for_its_previous_pod_is_reused_last() {
-    // The range has room for two Pods with two ports each.
+    // With two ports per Pod, the range has room for two Pods.
     let mut world = World::with_agent(&["--quarantine", "0s", "--port-range", "61000-61003"]);
     world.create_service();
     world.enable_service();

@@ -10,7 +10,7 @@ use npl_testkit::control_plane::SERVICE_ACCOUNT;
 
 use crate::world::{NAMESPACE, World};
 
-/// Connects the test itself to an API server with a new certificate.
+/// Creates a new client for the test itself, because the API server has a new certificate.
 fn reconnect(world: &mut World) {
     world.cluster = Cluster::new(&world.plane).unwrap();
     world.annotations = world.cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
@@ -39,7 +39,8 @@ fn a_rotated_ca_is_trusted_without_a_restart_of_the_agent() {
     world.assert_served("web-1");
 
     fs::write(&authority, new).unwrap();
-    // The agent has to connect again, and must verify the API server's certificate with the new CA.
+    // Closing all connections makes the agent connect again, for which it must verify the API server's certificate with
+    // the new CA.
     world.proxy().cut();
     world.create_pod("web-2");
     world.assert_served("web-2");

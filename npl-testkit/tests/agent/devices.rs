@@ -15,7 +15,7 @@ use npl_testkit::{poll, traffic};
 
 use crate::world::{LIMIT, World};
 
-/// The path at which the agent pins the link of a device's ingress program. A directory at this path makes
+/// Returns the path at which the agent pins the link of a device's ingress program. A directory at this path makes
 /// attaching fail.
 fn obstacle(world: &World, device: &str) -> PathBuf {
     let shown = world.topology.node().ip(&format!("link show dev {device}")).unwrap();
@@ -104,8 +104,8 @@ fn programs_are_on_the_uplink_and_not_on_the_pods_devices() {
     assert_eq!(devices[0].get("attached").unwrap(), &serde_json::json!(["ingress", "egress"]));
 }
 
-/// If the Node has more addresses than the programs can serve, the addresses of the Node object have priority. `doctor`
-/// also reports the addresses that are not served.
+/// If the Node has more addresses than the programs can serve, the addresses of the Node object have priority. The log
+/// and `doctor` report the addresses that are not served.
 #[test]
 fn addresses_beyond_the_limit_are_logged_once_and_published_ones_are_served() {
     let mut world = World::new();
@@ -145,7 +145,7 @@ fn a_configured_device_that_is_absent_or_disappears_is_logged() {
     assert_eq!(world.agent_log().matches(told).count(), 2, "{}", world.agent_log());
 }
 
-/// The hook that translates requests on the uplink according to `status`, and the reason.
+/// Returns the hook that translates requests on the uplink according to `status`, and the reason.
 pub(crate) fn place(world: &World) -> [String; 2] {
     let status = world.agent_options(&[]).command_json("status").unwrap();
     ["requests", "reason"].map(|field| status["devices"][0][field].as_str().unwrap_or_default().to_owned())
@@ -154,7 +154,7 @@ pub(crate) fn place(world: &World) -> [String; 2] {
 #[test]
 fn the_attach_option_moves_requests_to_xdp_and_back_and_status_shows_why() {
     let mut world = World::new();
-    // XDP programs require complete checksums.
+    // XDP programs require complete checksums, so the client computes them itself.
     world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
     world.create_node();
     world.create_service();
@@ -179,11 +179,11 @@ fn the_attach_option_moves_requests_to_xdp_and_back_and_status_shows_why() {
     }
 }
 
-/// A number of devices whose removal holds the kernel's RTNL lock for about four seconds, as if hundreds of Pods were
-/// deleted: the kernel waits for one RCU grace period per device.
+/// The number of devices to remove. Their removal holds the kernel's RTNL lock for about four seconds, because the
+/// kernel waits for an RCU grace period per device. The deletion of hundreds of Pods would take as long.
 const MANY: usize = 250;
 
-/// The states of the agent's threads, one letter each (`proc_pid_stat(5)`).
+/// Returns the states of the agent's threads, one letter each (`proc_pid_stat(5)`).
 fn thread_states(pid: u32) -> String {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let state = |stat: String| stat.rsplit_once(") ").and_then(|(_, after)| after.chars().next());
@@ -198,7 +198,7 @@ fn pods_are_published_while_the_agent_waits_for_the_rtnl_lock() {
     let elsewhere = world.run.netns("elsewhere").unwrap();
     let bridges: Vec<String> = (0..MANY).map(|number| format!("link add bridge{number} group 7 type bridge")).collect();
     elsewhere.ip(&bridges.join("\n")).unwrap();
-    // A change makes the agent survey the devices, at most half a second later.
+    // This change makes the agent survey the devices within half a second.
     world.topology.node().ip("link add another type veth peer name other-end").unwrap();
     let mut command = elsewhere.command("ip").unwrap();
     command.args(["link", "del", "group", "7"]);

@@ -121,7 +121,7 @@ fn the_datapath_is_checked_with_and_without_a_running_agent() {
     assert_ok(&world, "datapath", "programs on eth0; mappings: 2");
     assert!(findings(&world).0, "doctor fails although the datapath works");
 
-    // Removing a device detaches its programs.
+    // Without the device, the programs are detached, which `doctor` must report.
     world.topology.node().ip("link del eth0").unwrap();
     assert_reported(&world, "datapath", "failed", "no client outside the Node reaches a node port");
     assert!(!findings(&world).0, "doctor succeeds although no remote client is served");

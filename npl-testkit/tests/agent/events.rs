@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::world::{LIMIT, NAMESPACE, POD_PORT, World};
 
-/// The agent's Events about an object.
+/// Returns the agent's Events about an object.
 fn events(world: &World, object: &str) -> Vec<Value> {
     let list = world.cluster.client().get(&format!("/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")).unwrap();
     let is_about = |event: &&Value| {
@@ -31,7 +31,7 @@ pub(crate) fn wait_for_event(world: &World, object: &str, reason: &str) -> Value
     waited.unwrap().0
 }
 
-/// The output of `kubectl describe` for an object.
+/// Returns the output of `kubectl describe` for an object.
 fn described(world: &World, kind: &str, name: &str) -> String {
     world.cluster.kubectl(&["describe", kind, name, "--namespace", NAMESPACE]).unwrap()
 }
@@ -53,7 +53,7 @@ fn port_exhaustion_is_reported_on_the_pod_once_and_ends_with_the_first_free_port
     assert!(described(&world, "pod", "web-1").contains("PortRangeExhausted"));
     assert_eq!(world.wait_for_entries("web-1", 1)[0].protocol, Protocol::Udp, "the Pod's other port is not served");
     world.wait_for_metric(r#"npl_problems{reason="PortRangeExhausted"} 1"#);
-    // The other Event is about the Service: both protocols of its target port have their own node port.
+    // The other Event is about the Service, because each protocol of its target port has a node port of its own.
     wait_for_event(&world, "web", "ProtocolsNotMerged");
     world.wait_for_metric(r#"npl_events_total{outcome="created"} 2"#);
     world.delete_pod("web-0");

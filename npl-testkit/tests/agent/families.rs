@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::world::{LIMIT, NAMESPACE, NODE, World};
 
-/// A dual-stack Node with an agent and the enabled Service `web` with these `spec` fields.
+/// Creates a dual-stack Node with an agent and the enabled Service `web` with these `spec` fields.
 pub(crate) fn world_with_service(spec: &serde_json::Value) -> World {
     let mut world = World::new();
     let addresses = world.topology.node_addresses();
@@ -65,7 +65,7 @@ fn dual_stack_service_is_served_in_both_families() {
         }
     }
 
-    // A restart keeps all four mappings and does not rewrite the annotation.
+    // A restart must keep all four mappings, and must not rewrite the annotation.
     let writes = world.annotations.history("web-0").len();
     world.agent().restart().unwrap();
     assert_served(&world, "web-0", &entries);

@@ -44,7 +44,7 @@ impl Bystander {
     /// Verifies that the load was served, that the node ports are unchanged, and that the agent has not written to the
     /// Pod again.
     pub(crate) fn end(self, world: &World) {
-        // The fault may have lasted less than a tenth of a second.
+        // Wait for enough requests, because the fault may have lasted less than a tenth of a second.
         let has_run = || (self.load.report().total() > 20).then_some(());
         poll::until("requests of the load", LIMIT, has_run).unwrap();
         assert_eq!(self.load.stop().failures, []);
@@ -65,7 +65,7 @@ impl World {
     }
 }
 
-/// The node ports of the bystander's mappings.
+/// Returns the node ports of the bystander's mappings.
 fn node_ports(world: &World) -> Vec<Value> {
     let pod = world.topology.pods().iter().find(|pod| pod.name == BYSTANDER).unwrap();
     let leads_there = |mapping: &&Value| mapping["podIp"] == pod.ip().to_string();
@@ -98,7 +98,7 @@ fn an_api_server_outage_of_a_minute_causes_no_write() {
     let bystander = Bystander::begin(&mut world);
     world.plane.stop_api_server().unwrap();
     let stopped = Instant::now();
-    // The back-off doubles up to ten seconds; nine failures reach this maximum.
+    // The back-off doubles up to its maximum of ten seconds, which nine failures reach.
     world.wait_for_unreachable(9);
     poll::until("a minute to pass", AWAY, || (stopped.elapsed() >= AWAY).then_some(())).unwrap();
     world.plane.start_api_server().unwrap();
@@ -125,7 +125,8 @@ fn interrupted_watches_miss_no_change() {
     bystander.end(&world);
 }
 
-/// A proxy whose API server has disappeared still acknowledges the agent's TCP segments.
+/// TCP keep-alive does not detect this fault: a proxy whose API server has disappeared still acknowledges the agent's
+/// TCP segments.
 #[test]
 fn connections_whose_data_a_proxy_swallows_are_replaced_within_half_a_minute() {
     let mut world = World::behind_proxy(&[]);
@@ -147,8 +148,8 @@ fn an_expired_watch_restarts_from_a_list() {
     world.proxy().close();
     world.delete_pod("goes");
     world.create_pod("comes");
-    // The restarted API server has no older revisions in its cache, and the compaction removes older revisions from
-    // etcd, so the agent's watches have expired.
+    // The agent's watches expire: the restarted API server has no older revisions in its cache, and the compaction
+    // removes them from etcd.
     world.plane.compact().unwrap();
     world.plane.stop_api_server().unwrap();
     world.plane.start_api_server().unwrap();
@@ -209,7 +210,8 @@ fn requests_rejected_by_an_overloaded_api_server_are_retried() {
     let levels = || world.cluster.client().text("/debug/api_priority_and_fairness/dump_priority_levels").unwrap();
     poll::until("the API server to apply the priority level", LIMIT, || levels().contains("nothing").then_some(()))
         .unwrap();
-    // The priority level admits one request at a time; the agent sends up to eight.
+    // The API server rejects requests of the agent, because the priority level admits one request at a time, and the
+    // agent sends up to eight.
     let crowd: Vec<String> = (1..=40).map(|number| format!("crowd-{number}")).collect();
     for (pod, last) in crowd.iter().zip(1..) {
         world.cluster.create_pod(&PodObject::new(NAMESPACE, pod, NODE, "crowd")).unwrap();
@@ -320,7 +322,7 @@ fn a_service_toggled_a_hundred_times_ends_in_its_original_state() {
     for number in 0..100 {
         world.cluster.set_service_enabled(NAMESPACE, "web", number % 2 == 1).unwrap();
     }
-    // The annotation of another Pod shows that the agent has processed the last change.
+    // The annotation of another Pod shows that the agent has processed all earlier changes.
     world.create_pod("web-1");
     world.assert_served("web-1");
     assert_eq!(world.wait_for_entries(BYSTANDER, 2), before);

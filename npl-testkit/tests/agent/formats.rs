@@ -8,7 +8,8 @@ use serde_json::json;
 
 use crate::world::{LIMIT, NAMESPACE, World};
 
-/// The annotation that the agent publishes with these flags under an annotation domain, for the first two node ports.
+/// Returns the annotation that the agent publishes with these flags under an annotation domain, for the first two node
+/// ports.
 fn published(domain: &str, flags: &[&str]) -> String {
     let mut world = World::with_agent(flags);
     world.create_service();
@@ -22,7 +23,7 @@ fn published(domain: &str, flags: &[&str]) -> String {
     let (annotations, _) = poll::until("the annotation", LIMIT, annotations).unwrap();
     let value = annotations.get(domain).unwrap().as_str().unwrap().to_owned();
     assert_eq!(annotations.as_object().unwrap().len(), 1, "the Pod has more than one annotation: {annotations}");
-    // `Entry::parse` also verifies how both consumers read the annotation.
+    // `Entry::parse` also verifies that both consumers read the same members from the annotation.
     for entry in Entry::parse(&value).unwrap() {
         world.assert_answers(entry.protocol, entry.address(), "web-0");
     }
@@ -64,7 +65,7 @@ fn merged_protocols_are_one_element_with_one_node_port_that_serves_both() {
     world.assert_served("web-0");
 }
 
-/// Consumers that ignore the protocol would use an SCTP port as a TCP port, so SCTP is off by default.
+/// SCTP must be enabled, because consumers that ignore the protocol would use an SCTP port as a TCP port.
 #[test]
 fn sctp_is_served_and_published_when_enabled() {
     let mut world = World::with_agent(&["--protocols", "tcp,udp,sctp"]);
@@ -82,7 +83,7 @@ fn sctp_is_served_and_published_when_enabled() {
     assert_eq!((sctp.pod_port, sctp.node_ip), (2905, world.node_ip()));
     let is_it = |mapping: &serde_json::Value| mapping["protocol"] == "sctp" && mapping["nodePort"] == sctp.node_port;
     assert!(world.kernel_mappings().iter().any(is_it), "{:?}", world.kernel_mappings());
-    // The other protocols are not affected.
+    // Disabling SCTP does not affect the node ports of the other protocols.
     for entry in entries.iter().filter(|entry| entry.protocol != Protocol::Sctp) {
         world.assert_answers(entry.protocol, entry.address(), "web-0");
     }

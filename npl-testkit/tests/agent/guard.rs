@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the nftables table, which exempts replies from masquerading, and marks connections if the CNI has policy
+//! Tests the nftables table that exempts replies from masquerading, and that marks connections if the CNI has policy
 //! routes for Pods. The agent has only the privileges of `deploy/npl.yaml`.
 
 use npl_testkit::topology::MASQUERADE;
@@ -47,7 +47,7 @@ fn a_masquerading_node_has_a_guard_table_until_cleanup() {
 /// rules.
 const RULE_OF_MARK: &str = "rule add fwmark 0x80/0x80 lookup main priority 1024";
 
-/// A rule for IPv6 that compares two bits of the mark, one of which must be unset.
+/// A rule for IPv6 that compares two bits of the mark: one must be set and the other unset.
 const RULE_OF_MARK_V6: &str = "fwmark 0x40/0xc0 lookup main priority 1024";
 
 fn rule_of_pod(world: &World, verb: &str) {
@@ -82,7 +82,7 @@ fn connections_are_marked_while_a_policy_rule_routes_their_pod() {
     assert_eq!(status["connectionMarks"][0], "IPv4 from eth0: 0x80/0x80");
     assert_eq!(status["guardedEndpoints"], Value::Null);
 
-    // The agent sets up the mark of a family before a Pod with an address of that family has a mapping.
+    // The agent must set up the mark of an IP family before any Pod has a mapping in this family.
     for rule in [&format!("from {} lookup 100 priority 1536", world.topology.pods()[0].addresses.v6), RULE_OF_MARK_V6] {
         let mut add = node.command("ip").unwrap();
         tools::output(add.args(["-6", "rule", "add"]).args(rule.split(' '))).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `deploy/npl.yaml` on API servers that restrict what a manifest may create.
+//! Tests `deploy/npl.yaml` on API servers that restrict what a manifest may create.
 
 use std::fs;
 use std::process::Command;
@@ -21,8 +21,8 @@ use crate::world::{LIMIT, NODE, World, manifest};
 /// The agent's namespace.
 const NPL_SYSTEM: &str = "/api/v1/namespaces/npl-system";
 
-/// GKE and other providers admit Pods of the two system priority classes only in namespaces with a `ResourceQuota` for
-/// these classes.
+/// An admission configuration like that of GKE and other providers: Pods of the two system priority classes are
+/// admitted only in namespaces with a `ResourceQuota` for these classes.
 const PRIORITY_NEEDS_QUOTA: &str = "apiVersion: apiserver.config.k8s.io/v1
 kind: AdmissionConfiguration
 plugins:
@@ -38,7 +38,7 @@ plugins:
               values: [system-node-critical, system-cluster-critical]
 ";
 
-/// A control plane whose API server has this admission configuration, with the whole manifest applied.
+/// Creates a control plane whose API server has this admission configuration, with the whole manifest applied.
 fn installed_with(run: &Run, configuration: &str) -> (ControlPlane, Cluster) {
     let file = run.file("admission.yaml");
     fs::write(&file, configuration).unwrap();
@@ -67,13 +67,13 @@ fn a_cluster_that_limits_critical_priorities_admits_the_agents_pods() {
     // No quota controller runs here, so the test writes the status of the quota.
     let status = json!({"status": {"hard": hard, "used": {"pods": "0"}}});
     cluster.client().merge_patch(&format!("{quota}/status"), &status).unwrap();
-    // The API server applies quotas and priority classes once its own watches have delivered them.
+    // Retry, because the API server applies quotas and priority classes only after its own watches have delivered them.
     let mut last = None;
     let admitted = poll::until("the agent's Pod to be admitted", LIMIT, || {
         create_agent_pod(&cluster, "admitted").map_err(|error| last = Some(error)).ok()
     });
     assert!(admitted.is_ok(), "{last:?}");
-    // The quota must count the agent's Pod: the scope of the quota matches the priority class of the Pod.
+    // The quota must count the agent's Pod, which shows that the scope of the quota matches the Pod's priority class.
     let counted = cluster.client().get(&quota).unwrap();
     assert_eq!(counted.pointer("/status/used/pods"), Some(&json!("1")), "{counted}");
 
@@ -91,8 +91,8 @@ fn a_cluster_that_limits_critical_priorities_admits_the_agents_pods() {
 /// A namespace that differs from the one in the manifest.
 const ELSEWHERE: &str = "elsewhere";
 
-/// Applies the manifest with another namespace, which kustomize does not rename in expressions. Returns a client with
-/// the token of an agent's Pod on [`NODE`].
+/// Applies the manifest with another namespace, as kustomize would: the namespace in expressions stays unchanged.
+/// Returns a client with the token of an agent's Pod on [`NODE`].
 fn installed_elsewhere(run: &Run, plane: &ControlPlane, cluster: &Cluster) -> ApiClient {
     let folder = run.file("overlay");
     fs::create_dir(&folder).unwrap();
@@ -102,7 +102,7 @@ fn installed_elsewhere(run: &Run, plane: &ControlPlane, cluster: &Cluster) -> Ap
     agent_token(plane, cluster, NODE, "agent-0")
 }
 
-/// A Node's name that is longer than the 128 bytes of an Event's `reportingInstance`.
+/// Returns a Node's name that is longer than the 128 bytes of an Event's `reportingInstance`.
 fn long_node() -> String {
     format!("{NODE}.{}", "zone-with-a-long-name.".repeat(6)) + "example.org"
 }
@@ -128,8 +128,8 @@ fn the_admission_policies_confine_an_agent_in_another_namespace() {
     let cluster = Cluster::new(&plane).unwrap();
     let agent = installed_elsewhere(&run, &plane, &cluster);
     let status = format!("/api/v1/namespaces/{ELSEWHERE}/pods/agent-0/status");
-    // The API server applies the policies shortly after their creation. Until then it stores the label, so each attempt
-    // writes a new label.
+    // The API server applies the policies shortly after their creation, and accepts the label until then. Each attempt
+    // therefore writes a new label.
     let mut number = 0;
     let refused = || {
         number += 1;
@@ -161,7 +161,8 @@ fn the_admission_policies_confine_an_agent_in_another_namespace() {
     ];
     for (client, name, controller, instance) in refused {
         let create = || client.create(&events, &event(name, controller, &instance)).err();
-        // The API server admits the Event until the second policy takes effect; after that, the name is already taken.
+        // Until the second policy takes effect, the API server creates the Event, or reports that its name is already
+        // taken. Wait for the policy's error.
         let denied = || create().map(|error| format!("{error:#}")).filter(|text| text.contains("denied request"));
         poll::until(&format!("the refusal of the Event {name}"), LIMIT, denied).unwrap();
     }
@@ -189,7 +190,7 @@ fn the_patch_for_nodes_without_a_bpf_file_system_mounts_one_before_the_programs_
     let names = ["get", "daemonset", "npl-agent", "--namespace", "npl-system", "--output"];
     let path = "jsonpath={.spec.template.spec.initContainers[*].name}";
     assert_eq!(cluster.kubectl(&[&names[..], &[path]].concat()).unwrap(), "mount-bpffs load-programs");
-    // `deploy/cleanup.yaml` also contains a DaemonSet, whose namespace exists here.
+    // `deploy/cleanup.yaml` also contains a DaemonSet, which can be created because its namespace exists here.
     let cleanup = tools::repository_file("deploy/cleanup.yaml");
     let accepted = cluster.kubectl(&["apply", "--dry-run=server", "--filename", cleanup.to_str().unwrap()]).unwrap();
     assert!(accepted.contains("daemonset.apps/npl-cleanup"), "{accepted}");
@@ -230,15 +231,15 @@ fn cleanup_can_stay_after_its_work_until_it_is_stopped() {
     assert!(cleanup.terminate(LIMIT).unwrap().success());
 }
 
-/// The DaemonSet mounts only NPL's own directory of the BPF file system into the container, where the agent cannot
-/// remove the mount point itself.
+/// The agent must work with only NPL's own directory of the BPF file system, as the DaemonSet mounts it. The cleanup
+/// cannot remove this directory, which is a mount point in the container.
 #[test]
 fn an_agent_needs_only_its_own_folder_of_the_bpf_file_system() {
     let mut world = World::new();
     world.create_node();
     let own = world.bpffs.path().join(names::PIN_ROOT);
     fs::create_dir(&own).unwrap();
-    // This directory stands for the container's root file system, which is read-only.
+    // This directory stands in for the container's root file system, and is read-only.
     let shown = world.run.file("container");
     fs::create_dir(&shown).unwrap();
     let mount = |words: &[&str]| tools::output(Command::new("mount").args(words).arg(&shown)).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl` against a real API server. There is no kubelet, so the tests have a script in place of `kubectl`. If
+//! Tests `kubectl npl` with a real API server. There is no kubelet, so a script replaces `kubectl` in these tests. If
 //! the plug-in executes a command in the agent's Pod, the script runs the command on the Node itself. The script also
 //! answers for the replicas of the feed, and passes all other commands to kubectl.
 
@@ -17,7 +17,7 @@ use crate::world::{NAMESPACE, NODE, World};
 
 const AGENT_NAMESPACE: &str = "npl-system";
 
-/// A folder with `kubectl` and the plug-in, for the beginning of the PATH.
+/// Creates a folder with the script `kubectl` and the plug-in, for the beginning of the PATH.
 fn programs(world: &World) -> PathBuf {
     let folder = world.run.file("bin");
     fs::create_dir(&folder).unwrap();
@@ -43,7 +43,7 @@ fn programs(world: &World) -> PathBuf {
     folder
 }
 
-/// The exit code and output of `kubectl npl`.
+/// Returns the exit code and output of `kubectl npl`.
 fn kubectl_npl(world: &World, programs: &Path, arguments: &[&str]) -> (i32, String) {
     let mut command = world.topology.node().command(programs.join("kubectl")).unwrap();
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
@@ -149,7 +149,7 @@ fn the_plugin_shows_and_checks_the_whole_cluster() {
     assert!(code == 2 && refused.contains("no agent's Pod is on Node node-9"), "{code} {refused}");
     assert_eq!(run(&["check"]), (0, "Every annotation matches its Services and its Node.\n".to_owned()));
 
-    // The chains of the other Nodes are shown although this Node has no agent.
+    // The command must show the chains of other Nodes although this Node has no agent.
     world.cluster.create_pod(&PodObject::new(NAMESPACE, "far", "node-2", "web")).unwrap();
     let (code, chain) = run(&["why", "service/shop/web"]);
     let missing = "the Pods on Node node-2 are not examined: no agent's Pod is on this Node";
@@ -160,7 +160,7 @@ fn the_plugin_shows_and_checks_the_whole_cluster() {
     assert_eq!((code, &answer["missing"]), (2, &json!([missing])));
     assert!(answer.to_string().contains("pod shop/web-0, port 8080/tcp IPv4"), "{answer}");
 
-    // Without the agent, the annotation does not follow the change of the Service.
+    // The agent is killed, so that the annotation does not follow the change of the Service.
     world.agent.as_mut().unwrap().kill().unwrap();
     world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
     let run = |arguments: &[&str]| kubectl_npl(&world, &programs, arguments);

@@ -55,7 +55,7 @@ fn a_deleted_pods_node_ports_refuse_connections_and_its_successor_gets_others() 
     world.wait_for_kernel_mappings(0);
     let refused = traffic::tcp_request(&world.topology.client().netns, server, "gone?").unwrap_err();
     assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
-    // The successor has the same name, as in a StatefulSet.
+    // The next Pod has the same name as the deleted one, as in a StatefulSet.
     world.create_pod("web-0");
     let differs = |value: Option<&str>| {
         value.is_some_and(|text| {

@@ -6,7 +6,7 @@ use npl_testkit::echo::Protocol;
 
 use crate::world::{NAMESPACE, POD_PORT, World};
 
-/// The list of these Services exceeds 128 KiB, from which size the API server compresses responses.
+/// The number of Services. Their list exceeds 128 KiB, the size from which the API server compresses responses.
 const SERVICES: usize = 400;
 
 #[test]

@@ -21,7 +21,7 @@ fn queries() -> BTreeSet<String> {
     let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
     let as_sent = |target: &Value| {
         let expression = target["expr"].as_str().unwrap();
-        // Grafana sets `$__rate_interval` to four scrape intervals.
+        // Replace Grafana's variables. Grafana sets `$__rate_interval` to four scrape intervals.
         expression.replace("$instance", ".*").replace("$__rate_interval", "4s")
     };
     targets.map(as_sent).collect()
@@ -44,14 +44,15 @@ fn every_query_of_the_dashboard_returns_data_of_a_running_agent() {
     assert!(missing.len() > 15, "{missing:?}");
     let mut number = 0;
     let complete = || {
-        // A rate needs changes of its counters within the rate interval.
+        // Requests continue, because a query of a rate returns data only if its counters change within the rate
+        // interval.
         number += 1;
         let pod = format!("more-{number}");
         world.create_pod(&pod);
         world.assert_served(&pod);
         missing.retain(|query| {
             let samples = prometheus.query(query).unwrap();
-            // The quantile of a histogram without observations is NaN.
+            // A result of only NaN counts as no data: the quantile of a histogram without observations is NaN.
             samples.iter().all(|sample| sample["value"][1] == "NaN")
         });
         missing.is_empty().then_some(())
@@ -61,7 +62,7 @@ fn every_query_of_the_dashboard_returns_data_of_a_running_agent() {
 
     let up = prometheus.query(r#"up{job="npl-agent"}"#).unwrap();
     assert_eq!(up[0]["value"][1], "1");
-    // The Node's address serves `/metrics` only, and no probes.
+    // The Node's own address must serve `/metrics` only, and no probes.
     let status = |path: &str| http::get(world.topology.node(), listen, path).unwrap().0;
     assert_eq!((status("/metrics"), status("/livez"), status("/readyz")), (200, 404, 404));
 }

@@ -10,7 +10,7 @@ use npl_testkit::{poll, traffic};
 use crate::devices::place;
 use crate::world::{LIMIT, World};
 
-/// A FORWARD policy that drops every packet: only redirected packets, which bypass the stack, reach the Pod.
+/// A FORWARD policy that drops every packet, so that only redirected packets reach the Pod.
 pub(crate) const NOTHING_IS_FORWARDED: &str = "
 table inet npl_test {
   chain forward {
@@ -54,7 +54,7 @@ fn new_pods_are_redirected_and_a_restarted_agent_continues() {
     world.assert_served("web-0");
 }
 
-/// A Node with a Pod to which packets are redirected, and the Node's end of the Pod's device.
+/// Creates a Node with a Pod to which packets are redirected, and the Node's end of the Pod's device.
 fn world_with_redirected_pod(flags: &[&str]) -> (World, Device) {
     let mut world = world_with(flags);
     world.create_pod("web-0");
@@ -67,7 +67,7 @@ fn tc(device: &Device, line: &str) {
     device.netns().tc(&line.replace("DEVICE", device.name())).unwrap();
 }
 
-/// The kernel notifies the agent of the change, long before the next resync.
+/// The agent reacts to the kernel's notification of the change, long before the next resync.
 #[test]
 fn a_pod_device_with_a_rate_limit_uses_the_stack_until_the_limit_is_removed() {
     let (mut world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "10m"]);
@@ -81,7 +81,7 @@ fn a_pod_device_with_a_rate_limit_uses_the_stack_until_the_limit_is_removed() {
     world.assert_served("web-0");
 }
 
-/// The kernel notifies the agent of the change, long before the next resync.
+/// The agent reacts to the kernel's notification of the change, long before the next resync.
 #[test]
 fn a_pod_device_with_a_third_party_filter_uses_the_stack_until_the_filter_is_removed() {
     let (mut world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "10m"]);
@@ -98,7 +98,8 @@ fn a_pod_device_with_a_third_party_filter_uses_the_stack_until_the_filter_is_rem
     world.assert_served("web-0");
 }
 
-/// The kernel sends no notification for BPF links, so the agent detects them at the next resync.
+/// The kernel sends no notification when a BPF link is added or removed, so the agent detects the change at the next
+/// resync.
 #[test]
 fn a_pod_device_with_a_third_party_program_uses_the_stack_until_the_program_is_removed() {
     let (world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "1s"]);
@@ -154,8 +155,8 @@ fn an_agent_without_redirect_returns_packets_to_the_stack() {
     assert_eq!(devices.len(), 1, "only the uplink must have programs: {status}");
 }
 
-/// The agent offloads no flow while kernel conntrack would classify its packets as invalid. The agent logs the reason
-/// and checks the sysctl again at each resync.
+/// Unless kernel conntrack is liberal, it would classify packets of offloaded flows as invalid, so the agent offloads
+/// no flow. The agent logs the reason and checks the sysctl again at each resync.
 #[test]
 fn flows_are_offloaded_once_kernel_conntrack_is_liberal() {
     let mut world = World::new();

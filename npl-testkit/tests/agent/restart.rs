@@ -21,7 +21,7 @@ use crate::world::{LIMIT, POD_PORT, World};
 
 const MIB: u64 = 1024 * 1024;
 
-/// All values that the Pods' annotations have had.
+/// Returns all values that the Pods' annotations have had.
 fn writes(world: &World, pods: &[&str]) -> Vec<Vec<Option<String>>> {
     pods.iter().map(|pod| world.annotations.history(pod).into_iter().map(|seen| seen.value).collect()).collect()
 }
@@ -55,13 +55,13 @@ fn killing_and_restarting_the_agent_loses_no_traffic_and_causes_no_write() {
     assert_eq!(world.kernel_mappings().len(), mapped);
 }
 
-/// The directories of pinned programs, one per build.
+/// Returns the directories of pinned programs, one per build.
 fn builds(world: &World) -> Vec<PathBuf> {
     let folder = world.bpffs.path().join(PIN_ROOT).join(format!("v{ABI_VERSION}")).join(PROGRAM_DIR);
     fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// The IDs of the pinned programs by name.
+/// Returns the IDs of the pinned programs by name.
 fn programs(world: &World) -> BTreeMap<String, u32> {
     let pins = builds(world).into_iter().flat_map(|build| fs::read_dir(build).unwrap());
     let named = pins.map(|entry| entry.unwrap().path()).filter_map(|pin| {
@@ -86,7 +86,7 @@ fn a_restarted_agent_loads_no_program() {
     assert!(status.contains(&expected), "{expected} is not in {status}");
 }
 
-/// The number of speculation barriers in a pinned program.
+/// Returns the number of speculation barriers in a pinned program.
 fn barriers(world: &World, name: &str) -> usize {
     let pin = builds(world).pop().unwrap().join(name);
     let dump = tools::output(Command::new("bpftool").args(["prog", "dump", "xlated", "pinned"]).arg(pin)).unwrap();
@@ -123,7 +123,7 @@ fn an_agent_uses_programs_that_were_loaded_with_more_privileges() {
     assert_eq!(programs(&world), loaded);
 
     // Without the init container, the agent loads programs with speculation barriers. After the init container has
-    // loaded programs without barriers, the agent uses these programs instead.
+    // loaded programs without barriers, a restarted agent must use those.
     world.agent().kill().unwrap();
     options.command(&["cleanup"]).unwrap();
     world.agent().restart().unwrap();
@@ -175,7 +175,7 @@ fn changes_while_no_agent_runs_are_applied_at_the_next_start() {
     world.wait_for_kernel_mappings(4);
 }
 
-/// The load balancer keeps a removed member, as AKO does for up to 21 s, while the agents of all Nodes are replaced.
+/// While the agents of all Nodes are replaced, the load balancer keeps a removed member, as AKO does for up to 21 s.
 #[test]
 fn a_member_that_a_load_balancer_keeps_across_a_restart_leads_to_no_other_pod() {
     let mut world = World::with_agent(&["--quarantine", "10m", "--port-range", "61000-61005"]);
@@ -238,7 +238,7 @@ fn a_changed_port_range_moves_only_node_ports_outside_it() {
     world.assert_served("web-0");
 }
 
-/// Without its pins, the agent's maps would differ from those of the next agent and of `npl-agent status`.
+/// If the agent continued without its pins, it would use other maps than the next agent and `npl-agent status`.
 #[test]
 fn an_agent_whose_pins_are_removed_exits_and_the_next_one_recreates_them() {
     let mut world = World::with_agent(&["--resync", "1s"]);

@@ -23,7 +23,7 @@ fn node_ports_of_a_service_follow_its_labels_and_the_selector() {
     label(&world, "canary-");
     world.assert_served("web-0");
 
-    // A restarted agent withdraws the node ports that its new selector does not include.
+    // A restarted agent must withdraw the node ports of Services that its new selector excludes.
     world.agent = None;
     world.start_agent(&["--service-selector", "tier=other", "--drain", "0s"]);
     world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();

@@ -19,7 +19,7 @@ fn set_list(world: &World, list: Option<&str>) {
     world.cluster.kubectl(&annotate).unwrap();
 }
 
-/// Waits until all kernel mappings have exactly these allowed sources, or no restriction without a list.
+/// Waits until all kernel mappings have exactly these allowed sources; `null` means no restriction.
 fn wait_for_sources(world: &World, ranges: &Value) {
     let is_so = || {
         let mappings = world.kernel_mappings();

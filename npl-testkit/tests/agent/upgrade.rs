@@ -40,7 +40,7 @@ fn replace(world: &mut World, next: Options) {
     world.agent = Some(Agent::start(next).unwrap());
 }
 
-/// Upgrades, and rolls back after each upgrade but the last one.
+/// Upgrades the agent `rounds` times, and rolls back after each upgrade except the last.
 fn upgrade(flags: &[&str], rounds: usize) {
     let mut world = World::new();
     world.create_node();

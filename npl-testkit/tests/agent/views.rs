@@ -29,7 +29,8 @@ fn commands_show_kernel_state_with_and_without_a_running_agent() {
         assert_eq!(status.get("agentRunning").unwrap(), is_running, "{status}");
         assert_eq!(status.get("mappings").unwrap(), 2, "{status}");
         let tcp = &world.kernel_mappings()[0];
-        // Names of Pods and states of node ports come from a running agent; the kernel's maps do not contain them.
+        // The output has names of Pods and states of node ports only while an agent runs, because the kernel's maps do
+        // not contain them.
         let named = [("namespace", "shop"), ("pod", "web-0"), ("state", "published")];
         for (field, value) in named {
             let expected = if is_running { json!(value) } else { Value::Null };
@@ -59,7 +60,7 @@ fn the_exit_code_of_status_is_its_verdict() {
         assert!(healthy.contains(expected), "{expected} is not in {healthy}");
     }
     assert!(!healthy.contains('\x1b'), "there must be no colors if the output is no terminal");
-    // A Service that cannot be served as requested.
+    // This Service cannot be served, because no container port has the name of its target port.
     let named = Port::new("none", 81, Protocol::Tcp).to("no-such-port");
     world.cluster.create_service(&ServiceObject::new(NAMESPACE, "second", "web", vec![named]).enabled()).unwrap();
     world.wait_for_log("no-such-port");
@@ -98,7 +99,7 @@ fn why_and_flows_find_a_pod_by_its_name() {
     };
     let server = world.address("web-0", Protocol::Udp);
     let socket = traffic::udp_socket(&world.topology.client().netns, server, true).unwrap();
-    // A UDP flow is established with the client's second datagram.
+    // Send more than one datagram, because the client's second datagram establishes a UDP flow.
     for _ in 0..3 {
         assert_eq!(traffic::udp_ask(&socket, "who?").unwrap().pod, "web-0");
     }
@@ -227,7 +228,7 @@ fn a_retiring_agent_serves_during_the_drain_and_is_ready_after_the_cleanup() {
     world.assert_served("web-0");
     world.agent().kill().unwrap();
 
-    // A Node without an uplink serves no client, but is retired like any other.
+    // An agent on a Node without an uplink serves no client, but must also become ready when it is retired.
     let mut retiring = Agent::start(world.agent_options(&["--retire", "--drain", "0s", "--devices", "gone0"])).unwrap();
     world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
     let log = std::fs::read_to_string(retiring.process().log()).unwrap();

@@ -45,7 +45,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A cluster with one Node without Pods, and no agent.
+    /// Creates a cluster with one Node without Pods, and no agent.
     pub(crate) fn new() -> Self {
         let run = Run::start().unwrap();
         let bpffs = run.bpffs("bpf").unwrap();
@@ -58,7 +58,7 @@ impl World {
         Self { agent: None, proxy: None, servers: Vec::new(), annotations, cluster, plane, topology, bpffs, run }
     }
 
-    /// A cluster with a Node object and an agent with these flags.
+    /// Creates a cluster with a Node object and an agent with these flags.
     pub(crate) fn with_agent(flags: &[&str]) -> Self {
         let mut world = Self::new();
         world.create_node();
@@ -70,7 +70,7 @@ impl World {
     pub(crate) fn with_local_clients(flags: &[&str]) -> (Self, ClientCgroup) {
         let mut world = Self::new();
         let cgroup = world.run.client_cgroup("clients").unwrap();
-        // As in the DaemonSet's container, /sys does not show the Node's cgroups, so the hierarchy is mounted at
+        // /sys does not show the Node's cgroups, as in the DaemonSet's container, so the hierarchy is mounted at
         // another path.
         let shown = world.run.file("cgroup");
         mounts::bind(cgroup.path(), &shown).unwrap();
@@ -195,7 +195,7 @@ impl World {
         Entry::parse(&seen.value.unwrap()).unwrap()
     }
 
-    /// The node address and node port of the Pod for a protocol, from its annotation.
+    /// Returns the node address and node port of the Pod for a protocol, from its annotation.
     pub(crate) fn address(&self, pod: &str, protocol: Protocol) -> SocketAddr {
         let entries = self.wait_for_entries(pod, 2);
         entries.iter().find(|entry| entry.protocol == protocol).unwrap().address()
@@ -215,7 +215,7 @@ impl World {
         assert_eq!(answer.client.ip(), self.client_ip(), "{protocol:?} {server}");
     }
 
-    /// Requests of a load to these Pods, over both protocols.
+    /// Returns requests of a load to these Pods, over both protocols.
     pub(crate) fn load_requests(&self, pods: &[&str]) -> Vec<Request> {
         let protocols = [Protocol::Tcp, Protocol::Udp];
         let of = |pod: &&str| {
@@ -244,9 +244,9 @@ impl World {
         assert!(waited.is_ok(), "{waited:?}\n{}", self.agent().metrics().unwrap());
     }
 
-    /// The number of the agent's writes to a Pod's annotation, including withdrawals.
+    /// Returns the number of the agent's writes to a Pod's annotation, including withdrawals.
     pub(crate) fn writes(&self, pod: &str) -> usize {
-        // The absent annotation before the first write does not count.
+        // Before the first write, the annotation is absent; these entries of the history do not count.
         self.annotations.history(pod).iter().skip_while(|seen| seen.value.is_none()).count()
     }
 

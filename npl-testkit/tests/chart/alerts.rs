@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::objects::{find, rendered};
 
-/// Time series with one value per minute, in promtool's notation.
+/// Time series in promtool's notation: a name, and one value per minute.
 type Series = &'static [(&'static str, &'static str)];
 
 /// An alert, the series on which it fires, and the series on which it does not fire.
@@ -25,7 +25,7 @@ const CASES: [Case; 13] = [
     Case {
         alert: "NPLDeviceFailed",
         fires: &[(r#"npl_devices{state="failed"}"#, "1x20")],
-        // A device that is being replaced fails for up to two minutes.
+        // Harmless: while a device is being replaced, it fails for up to two minutes.
         quiet: &[(r#"npl_devices{state="failed"}"#, "0 0 0 1 1 0x20"), (r#"npl_devices{state="attached"}"#, "2x20")],
     },
     Case {
@@ -36,7 +36,7 @@ const CASES: [Case; 13] = [
     Case {
         alert: "NPLAgentNotReady",
         fires: &[("npl_ready", "0x20")],
-        // A restarting agent is not ready for two minutes.
+        // Harmless: an agent that restarts is not ready for two minutes.
         quiet: &[("npl_ready", "1x12 0 0 1x6")],
     },
     Case {
@@ -47,7 +47,7 @@ const CASES: [Case; 13] = [
     Case {
         alert: "NPLPortsNotServed",
         fires: &[(r#"npl_problems{reason="PortRangeExhausted"}"#, "3x20")],
-        // The series of a solved problem disappears.
+        // Harmless: the problem is solved, so its series disappears.
         quiet: &[(r#"npl_problems{reason="PortRangeExhausted"}"#, "1 1 1 stale")],
     },
     Case {
@@ -72,7 +72,7 @@ const CASES: [Case; 13] = [
             (r#"npl_publication_seconds_bucket{le="26.2144"}"#, "0+9x30"),
             (r#"npl_publication_seconds_bucket{le="+Inf"}"#, "0+9x30"),
         ],
-        // One of fifteen publications is slow.
+        // Harmless: only one of fifteen publications is slow.
         quiet: &[
             (r#"npl_publication_seconds_bucket{le="1.6384"}"#, "0+14x30"),
             (r#"npl_publication_seconds_bucket{le="6.5536"}"#, "0+14x30"),
@@ -85,7 +85,7 @@ const CASES: [Case; 13] = [
         fires: &[(r#"npl_watch_errors_total{subject="pods",kind="unreachable"}"#, "0+2x20")],
         quiet: &[
             (r#"npl_watch_errors_total{subject="pods",kind="expired"}"#, "0+9x20"),
-            // The API server is unreachable for three minutes during a restart.
+            // Harmless: the API server is unreachable for three minutes during its restart.
             (r#"npl_watch_errors_total{subject="pods",kind="unreachable"}"#, "0 1 2 3 3x20"),
         ],
     },
@@ -135,7 +135,7 @@ const CASES: [Case; 13] = [
 /// The evaluation time, which exceeds the longest `for` of an alert.
 const EVALUATED: &str = "20m";
 
-/// A promtool test that expects the alert to fire, or not to fire, on the series.
+/// Returns a promtool test that expects the alert to fire, or not to fire, on the series.
 fn test(Case { alert, .. }: &Case, series: Series, fires: bool) -> Value {
     let with_instance = |name: &str| match name.split_once('{') {
         Some((metric, labels)) => format!(r#"{metric}{{instance="node-1:9912",{labels}"#),
@@ -170,7 +170,7 @@ fn each_alert_fires_on_its_fault_and_not_on_harmless_series() {
     tools::output(prometheus::promtool().unwrap().args(["test", "rules"]).arg(&file)).unwrap();
 }
 
-/// promtool must report both kinds of wrong expectations: that an alert fires, and that an alert does not fire.
+/// promtool must report a wrong expectation that an alert fires, and a wrong expectation that an alert does not fire.
 #[test]
 fn a_wrong_expectation_is_found() {
     let run = Run::start().unwrap();

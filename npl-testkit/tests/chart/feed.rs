@@ -11,7 +11,7 @@ const SERVICE: (&str, &str) = ("Service", "npl-feed");
 const BUDGET: (&str, &str) = ("PodDisruptionBudget", "npl-feed");
 const POD_MONITOR: (&str, &str) = ("PodMonitor", "npl-feed");
 const ENABLED: (&str, &str) = ("feed.enabled", "true");
-/// `feed.allow` requires that the Service keeps the addresses of the clients.
+/// A value that `feed.allow` requires, so that the Service keeps the addresses of the clients.
 const LOCAL: (&str, &str) = ("feed.service.externalTrafficPolicy", "\"Local\"");
 
 /// Chart values, each of which sets one field of one rendered object.
@@ -57,7 +57,7 @@ const FIELDS: &[Case] = &[
         pod!("/spec/volumes/0/secret"),
         r#"{"secretName":"s","items":[{"key":"k","path":"token"}]}"#,
     ),
-    // Text that YAML reads as a number stays text.
+    // Text must stay text, although YAML would read it as a number.
     case(
         &[("feed.tokenSecret.name", "\"1\""), ("feed.tokenSecret.key", "\"2\"")],
         DEPLOYMENT,
@@ -200,7 +200,7 @@ fn a_digest_takes_precedence_over_the_tag_of_the_feed() {
     assert_eq!(deployment.pointer(container!("/image")).unwrap(), &json!(format!("localhost/npl-feed@{digest}")));
 }
 
-/// Prometheus has no client certificate, so it could not scrape such a feed.
+/// Prometheus has no client certificate, so it could not scrape a feed that requires one.
 #[test]
 fn a_feed_that_asks_for_client_certificates_is_not_scraped() {
     let scraped = [ENABLED, ("metrics.enabled", "true"), ("metrics.podMonitor.enabled", "true")];
@@ -209,7 +209,7 @@ fn a_feed_that_asks_for_client_certificates_is_not_scraped() {
     assert_eq!(find(&rendered(&[&scraped[..], &tls].concat()), POD_MONITOR.0, POD_MONITOR.1), None);
 }
 
-/// The API server rejects an upgrade that changes a selector.
+/// A change of a selector would make every upgrade fail, because the API server rejects it.
 #[test]
 fn no_value_changes_the_selector_of_the_feed() {
     let selector = |objects: &[Value]| find(objects, DEPLOYMENT.0, DEPLOYMENT.1).unwrap()["spec"]["selector"].clone();

@@ -10,14 +10,14 @@ pub(crate) fn parse(text: &str) -> Vec<Value> {
     objects.into_iter().filter(|object| !object.is_null()).collect()
 }
 
-/// The objects that Helm renders from the chart with these values. Each value is a path and its JSON.
+/// Returns the objects that Helm renders from the chart with these values. Each value is a path and its JSON.
 pub(crate) fn rendered(values: &[(&str, &str)]) -> Vec<Value> {
     let set: Vec<String> = values.iter().map(|(path, json)| format!("{path}={json}")).collect();
     let arguments: Vec<&str> = set.iter().flat_map(|set| ["--set-json", set]).collect();
     parse(&helm::template(&arguments).unwrap())
 }
 
-/// The object with this kind and name; `None` if Helm does not render it.
+/// Returns the object with this kind and name; `None` if Helm does not render it.
 pub(crate) fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> Option<&'a Value> {
     objects.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name)
 }

@@ -64,7 +64,7 @@ impl World {
         let mut helm = helm::command().unwrap();
         helm.arg("--kubeconfig").arg(self.plane.admin_kubeconfig());
         helm.args(["--namespace", "npl-system"]).args(arguments);
-        // Helm's caches are in the directory of the test.
+        // Helm's caches are placed in the directory of the test run, so that they are removed with it.
         helm.env("HELM_CACHE_HOME", self.run.file("helm-cache")).env("HELM_CONFIG_HOME", self.run.file("helm-config"));
         tools::output(&mut helm).unwrap()
     }
@@ -83,7 +83,7 @@ impl World {
     }
 }
 
-/// All cases share one API server, because its start takes longer than the cases.
+/// All cases run in one test with one API server, because its start takes longer than the cases.
 #[test]
 fn an_api_server_accepts_each_profile_and_every_step_of_a_release() {
     let world = World::start();
@@ -135,9 +135,9 @@ fn helm_installs_upgrades_rolls_back_and_uninstalls(world: &World) {
     assert_eq!(variable("NPL_DRAIN"), None);
     assert!(!world.objects().contains("podmonitor"), "{}", world.objects());
     assert!(!world.objects().contains("npl-feed"), "{}", world.objects());
-    // No controller runs in this test, so the hook's Job would never finish.
+    // The hook is skipped: no controller runs in this test, so the hook's Job would never finish.
     world.helm(&["uninstall", "npl", "--no-hooks"]);
-    // The API server deletes dependent objects in the background, after Helm has returned.
+    // Wait, because the API server deletes dependent objects in the background, after Helm has returned.
     poll::until("the objects to be deleted", LIMIT, || world.objects().is_empty().then_some(())).unwrap();
 }
 

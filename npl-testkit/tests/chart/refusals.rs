@@ -56,7 +56,7 @@ fn values_that_only_resemble_wrong_ones_are_accepted() {
     for right in [
         "feed.enabled=true,feed.allow={192.0.2.0/24},feed.service.type=ClusterIP",
         "feed.enabled=true,feed.allow={192.0.2.0/24},feed.service.externalTrafficPolicy=Local",
-        // Without the feed, its values have no effect.
+        // The feed is disabled here, so its values have no effect, and Helm accepts them.
         "feed.allow={192.0.2.0/24},feed.http.port=18000",
         "feed.enabled=true,feed.xds.enabled=false,feed.http.port=18000",
         "feed.enabled=true,feed.service.nodePorts.xds=0,feed.service.nodePorts.dns=0",

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use crate::feed;
 use crate::objects::{find, rendered};
 
-/// A value of the chart and the object field that it sets. If the expected content is `null`, the field must be absent.
+/// A value of the chart, and the object field that the value sets. If the expected content is `null`, the field must be
+/// absent.
 pub(crate) struct Case {
     /// The value as a path and JSON, followed by other values that it requires.
     set: &'static [(&'static str, &'static str)],
@@ -236,16 +237,16 @@ const ELSEWHERE: [&str; 4] = [
     "config",
     "image.digest",
     "metrics.prometheusRule.runbookUrl",
-    // This key is in the default of `metrics.dashboard.labels`; `FIELDS` has other keys.
+    // The default of `metrics.dashboard.labels` contains this key; `FIELDS` tests other keys.
     "metrics.dashboard.labels.grafana_dashboard",
 ];
 
-/// The content of an environment variable of the agent.
+/// Returns the content of an environment variable of the agent.
 fn variable<'a>(objects: &'a [Value], name: &str) -> Option<&'a str> {
     variable_of(objects, DAEMON_SET, name)
 }
 
-/// The content of an environment variable of the first container of a workload.
+/// Returns the content of an environment variable of the first container of a workload.
 pub(crate) fn variable_of<'a>(objects: &'a [Value], workload: (&str, &str), name: &str) -> Option<&'a str> {
     let env = find(objects, workload.0, workload.1)?.pointer(container!(""))?["env"].as_array()?;
     env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
@@ -268,11 +269,12 @@ impl Case {
         self.set.iter().map(|(path, _)| *path)
     }
 
-    /// Whether one rendering can test both cases. Fewer renderings make the test faster.
+    /// Whether one rendering can test both cases, so that the test needs fewer renderings.
     fn goes_with(&self, other: &Self) -> bool {
         let is_alone = |case: &Self| case.set.iter().any(|(path, _)| ALONE.contains(path));
         let is_below = |a: &str, b: &str| a.starts_with(b) || b.starts_with(a);
-        // If a part of the chart is disabled, its other values have no effect.
+        // Cases of one part go together only if they enable the part in the same way, because values of a disabled part
+        // have no effect.
         let scope = |path: &'static str, json: &str| {
             if json == "false" { path.trim_end_matches("enabled") } else { path }
         };
@@ -285,7 +287,7 @@ impl Case {
     }
 }
 
-/// The content of a case's field; `null` if the field is absent.
+/// Returns the content of a case's field; `null` if the field is absent.
 fn field(objects: &[Value], Case { object: (kind, name), field, .. }: &Case) -> Value {
     find(objects, kind, name).and_then(|object| object.pointer(field)).cloned().unwrap_or_default()
 }
@@ -430,7 +432,7 @@ fn every_object_has_the_labels_of_kubernetes_and_a_namespaced_one_the_releases_n
     assert!(!text.contains("npl-system"), "a name of the default namespace is fixed");
 }
 
-/// `OpenShift`'s default security context constraints reject a fixed user ID.
+/// On `OpenShift`, the default security context constraints would reject a hook with a fixed user ID.
 #[test]
 fn the_hook_sets_no_user_id_on_openshift() {
     let context = |objects: &[Value]| {
@@ -442,7 +444,7 @@ fn the_hook_sets_no_user_id_on_openshift() {
     assert_eq!((&usual["runAsNonRoot"], &openshift["runAsNonRoot"]), (&json!(true), &json!(true)));
 }
 
-/// The API server rejects an upgrade that changes a selector.
+/// A change of a selector would make every upgrade fail, because the API server rejects it.
 #[test]
 fn no_value_changes_the_selector() {
     let set = [("commonLabels", r#"{"a":"b"}"#), ("podLabels", r#"{"a":"b"}"#)];

@@ -18,12 +18,12 @@ fn agents(world: &World) -> Vec<Pod> {
     world.pods(AGENT_NAMESPACE, "app.kubernetes.io/component=agent")
 }
 
-/// The agent's Pod on a Node.
+/// Returns the agent's Pod on a Node.
 pub(crate) fn on(world: &World, node: &str) -> Pod {
     agents(world).into_iter().find(|pod| pod.node == node).unwrap()
 }
 
-/// The ID of a Pod's process with this program.
+/// Returns the ID of a Pod's process with this program.
 pub(crate) fn process_of(world: &World, pod: &Pod, program: &str) -> u32 {
     let processes = world.cluster.node(&pod.node).unwrap().pod_processes(&pod.uid).unwrap();
     let is_program =
@@ -68,7 +68,7 @@ pub(crate) fn the_programs_are_loaded_before_the_agent_starts(world: &mut World)
             "some programs have speculation barriers: {found}"
         );
     }
-    // The init container does not use the API server, so no service account token is mounted there.
+    // The init container does not use the API server, so it must have no service account token.
     let mounts = "jsonpath={.items[*].spec.initContainers[*].volumeMounts[*].mountPath}";
     let mounts = world.kubectl(&["get", "pods", "--namespace", AGENT_NAMESPACE, "--output", mounts]);
     assert_eq!(mounts, "/bpf/npl /bpf/npl");
@@ -80,7 +80,7 @@ pub(crate) fn deleted_agents_do_not_interrupt_service(world: &mut World) {
     let ports: Vec<_> = shop.keys().map(|pod| world.entries(pod, traffic::PORTS)).collect();
     world.kubectl(&["delete", "pods", "--namespace", AGENT_NAMESPACE, "--all", "--timeout=60s"]);
     let outside = clients::outside(world);
-    // The mappings must work while no agent runs.
+    // While no agent runs, the kernel must still translate the mappings.
     for pod in shop.values() {
         assert_eq!(traffic::assert_served(world, &outside, pod), traffic::PORTS);
     }

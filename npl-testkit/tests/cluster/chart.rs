@@ -11,7 +11,8 @@ use crate::traffic::PORTS;
 use crate::uninstall;
 use crate::world::{AGENT_NAMESPACE, LIMIT, NAMESPACE, World};
 
-/// The release takes over the agents of the manifest, is changed, and is rolled back. No request fails.
+/// Helm takes over the agents that the manifest has installed, upgrades the release, and rolls it back. No request
+/// fails.
 pub(crate) fn a_release_is_installed_upgraded_and_rolled_back_under_load(world: &mut World) {
     Under::default().load(world, |world| {
         run(world, "helm upgrade --install npl deploy/chart/npl --namespace npl-system --take-ownership", &[]);
@@ -29,7 +30,7 @@ pub(crate) fn a_release_is_installed_upgraded_and_rolled_back_under_load(world: 
 pub(crate) fn helm_uninstall_retires_every_node(world: &mut World) {
     let shop = world.wait_for_shop(4);
     let entries: Vec<_> = shop.keys().flat_map(|pod| world.entries(pod, PORTS)).collect();
-    // The drain is shortened from the default of 30 s.
+    // The drain is shortened from the default of 30 s, so that the test takes less time.
     let short = ["--set", "config.drain=2s"];
     run(world, "helm upgrade npl deploy/chart/npl --namespace npl-system --reset-then-reuse-values", &short);
     run(world, "helm uninstall npl --namespace npl-system", &[]);
@@ -51,7 +52,8 @@ pub(crate) fn the_install_commands_of_the_readme_work(world: &mut World) {
         .map(|line| line.split('#').next().unwrap_or_default().trim())
         .filter(|line| !line.is_empty())
         .collect();
-    // The first command is skipped, because the image is already on every Node of the test's cluster.
+    // The first command builds the image and is skipped, because the image is already on every Node of the test's
+    // cluster.
     assert_eq!(commands.first(), Some(&"cargo xtask image"), "{commands:?}");
     assert!(commands.len() > 2, "{commands:?}");
     for command in &commands[1..] {
@@ -62,7 +64,8 @@ pub(crate) fn the_install_commands_of_the_readme_work(world: &mut World) {
         world.entries(&pod, PORTS);
     }
     assert!(world.kubectl(&["get", "service", "web", "--output", "yaml"]).contains("nodeportlocal.antrea.io/enabled"));
-    // The Pods of the example cannot start, because the Nodes cannot reach the registry of its image.
+    // The example is deleted without a test of its Pods, which cannot start: the Nodes cannot reach the registry of the
+    // image.
     world.kubectl(&["delete", "deployment/web", "service/web", "--timeout=60s"]);
     assert_eq!(world.pods(NAMESPACE, "app=web").len(), 4);
 }
@@ -82,13 +85,13 @@ fn execute(world: &World, command: &str, further: &[&str]) {
     let program = if program == "helm" { found.get_program() } else { program.as_ref() };
     let mut command = world.cluster.cluster().command(program).unwrap();
     command.args(words).args(further).current_dir(tools::repository_file("."));
-    // Helm's caches are in the directory of the test run.
+    // Helm's caches are placed in the directory of the test run, so that they are removed with it.
     let run = world.cluster.run();
     command.env("HELM_CACHE_HOME", run.file("helm-cache")).env("HELM_CONFIG_HOME", run.file("helm-config"));
     tools::output(&mut command).unwrap();
 }
 
-/// The value of `NPL_DRAIN` in the DaemonSet; empty if the variable is unset.
+/// Returns the value of `NPL_DRAIN` in the DaemonSet; empty if the variable is unset.
 fn drain(world: &World) -> String {
     let path = "jsonpath={.spec.template.spec.containers[0].env[?(@.name==\"NPL_DRAIN\")].value}";
     world.kubectl(&["get", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, "--output", path])

@@ -48,8 +48,8 @@ impl Client {
         serde_json::from_str(&space.output(command)?).context("parse the response")
     }
 
-    /// The source addresses, one of each family, that the kernel chooses for packets to a Pod. Without a bridge, the
-    /// kernel chooses among several addresses of the Node.
+    /// Returns the source addresses, one of each family, that the kernel chooses for packets to a Pod. Without a
+    /// bridge, the kernel chooses among several addresses of the Node.
     fn sources_towards(&self, pod: &Pod) -> Vec<IpAddr> {
         let source = |address: &IpAddr| {
             let route = self.netns.ip(&format!("route get {address}")).unwrap();
@@ -59,8 +59,9 @@ impl Client {
         pod.ips.iter().map(source).collect()
     }
 
-    /// The client address that the Pod must observe: the source address when the packet reaches the Pod's Node. A Node
-    /// has several addresses and reaches its own Pods from the address of their bridge.
+    /// Returns the client address that the Pod must observe: the packet's source address when the packet reaches the
+    /// Pod's Node. A Node has several addresses, and sends packets to its own Pods from the address of the Pods'
+    /// bridge.
     pub(crate) fn address_towards(&self, pod: &Pod, server: IpAddr) -> IpAddr {
         let addresses = match &self.place {
             Place::Outside => client_addresses().to_vec(),
@@ -78,19 +79,19 @@ impl Client {
     }
 }
 
-/// The external client, for which mappings are intended.
+/// Returns the external client, for which mappings are intended.
 pub(crate) fn outside(world: &World) -> Client {
     Client { name: "outside client".to_owned(), netns: world.cluster.client().clone(), place: Place::Outside }
 }
 
-/// A Node as a client.
+/// Returns a Node as a client.
 pub(crate) fn node(world: &World, name: &str) -> Client {
     let node = world.cluster.node(name).unwrap();
     let place = Place::Node { number: node.number(), space: node.space().clone(), cni: world.cluster.cni() };
     Client { name: node.name(), netns: node.netns().clone(), place }
 }
 
-/// All clients of a cluster.
+/// Returns all clients of a cluster.
 pub(crate) fn all(world: &World) -> Vec<Client> {
     let nodes = world.cluster.nodes().iter().map(|it| node(world, &it.name()));
     let pods = world.pods(NAMESPACE, "app=caller").into_iter().map(|pod| {

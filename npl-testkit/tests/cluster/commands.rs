@@ -10,7 +10,7 @@ use npl_testkit::{poll, tools};
 use crate::agent;
 use crate::world::{LIMIT, World};
 
-/// The documents with such commands, and the prefix of a line that can be run unchanged.
+/// The documents that contain such commands, and the prefix of a line that can be run unchanged.
 const DOCUMENTS: [&str; 2] = ["README.md", "docs/operate.md"];
 const BEGINNING: &str = "kubectl --namespace npl-system exec daemonset/npl-agent -- /npl-agent ";
 

@@ -10,7 +10,7 @@ use crate::clients;
 use crate::traffic::{PORTS, assert_served};
 use crate::world::{Pod, World};
 
-/// Rules that drop all forwarded packets except replies and requests of this client to this Pod.
+/// Returns rules that drop all forwarded packets except replies and requests of this client to this Pod.
 fn rules(pod: &Pod, clients: &[String; 2]) -> String {
     let address = |is_ipv4: bool| pod.ips.iter().find(|ip| ip.is_ipv4() == is_ipv4).unwrap();
     let (v4, v6) = (address(true), address(false));
@@ -44,7 +44,7 @@ pub(crate) fn a_policy_for_the_clients_address_is_enforced(world: &mut World) {
     {
         netns.nft(&rules(pod, &allowed_addresses.map(|address| address.to_string()))).unwrap();
         assert_eq!(assert_served(world, allowed, pod), PORTS);
-        // Both clients send at the same time, because the dropped request waits for its timeout.
+        // Both clients send at the same time, because the dropped request takes until its timeout.
         thread::scope(|scope| {
             for entry in &entries {
                 scope.spawn(move || {

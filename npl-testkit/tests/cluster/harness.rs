@@ -105,7 +105,7 @@ pub(crate) fn run(suites_for: impl FnOnce(&[Network]) -> Vec<Suite>) -> ExitCode
         return ExitCode::SUCCESS;
     }
     interrupt::watch().unwrap();
-    // Each suite also counts the start and the removal of its cluster as tests.
+    // The start and the removal of each suite's cluster count as two further tests.
     println!("running {} tests", suites.iter().map(|suite| suite.meant(&words).count() + 2).sum::<usize>());
     let mut tally = Tally::default();
     for suite in suites {

@@ -27,7 +27,7 @@ enum Published {
 const KINDS: [(&str, Published); 8] = [
     ("headless", Published::Mapped(&[true])),
     ("load-balancer", Published::Mapped(&[true])),
-    // A Service of type NodePort already has a port on every Node; Antrea does not publish it either.
+    // A Service of type NodePort already has a port on every Node, so NPL, like Antrea, does not publish it.
     ("node-port", Published::Nothing),
     ("only-ipv4", Published::Mapped(&[true])),
     ("only-ipv6", Published::Mapped(&[false])),
@@ -69,7 +69,7 @@ pub(crate) fn every_kind_of_service_and_pod_is_published_correctly(world: &mut W
     world.kubectl(&["delete", "--filename", manifest.to_str().unwrap(), "--timeout=60s"]);
 }
 
-/// The annotation entries, sorted by family.
+/// Returns the annotation entries, sorted by family.
 fn entries(pod: &Pod) -> Vec<Entry> {
     let mut entries = pod.annotation.as_deref().map(|value| Entry::parse(value).unwrap()).unwrap_or_default();
     entries.sort_by_key(|entry| entry.address().is_ipv6());

@@ -80,7 +80,7 @@ impl Under {
     }
 }
 
-/// The Pods under load that no test replaces.
+/// Returns the Pods under load that no test replaces.
 pub(crate) fn pods(world: &World) -> Vec<Pod> {
     world.pods(NAMESPACE, "load=yes")
 }

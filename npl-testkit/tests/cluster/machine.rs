@@ -58,7 +58,8 @@ impl Machine {
 pub(crate) fn the_host_is_not_modified(world: &mut World) {
     assert_eq!(Machine::look(), world.machine);
     for node in world.cluster.nodes() {
-        // The Node must see the sysctl values that a kubelet requires, in its own files.
+        // Inside the Node, the sysctls must have the values that a kubelet requires, because the Node has its own files
+        // for them.
         let own = r#"[ "$(cat /proc/sys/kernel/panic)" = 10 ] && [ "$(hostname)" = "$0" ]"#;
         let mut command = Command::new("sh");
         command.args(["-c", own, &node.name()]);

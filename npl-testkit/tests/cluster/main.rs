@@ -107,7 +107,7 @@ const TESTS: &[ClusterTest] = &[
     ),
 ];
 
-/// Tests that depend on the network, for clusters with other networks.
+/// The tests whose results depend on the network, for clusters with networks other than the default ones.
 const NETWORK_TESTS: &[ClusterTest] = &[
     ClusterTest::new(
         "every_client_is_answered_by_the_pod_of_the_node_port",

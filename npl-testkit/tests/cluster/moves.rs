@@ -12,8 +12,8 @@ use crate::world::{LIMIT, World};
 /// The number of Pods of the workload that is scaled up.
 const MANY: usize = 40;
 
-/// The delay of a load balancer that collects changes before it applies them. The delay must be shorter than the time
-/// for which a terminating Pod still answers.
+/// The delay of a load balancer that collects changes before it applies them. The delay is shorter than the time for
+/// which a terminating Pod still answers, so no request may be lost.
 const LATE: Duration = Duration::from_secs(2);
 
 fn names(world: &World, app: &str) -> BTreeSet<String> {
@@ -56,7 +56,7 @@ pub(crate) fn scale(world: &World, count: usize) {
 pub(crate) fn forty_pods_are_created_and_deleted(world: &mut World) {
     let report = Under::default().load(world, |world| {
         scale(world, MANY);
-        // Every Pod must receive a request before the deletion.
+        // The deletion waits until every Pod has received a request.
         let annotated = || {
             let pods = load::pods(world);
             pods.iter().all(|pod| pod.is_ready && pod.annotation.is_some()).then_some(())
@@ -108,7 +108,7 @@ pub(crate) fn a_crashing_container_affects_no_other_pod(world: &mut World) {
             shown.split_whitespace().any(|count| count.parse::<u32>().is_ok_and(|count| count >= 2)).then_some(())
         };
         poll::until("repeated crashes of the container", LIMIT, restarts).unwrap();
-        // The Pod has an address and an annotation, but becomes ready only briefly between crashes.
+        // Wait for the annotation only: the Pod becomes ready only briefly between crashes.
         let is_published =
             || load::pods(world).iter().any(|pod| !pod.is_ready && pod.annotation.is_some()).then_some(());
         poll::until("the annotation of the unready Pod", LIMIT, is_published).unwrap();

@@ -18,7 +18,7 @@ impl Network {
         Self { cni, kube_proxy }
     }
 
-    /// All combinations of a CNI plug-in and a kube-proxy mode.
+    /// Returns all combinations of a CNI plug-in and a kube-proxy mode.
     pub(crate) fn all() -> Vec<Self> {
         let with = |cni: Cni| KubeProxy::value_variants().iter().map(move |kube_proxy| Self::new(cni, *kube_proxy));
         Cni::value_variants().iter().copied().flat_map(with).collect()

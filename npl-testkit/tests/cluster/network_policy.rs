@@ -19,12 +19,12 @@ fn policies() -> String {
     format!("/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies")
 }
 
-/// A NetworkPolicy for the Pods of the shop with these ingress rules.
+/// Returns a NetworkPolicy for the Pods of the shop with these ingress rules.
 fn policy(ingress: &Value) -> Value {
     policy_for(&json!({"matchLabels": {"app": "web"}}), ingress)
 }
 
-/// A NetworkPolicy that denies all clients of all Pods of the shop's namespace.
+/// Returns a NetworkPolicy that denies all clients of all Pods of the shop's namespace.
 fn default_deny() -> Value {
     policy_for(&json!({}), &json!([]))
 }
@@ -42,8 +42,8 @@ fn wait(what: &str, is_reached: &dyn Fn() -> bool) {
     poll::until(what, LIMIT, || is_reached().then_some(())).unwrap();
 }
 
-/// The number of a Pod's annotation entries at which a client gets an answer. The client connects to all entries in
-/// parallel, because a connection that the policy drops waits for its timeout.
+/// Returns the number of a Pod's annotation entries at which a client gets an answer. The client connects to all
+/// entries in parallel, because a connection that the policy drops waits for its timeout.
 fn answering(world: &World, client: &Client, pod: &Pod) -> usize {
     let (entries, answering) = (world.entries(&pod.name, PORTS), AtomicUsize::new(0));
     thread::scope(|scope| {
@@ -87,7 +87,7 @@ pub(crate) fn a_network_policy_admits_the_named_clients_alone(world: &mut World)
     wait("the end of the default policy", &|| all_answer(&[&outside, &other]));
 }
 
-/// Waits until the policy engine of every Node has enforced a new NetworkPolicy, and its removal.
+/// Waits until the policy engine of every Node has applied a new NetworkPolicy, and then its removal.
 pub(crate) fn wait_for_the_engine(world: &World) {
     let shop = world.wait_for_shop(4);
     let outside = clients::outside(world);
@@ -98,8 +98,8 @@ pub(crate) fn wait_for_the_engine(world: &World) {
     wait("the end of the policy", &|| shop.values().all(|pod| answering(world, &outside, pod) == PORTS));
 }
 
-/// Without a further option, an agent with `--forwarding redirect` forwards through the stack on a Node with a policy
-/// engine, so that policies apply. With the option, the agent redirects, and policies do not apply.
+/// With only `--forwarding redirect`, an agent on a Node with a policy engine forwards through the stack, so that
+/// policies apply. With `--ignore-network-policy` in addition, the agent redirects, and policies do not apply.
 pub(crate) fn redirect_is_refused_until_network_policy_is_ignored(world: &mut World) {
     let pod = world.wait_for_shop(4).into_values().next().unwrap();
     let outside = clients::outside(world);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests `--forwarding offload`: most packets of an established flow bypass the Nodes' stack, as long as the stack
-//! forwards the others.
+//! Tests `--forwarding offload`: most packets of an established flow bypass the Node's stack, as long as the stack
+//! forwards the packets that do not.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -20,7 +20,7 @@ const QUESTIONS: u64 = 1000;
 /// The time limit of a response, more than a thousand times the usual time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Agents that offload replace agents that forward through the stack while a balancer sends requests.
+/// While a balancer sends requests, agents with `--forwarding offload` replace agents that forward through the stack.
 pub(crate) fn agents_are_switched_to_offload_under_load(world: &mut World) {
     Under::default().load(world, |world| {
         world.cluster.offload(LIMIT * poll::patience()).unwrap();
@@ -28,8 +28,8 @@ pub(crate) fn agents_are_switched_to_offload_under_load(world: &mut World) {
     });
 }
 
-/// The Node's firewall counts only a few packets of an offloaded connection. A new drop rule of the firewall
-/// nevertheless ends the connection.
+/// The Node's firewall counts only a few packets of an offloaded connection. Nevertheless, a new drop rule in the
+/// firewall ends the connection.
 pub(crate) fn an_offloaded_connection_bypasses_the_stack_until_a_rule_drops_it(world: &mut World) {
     let shop = world.wait_for_shop(4);
     let pod = shop.values().next().unwrap();
@@ -64,7 +64,7 @@ pub(crate) fn an_offloaded_connection_bypasses_the_stack_until_a_rule_drops_it(w
     }
 }
 
-/// The address of the Pod's mapping for TCP.
+/// Returns the address of the Pod's mapping for TCP.
 fn server(world: &World, pod: &Pod, is_ipv4: bool) -> SocketAddr {
     let entries = world.entries(&pod.name, PORTS);
     let mut of_tcp = entries.iter().filter(|entry| entry.protocol == Protocol::Tcp).map(Entry::address);

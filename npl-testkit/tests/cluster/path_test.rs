@@ -102,7 +102,8 @@ pub(crate) fn kubectl_npl_test_passes_and_names_a_broken_path(world: &mut World)
         .unwrap();
     let Outcome { code, rows, answer, notes } = run(world);
     broken.nft("delete table inet npl-test-broken").unwrap();
-    // The rule also applies to packets between Pods of the Node: the bridge passes them to netfilter, or the Node routes.
+    // The rule also applies to packets between Pods of the Node, because the bridge passes them to netfilter or the
+    // Node routes them.
     let expected = ["outside", "Pod on node-1", "Pod on node-2"].map(|from| format!("{from} → node-2 tcp IPv4"));
     assert_eq!(with_result(&rows, "failed"), expected.into(), "{notes}");
     assert_eq!((code, &answer["verdict"]), (1, &json!("at-risk")));
@@ -111,7 +112,7 @@ pub(crate) fn kubectl_npl_test_passes_and_names_a_broken_path(world: &mut World)
     assert!(namespaces(world).is_empty());
 }
 
-/// An interrupted `kubectl npl test` removes its objects, and names the Namespaces of another test.
+/// An interrupted `kubectl npl test` must remove its objects, and name Namespaces that another test has left behind.
 pub(crate) fn an_interrupted_kubectl_npl_test_removes_its_objects(world: &mut World) {
     let api = world.cluster.cluster().client();
     let labels = json!({"app.kubernetes.io/name": "npl-test"});

@@ -16,7 +16,7 @@ pub(crate) fn an_agent_may_write_its_annotation_and_nothing_else(world: &mut Wor
     let (own, other) = (on("node-1"), on("node-2"));
     let bound = client(world, &["--bound-object-kind=Pod", "--bound-object-name", &agent.name]);
 
-    // The API server applies the admission policy shortly after its creation.
+    // Retry, because the API server applies the admission policy only shortly after its creation.
     let labels = json!({"metadata": {"labels": {"app": "mine"}}});
     let refused = || patch(&bound, own, &labels).is_err().then_some(());
     poll::until("the admission policy to take effect", LIMIT, refused).unwrap();
@@ -47,13 +47,13 @@ pub(crate) fn an_agent_may_write_its_annotation_and_nothing_else(world: &mut Wor
     }
     let error = format!("{:#}", patch(&bound, other, &of_ours).unwrap_err());
     assert!(error.contains("of its own Node only"), "{error}");
-    // A token that is not bound to a Pod does not belong to a Node.
+    // A token that is not bound to a Pod names no Node, so it permits no write.
     let error = format!("{:#}", patch(&client(world, &[]), own, &of_ours).unwrap_err());
     assert!(error.contains("of its own Node only"), "{error}");
     assert_eq!(world.wait_for_shop(4), shop, "a rejected request has changed a Pod");
 }
 
-/// A client with a token of the agent's service account.
+/// Returns a client with a token of the agent's service account.
 fn client(world: &mut World, flags: &[&str]) -> ApiClient {
     let words = ["create", "token", "npl-agent", "--namespace", AGENT_NAMESPACE];
     let token = world.kubectl(&[&words, flags].concat());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Measures the time between annotation and readiness, because some consumers read the annotation only when a Pod
-//! becomes ready. With the readiness gate in the Pod template, no Pod is ready before it is annotated; without the
-//! gate, there is no guarantee. See `docs/design/0005-readiness-gate.md`.
+//! becomes ready. With the readiness gate in the Pod template, no Pod is ready before it is annotated. Without the
+//! gate, Pods may be ready earlier. See `docs/design/0005-readiness-gate.md`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

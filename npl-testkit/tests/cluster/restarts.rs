@@ -89,8 +89,8 @@ pub(crate) fn etcd_is_restarted(world: &mut World) {
     });
 }
 
-/// Kills the CNI's daemon on every Node. New Pods, and a policy where the daemon is a policy engine, show that the daemon
-/// that was started again works.
+/// Kills the CNI's daemon on every Node. New Pods show that the restarted daemon works, and so does a new policy if the
+/// daemon is a policy engine.
 pub(crate) fn network_daemons_are_killed_and_restarted(world: &mut World) {
     let may_lose_ipv6 = world.cluster.cni().loses_ipv6_at_restart();
     Under { may_lose_ipv6, ..Under::default() }.load(world, |world| {
@@ -104,7 +104,7 @@ pub(crate) fn network_daemons_are_killed_and_restarted(world: &mut World) {
     });
 }
 
-/// The time of the kubelet's last lease renewal.
+/// Returns the time of the kubelet's last lease renewal.
 fn lease(world: &World, node: &str) -> String {
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node}");
     world.cluster.cluster().client().get(&path).unwrap()["spec"]["renewTime"].to_string()

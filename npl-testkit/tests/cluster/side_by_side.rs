@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests a second cluster on the same machine. The test starts the second cluster by the command for users, and kills
-//! its owner process.
+//! Tests a second cluster on the same machine. The test starts the second cluster with `npl-cluster`, as users do, and
+//! kills its owner process.
 
 use std::path::Path;
 use std::process::Command;
@@ -36,7 +36,7 @@ pub(crate) fn a_killed_cluster_leaves_nothing_behind_and_another_is_not_affected
     let shown = npl_cluster_on_version_1(&["up", "--nodes", "1", "--kube-proxy", "none"]);
     println!("    {}", shown.lines().next().unwrap_or_default());
     let id = shown.split_whitespace().nth(1).unwrap();
-    // The Node has the same name and addresses as in the first cluster.
+    // The Node must be usable, although a Node of the first cluster has the same name and addresses.
     let kubectl = |words: &str| {
         let words: Vec<&str> = words.split(' ').collect();
         npl_cluster(&[&["--cluster", id, "kubectl"][..], &words].concat())

@@ -10,7 +10,7 @@ use crate::network::Network;
 
 const DOCUMENT: &str = "docs/compatibility.md";
 
-/// The beginning of the line above the first row.
+/// The beginning of the table's delimiter line, which is above the first row.
 const ABOVE: &str = "|---";
 
 /// The results of the tests on one cluster.
@@ -41,7 +41,7 @@ impl Row {
         let first = lines.iter().position(|line| line.starts_with(ABOVE)).unwrap() + 1;
         let rows = lines.iter().skip(first).take_while(|line| line.starts_with('|')).count();
         lines.insert(first + rows, &row);
-        // Rows are in the order of `Network::all`.
+        // The rows are sorted by the order of `Network::all`.
         let order = |line: &&str| Network::all().iter().position(|it| line.starts_with(&start_of(*it)));
         lines[first..=first + rows].sort_by_key(order);
         lines.join("\n") + "\n"

@@ -13,8 +13,8 @@ use crate::clients;
 use crate::traffic::PORTS;
 use crate::world::{AGENT_NAMESPACE, NAMESPACE, Pod, World};
 
-/// Commands that show kernel state of NPL on a Node, and a word in their output if state exists: pins, on which the
-/// links of device programs depend, and socket programs.
+/// Commands that show kernel state of NPL on a Node, and a word in their output if state exists. They show socket
+/// programs, and pins, on which the links of device programs depend.
 const TRACES: [(&str, &str); 2] = [
     ("find /sys/fs/bpf -name 'npl*'", "npl_mapping_v4"),
     ("find /sys/fs/cgroup -maxdepth 1 -type d -exec bpftool cgroup show {} ';' 2>&1 || true", "connect"),
@@ -29,7 +29,7 @@ pub(crate) fn uninstalling_removes_everything_and_does_not_affect_workloads(worl
         "there must be kernel state before the uninstallation: {before:?}"
     );
 
-    // Shortens the drain from its default of 30 s.
+    // The drain is shortened from the default of 30 s, so that the test takes less time.
     let retire = ["set", "env", "daemonset/npl-agent", "NPL_RETIRE=true", "NPL_DRAIN=2s"];
     world.kubectl(&[&retire[..], &["--namespace", AGENT_NAMESPACE]].concat());
     world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
@@ -84,7 +84,7 @@ pub(crate) fn the_cleanup_daemon_set_removes_what_deleted_agents_have_left(world
     world.wait_for_shop(4);
 }
 
-/// The output of each command on each Node, and whether the output shows kernel state of NPL.
+/// Returns the output of each command on each Node, and whether the output shows kernel state of NPL.
 fn traces(world: &World) -> Vec<(bool, String)> {
     let nodes = world.cluster.nodes().iter();
     let seen = nodes.flat_map(|node| {

@@ -102,14 +102,14 @@ impl World {
         self.kubectl(&[&exec[..], arguments].concat())
     }
 
-    /// The Pods with this label that are not terminating.
+    /// Returns the Pods with this label that are not terminating.
     pub(crate) fn pods(&self, namespace: &str, selector: &str) -> Vec<Pod> {
         let list = self.cluster.cluster().client().get(&pods_with_label(namespace, selector)).unwrap();
         let pods = list["items"].as_array().unwrap().iter();
         pods.filter(|pod| pod.pointer("/metadata/deletionTimestamp").is_none()).map(Pod::read).collect()
     }
 
-    /// The annotation entries of a Pod, once there are as many as expected.
+    /// Returns the annotation entries of a Pod, once there are as many as expected.
     pub(crate) fn entries(&self, pod: &str, count: usize) -> Vec<Entry> {
         let read = |value: Option<&str>| Entry::parse(value?).ok().filter(|entries| entries.len() == count);
         let wanted = |value: Option<&str>| read(value).is_some();

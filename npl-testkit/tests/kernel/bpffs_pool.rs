@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reuses BPF file systems of earlier tests. The programs that are pinned there are already verified, and their maps
-//! are emptied. Verification takes the largest part of a test's time, especially on an emulated processor.
+//! Reuses BPF file systems of earlier tests, whose pinned programs the kernel has already verified; their maps are
+//! emptied. Verification would take the largest part of a test's time, especially on an emulated processor.
 
 use std::fs;
 use std::path::Path;

@@ -29,7 +29,7 @@ impl Counters {
         Self(all)
     }
 
-    /// The counters that increased, ordered by name. Panics if a counter decreased.
+    /// Returns the counters that increased, ordered by name. Panics if a counter decreased.
     pub(crate) fn changes_since(&self, before: &Self) -> Vec<Change> {
         let changed = self.0.iter().map(|(name, now)| {
             let then = before.0.get(name).copied().unwrap_or_default();
@@ -39,12 +39,12 @@ impl Counters {
     }
 }
 
-/// The change of a reason's counter by one.
+/// Returns the change of a reason's counter by one.
 pub(crate) fn reason(reason: Reason) -> Vec<Change> {
     vec![(reason.name().to_owned(), 1)]
 }
 
-/// The changes by one translated request of `bytes`.
+/// Returns the changes by one translated request of `bytes`.
 pub(crate) fn request(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("request_bytes", bytes as u64), ("request_packets", 1)])
 }
@@ -59,7 +59,7 @@ pub(crate) fn establishing_request(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("established_flows", 1), ("request_bytes", bytes as u64), ("request_packets", 1)])
 }
 
-/// The changes by one translated reply of `bytes`.
+/// Returns the changes by one translated reply of `bytes`.
 pub(crate) fn reply(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("reply_bytes", bytes as u64), ("reply_packets", 1)])
 }
@@ -69,7 +69,7 @@ pub(crate) fn establishing_reply(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("established_flows", 1), ("reply_bytes", bytes as u64), ("reply_packets", 1)])
 }
 
-/// Both lists of changes, merged and ordered by name.
+/// Returns both lists of changes, merged and ordered by name.
 pub(crate) fn and(mut some: Vec<Change>, more: Vec<Change>) -> Vec<Change> {
     some.extend(more);
     some.sort();

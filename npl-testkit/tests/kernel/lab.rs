@@ -77,8 +77,8 @@ pub(crate) struct Outcome {
 }
 
 /// Capabilities of the agent's container, and `CAP_SYS_RESOURCE`, which raises the memory limit for maps before Linux
-/// 5.11. The verifier is more lenient with `CAP_PERFMON` or `CAP_SYS_ADMIN`: a program that loads with only these three
-/// capabilities also loads for the agent.
+/// 5.11. `CAP_PERFMON` and `CAP_SYS_ADMIN` are dropped, because the verifier is more lenient with them. A program that
+/// loads with only these three capabilities therefore also loads for the agent.
 const CAPABILITIES: [Capability; 3] = [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_SYS_RESOURCE];
 
 /// First kernel whose verifier accepts the programs without `CAP_PERFMON`.
@@ -95,7 +95,8 @@ pub(crate) fn with_lab(test: impl FnOnce(&mut Lab) + Send) {
     with_rights(&AGENT_POOL, needs_perfmon(), test);
 }
 
-/// Whether [`with_lab`] adds `CAP_PERFMON` to the agent's capabilities, because this kernel requires it.
+/// Whether this kernel loads the programs only with `CAP_PERFMON`, which [`with_lab`] then adds to the agent's
+/// capabilities.
 pub(crate) fn needs_perfmon() -> bool {
     KernelVersion::current().unwrap() < LOADS_WITHOUT_PERFMON
 }
@@ -106,8 +107,7 @@ pub(crate) fn with_loader_lab(test: impl FnOnce(&mut Lab) + Send) {
 }
 
 fn with_rights(pool: &'static BpffsPool, with_perfmon: bool, test: impl FnOnce(&mut Lab) + Send) {
-    // aya probes the kernel's features once for the whole process: the probe must run before capabilities are
-    // dropped.
+    // aya probes the kernel's features only once per process, so the probe must run before capabilities are dropped.
     aya::features();
     let run_confined = || {
         // Capabilities are dropped for this thread only, which ends with the test.
@@ -122,7 +122,7 @@ fn with_rights(pool: &'static BpffsPool, with_perfmon: bool, test: impl FnOnce(&
     pool.take().bpffs().run(run_confined).unwrap();
 }
 
-/// The frontend and the backend of a mapping.
+/// Returns the frontend and the backend of a mapping.
 pub(crate) fn mapping(protocol: Protocol, node_port: u16, pod: SocketAddr, generation: u32) -> (Frontend, Backend) {
     let frontend = Frontend { family: Family::of(pod.ip()), node_port: NodePort(node_port), protocol };
     (frontend, Backend { pod_ip: pod.ip(), pod_port: PodPort(pod.port()), generation, is_restricted: false })
@@ -237,8 +237,8 @@ impl Lab {
 
     /// Loads the programs a second time, with flow tables that have one element, which is in use.
     ///
-    /// The agent's flow tables evict entries and hardly ever reject an insertion; a full hash map with the same key and
-    /// value rejects it.
+    /// The agent's flow tables (LRU maps) evict entries and hardly ever reject an insertion. These flow tables are hash
+    /// maps with the same key and value, which reject an insertion when they are full.
     pub(crate) fn replace_flow_tables_by_full_ones(&mut self) {
         let pins = Pins::new(Path::new(BPFFS));
         for name in [names::MAP_FLOW_V4, names::MAP_FLOW_V6] {
@@ -273,7 +273,7 @@ impl Lab {
         self.full_tables = Some(programs);
     }
 
-    /// The flow's entry in the flow table.
+    /// Returns the flow's entry in the flow table.
     pub(crate) fn flow(&self, id: FlowId) -> Option<FlowEntry> {
         match id.key() {
             FlowKey::V4(key) => self.v4.flows.get(&key, 0).ok().map(|flow| FlowEntry::new(flow.node_addr, flow.state)),
@@ -290,18 +290,19 @@ impl Lab {
         }
     }
 
-    /// The flow's entry in the half-open cache: from the flow's own slot, or else from the slot of its handshake.
+    /// Returns the flow's entry in the half-open cache: from the flow's own slot, or else from the slot of its
+    /// handshake.
     pub(crate) fn slot(&mut self, id: FlowId) -> Option<u64> {
         self.own_slot(id).or_else(|| self.handshake(id))
     }
 
-    /// The flow's entry in its own slot of the half-open cache.
+    /// Returns the flow's entry in its own slot of the half-open cache.
     pub(crate) fn own_slot(&mut self, id: FlowId) -> Option<u64> {
         self.entry_at(id, half_open::slot(hash(id)))
     }
 
-    /// The entry of the scene's handshake in the half-open cache, which is found by the number that acknowledges the
-    /// SYN or INIT.
+    /// Returns the entry of the scene's handshake in the half-open cache. Its key contains the number that acknowledges
+    /// the SYN or INIT.
     pub(crate) fn handshake(&mut self, id: FlowId) -> Option<u64> {
         let key = handshake_key(id);
         self.entry_of(id, half_open::handshake_slot(key), key)
@@ -333,7 +334,7 @@ impl Lab {
         }
     }
 
-    /// All fragment tracking records, with their slots.
+    /// Returns all fragment tracking records, with their slots.
     pub(crate) fn fragment_records(&mut self, family: Family) -> Vec<(u32, u64)> {
         (0..).zip(self.fragments(family).iter().map(Result::unwrap)).filter(|(_, record)| *record != 0).collect()
     }
@@ -388,7 +389,8 @@ impl FlowEntry {
     }
 }
 
-/// The numbers that acknowledge the client's and the Pod's first packet in the scene.
+/// Returns the acknowledgement numbers (or tags) of the answers to the client's and the Pod's first packet in the
+/// scene.
 fn numbers(id: FlowId) -> (u32, u32) {
     match id.protocol {
         Protocol::Sctp => (SCTP_TAG, SCTP_TAG),
@@ -396,12 +398,12 @@ fn numbers(id: FlowId) -> (u32, u32) {
     }
 }
 
-/// The hash of the scene's handshake.
+/// Returns the hash of the scene's handshake.
 fn handshake_key(id: FlowId) -> u64 {
     conntrack::handshake_key(hash(id), numbers(id).0)
 }
 
-/// The flow's hash, as the kernel programs compute it.
+/// Returns the flow's hash, as the kernel programs compute it.
 pub(crate) fn hash(id: FlowId) -> u64 {
     let ports = u64::from(id.client.port()) << 32 | u64::from(id.pod.port()) << 8 | u64::from(id.protocol.number());
     match id.key() {
@@ -417,7 +419,7 @@ pub(crate) fn hash(id: FlowId) -> u64 {
     }
 }
 
-/// An address as two 64-bit halves. The upper 32 bits of each half are those at the lower offset.
+/// Returns an address as two 64-bit halves. The first four bytes of each half are its upper 32 bits.
 fn halves(addr: [u8; 16]) -> [u64; 2] {
     let load = |offset: usize| u64::from(u32::from_ne_bytes(*addr[offset..].first_chunk().unwrap()));
     [load(0) << 32 | load(4), load(8) << 32 | load(12)]

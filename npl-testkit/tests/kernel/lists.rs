@@ -29,7 +29,8 @@ fn lines(verb: &str, addresses: impl Iterator<Item = String>) -> String {
     addresses.map(|address| format!("addr {verb} {address} dev many")).collect::<Vec<_>>().join("\n")
 }
 
-/// The kernel lists addresses of a narrower scope first, and IPv6 addresses with the newest first.
+/// `ip` commands that add the temporary addresses in such a way that the kernel lists them first. The kernel lists IPv4
+/// addresses of a narrower scope first, and the newest IPv6 addresses first.
 fn temporary() -> impl Iterator<Item = String> {
     (1..=TEMPORARY).flat_map(|number| [format!("172.16.0.{number}/32 scope link"), format!("fd01::{number:x}/128")])
 }
@@ -41,7 +42,7 @@ fn add_and_delete_repeatedly(netns: &Netns, is_over: &AtomicBool) {
     }
 }
 
-/// All complete address dumps; dumps that a concurrent change interrupted are omitted.
+/// Returns all complete address dumps; dumps that a concurrent change interrupted are omitted.
 async fn dump_repeatedly() -> Vec<BTreeSet<IpAddr>> {
     let mut lists = Vec::new();
     for _ in 0..DUMPS {
@@ -70,6 +71,7 @@ fn address_dump_that_a_change_interrupts_is_reported_as_changing() {
     assert!(lists.len() > DUMPS / 10, "only {} of {DUMPS} dumps are complete", lists.len());
     let lacks = |list: &&BTreeSet<IpAddr>| permanent().any(|addr| !list.contains(&addr));
     let lacking = lists.iter().filter(lacks).count();
-    // Newer kernels remove an address before they mark the dump as interrupted.
+    // Some dumps may lack an address, because newer kernels remove an address before they mark a running dump as
+    // interrupted.
     assert!(lacking <= DUMPS / 10, "{lacking} of {} dumps lack a permanent address", lists.len());
 }

@@ -77,13 +77,13 @@ impl Wire {
         if status != 0 {
             return Err(io::Error::last_os_error());
         }
-        // No segmentation and no checksum offload; only the length of the linear part is set.
+        // The header requests neither segmentation nor checksum offload. Only the length of the linear part is set.
         let mut header = [0_u8; VNET_HEADER];
         header[2..4].copy_from_slice(&14_u16.to_ne_bytes());
         self.send(&[&header, frame].concat())
     }
 
-    /// The next frame that arrives within `limit`; a [`capture`] also returns frames that leave.
+    /// Returns the next frame that arrives within `limit`; a [`capture`] also returns frames that leave.
     pub(crate) fn receive(&self, limit: Duration) -> io::Result<Option<Vec<u8>>> {
         self.socket.set_read_timeout(Some(limit))?;
         let mut buffer = [MaybeUninit::new(0); 2048];
@@ -96,10 +96,10 @@ impl Wire {
     }
 }
 
-/// The address of a packet socket at a device.
+/// Returns the address of a packet socket at a device.
 pub(crate) fn link_address(ifindex: u32, ether_type: u16) -> SockAddr {
     let mut storage = SockAddrStorage::zeroed();
-    // SAFETY: the storage has room for any address, and this is the one of the family that is written.
+    // SAFETY: the storage has room for any address, and the type is that of the family that is written below.
     let address = unsafe { storage.view_as::<libc::sockaddr_ll>() };
     address.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
     address.sll_protocol = ether_type.to_be();

@@ -54,7 +54,8 @@ pub(crate) struct World {
 static POOL: BpffsPool = BpffsPool::new();
 
 impl World {
-    /// A Node with one client and `pods` Pods, each mapped for TCP and UDP; the programs are attached to the uplink.
+    /// Creates a Node with one client and `pods` Pods, each mapped for TCP and UDP; the programs are attached to the
+    /// uplink.
     pub(crate) fn new(pods: u8) -> Self {
         Self::with_options(pods, Options::default())
     }
@@ -107,7 +108,7 @@ impl World {
         self.datapath = Some(datapath);
     }
 
-    /// A Node without a datapath.
+    /// Creates a Node without a datapath.
     pub(crate) fn bare(pods: u8, options: Options) -> Self {
         let run = Run::start().unwrap();
         let pooled = POOL.take();
@@ -165,12 +166,13 @@ impl World {
         devices.collect()
     }
 
-    /// All devices of the Node, as the agent lists devices.
+    /// Returns all devices of the Node, as the agent lists devices.
     pub(crate) fn devices(&self) -> Vec<Device> {
         self.node().block_on(netlink::interfaces()).unwrap().unwrap()
     }
 
-    /// Attaches programs to the uplinks and, in redirect mode, to the Pods' devices, as the agent does on every pass.
+    /// Attaches programs to the uplinks and, in redirect mode, to the Pods' devices, as the agent does at every survey
+    /// of the devices.
     #[track_caller]
     pub(crate) fn follow(&mut self, forwarding: Forwarding) {
         self.follow_by(forwarding, Attach::Tc);
@@ -182,7 +184,7 @@ impl World {
         self.follow_beside(forwarding, attach, NetworkPolicy::Ignored);
     }
 
-    /// Does the same as [`Self::follow_by`], beside policy engines.
+    /// Does the same as [`Self::follow_by`], with this reaction to policy engines.
     #[track_caller]
     pub(crate) fn follow_beside(&mut self, forwarding: Forwarding, attach: Attach, policy: NetworkPolicy) {
         let names = self.uplinks().into_iter().map(|device| device.name).collect();
@@ -253,7 +255,7 @@ impl World {
         (self.node_ip(), NODE_PORT).into()
     }
 
-    /// A TCP and a UDP request of the client to the first Pod.
+    /// Returns a TCP and a UDP request of the client to the first Pod.
     pub(crate) fn load_requests(&self) -> Vec<Request> {
         let (server, pod, client) = (self.frontend(), &self.pod().name, self.client_ip());
         [echo::Protocol::Tcp, echo::Protocol::Udp]
@@ -265,14 +267,14 @@ impl World {
         &self.pods[0].0
     }
 
-    /// Every device between the client and the first Pod, at both ends of each link.
+    /// Returns every device between the client and the first Pod, at both ends of each link.
     pub(crate) fn path_devices(&self) -> [topology::Device; 4] {
         let (client, pod) = (self.topology.client(), self.pod());
         [client.device.clone(), client.uplink.clone(), pod.device.clone(), pod.host_device.clone()]
     }
 
-    /// Waits until the host rejects connections to the first Pod's node port: the kernel detaches unpinned programs
-    /// with a delay.
+    /// Waits until the host rejects connections to the first Pod's node port, because the kernel detaches unpinned
+    /// programs with a delay.
     #[track_caller]
     pub(crate) fn wait_until_refused(&self) {
         let is_refused = || traffic::tcp_connect(self.client(), self.frontend()).is_err().then_some(());
@@ -302,7 +304,8 @@ fn device(device: &topology::Device) -> Device {
     Device { has_default_route: true, ..Device::new(device.ifindex().unwrap(), device.name(), DeviceKind::Veth) }
 }
 
-/// Number of program replacements under load: an emulated processor takes half a minute to verify the programs.
+/// Number of program replacements under load; few on an emulated processor, which takes half a minute to verify the
+/// programs.
 pub(crate) fn replacements() -> u64 {
     if is_emulated() { 3 } else { 10 }
 }

@@ -74,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for manifest in &MANIFESTS {
         let mut command = Command::new(&helm);
         // The manifest omits the hook that retires Nodes, because only Helm runs hooks. Users of the manifest set
-        // `NPL_RETIRE`.
+        // `NPL_RETIRE` instead.
         command.args(["template", "npl", CHART, "--namespace", "npl-system", "--no-hooks"]).args(manifest.arguments);
         let rendered = manifest.rendered(&process::ask(command.current_dir(paths::root()))?);
         let path = paths::root().join(manifest.path);

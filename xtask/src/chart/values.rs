@@ -64,7 +64,7 @@ pub(crate) fn page(yaml: &str) -> String {
     text
 }
 
-/// The default as one line of YAML.
+/// Returns the default as one line of YAML.
 fn default(entry: &Entry, all: &[Entry]) -> String {
     let children: Vec<_> = all.iter().filter_map(|it| Some((key_below(it, entry)?, default(it, all)))).collect();
     if children.is_empty() {
@@ -74,12 +74,12 @@ fn default(entry: &Entry, all: &[Entry]) -> String {
     format!("{{{}}}", shown.join(", "))
 }
 
-/// The key of an entry that is directly below another entry.
+/// Returns the key of an entry that is directly below another entry.
 fn key_below<'a>(entry: &'a Entry, parent: &Entry) -> Option<&'a str> {
     entry.path.strip_prefix(&parent.path)?.strip_prefix('.').filter(|key| !key.contains('.'))
 }
 
-/// The keys that have no comment, and whose parent and child keys have none either.
+/// Returns the keys without documentation: neither the key nor its parent or child keys have a comment.
 pub(crate) fn undocumented(entries: &[Entry]) -> impl Iterator<Item = &Entry> {
     let is_above = |above: &Entry, entry: &Entry| entry.path.starts_with(&format!("{}.", above.path));
     entries.iter().filter(move |entry| {
@@ -89,8 +89,8 @@ pub(crate) fn undocumented(entries: &[Entry]) -> impl Iterator<Item = &Entry> {
     })
 }
 
-/// The keys that the schema does not describe. With such a key, either the default values would not satisfy the schema,
-/// or the schema would accept misspelled keys.
+/// Returns the keys that the schema does not describe. If there are such keys, the schema either rejects the default
+/// values or accepts misspelled keys.
 pub(crate) fn without_schema<'a>(entries: &'a [Entry], schema: &'a Value) -> impl Iterator<Item = &'a Entry> {
     entries.iter().filter(move |entry| {
         let mut place = schema;

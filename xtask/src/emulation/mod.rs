@@ -15,8 +15,8 @@ use self::ramdisk::TEST_BINARY;
 use crate::setup::{Kernel, KernelImage};
 use crate::{paths, process};
 
-/// The guest's script before the test. The script restarts once with its root on a bind mount: containers call
-/// `pivot_root`, which the initial root file system does not support.
+/// The guest's script up to the test. The script restarts itself once with its root on a bind mount, because containers
+/// call `pivot_root`, which the initial root file system does not support.
 const START: &str = "#!/bin/busybox sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/ RUST_BACKTRACE=1
 if [ $# = 0 ]; then
@@ -45,7 +45,7 @@ ip link set lo up
 /// The line that the guest prints when it has booted.
 const UP_LINE: &str = "npl-guest: up";
 
-/// The time limit of the boot, which takes some seconds; a guest that exceeds it has hung.
+/// The time limit of the boot, which takes some seconds. A guest that exceeds this limit counts as hung.
 const BOOT_DEADLINE: Duration = Duration::from_mins(2);
 
 /// The prefix of the line with the exit code of the test binary.
@@ -57,8 +57,8 @@ pub(crate) enum Threads {
     /// One thread emulates both processors in turn.
     One,
     /// One thread per processor. A kernel that patches its own code then crashes occasionally. The emulator discards
-    /// the translated code before it writes the patch. Between these steps, the other processor may translate the
-    /// breakpoint that the patch replaces.
+    /// the translated code before it writes the patch, so the other processor may meanwhile translate the breakpoint
+    /// that the patch replaces.
     Each,
 }
 
@@ -80,9 +80,9 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// A guest for packet tests.
+    /// Creates a guest for packet tests.
     pub(crate) fn for_packets(kernel: Kernel, test: Command) -> Self {
-        // Most of the memory is for the largest map.
+        // The guest needs this much memory mainly for NPL's largest map.
         let (name, threads) = (kernel.to_string(), Threads::One);
         Self { name, kernel, threads, memory_megabytes: 2048, test, programs: &[], copies: Vec::new() }
     }
@@ -109,7 +109,8 @@ impl Guest {
         exit_code.with_context(without).map(|code| code == 0)
     }
 
-    /// The emulator's command line. The processor is emulated, because hardware virtualization may be missing or hang.
+    /// Returns the emulator's command line. The processor is emulated, because hardware virtualization may be missing
+    /// or hang.
     fn emulator(&self, image: &KernelImage, disk: &Path) -> Command {
         let mut command = Command::new("qemu-system-x86_64");
         let threads = match self.threads {
@@ -119,11 +120,12 @@ impl Guest {
         command.args(["-accel", threads, "-cpu", "max", "-smp", "2"]);
         command.arg("-m").arg(self.memory_megabytes.to_string());
         command.arg("-kernel").arg(image.vmlinuz()).arg("-initrd").arg(disk);
-        // A panic resets the guest, and a reset ends the emulator. `no_timer_check`: on a busy machine, a booting
-        // kernel would treat its timer as broken. `npl.guest=1` permits tests to change the machine, such as its clock.
+        // `panic=-1` and `-no-reboot`: a panic resets the guest, and a reset ends the emulator. `no_timer_check`:
+        // otherwise, a kernel that boots on a busy machine would treat its timer as broken. `npl.guest=1` permits tests
+        // to change the machine, such as its clock.
         command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check npl.guest=1", "-no-reboot"]);
         command.args(["-display", "none", "-nodefaults", "-serial", "stdio"]);
-        // Two network cards on one isolated segment.
+        // The guest has two network cards on one isolated segment.
         for card in ["one", "two"] {
             command.arg("-netdev").arg(format!("hubport,id={card},hubid=0"));
             command.arg("-device").arg(format!("virtio-net-pci,netdev={card},romfile="));

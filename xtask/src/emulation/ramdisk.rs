@@ -55,8 +55,8 @@ fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
     symlink("/bin/busybox", root.join("sbin/modprobe")).context("link modprobe")?;
     for tool in TOOLS.iter().chain(additional) {
         let Some(path) = process::find(tool) else { bail!("{tool} is not installed: run `cargo xtask setup`") };
-        // With Debian's alternatives, one binary has several names, and its function depends on the name by which it is
-        // called.
+        // The guest gets the binary and a link with the tool's name. With Debian's alternatives, one binary has several
+        // names, and its function depends on the name by which it is called.
         let real = path.canonicalize().with_context(|| format!("resolve the links of {tool}"))?;
         libraries.extend(shared_libraries(&real)?);
         add_file(&real, &below(root, &real))?;
@@ -74,14 +74,14 @@ fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
 /// Adds the match extensions that iptables loads by name at run time, which `ldd` does not list.
 fn add_match_extensions(root: &Path, libraries: &BTreeSet<PathBuf>) -> Result<()> {
     let folders: BTreeSet<PathBuf> = libraries.iter().filter_map(|path| Some(path.parent()?.join("xtables"))).collect();
-    // `ldd` prints paths below /lib, which is a link to /usr/lib, but iptables searches /usr/lib.
+    // Links are resolved, because `ldd` prints paths below /lib, a link to /usr/lib, but iptables searches /usr/lib.
     let real: BTreeSet<PathBuf> = folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
     real.iter().try_for_each(|folder| copy_folder(folder, &below(root, folder)))
 }
 
 fn shared_libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("list the libraries of a program with ldd")?;
-    // ldd fails for a static program, which needs no shared library.
+    // A failure of ldd is ignored, because ldd fails for a static program, which needs no shared library.
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok(text
         .split_whitespace()
@@ -117,7 +117,8 @@ fn write_executable(path: &Path, text: &str) -> Result<()> {
         .with_context(|| format!("make {} executable", path.display()))
 }
 
-/// Packs the root without compression: emulated decompression takes longer than reading more data.
+/// Packs the root without compression, because on an emulated machine, decompression takes longer than reading more
+/// data.
 fn pack(root: &Path, archive: &Path) -> Result<()> {
     let names = process::ask(Command::new("find").arg(".").current_dir(root))?;
     let output = File::create(archive).with_context(|| format!("create {}", archive.display()))?;

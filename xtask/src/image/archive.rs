@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes an image as an OCI archive, without a container runtime.
 //!
-//! The same binary is always packed into the same bytes: owners, times and the order of files are fixed.
+//! The same binary is always packed into the same bytes, because owners, times and the order of files are fixed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::{paths, process};
 /// The media type of an image's manifest.
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// The path of the archive with this name.
+/// Returns the path of the archive with this name.
 pub(super) fn path_for(archive: &str) -> PathBuf {
     paths::target_dir().join(format!("{archive}.oci.tar"))
 }
@@ -63,7 +63,7 @@ impl Image<'_> {
         Ok(archive)
     }
 
-    /// Writes the only layer: the binary at the root, without symbols.
+    /// Writes the image's only layer, which contains the binary without symbols in the root directory.
     fn layer(&self, work: &Path) -> Result<PathBuf> {
         let root = work.join("root");
         fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
@@ -94,8 +94,8 @@ impl Image<'_> {
     }
 }
 
-/// Copies a binary without its symbols, which are a quarter of its size. Panic messages contain file and line without
-/// symbols too.
+/// Copies a binary without its symbols, which are a quarter of its size. They are not needed, because panic messages
+/// contain file and line in any case.
 fn strip(from: &Path, to: &Path) -> Result<()> {
     process::ask(Command::new("strip").arg("--strip-all").arg("-o").arg(to).arg(from))
         .with_context(|| format!("strip {}", from.display()))

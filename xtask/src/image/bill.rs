@@ -52,7 +52,7 @@ fn of(metadata: &Value) -> Option<Value> {
     }))
 }
 
-/// The packages that are linked into a package, without the dependencies of build scripts and tests.
+/// Returns the packages that are linked into a package, without the dependencies of build scripts and tests.
 fn normal_dependencies(node: &Value) -> impl Iterator<Item = String> {
     let dependencies = node["deps"].as_array().into_iter().flatten();
     let is_normal = |dependency: &&Value| {
@@ -67,7 +67,7 @@ fn component(package: &Value, kind: &str) -> Value {
     let mut component =
         json!({ "type": kind, "bom-ref": purl, "name": name, "version": version, "purl": purl, "scope": "required" });
     if let Some(license) = package["license"].as_str() {
-        // Some old Cargo manifests have a slash between alternative licenses.
+        // Some old Cargo manifests have a slash instead of OR between alternative licenses.
         component["licenses"] = json!([{ "expression": license.replace('/', " OR ") }]);
     }
     component

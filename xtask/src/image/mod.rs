@@ -23,15 +23,15 @@ const TRACE: &str = concat!("localhost/npl-agent:", env!("CARGO_PKG_VERSION"), "
 /// The program in the agent's image.
 const AGENT_PROGRAM: &str = "npl-agent";
 
-/// Further images: the feed, which `deploy/npl-feed.yaml` uses, and, for a real cluster, an echo server that returns
-/// its own name and the pause program of Pods.
+/// Further images: the feed, which `deploy/npl-feed.yaml` uses, and, for a real cluster, an echo server and the pause
+/// program of Pods.
 const COMPANIONS: [(&str, &str); 3] = [
     ("npl-feed", concat!("localhost/npl-feed:", env!("CARGO_PKG_VERSION"))),
     ("npl-echo", concat!("localhost/npl-echo:", env!("CARGO_PKG_VERSION"))),
     ("npl-pause", concat!("localhost/npl-pause:", env!("CARGO_PKG_VERSION"))),
 ];
 
-/// The maximum size of the agent's archive in bytes. Each Node downloads the archive.
+/// The maximum size of the agent's archive in bytes, which is limited because each Node downloads the image.
 const LARGEST_ARCHIVE: u64 = 15_000_000;
 
 /// Arguments of `cargo xtask image`.
@@ -84,7 +84,8 @@ fn pack_agent(name: &str, archive: &str, agent: &Path) -> Result<()> {
 fn pack_companions() -> Result<()> {
     process::say("image: packing the feed, the echo server and the pause program");
     let mut compile = build::cargo("build");
-    // With all packages in one run, their dependencies have the same features and are compiled once.
+    // All packages are built in one run of cargo, so that their dependencies have the same features and are compiled
+    // once.
     compile.args(["--package", "npl-agent", "--package", "npl-feed", "--package", "npl-testkit"]);
     for (program, _) in COMPANIONS {
         compile.args(["--bin", program]);

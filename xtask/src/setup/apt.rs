@@ -16,7 +16,7 @@ pub(crate) struct Program {
     pub(crate) package: &'static str,
 }
 
-/// The packages of the programs that are not installed.
+/// Returns the packages of the programs that are not installed.
 pub(crate) fn missing(programs: &[Program]) -> Vec<&'static str> {
     let mut packages: Vec<_> = programs.iter().filter(|p| process::find(p.name).is_none()).map(|p| p.package).collect();
     packages.sort_unstable();
@@ -47,13 +47,13 @@ pub(crate) fn download(package: &str, folder: &Path) -> Result<PathBuf> {
         bail!("this machine has no apt-get: install {package}, so that its programs are in the search path");
     }
     let fetch = |folder: &Path| {
-        // Without this option, apt-get warns that the user _apt may not write to the folder.
+        // With this option, apt-get does not warn that the user _apt may not write to the folder.
         let mut command = apt_get();
         command.args(["-o", "APT::Sandbox::User=root", "download", package]).current_dir(folder);
         process::run_quietly(&mut command)
     };
     if fetch(folder).is_err() {
-        // The lists of a fresh machine are often empty or old.
+        // Update the package lists first, because those of a fresh machine are often empty or old.
         update_once()?;
         fetch(folder)?;
     }
@@ -84,7 +84,7 @@ fn update_once() -> Result<()> {
     Ok(())
 }
 
-/// A non-interactive `apt-get` that waits for another package manager's lock.
+/// Returns a non-interactive `apt-get` that waits for another package manager's lock.
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
     command.env("DEBIAN_FRONTEND", "noninteractive").args(["-o", "DPkg::Lock::Timeout=120", "--quiet"]);

@@ -65,7 +65,7 @@ const PROGRAMS: [Program; 5] = [
 
 /// Returns the cache directory with the programs and `lib`. Downloads the programs if they are missing.
 pub(crate) fn obtain() -> Result<PathBuf> {
-    // The tests run curl even if the cache already has the load balancers.
+    // Install the packages even if the cache already has the load balancers, because the tests also run curl.
     super::ensure(&[Need::Balancers])?;
     let made_from = PROGRAMS.map(|program| program.sha256.as_bytes());
     cache::obtain("balancers", &made_from, |folder| {

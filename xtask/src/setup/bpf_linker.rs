@@ -8,7 +8,8 @@ use anyhow::Result;
 
 use crate::{cache, paths, process};
 
-/// The last version that loads the compiler's libLLVM at run time, so that no other LLVM needs to be installed.
+/// The version of bpf-linker: the last one that loads the compiler's libLLVM at run time, so that no other LLVM needs
+/// to be installed.
 const VERSION: &str = "0.10.3";
 
 /// The major version of LLVM whose bitcode [`VERSION`] reads.
@@ -22,10 +23,10 @@ pub(crate) fn obtain() -> Result<PathBuf> {
         ));
         let mut install = Command::new(paths::cargo());
         install.args(["install", "bpf-linker", "--version", VERSION, "--locked", "--no-track", "--root"]).arg(folder);
-        // The flags and the target directory of the calling build must not apply to the linker.
+        // The linker has its own target directory and no flags, because those of the calling build must not apply to
+        // it.
         install.args(["--target-dir"]).arg(folder.join("build")).env_remove("RUSTFLAGS");
-        // Little optimization is sufficient, because most of the linker's work is done by LLVM, which is already
-        // compiled.
+        // Little optimization is sufficient, because LLVM, which is already compiled, does most of the linker's work.
         install.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
         process::run_quietly(&mut install)?;
         Ok(std::fs::remove_dir_all(folder.join("build"))?)

@@ -29,7 +29,7 @@ const KERNELS: [Kernel; 4] = [
     Kernel { name: "latest", suite: "sid", archive: "Debian" },
 ];
 
-/// The name of the package that depends on a suite's newest kernel for virtual machines.
+/// The name of the package in each suite that depends on the suite's newest kernel for virtual machines.
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 
 /// Directories of modules that packet tests may load: protocols, netfilter, traffic control and devices.
@@ -43,8 +43,9 @@ const DEVICES: [&str; 11] =
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KernelName(pub(crate) Option<Kernel>);
 
-/// Kernels that run all packet tests in an emulator. The oldest one attaches programs as filters instead of TCX links.
-/// The host's own kernel also runs all packet tests, without the emulator. The emulator is ten to thirty times slower.
+/// Kernels that run all packet tests in an emulator. By default, this is only the oldest kernel, because the emulator
+/// is ten to thirty times slower than the host. On the oldest kernel, programs are attached as filters instead of TCX
+/// links. The host's own kernel also runs all packet tests.
 pub(crate) const DEFAULT_KERNELS: &str = "5.10";
 /// Kernels on which tests only load the programs. The verifiers of these kernels check speculative execution in
 /// different ways.
@@ -62,7 +63,7 @@ impl FromStr for KernelName {
     }
 }
 
-/// The kernels of a default value.
+/// Returns the kernels of a default value.
 pub(crate) fn parse_kernels(names: &str) -> Vec<KernelName> {
     names.split(',').filter_map(|name| name.parse().ok()).collect()
 }
@@ -122,7 +123,7 @@ impl Kernel {
             .dependency(META_PACKAGE, "linux-image-")?
             .with_context(|| format!("the suite {} has no kernel package", self.suite))?;
         let mut packages = vec![image.clone()];
-        // Newer suites have separate packages for the kernel and its modules.
+        // Download each part that exists, because newer suites have separate packages for the kernel and its modules.
         for part in ["linux-binary-", "linux-modules-"] {
             packages.extend(archive.dependency(&image, part)?);
         }
@@ -173,7 +174,7 @@ impl Archive {
         command
     }
 
-    /// The dependency of a package whose name consists of `prefix` and a version.
+    /// Returns the name of the package's dependency that begins with `prefix`, followed by a version.
     fn dependency(&self, package: &str, prefix: &str) -> Result<Option<String>> {
         let answer = process::ask(&mut self.tool("apt-cache", &["depends", package]))?;
         let names = answer.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
@@ -182,7 +183,7 @@ impl Archive {
     }
 }
 
-/// The address of a Debian archive in this machine's package sources.
+/// Returns the address of a Debian archive in this machine's package sources.
 fn mirror(label: &str) -> Result<String> {
     let mut query = Command::new("apt-get");
     query.args(["indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"]);
@@ -211,7 +212,7 @@ fn copy_bootable_parts(unpacked: &Path, folder: &Path) -> Result<()> {
     for part in MODULES {
         copy_modules(&modules.path().join("kernel").join(part), &kept.join("kernel").join(part), part)?;
     }
-    // Writes the index of modules, which an installation of the package would write.
+    // Write the index of modules, as an installation of the package would do.
     process::ask(Command::new("busybox").args(["depmod", "-b"]).arg(folder).arg(version)).map(drop)
 }
 

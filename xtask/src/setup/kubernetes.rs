@@ -20,10 +20,11 @@ use super::parts::{CALICO, CONTROL_PLANE, FLANNEL, GRPC, HELM, KUBE_ROUTER, NODE
 use super::prometheus;
 use crate::{cache, paths, process};
 
-/// No debug information, which the linker would remove, and no inlining: this reduces the build time by 40 %.
+/// The compiler writes no debug information, which the linker would remove, and does not inline functions. This reduces
+/// the build time by 40 %.
 const COMPILER_FLAGS: &str = "all=-dwarf=false -l";
 
-/// What a command needs in addition to an API server, in the order in which it is built.
+/// The components that a command may need in addition to an API server, in the order in which they are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Component {
     /// `kubelet` and the other programs of Nodes.
@@ -44,7 +45,8 @@ pub(crate) enum Component {
 pub(crate) type Extent = BTreeSet<Component>;
 
 impl Component {
-    /// The components for Nodes with this network, with `every` network, or with a list of networks of the tests.
+    /// Returns the components for Nodes with this network, with `every` network, or with a list of networks of the
+    /// tests.
     pub(crate) fn of_networks(networks: &[String]) -> Extent {
         let names = |text: &str| networks.iter().any(|network| network.contains(text) || network == "every");
         let mut extent = Extent::from([Self::Nodes]);
@@ -123,7 +125,7 @@ impl Background {
 }
 
 impl Drop for Background {
-    /// Stops the compiler when the command fails for another reason.
+    /// Stops the build, in case the command has failed for another reason.
     fn drop(&mut self) {
         self.cancelled.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -165,8 +167,8 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
     let packages = part.packages.join(" ");
     let mut made_from =
         vec![&requirements[..], &sums, part.linker_flags.as_bytes(), COMPILER_FLAGS.as_bytes(), packages.as_bytes()];
-    // The name of a part without files and variables does not include them, so that its directory in existing caches
-    // stays valid.
+    // Files and variables are part of the cache's key only if there are any, so that existing cache directories of
+    // other parts stay valid.
     let further = format!("{:?} {:?}", part.files, part.variables);
     if !part.files.is_empty() || !part.variables.is_empty() {
         made_from.push(further.as_bytes());
@@ -178,7 +180,7 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
         for file in part.files {
             copy_of_module(part, &module, file, folder)?;
         }
-        // Go names a program after its directory.
+        // Go names a program after its source directory, which is `server` for etcd.
         let server = folder.join("server");
         if server.exists() {
             fs::rename(server, folder.join("etcd")).context("rename the binary of etcd")?;
@@ -211,8 +213,7 @@ fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &A
     compile
         .current_dir(module)
         .envs(part.variables.iter().copied())
-        // The Go compiler is itself a Go program: with fewer garbage collections, the build is faster but needs more
-        // memory.
+        // The Go compiler, itself a Go program, collects garbage less often: the build is faster but needs more memory.
         .env("GOGC", "800")
         .args(["build", "-v", "-trimpath", "-gcflags", COMPILER_FLAGS, "-ldflags"])
         .arg(at_version(linker_flags, version))

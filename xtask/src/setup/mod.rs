@@ -71,8 +71,8 @@ const TEST_NETWORK: [Program; 8] = [
     Program { name: "openssl", package: "openssl" },
 ];
 
-/// Programs of real Nodes. CNI plug-ins are not in the search path; `bridge` represents their package. Calico and
-/// kube-router run `ipset`.
+/// Programs that real Nodes run, with their packages. `bridge` stands for the package of all CNI plug-ins, which are
+/// not in the search path. Calico and kube-router run `ipset`.
 const CONTAINERS: [Program; 5] = [
     Program { name: "ipset", package: "ipset" },
     Program { name: "containerd", package: "containerd" },
@@ -109,7 +109,7 @@ pub(crate) struct Options {
 /// Installs and builds the requirements of all commands.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
-    // The build of Kubernetes takes longest, so it runs in parallel with all other steps.
+    // The build of Kubernetes runs in parallel with all other steps, because it takes longest.
     let kubernetes = KubernetesBuild::start(ALL_TESTS.into());
     ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation])?;
     require_kubectl()?;

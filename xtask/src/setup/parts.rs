@@ -80,7 +80,8 @@ pub(super) const CALICO: Part = Part {
         "github.com/projectcalico/calico/cni-plugin/cmd/calico",
     ],
     files: &["manifests/crds.yaml"],
-    // The eBPF dataplane of Calico's Felix needs a C compiler; stubs replace it, and all other features work.
+    // Built without a C compiler, which only the eBPF dataplane of Calico's Felix needs. Stubs replace this dataplane,
+    // and all other features work.
     variables: &[("CGO_ENABLED", "0")],
 };
 
@@ -97,7 +98,8 @@ pub(super) const KUBE_ROUTER: Part = Part {
     variables: &[("CGO_ENABLED", "0")],
 };
 
-/// Helm, which renders and installs the chart. Without these linker flags, Helm renders for Kubernetes 1.20.
+/// Helm, which renders and installs the chart. The linker flags set the version of Kubernetes; without them, Helm would
+/// render for Kubernetes 1.20.
 pub(super) const HELM: Part = Part {
     name: "helm",
     words: "Helm",

@@ -16,8 +16,8 @@ pub(crate) struct Counts {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Failure {
     test: String,
-    /// The place of the panic, or the time until the panic, and the first line of its message, as far as they were
-    /// read.
+    /// The place of the panic (or the time until the panic) and the first line of its message, as far as the output has
+    /// been read.
     panic: Vec<String>,
 }
 
@@ -41,7 +41,8 @@ impl Counts {
         if let Some(test) = line.strip_prefix("---- ").and_then(|it| it.strip_suffix(" stdout ----")) {
             return self.failures.push(Failure { test: test.to_owned(), panic: Vec::new() });
         }
-        // The harness of the real cluster's tests: `test NAME ... FAILED (3.1 s)`, and the message in the next line.
+        // The harness of the real cluster's tests prints `test NAME ... FAILED (3.1 s)`, and the message in the next
+        // line.
         if let Some((test, time)) = line.strip_prefix("test ").and_then(|it| it.split_once(" ... FAILED (")) {
             let time = time.trim_end_matches(')').to_owned();
             return self.failures.push(Failure { test: test.to_owned(), panic: vec![time] });

@@ -23,7 +23,7 @@ pub(crate) struct Tally {
     steps: Vec<Step>,
 }
 
-/// The name of a failed preparation. What the preparation should build does not exist.
+/// The error that a product is missing, with the name of the preparation that failed to build it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotReady(&'static str);
 
@@ -53,7 +53,7 @@ impl End {
         let started = Instant::now();
         let mut counts = Counts::default();
         let ended = step(&mut counts);
-        // A test binary that was killed has printed no number of failed tests, so the binary counts as one failed test.
+        // A test binary that was killed has printed no number of failed tests, so it counts as one failed test.
         if !matches!(ended, Ok(true)) && counts.failed == 0 {
             counts.failed = 1;
         }
@@ -75,8 +75,8 @@ impl Tally {
         Self { started: Instant::now(), chosen: chosen.map(str::to_owned), steps: Vec::new() }
     }
 
-    /// Builds a product that later steps need. Preparations run whichever steps are chosen, and are counted only if
-    /// they fail.
+    /// Builds a product that later steps need. Preparations run for every choice of steps, and are counted only if they
+    /// fail.
     pub(crate) fn prepare<T>(&mut self, name: &'static str, make: impl FnOnce() -> Result<T>) -> Result<T, NotReady> {
         println!("\n### {name}");
         let started = Instant::now();
@@ -174,7 +174,7 @@ impl Tally {
         self.outcome(selection)
     }
 
-    /// One line for each step, followed by one line for each step that failed and for each of its failed tests.
+    /// Returns one line for each step, followed by one line for each step that failed and for each of its failed tests.
     fn summary(&self) -> Vec<String> {
         let (mut lines, mut failures) = (Vec::new(), Vec::new());
         for Step { name, end, .. } in &self.steps {

@@ -32,11 +32,11 @@ const SKIPPED_ON_NEWER_KERNELS: [&str; 6] =
     ["--skip", "links::pins", "--skip", "links::map_limits", "--skip", "links::cleanup"];
 
 /// Two guests share the packet tests of a kernel, each on one processor. The first guest runs the tests with one of
-/// these texts in their names, so that both guests take about the same time.
+/// these texts in their names, and the second guest all others, so that both take about the same time.
 const FIRST_SHARE: [&str; 2] = ["differential::", "links::"];
 
-/// Tests that need a TUN device, for which guests have no device node. These tests do not depend on the kernel's
-/// version.
+/// Arguments that skip tests with a TUN device, for which guests have no device node. These tests do not depend on the
+/// kernel's version.
 const NEED_A_TUN_DEVICE: [&str; 2] = ["--skip", "point_to_point::"];
 
 /// The addition to the name of a step whose guest only loads the kernel programs.
@@ -77,7 +77,7 @@ const NODE_PROGRAMS: [&str; 13] = [
 ];
 
 impl Suite<'_> {
-    /// Runs guests in parallel, because each uses one processor; the slowest start first.
+    /// Runs guests in parallel, because each uses one processor. The guests that take longest start first.
     pub(super) fn run_emulated(&self, tally: &mut Tally) {
         let (options, kernels) = (self.options, self.options.emulated_kernels());
         if options.filter().is_none() {
@@ -129,8 +129,8 @@ impl Suite<'_> {
 }
 
 impl Suite<'_> {
-    /// Checks that each part of a name selects a test: after a rename, the test would silently run on no guest, or on a
-    /// guest that cannot run it.
+    /// Checks that each part of a name selects a test. Otherwise, a renamed test would silently run on no guest, or on
+    /// a guest that cannot run it.
     fn check_selections(&self) -> Result<()> {
         let mut tests = BTreeMap::<Kind, BTreeSet<String>>::new();
         for binary in self.binaries.iter().filter(|binary| !selections(binary.kind).is_empty()) {
@@ -142,7 +142,7 @@ impl Suite<'_> {
     }
 }
 
-/// The parts of names by which steps select or skip tests of a kind.
+/// Returns the parts of names by which steps select or skip tests of a kind.
 fn selections(kind: Kind) -> Vec<&'static str> {
     let parts: &[&[&'static str]] = match kind {
         Kind::Kernel => &[&[LOADING_TESTS], &FIRST_SHARE, &SKIPPED_ON_NEWER_KERNELS, &NEED_A_TUN_DEVICE],
@@ -153,13 +153,13 @@ fn selections(kind: Kind) -> Vec<&'static str> {
     parts.concat().into_iter().filter(|part| !part.starts_with("--")).collect()
 }
 
-/// The parts that are in no test's name.
+/// Returns the parts that are in no test's name.
 fn unmatched<'a>(parts: &[&'a str], tests: &BTreeSet<String>) -> Vec<&'a str> {
     let is_unmatched = |part: &&&str| !tests.iter().any(|test| test.contains(**part));
     parts.iter().filter(is_unmatched).copied().collect()
 }
 
-/// Runs a guest. Its tests are selected by name, so that a guest without tests is a mistake.
+/// Runs a guest. If no test ran, the step fails, because the names that select the guest's tests must then be wrong.
 fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
     let is_success = guest.run(GUEST_DEADLINE, |line| {
         counts.read(line);
@@ -177,10 +177,10 @@ fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments
     (format!("tests: {}{scope} under kernel {kernel}, emulated", binary.name), guest)
 }
 
-/// The scopes and arguments of the guests that share the packet tests of a kernel. With a `filter`, one guest runs the
-/// tests with this text in their names; otherwise, two guests share all tests.
+/// Returns the scopes and arguments of the guests that share the packet tests of a kernel. With a `filter`, one guest
+/// runs the tests with this text in their names; otherwise, two guests share all tests.
 fn shares(filter: Option<&str>, is_newer: bool) -> Vec<(&'static str, Vec<&str>)> {
-    // The tests run one at a time, because two emulated processors are only just fast enough for one test network.
+    // The tests run one at a time, because the emulated processors are too slow for several test networks.
     let one_by_one = || iter::once("--test-threads=1");
     if let Some(filter) = filter {
         return vec![("", one_by_one().chain([filter]).collect())];
@@ -196,7 +196,8 @@ fn clock_step(kernel: Kernel, binary: &TestBinary) -> String {
     format!("tests: {} on a bond, and while its clock is set, under kernel {kernel}, emulated", binary.name)
 }
 
-/// A guest with an API server and an agent. Tests may set the guest's clock, because no other process depends on it.
+/// Creates a guest with an API server and an agent. Tests may set the guest's clock, because no other process depends
+/// on it.
 fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (String, Guest) {
     let mut test = Command::new(&binary.executable);
     test.args(OWN_MACHINE_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);
@@ -211,8 +212,8 @@ fn nodes_step(kernel: Kernel, binary: &TestBinary) -> String {
     format!("tests: {} on cgroup v2 alone, under kernel {kernel}, emulated", binary.name)
 }
 
-/// A guest in which a real cluster starts. Each of its processors has an emulator thread: with one thread for both, the
-/// cluster never became ready.
+/// Creates a guest in which a real cluster starts. Each of the guest's processors has its own emulator thread, because
+/// with one thread for both, the cluster never became ready.
 fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest {
     let mut test = Command::new(&binary.executable);
     test.args(["--network", "bridge/iptables"]).args(EMULATED_CLUSTER_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);
@@ -253,7 +254,7 @@ mod tests {
             && (filters.is_empty() || filters.iter().any(|it| test.contains(it)))
     }
 
-    /// The number of guests that run a test.
+    /// Returns the number of guests that run a test.
     fn runs(test: &str, is_newer: bool) -> usize {
         shares(None, is_newer).iter().filter(|(_, arguments)| is_run(test, arguments)).count()
     }

@@ -52,7 +52,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The text in the names of the tests to run.
+    /// The text that the names of the tests to run must contain.
     fn filter(&self) -> Option<&str> {
         if self.former_agent.is_some() { Some(UPGRADE_TESTS) } else { self.filter.as_deref() }
     }
@@ -69,11 +69,12 @@ impl Options {
         if self.former_agent.is_some() {
             return Extent::new();
         }
-        // If no network is chosen, the tests use the bridge network and flannel.
+        // If no network is chosen, the tests use the bridge network and flannel, and also need the other components of
+        // a whole run.
         if self.network.is_empty() {
             return ALL_TESTS.into();
         }
-        // The tests of the chart run on every network.
+        // Add Helm, because the tests of the chart run on every network.
         let mut extent = Component::of_networks(&self.network);
         extent.insert(Component::Helm);
         extent
@@ -99,8 +100,8 @@ const MANIFESTS: &str = "manifests of deploy/ are rendered from the chart";
 /// The time limit of one test binary: far more than any binary takes on two cores.
 const BINARY_DEADLINE: Duration = Duration::from_mins(20);
 
-/// The time limit of the real cluster's tests with several networks, one after the other: `every` is 24 networks, each of
-/// which takes up to 20 minutes on two cores.
+/// The time limit of the real cluster's tests with several networks, one after the other. `every` is 24 networks, and
+/// each takes up to 20 minutes on two cores.
 const NETWORKS_DEADLINE: Duration = Duration::from_hours(8);
 
 /// Runs every step; the last line counts the tests that passed and failed.
@@ -163,7 +164,7 @@ fn tests() -> Command {
     command
 }
 
-/// The compiled tests, and the products that they need or the preparations that failed.
+/// The compiled tests. For each product that they need, the product itself or the error of its preparation.
 struct Suite<'a> {
     options: &'a Options,
     binaries: Vec<TestBinary>,
@@ -238,7 +239,7 @@ impl Suite<'_> {
             Ok(parts) => parts.pass_to(&mut command),
             Err(_not_needed) => demo::pass_objects_to(&mut command),
         }
-        // A crate may have no unit tests, but an integration test binary without tests is an error.
+        // A crate without unit tests is allowed, but an integration test binary without tests is an error.
         let may_be_empty = binary.kind == Kind::Unit;
         tally.tests(&name, |counts| {
             if binary.name == test_binary::TRACE {

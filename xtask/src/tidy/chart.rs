@@ -14,7 +14,7 @@ const SCHEMA: &str = "deploy/chart/npl/values.schema.json";
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let (Some(chart), Some(yaml), Some(schema)) = (tree.text(CHART), tree.text(VALUES), tree.text(SCHEMA)) else {
-        // The source trees of the unit tests have no chart.
+        // Without a chart, there is nothing to check: the source trees of the unit tests have none.
         return Vec::new();
     };
     let mut findings = Vec::new();

@@ -56,8 +56,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 const FOLDERS: [&str; 8] =
     ["npl-agent/", "npl-common/", "npl-ebpf/", "npl-feed/", "npl-testkit/", "xtask/", "docs/", "deploy/"];
 
-/// The files and folders of this repository that a document names in backticks. Paths with a placeholder such as `NAME`
-/// are omitted.
+/// Returns the files and folders of this repository that a document names in backticks. Paths with a placeholder such
+/// as `NAME` are omitted.
 fn named_paths(text: &str) -> impl Iterator<Item = &str> {
     let is_path = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
     text.split('`').skip(1).step_by(2).filter(move |quoted| {
@@ -67,8 +67,7 @@ fn named_paths(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Reports sections that a message, comment or document names by a quoted title, but that do not exist in the named
-/// page.
+/// Reports quoted section titles in messages, comments and documents if the named page has no such section.
 fn missing_sections(tree: &Tree) -> Vec<Finding> {
     let texts = tree.below("", ".rs").chain(tree.below("", ".md").filter(|(path, _)| !is_history(path)));
     let named = texts.flat_map(|(path, text)| named_sections(text).into_iter().map(move |section| (path, section)));
@@ -81,8 +80,8 @@ fn missing_sections(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// The quoted titles that are followed by "in" and a page below docs/, each with that page. A title may continue on the
-/// next line.
+/// Returns the quoted titles that are followed by "in" and a page below docs/, each with the path of this page. A title
+/// may continue on the next line.
 fn named_sections(text: &str) -> Vec<(String, String)> {
     let words = text.split_whitespace().filter(|word| !["\\", "//", "///", "//!"].contains(word));
     let text = words.collect::<Vec<_>>().join(" ").replace("\\\"", "\"");
@@ -114,7 +113,7 @@ fn check_fact(tree: &Tree, fact: &Fact) -> Vec<Finding> {
     silent.map(|path| Finding::error(*path, format!("the document must contain the {} `{value}`", fact.name))).collect()
 }
 
-/// The targets of `[text](target)`.
+/// Returns the targets of `[text](target)`.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     text.split("](").skip(1).filter_map(|rest| rest.split(')').next())
 }
@@ -132,7 +131,8 @@ fn has_target(tree: &Tree, document: &str, link: &str) -> bool {
     tree.text(&target).is_some_and(|text| headings(text).any(|known| known == heading))
 }
 
-/// The path of a link's target below the root of the repository; `None` if the target is outside of the repository.
+/// Returns the path of a link's target below the root of the repository; `None` if the target is outside of the
+/// repository.
 fn resolve(document: &str, link: &str) -> Option<String> {
     let mut folders: Vec<&str> = document.split('/').collect();
     folders.pop();
@@ -146,7 +146,7 @@ fn resolve(document: &str, link: &str) -> Option<String> {
     Some(folders.join("/"))
 }
 
-/// The headings of a document, in the form in which links refer to them.
+/// Returns the headings of a document, in the form in which links refer to them.
 fn headings(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter(|line| line.starts_with('#')).map(|line| {
         let words = line.trim_start_matches('#').trim().to_lowercase();

@@ -12,7 +12,8 @@ use super::{Finding, layers};
 /// The crates that are shipped.
 const CRATES: [&str; 4] = ["npl-common/src/", "npl-ebpf/src/", "npl-agent/src/", "npl-feed/src/"];
 
-/// Crates and names of types that are declared twice: each implementation of a family in `net/` has its own type.
+/// Crates, and names of types that may be declared twice, because the modules of both address families in `net/` each
+/// have a type of this name.
 const ALLOWED: [(&str, &str); 2] = [("npl-ebpf/src/", "Tail"), ("npl-ebpf/src/", "TtlFields")];
 
 const KINDS: [&str; 5] = ["struct", "enum", "union", "trait", "type"];
@@ -44,7 +45,7 @@ fn check_crate(tree: &Tree, source: &'static str) -> Vec<Finding> {
     findings
 }
 
-/// The name of the public type that a line declares at the level of the module.
+/// Returns the name of the public type that a line declares at the level of the module.
 fn declared(line: &str) -> Option<&str> {
     let rest = line.strip_prefix("pub ").or_else(|| line.strip_prefix("pub(crate) "))?;
     let mut words = identifiers(rest).skip_while(|word| *word == "unsafe");

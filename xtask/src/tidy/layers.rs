@@ -55,18 +55,18 @@ struct File<'a> {
 }
 
 impl<'a> File<'a> {
-    /// The top-level module that the file belongs to; none for the root of the crate.
+    /// The top-level module that the file belongs to; `None` for the root of the crate.
     fn top(&self) -> Option<&'a str> {
         self.module.first().copied()
     }
 }
 
-/// The paths of the files of a crate without its tests and without other programs of the package.
+/// Returns the paths of the files of a crate without its tests and without other programs of the package.
 pub(super) fn code_files<'a>(tree: &'a Tree, source: &'static str) -> impl Iterator<Item = &'a str> {
     files(tree, source).into_iter().map(|file| file.path)
 }
 
-/// The files of a crate without its tests and without other programs of the package.
+/// Returns the files of a crate without its tests and without other programs of the package.
 fn files<'a>(tree: &'a Tree, source: &'static str) -> Vec<File<'a>> {
     let all: Vec<_> = tree
         .below(source, ".rs")
@@ -84,8 +84,8 @@ fn files<'a>(tree: &'a Tree, source: &'static str) -> Vec<File<'a>> {
     code.map(file).collect()
 }
 
-/// The module path of a file: `[a, b]` for `a/b.rs` and `a/b/mod.rs`; empty, the root of the crate, for `lib.rs` and
-/// `main.rs`.
+/// Returns the module path of a file: `[a, b]` for `a/b.rs` and `a/b/mod.rs`; empty, the root of the crate, for
+/// `lib.rs` and `main.rs`.
 fn module_of(path: &str) -> Vec<&str> {
     let mut parts: Vec<&str> = path.trim_end_matches(".rs").split('/').collect();
     if matches!(parts.as_slice(), [.., "mod"] | ["lib" | "main"]) {
@@ -104,7 +104,7 @@ fn test_modules<'a>(module: &[&'a str], text: &'a str) -> Vec<Vec<&'a str>> {
     names.map(|name| [module, &[name]].concat()).collect()
 }
 
-/// The paths below `crate::` that the code uses, including those that it reaches by `super::`.
+/// Returns the paths below `crate::` that the code uses, including those that it reaches by `super::`.
 fn used(module: &[&str], text: &str) -> BTreeSet<Vec<String>> {
     let code = without_comments(text);
     let code = without_tests(&code);
@@ -144,10 +144,11 @@ fn check_layers(file: &File<'_>) -> Vec<Finding> {
     refused.map(|rule| Finding::error(file.path, rule)).collect()
 }
 
-/// For each module of one level: the modules that it uses, each with a file that uses it.
+/// For each module of one level: the modules that it imports, each with the path of an importing file.
 type Graph<'a> = BTreeMap<&'a str, BTreeMap<&'a str, &'a str>>;
 
-/// The imports between the modules directly below `parent`; the root of the crate is empty.
+/// Returns the imports between the modules directly below `parent`, whose module path is empty for the root of the
+/// crate.
 fn graph<'a>(files: &'a [File<'a>], parent: &[&'static str]) -> Graph<'a> {
     let own = |file: &File<'a>| -> Option<&'a str> { file.module.strip_prefix(parent)?.first().copied() };
     let mut graph: Graph<'a> = files.iter().filter_map(|file| Some((own(file)?, BTreeMap::new()))).collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask tidy`: the repository's own rules. A test of this crate checks them too, so that `cargo test` finds a
-//! violation before continuous integration does.
+//! `cargo xtask tidy` checks the repository's own rules. A test of this crate checks them too, so that `cargo test`
+//! finds a violation before continuous integration does.
 
 mod chart;
 mod documents;

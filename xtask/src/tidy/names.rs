@@ -159,7 +159,7 @@ const RETIRED: [Retired; 13] = [
     },
 ];
 
-/// Names of types that meant two or three different things.
+/// Names that two or three different types had, each with advice.
 const HOMONYMS: [(&str, &str); 8] = [
     ("Held", "Claim"),
     ("PodWay", "NextHop"),
@@ -222,7 +222,7 @@ const SEARCHED: [&str; 6] = ["rs", "toml", "md", "yaml", "yml", "snap"];
 /// Files that may contain retired names: this file, and the tables by which an agent finds the maps of earlier builds.
 const LISTS: [&str; 2] = ["xtask/src/tidy/names.rs", "npl-common/src/former_names.rs"];
 
-/// Words that declare the name that follows them.
+/// Keywords that are followed by the name that they declare.
 const DECLARING: [&str; 9] = ["mod", "fn", "struct", "enum", "union", "type", "trait", "const", "static"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -252,7 +252,7 @@ fn check_file(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// The name of a file without its extension.
+/// Returns the name of a file without its extension.
 fn stem(part: &str) -> &str {
     part.split('.').next().unwrap_or(part)
 }
@@ -268,7 +268,7 @@ fn is_used(form: Form, line: &str, retired: &str, path: &str) -> bool {
     }
 }
 
-/// The names that a line of code declares.
+/// Returns the names that a line of code declares.
 fn declared(line: &str) -> impl Iterator<Item = &str> {
     let mut before = "";
     identifiers(line).filter(move |word| DECLARING.contains(&std::mem::replace(&mut before, word)))

@@ -13,7 +13,7 @@ struct Page {
     lines: &'static [Lines],
 }
 
-/// The prefix of the row names, the minimum number of digits after it, and the range of the numbers.
+/// The prefix of the row names, the minimum number of digits after the prefix, and the range of the numbers.
 struct Lines {
     prefix: &'static str,
     digits: usize,
@@ -65,19 +65,19 @@ fn check_page(tree: &Tree, Page { path, lines }: &Page, tests: &BTreeSet<&str>) 
     findings
 }
 
-/// The names in the first column of a table's row.
+/// Returns the names in the first column of a table's row.
 fn row_names(row: &str) -> impl Iterator<Item = &str> {
     let column = row.strip_prefix("| ").and_then(|row| row.split_once(" |")).map_or("", |(column, _)| column);
     column.split(", ")
 }
 
-/// The names in the last column of a table's row.
+/// Returns the names in the last column of a table's row.
 fn named_tests(row: &str) -> impl Iterator<Item = &str> {
     let column = row.strip_suffix(" |").and_then(|row| row.rsplit_once(" | ")).map_or("", |(_, column)| column);
     column.split('`').skip(1).step_by(2)
 }
 
-/// The names of all functions that may be tests. Tests of the real cluster are `pub(crate)`.
+/// Returns the names of all functions that may be tests. Tests of the real cluster are `pub(crate)`.
 fn test_names(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let line = line.trim();
@@ -96,7 +96,7 @@ mod tests {
         rows.concat()
     }
 
-    /// The findings in the documents after `change` has modified each of them.
+    /// Returns the findings in the documents after `change` has modified each document.
     fn rules(change: impl Fn(String) -> String) -> Vec<String> {
         let pages = PAGES.iter().map(|page| (page.path, change(content(page, "is_there")))).collect::<Vec<_>>();
         let mut files: Vec<_> = pages.iter().map(|(path, text)| (*path, text.as_str())).collect();

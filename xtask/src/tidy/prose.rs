@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reports phrases in comments and documents that leave open who or what is meant.
+//! Reports unclear phrases in comments and documents, which leave open who or what is meant.
 //!
 //! The rule does not apply to CHANGELOG.md and docs/design, which describe the past.
 
@@ -40,12 +40,12 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     documents.chain(comments).collect()
 }
 
-/// The words of a line's comment.
+/// Returns the words of a line's comment.
 fn comment(line: &str) -> Option<&str> {
     Some(line.get(comment_start(line)?..)?.trim_start_matches(['/', '!']))
 }
 
-/// Finds phrases in text whose sentences continue on the next line; a line without text ends a paragraph.
+/// Finds phrases, even if a phrase continues on the next line. A line without text ends a paragraph, and so a phrase.
 fn check_lines(path: &str, lines: &[Option<&str>]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut paragraph: Vec<(usize, String)> = Vec::new();
@@ -67,7 +67,7 @@ fn check_paragraph(path: &str, paragraph: &[(usize, String)]) -> Vec<Finding> {
     for (phrase, advice) in PHRASES {
         let wanted: Vec<&str> = phrase.split(' ').collect();
         for place in paragraph.windows(wanted.len()) {
-            // Punctuation around the phrase does not matter, but punctuation inside would end a sentence.
+            // Punctuation around the phrase is ignored, but not punctuation inside it, which would end a sentence.
             let last = wanted.len() - 1;
             let is_phrase = place.iter().zip(&wanted).enumerate().all(|(index, ((_, word), wanted))| {
                 let word = if index == 0 { word.trim_start_matches(is_mark) } else { word };

@@ -14,7 +14,7 @@ const TESTS: &str = "npl-testkit/tests/";
 /// The reference of all reasons, which is generated, and the page with their causes and actions.
 const DOCUMENTS: [&str; 2] = ["docs/reference/reasons.md", "docs/troubleshoot.md"];
 
-/// Reasons that no test can provoke, and why.
+/// Reasons for which no test is required because no test can provoke them, each with an explanation.
 const UNPROVOKED: [(&str, &str); 1] =
     [("rewrite_failed", "the headers were read before, so that a write fails only if the kernel lacks memory")];
 
@@ -34,7 +34,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     untested.chain(DOCUMENTS.iter().flat_map(|document| undocumented(tree, document, &names))).collect()
 }
 
-/// The reasons that a document does not name; none if the document does not exist.
+/// Reports the reasons that a document does not name, or none if the document does not exist.
 fn undocumented(tree: &Tree, document: &str, names: &[&str]) -> Vec<Finding> {
     let Some(text) = tree.text(document) else { return Vec::new() };
     let documented: BTreeSet<&str> = identifiers(text).collect();

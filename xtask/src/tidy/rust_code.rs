@@ -2,7 +2,7 @@
 //! Parses Rust source as far as the rules of `tidy` need: extracts code without comments, and the paths that the code
 //! names.
 
-/// The code without its line comments.
+/// Returns the code without its line comments.
 pub(super) fn without_comments(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     for line in text.lines() {
@@ -12,12 +12,12 @@ pub(super) fn without_comments(text: &str) -> String {
     code
 }
 
-/// The source without the test module at its end.
+/// Returns the source without the test module at its end.
 pub(super) fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default()
 }
 
-/// The position at which a line's comment starts. The `//` of an address such as `https://` does not start a comment.
+/// Returns the position at which a line's comment starts. The `//` of an address such as `https://` does not count.
 pub(super) fn comment_start(line: &str) -> Option<usize> {
     line.match_indices("//")
         .map(|(start, _)| start)
@@ -33,14 +33,14 @@ fn is_identifier(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 
-/// Every path that the code names: those of `use` declarations with their groups expanded, and qualified paths.
+/// Returns every path that the code names: those of `use` declarations with their groups expanded, and qualified paths.
 pub(super) fn paths(code: &str) -> Vec<String> {
     let mut paths = imports(code);
     paths.extend(qualified_paths(code));
     paths
 }
 
-/// The paths of all `use` declarations, with groups expanded.
+/// Returns the paths of all `use` declarations, with groups expanded.
 fn imports(code: &str) -> Vec<String> {
     let mut paths = Vec::new();
     for statement in code.split("use ").skip(1).filter_map(|rest| rest.split(';').next()) {
@@ -50,7 +50,7 @@ fn imports(code: &str) -> Vec<String> {
     paths
 }
 
-/// A `use` tree without white space and without the names after `as`.
+/// Returns a `use` tree without white space and without the names after `as`.
 fn without_renames(statement: &str) -> String {
     let mut parts = statement.split(" as ");
     let mut compact: String = parts.next().unwrap_or_default().split_whitespace().collect();
@@ -73,7 +73,7 @@ fn expand(tree: &str, prefix: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// Splits a list at the commas that are in no inner group.
+/// Splits a list at its commas, except those inside inner groups.
 fn split_top_level(list: &str) -> Vec<&str> {
     let mut depth = 0_usize;
     let parts = list.split(|c: char| {

@@ -41,12 +41,12 @@ impl Tree {
         Self { files: files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect() }
     }
 
-    /// All files, sorted by path.
+    /// Returns all files, sorted by path.
     pub(super) fn files(&self) -> impl Iterator<Item = (&str, &str)> {
         self.files.iter().map(|(path, text)| (path.as_str(), text.as_str()))
     }
 
-    /// The files below a directory with this extension: `("npl-agent/src/core/", ".rs")`.
+    /// Returns the files below a directory with this extension: `("npl-agent/src/core/", ".rs")`.
     pub(super) fn below(&self, folder: &str, ending: &str) -> impl Iterator<Item = (&str, &str)> {
         self.files().filter(move |(path, _)| path.starts_with(folder) && path.ends_with(ending))
     }

@@ -1,7 +1,7 @@
 {{/*
 SPDX-License-Identifier: Apache-2.0
-Names do not contain the release's: one Node runs one agent, and Helm refuses a second release, whose cluster-scoped objects would
-have the same names.
+Names of objects do not contain the release's name, because a Node runs only one agent. Helm refuses a second release,
+because its cluster-scoped objects would have the same names.
 */}}
 
 {{/* Labels of every object; the argument is the root. */}}
@@ -17,7 +17,7 @@ app.kubernetes.io/part-of: npl
 {{- end }}
 {{- end }}
 
-{{/* Labels by which the DaemonSet selects its Pods. They can never change. */}}
+{{/* Labels by which the DaemonSet selects its Pods. The labels never change: a selector is immutable. */}}
 {{- define "npl.selector" -}}
 app.kubernetes.io/name: npl
 app.kubernetes.io/component: agent
@@ -38,7 +38,7 @@ app.kubernetes.io/component: agent
 {{- end -}}
 {{- end }}
 
-{{/* Labels by which the feed's Deployment selects its Pods. They can never change. */}}
+{{/* Labels by which the feed's Deployment selects its Pods. The labels never change: a selector is immutable. */}}
 {{- define "npl.feedSelector" -}}
 app.kubernetes.io/name: npl
 app.kubernetes.io/component: feed
@@ -53,7 +53,7 @@ app.kubernetes.io/component: feed
 {{ .Values.config.annotationDomain | default "nodeportlocal.antrea.io" }}
 {{- end }}
 
-{{/* Nodes that the image runs on. */}}
+{{/* The Nodes on which the image can run. */}}
 {{- define "npl.affinity" -}}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
@@ -62,7 +62,7 @@ nodeAffinity:
           - key: kubernetes.io/os
             operator: In
             values: [linux]
-          # The architectures of the image.
+          # The architectures for which the image is built.
           - key: kubernetes.io/arch
             operator: In
             values: [{{ join ", " .Values.architectures }}]

@@ -9,7 +9,7 @@ use npl_testkit::tools;
 
 use crate::testbed::Mappings;
 
-/// Rules like Antrea's: one chain for all packets to the Node, with one rule per mapping.
+/// Adds rules like Antrea's: one chain for all packets to the Node, with one rule per mapping.
 pub(crate) fn add_iptables(node: &Netns, mappings: Mappings) -> Result<()> {
     let mut rules = String::from(
         "*nat\n\
@@ -27,7 +27,7 @@ pub(crate) fn add_iptables(node: &Netns, mappings: Mappings) -> Result<()> {
     tools::output_with_input(&mut node.command("iptables-restore")?, &rules).map(drop)
 }
 
-/// The most efficient equivalent in nftables: one rule with a map lookup.
+/// Adds the most efficient equivalent in nftables: one rule with a map lookup.
 pub(crate) fn add_nftables(node: &Netns, mappings: Mappings) -> Result<()> {
     let mut elements = String::new();
     let (protocol, pod_ip) = (mappings.protocol, mappings.pod_ip);
@@ -49,7 +49,8 @@ pub(crate) fn add_nftables(node: &Netns, mappings: Mappings) -> Result<()> {
     node.nft(&table).map(drop)
 }
 
-/// The first rule of a typical CNI plug-in's FORWARD chain. Any rule with `ct state` enables kernel conntrack.
+/// Adds the first rule of a typical CNI plug-in's FORWARD chain, which enables kernel conntrack because it matches `ct
+/// state`.
 pub(crate) fn add_conntrack(node: &Netns) -> Result<()> {
     node.nft(
         "table ip cni {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-bench` compares NPL with its alternatives. The packet rate from a Node's uplink to a Pod is compared with plain
-//! routing, iptables and nftables, and TCP through a mapping with TCP to the Pod's own address. The agent's publication
-//! time is compared with the API server's own speed, and requests in a real cluster with Services of kube-proxy.
+//! `npl-bench` compares NPL with its alternatives. The packet rate from a Node's uplink to a Pod is compared with the
+//! rates of plain routing, iptables and nftables. TCP through a mapping is compared with TCP to the Pod's own address.
+//! The agent's publication time is compared with the API server's own speed, and requests in a real cluster are
+//! compared with requests to Services of kube-proxy.
 //!
 //! Each case (a workload and a forwarding mode) has a client, a Node and a Pod in network namespaces. Cases that differ
-//! only in the presence of NPL or in the number of mappings share their network.
-//! Packets are generated in the kernel, enter the Node at the uplink, and count when they arrive at the expected Pod
-//! port. Every round measures every case, so that slow phases of the machine affect all cases.
+//! only in the presence of NPL or in the number of mappings share a network. Packets are generated in the kernel, enter
+//! the Node at the uplink, and count when they arrive at the expected Pod port. Every round measures every case, so
+//! that slow phases of the machine affect all cases.
 
 #![expect(clippy::print_stdout, reason = "the result goes to standard output")]
 #![expect(clippy::print_stderr, reason = "progress goes to standard error")]
@@ -114,7 +115,8 @@ const QUICK: Effort = Effort {
     connections: 300,
     crowds: 1,
 };
-/// An idle agent is observed for longer than the interval between two verifications of the kernel state.
+/// The effort without `--quick`. `steady` is longer than the interval between two verifications of the kernel state, so
+/// each sample of an idle agent contains a verification.
 const FULL: Effort = Effort {
     rounds: 11,
     established: 1_000_000,
@@ -170,8 +172,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Builds the networks for these cases, numbered from `first`, several in parallel because most of the time is waiting
-/// for the kernel.
+/// Builds the networks for these cases, numbered from `first`. Several are built in parallel, because most of the time
+/// is spent waiting for the kernel.
 fn build(run: &Run, networks: &[Vec<Case>], first: usize, object: &Path) -> Result<Vec<Testbed>> {
     eprintln!("bench: building {} test networks", networks.len());
     let one = |(number, cases): &(usize, &Vec<Case>)| {
@@ -189,7 +191,7 @@ fn build(run: &Run, networks: &[Vec<Case>], first: usize, object: &Path) -> Resu
     })
 }
 
-/// The rates of each case in million packets per second, per round.
+/// Returns the rates of each case in million packets per second, per round.
 fn measure(arguments: &Arguments, networks: &[Vec<Case>], effort: Effort) -> Result<Vec<(Case, Vec<f64>)>> {
     if networks.is_empty() {
         return Ok(Vec::new());

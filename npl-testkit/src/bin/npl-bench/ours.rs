@@ -35,7 +35,7 @@ pub(crate) struct Manner {
 impl Manner {
     pub(crate) const STACK: Self = Self::by(Forwarding::Stack);
 
-    /// Settings for TC programs that were loaded before the agent, with `CAP_PERFMON`.
+    /// Creates settings for TC programs that were loaded before the agent, with `CAP_PERFMON`.
     pub(crate) const fn by(forwarding: Forwarding) -> Self {
         Self { forwarding, attach: Attach::Tc, are_mitigated: false }
     }
@@ -53,12 +53,12 @@ impl Ours {
     /// Loads NPL on a Node with these mappings and attaches it to the uplink.
     pub(crate) fn load(run: &Run, name: &str, topology: &Topology, mappings: Mappings, manner: Manner) -> Result<Self> {
         if manner.forwarding == Forwarding::Offload {
-            // The sysctl exists only if kernel conntrack is loaded.
+            // The sysctl exists only if kernel conntrack is loaded, so a failure is ignored.
             let _there_or_not = topology.node().sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1");
         }
         let bpffs = run.bpffs(&format!("bpf-{name}"))?;
         let mut datapath = open_datapath(bpffs.path(), manner.are_mitigated)?;
-        // No Pod port may be in the port range.
+        // The range ends before the Pod ports, because no Pod port may be in it.
         let range: PortRange = format!("{FIRST_NODE_PORT}-{}", FIRST_NODE_PORT + MOST_MAPPINGS).parse()?;
         // The seed is arbitrary, but fixed, so that every run has the same hash collisions.
         datapath.configure(range, || 0x4e50_4c00_4e50_4c01)?;
@@ -99,7 +99,7 @@ impl Ours {
         }
         let uplink = topology.client().uplink.name();
         let selection = DeviceSelection::Named(is_attached.then(|| uplink.to_owned()).into_iter().collect());
-        // A new `Uplinks` has no grace period for devices that have disappeared.
+        // A new `Uplinks` knows no earlier devices, so no grace period delays detaching.
         let mut uplinks = Uplinks::new(
             selection,
             (self.manner.forwarding, NetworkPolicy::Ignored),
@@ -117,16 +117,16 @@ impl Ours {
     }
 }
 
-/// The agent's datapath. With `are_mitigated`, the programs are loaded without `CAP_PERFMON`, with speculation
+/// Returns the agent's datapath. With `are_mitigated`, the programs are loaded without `CAP_PERFMON`, with speculation
 /// barriers.
 pub(crate) fn open_datapath(bpffs: &Path, are_mitigated: bool) -> Result<Datapath> {
     if !are_mitigated {
         return Ok(Datapath::open(bpffs)?);
     }
-    // aya probes kernel features once per process; this must happen with all capabilities.
+    // aya probes kernel features only once per process, so the probe must run before capabilities are dropped.
     aya::features();
     let held = caps::read(None, CapSet::Effective)?;
-    // With either of these capabilities, the verifier omits the speculation barriers.
+    // Both capabilities are dropped, because with either of them, the verifier omits the speculation barriers.
     let kept = &held - &[Capability::CAP_PERFMON, Capability::CAP_SYS_ADMIN].into();
     caps::set(None, CapSet::Effective, &kept)?;
     let opened = Datapath::open(bpffs);

@@ -56,12 +56,13 @@ pub(crate) const FIGURES: [&Figure; 9] = [
     &SYN_FLOOD,
 ];
 
-/// Runs per measurement. A round consists of several measurements, of which the fastest counts.
+/// The number of runs of a program in one measurement. A round consists of several measurements, and the fastest one
+/// counts.
 const REPEAT: u32 = 200_000;
 const GOES: usize = 5;
 
-/// Two node ports, each of which is mapped to the other. The result of a translation matches the other mapping, so a
-/// program can be run repeatedly on one packet.
+/// Two node ports, each of which is mapped to the other. A translated packet therefore matches the other mapping, so
+/// that a program can be run repeatedly on one packet.
 const NODE_PORTS: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 10)), 61_000),
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 51, 100, 77)), 61_001),
@@ -75,7 +76,7 @@ const OUT_OF_RANGE: u16 = 8080;
 /// The payload of a frame that has 64 bytes on the wire.
 const PAYLOAD: [u8; 18] = [0; 18];
 
-/// Measures those of `figures` that belong to this stage.
+/// Measures the elements of `figures` that belong to this stage.
 pub(crate) fn measure(figures: &[&Figure], object: &Path, effort: Effort, samples: &mut Samples) -> Result<()> {
     if !figures.iter().any(|figure| figure.stage == Stage::Program) {
         return Ok(());
@@ -203,7 +204,7 @@ impl Alone {
         Ok(())
     }
 
-    /// The run time of each program and packet, in nanoseconds.
+    /// Returns the run time of each program and packet, in nanoseconds.
     fn costs(&mut self, costs: &[Cost]) -> Result<Vec<(&'static Figure, f64)>> {
         process::on_own_thread(|| {
             live_frames::occupy_one_processor()?;
@@ -225,7 +226,7 @@ impl Alone {
         Ok(least[0] - least[1])
     }
 
-    /// The mean run times of NPL's program and of the empty program.
+    /// Returns the mean run times of NPL's program and of the empty program.
     fn run_both(&mut self, hook: Hook, packet: &Packet) -> Result<[f64; 2]> {
         match hook {
             Hook::Tc(name) => {

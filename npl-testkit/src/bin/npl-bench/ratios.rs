@@ -109,13 +109,13 @@ const fn ratio(workload: Workload, mode: Mode, base: Mode, aim: Option<f64>) -> 
     Ratio { numerator: Case { workload, mode }, denominator: Case { workload, mode: base }, aim }
 }
 
-/// A flood's rate, compared with that of an established flow.
+/// Returns a flood's rate, compared with that of an established flow.
 const fn beside_established(flood: Workload, mode: Mode) -> Ratio {
     Ratio { denominator: Case { workload: Workload::Established, mode }, ..ratio(flood, mode, mode, None) }
 }
 
-/// The cases that `ratios` compare, without duplicates. Cases that share a network are grouped and measured one right
-/// after the other.
+/// Returns the cases that `ratios` compare, without duplicates. Cases that share a network are grouped and measured one
+/// right after the other.
 pub(crate) fn needed_for(ratios: &[Ratio]) -> Vec<Vec<Case>> {
     let mut networks: Vec<Vec<Case>> = Vec::new();
     for case in ratios.iter().flat_map(|ratio| [ratio.denominator, ratio.numerator]) {

@@ -88,7 +88,7 @@ impl Report {
         Ok(Self { rounds, results, ratios: compared, figures })
     }
 
-    /// The report as text with a final line break.
+    /// Returns the report as text with a final line break.
     pub(crate) fn show(&self, format: Format) -> Result<String> {
         if format == Format::Json {
             return Ok(serde_json::to_string_pretty(self).context("write JSON")? + "\n");
@@ -152,7 +152,7 @@ impl Spread {
     }
 }
 
-/// A table whose columns in the range `numbers` are right-aligned.
+/// Returns a table whose columns in the range `numbers` are right-aligned.
 fn table<const N: usize>(preset: TableStyle, header: [&str; N], numbers: Range<usize>) -> Table {
     let mut table = Table::new();
     table.load_style(preset).set_header(header);

@@ -12,8 +12,8 @@ use nix::unistd::Pid;
 use npl_testkit::{process, traffic};
 use socket2::{Domain, Socket, Type};
 
-/// The processors of client and Pod, which in reality are two machines. Without fixed processors, the decisions of the
-/// scheduler would affect the results more than the measured path does.
+/// The processors of client and Pod are fixed, as if both were separate machines. Otherwise, the scheduler's decisions
+/// would affect the results more than the measured path does.
 pub(crate) const CLIENT_CPU: usize = 0;
 pub(crate) const SERVER_CPU: usize = 1;
 
@@ -30,8 +30,8 @@ pub(crate) fn stay_on(cpu: usize) -> Result<()> {
     keep_on(Pid::from_raw(0), cpu)
 }
 
-/// Connects from the least recently used port: after translation, connections that differ only in the node port have
-/// the same flow tuple at the Pod.
+/// Connects from the least recently used client port. Connections from the same client port that differ only in the
+/// node port would have the same flow tuple at the Pod.
 pub(crate) fn connect(server: SocketAddr) -> Result<TcpStream> {
     static CONNECTIONS: AtomicU32 = AtomicU32::new(0);
     let port = port(CONNECTIONS.fetch_add(1, Ordering::Relaxed));
@@ -43,7 +43,7 @@ pub(crate) fn connect(server: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// The port of a connection by its number.
+/// Returns the port of a connection by its number.
 fn port(connection: u32) -> u16 {
     let index = connection % u32::try_from(PORTS.len()).unwrap_or(u32::MAX);
     PORTS.start() + u16::try_from(index).unwrap_or_default()

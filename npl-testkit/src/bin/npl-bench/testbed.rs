@@ -34,8 +34,8 @@ const PORTS_PER_CLIENT: u32 = 50_000;
 /// The random clients of a flood have addresses above this one.
 const FIRST_RANDOM_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(16, 0, 0, 0)), 0);
 
-/// The maximum number of attempts for a sample that loses packets: the host of a virtual machine may pause the
-/// processor that drains a queue.
+/// The maximum number of attempts for a sample that loses packets. Packets may be lost because the host of a virtual
+/// machine pauses the processor that drains a queue.
 const TRIES: u32 = 3;
 
 /// Packets that warm up caches before a measurement.
@@ -59,8 +59,7 @@ impl Mappings {
     }
 }
 
-/// A network with the rules, programs and Pods that its cases need. Dropping this value removes its fields in their
-/// order.
+/// A network with the rules, programs and Pods that its cases need. Fields are dropped in their order.
 pub(crate) struct Testbed {
     meter: Meter,
     ours: Option<Ours>,
@@ -89,7 +88,7 @@ impl Testbed {
         let mappings = Mappings { protocol: workload.segment().protocol(), pod_ip: pod.ip(), count: mode.mappings() };
         let ours = translate(run, &name, mode, &topology, mappings)?;
         if mode.has_conntrack() {
-            // A flow must not expire between two samples. The sysctl is in whole seconds.
+            // A flow must not expire between two samples, so the timeout is one day in seconds.
             topology.node().sysctl("net/netfilter/nf_conntrack_udp_timeout_stream", "86400")?;
         }
         let flows_of = |case: &Case| Ok((*case, flows(*case, &topology, &pod)?));
@@ -133,7 +132,8 @@ impl Testbed {
         Ok(rate)
     }
 
-    /// Empties the table of kernel conntrack, which only has room for the flows of one sample.
+    /// Empties the table of kernel conntrack before a sample, because the table has room for the flows of one sample
+    /// only.
     fn forget_flows(&self, case: Case) -> Result<()> {
         if !case.workload.is_one_flow() && case.mode.has_conntrack() {
             self.topology.node().forget_connections()?;
@@ -161,7 +161,8 @@ impl Testbed {
         self.meter.turn_to(flows)
     }
 
-    /// The run time of NPL's first program per packet in nanoseconds, from the kernel's accounting of one sample.
+    /// Returns the run time of NPL's first program per packet in nanoseconds, from the kernel's accounting of one
+    /// sample.
     ///
     /// The kernel reads its clock before and after every program. To exclude this cost, the run time of an empty
     /// program for the same packets is subtracted.
@@ -186,7 +187,7 @@ impl Testbed {
     }
 }
 
-/// The traffic of a case. Opens the flow of a workload of one flow.
+/// Returns the traffic of a case. If the workload has only one flow, opens this flow.
 fn flows(case: Case, topology: &Topology, pod: &Pod) -> Result<Flows> {
     let Case { workload, mode } = case;
     let (first, mappings) = mode.flows_to();
@@ -211,7 +212,8 @@ fn flows(case: Case, topology: &Topology, pod: &Pod) -> Result<Flows> {
     Ok(Flows { frame, clients, entry: case.entry(), mappings, arrival })
 }
 
-/// Replies of an established flow: sent by the Pod, counted at the client if they come from `server`.
+/// Returns replies of an established flow. The Pod sends them, and those with `server` as source address are counted at
+/// the client.
 fn replies(case: Case, topology: &Topology, pod: &Pod, server: SocketAddr) -> Result<Flows> {
     let client = establish(topology, pod, server)?;
     let pod_end = SocketAddr::from((pod.ip(), FIRST_POD_PORT));
@@ -277,7 +279,7 @@ fn translate(run: &Run, name: &str, mode: Mode, topology: &Topology, mappings: M
 }
 
 /// Makes the uplink's driver accept frames that the client's device sends without a socket, with or without an XDP
-/// program, and makes the client complete checksums, which XDP programs expect.
+/// program. Also makes the client complete checksums, because XDP programs expect complete ones.
 fn join_drivers(client: &Client) -> Result<()> {
     client.uplink.set_offloads(&[Offload::Gro], true)?;
     client.device.set_offloads(&[Offload::TxChecksum], false)

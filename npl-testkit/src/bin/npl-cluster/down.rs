@@ -36,8 +36,8 @@ pub(crate) fn run(chosen: Option<&str>, is_all: bool) -> Result<()> {
     Ok(())
 }
 
-/// The clusters to remove. Returns an error if several clusters run and neither `--cluster` nor `--all` is given,
-/// because some of the clusters may belong to another user.
+/// Returns the clusters to remove, or an error if several clusters run and neither `--cluster` nor `--all` is given,
+/// because some of them may belong to another user.
 fn to_end(up: &[String], chosen: Option<&str>, is_all: bool) -> Result<Vec<String>> {
     let ids = || up.join(", ");
     match chosen {

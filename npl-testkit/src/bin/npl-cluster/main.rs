@@ -129,6 +129,6 @@ fn complain(message: &str) {
 }
 
 fn say(line: &str) {
-    // Ignore a closed pipe.
+    // An error means that the reader has closed the pipe, so it is ignored.
     drop(writeln!(io::stdout(), "{line}"));
 }

@@ -50,7 +50,7 @@ impl State {
         fs::rename(&new, &file).with_context(|| format!("create {}", file.display()))
     }
 
-    /// All clusters whose owner is alive, with the owner's PID.
+    /// Returns all clusters whose owner is alive, with the owner's PID.
     pub(crate) fn all() -> Vec<(Self, u32)> {
         let read = |id: &String| -> Option<(Self, u32)> {
             let owner = run::owner(id)?;
@@ -60,7 +60,7 @@ impl State {
         run::ids().iter().filter_map(read).collect()
     }
 
-    /// The chosen cluster, or the only one.
+    /// Returns the chosen cluster, or the only one.
     pub(crate) fn find(chosen: Option<&str>) -> Result<Self> {
         let all: Vec<Self> = Self::all().into_iter().map(|(state, _)| state).collect();
         let ids = all.iter().map(|state| state.id.as_str()).collect::<Vec<_>>().join(", ");

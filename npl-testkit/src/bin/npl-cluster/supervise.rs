@@ -19,7 +19,7 @@ pub(crate) const LOG: &str = "supervisor.log";
 
 /// Starts the cluster, prints its identifier to standard output, and keeps it until a signal arrives.
 pub(crate) fn run(arguments: &UpArguments) -> Result<()> {
-    // A Ctrl-C at the terminal is meant for `up`, which forwards it.
+    // In its own session, this process gets no signal from a Ctrl-C at the terminal; `up` forwards the signal.
     setsid().context("leave the terminal's session")?;
     interrupt::watch()?;
     let run = Run::start()?;

@@ -39,14 +39,15 @@ pub(crate) fn run(arguments: &UpArguments) -> Result<()> {
     access::look_around(&State::find(Some(&id))?)
 }
 
-/// Reads the one line that an owner prints. If there is none, the owner has printed the error to standard error.
+/// Reads the line with the identifier that an owner prints. If there is no line, the owner has printed an error to
+/// standard error.
 fn wait_for_identifier(owner: &mut Child) -> Result<String> {
     let stdout = owner.stdout.take().context("open the output of the cluster's owner")?;
     let (sender, line) = mpsc::channel();
     thread::spawn(move || {
         let mut text = String::new();
         let read = BufReader::new(stdout).read_line(&mut text);
-        // Sending fails only if the receiver was dropped after a timeout.
+        // Sending fails only if the receiver was dropped after a timeout, so the error is ignored.
         drop(sender.send(read.map(|_length| text)));
     });
     let waited = poll::until("the readiness of the cluster", LIMIT, || line.try_recv().ok());

@@ -37,7 +37,7 @@ const WATCH_LIMIT: Duration = Duration::from_mins(2);
 /// The time limit of the agent's shutdown.
 const AGENT_GRACE: Duration = Duration::from_secs(10);
 
-/// The parts of the environment, which are removed in field order, the run last.
+/// The parts of the environment. Fields are dropped in order: the run, which removes all remaining objects, is last.
 #[derive(Debug)]
 pub(crate) struct Environment {
     pub(crate) agent: Agent,
@@ -85,7 +85,7 @@ impl Environment {
         Ok(env)
     }
 
-    /// Adds a Pod as scheduler, CNI plug-in and kubelet do.
+    /// Adds a Pod, as scheduler, CNI plug-in and kubelet would together.
     pub(crate) fn add_pod(&mut self, name: &str) -> Result<()> {
         let ports = vec![Port::new("http", TCP_PORT, Protocol::Tcp), Port::new("dns", UDP_PORT, Protocol::Udp)];
         self.cluster.create_pod(&PodObject::new(NAMESPACE, name, NODE, SERVICE).with_ports(ports))?;

@@ -58,7 +58,7 @@ pub(crate) fn wait_for_route(env: &Environment, pod: &str) -> Result<(Vec<Entry>
     Ok((entries, seen.at))
 }
 
-/// The entry of a Pod for a protocol.
+/// Returns the entry of a Pod for a protocol.
 pub(crate) fn entry<'a>(routes: &'a Routes, pod: &str, protocol: Protocol) -> Result<&'a Entry> {
     let entries = routes.get(pod).with_context(|| format!("{pod} has no annotation"))?;
     entries

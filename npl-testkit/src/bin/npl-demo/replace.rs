@@ -30,7 +30,7 @@ pub(crate) fn run(report: &mut Report, env: &mut Environment, mut routes: Routes
     let load = Load::start(env.client(), RATE, requests(env, &routes));
     load.wait_for_answers(ANSWERS, LIMIT)?;
     let abandoned = entry(&routes, OLD, Protocol::Tcp)?.address();
-    // A load balancer also stops sending to a Pod whose object is deleted.
+    // The requests to the old Pod end before its deletion, as a load balancer stops sending to a Pod that is deleted.
     routes.remove(OLD);
     load.replace(requests(env, &routes));
     env.remove_pod(OLD)?;
@@ -64,7 +64,7 @@ pub(crate) fn run(report: &mut Report, env: &mut Environment, mut routes: Routes
     Ok(routes)
 }
 
-/// One request per Pod and protocol.
+/// Returns one request per Pod and protocol.
 pub(crate) fn requests(env: &Environment, routes: &Routes) -> Vec<Request> {
     let client = env.client_ip();
     let each = routes.iter().flat_map(|(pod, entries)| entries.iter().map(move |entry| (pod, entry)));

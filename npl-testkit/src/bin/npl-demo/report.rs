@@ -31,7 +31,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// With `as_text`, prints text while the demo runs; otherwise JSON at the end.
+    /// Creates a report that prints text while the demo runs if `as_text` is set, and otherwise JSON at the end.
     pub(crate) fn new(as_text: bool) -> Self {
         Self { as_text, start: Instant::now(), steps: 0, is_published: false, claims: Vec::new(), data: Map::new() }
     }
@@ -125,7 +125,7 @@ pub(crate) fn milliseconds(time: Duration) -> String {
 fn print(line: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{line}").and_then(|()| out.flush()) {
-        // Ignore a closed pipe.
+        // A closed pipe is no error: the reader has seen enough.
         Err(err) if err.kind() != io::ErrorKind::BrokenPipe => Err(err).context("write to standard output"),
         _written => Ok(()),
     }

@@ -64,7 +64,7 @@ impl Load {
             let (shared, interval) = (Arc::clone(&shared), Duration::from_secs(1) * CLIENTS / RATE);
             let first = Instant::now() + interval * number / CLIENTS;
             load.stops.push(stop);
-            // A thread inherits the network namespace of the thread that starts it.
+            // The client inherits the network namespace of the thread that starts it, and so sends from `netns`.
             let spawn = move || thread::spawn(move || work(&shared, port, client, first, interval, &stopped));
             load.workers.push(netns.run(spawn).unwrap());
         }
@@ -87,7 +87,7 @@ impl Drop for Load {
     fn drop(&mut self) {
         self.stops.clear();
         for worker in self.workers.drain(..) {
-            // A panicked worker has already printed its message.
+            // A worker that panicked has already printed its message, so the error is ignored.
             drop(worker.join());
         }
     }
@@ -128,7 +128,8 @@ pub(crate) fn request(port: u16, client: Ipv4Addr) -> Result<String> {
     stream.read_to_string(&mut text).context("read the answer")?;
     let status = text.lines().next().unwrap_or_default();
     ensure!(status.starts_with("HTTP/1.1 200"), "the load balancer answered `{status}`");
-    // The answer is one JSON object. With chunked transfer encoding, the size of the chunk surrounds the object.
+    // Take the text from the first to the last brace: the answer is one JSON object, and chunked transfer encoding adds
+    // lines before and after it.
     let object = text.find('{').zip(text.rfind('}')).and_then(|(from, to)| text.get(from..=to));
     let answer: Answer = serde_json::from_str(object.context("an answer without an object")?).context("parse")?;
     ensure!(answer.client.ip() == client, "{} observed the client {}", answer.pod, answer.client);

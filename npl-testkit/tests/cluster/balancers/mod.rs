@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests Envoy, `HAProxy`, nginx, Caddy and Traefik outside of the cluster during rollouts, restarts and outages. Their
-//! configuration is that of docs/load-balancers.md, except for addresses. A Pod of the Service must answer every
+//! configuration is taken from docs/load-balancers.md, with other addresses. A Pod of the Service must answer every
 //! request.
 
 mod load;

@@ -24,11 +24,12 @@ const FEED: &str = "deploy/npl-feed.yaml";
 /// The port of the first load balancer; each further load balancer has the next port.
 const FIRST_PORT: u16 = 8000;
 
-/// The time between two lists of the Service's Pods, shorter than the life of every Pod that answers.
+/// The time between two lists of the Service's Pods. Every Pod that answers exists for longer, so that it appears in a
+/// list.
 const LIST_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The shortest time in which Caddy gives up a request: 16 retries at intervals of 50 ms (`lb_retries` and
-/// `lb_try_interval`).
+/// The shortest time after which Caddy gives up a request: 16 retries (`lb_retries`) at intervals of 50 ms
+/// (`lb_try_interval`).
 const CADDY_RETRIES: Duration = Duration::from_millis(16 * 50);
 
 /// A load balancer under load. When this value is dropped, the load ends before the load balancer.
@@ -88,9 +89,9 @@ impl Scene {
         self.observe(world, event, run, |_name, _took| 0);
     }
 
-    /// Runs an event as [`Self::during`] does, while no replica of the feed runs. Caddy looks up the address of a
-    /// member for each new connection to a Pod. Without a replica, each client of Caddy loses one request per sequence
-    /// of retries; the other load balancers keep the addresses and lose none.
+    /// Runs an event as [`Self::during`] does, while no replica of the feed runs. Without a replica, each client of
+    /// Caddy may lose one request per sequence of retries, because Caddy looks up a member's address for each new
+    /// connection to a Pod. The other load balancers keep the addresses and must lose no request.
     pub(crate) fn during_outage_of_the_feed(&mut self, world: &mut World, event: &str, run: impl FnOnce(&mut World)) {
         let sequences = |took: Duration| took.as_millis() / CADDY_RETRIES.as_millis() + 1;
         let most = |name: &str, took| {
@@ -188,7 +189,7 @@ impl Names {
         let (client, names) = (client.clone(), Arc::clone(&seen));
         let worker = thread::spawn(move || {
             loop {
-                // The API server is down during one of the events.
+                // An error is ignored, because the API server is down during one of the events.
                 let list = client.get(&pods_with_label(NAMESPACE, "load=yes")).unwrap_or_default();
                 let name = |pod: &serde_json::Value| pod["metadata"]["name"].as_str().map(str::to_owned);
                 names.lock().unwrap().extend(list["items"].as_array().into_iter().flatten().filter_map(name));
@@ -204,7 +205,7 @@ impl Names {
 impl Drop for Names {
     fn drop(&mut self) {
         self.stop = None;
-        // A panicked worker has already printed its message.
+        // A worker that panicked has already printed its message, so the error is ignored.
         drop(self.worker.take().map(JoinHandle::join));
     }
 }

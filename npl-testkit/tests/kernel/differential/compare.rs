@@ -90,7 +90,7 @@ fn remove_early_fragments(frames: &mut Vec<Frame>) {
     frames.retain(|frame| of_node(frame) || !translated.contains(&fragment_offset(&frame.bytes)));
 }
 
-/// The source address of a frame's packet.
+/// Returns the source address of a frame's packet.
 fn source(frame: &[u8]) -> Option<IpAddr> {
     match frame[12] {
         0x08 => Some(<[u8; 4]>::try_from(frame.get(L3 + 12..L3 + 16)?).ok()?.into()),
@@ -99,8 +99,8 @@ fn source(frame: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Clears fields whose values each kernel chooses: identifications of the Node's own packets and of IPv6 fragments.
-/// Sorts fragments by offset.
+/// Clears fields whose values each Node's kernel chooses: the identification in the Node's own packets and in IPv6
+/// fragments. Sorts fragments by offset.
 fn normalize(frames: &mut [Frame], is_from_node: bool, are_fragments: bool) {
     for Frame { bytes, .. } in frames.iter_mut() {
         match (bytes[12], is_from_node) {
@@ -142,7 +142,7 @@ fn is_node(ip: IpAddr) -> bool {
     Family::ALL.into_iter().any(|family| node_addresses(family).contains(&ip))
 }
 
-/// The end of a frame's packet according to its IP header, or the end of the frame if the header is truncated.
+/// Returns the end of a frame's packet according to its IP header, or the end of the frame if the header is truncated.
 pub(super) fn end_of_packet(frame: &[u8]) -> usize {
     let (length_field, header_end) = match frame[12] {
         0x08 => (L3 + 2, L3),

@@ -18,7 +18,7 @@ use super::packet_fields::PacketFields;
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) from: Endpoint,
-    /// The frames; if there are several, they are the fragments of one datagram.
+    /// The frame, or several frames that are the fragments of one datagram.
     pub(super) frames: Vec<Vec<u8>>,
     pub(super) exception: Option<Exception>,
     /// Index into [`SERVICES`], and the index of the Node's address that the client uses.
@@ -27,7 +27,7 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// A step of the first service, through the Node's first address.
+    /// Creates a step of the first service, through the Node's first address.
     pub(super) const fn new(from: Endpoint, frames: Vec<Vec<u8>>) -> Self {
         Self { from, frames, exception: None, service: 0, address: 0 }
     }
@@ -61,7 +61,7 @@ pub(super) enum Opening {
     Handshake,
     /// The first packet is a SYN or INIT, which the client retransmits; a SYN also has the flags `ECE` and `CWR`.
     Negotiated,
-    /// The first packet is from the middle of the stream, which kernel conntrack accepts as the start of a TCP
+    /// The first packet is from the middle of the stream. Kernel conntrack accepts such a packet as the start of a TCP
     /// connection, but not of an SCTP association.
     MidStream,
     Refused,
@@ -128,7 +128,7 @@ impl Addresses {
         }
     }
 
-    /// The endpoint that a sender's frames leave from.
+    /// Returns the endpoint that a sender's frames leave from.
     const fn endpoint(&self, sender: Sender) -> Endpoint {
         match sender {
             Sender::Client => Endpoint::Client,
@@ -156,7 +156,7 @@ struct Writer<'t> {
     steps: Vec<Step>,
 }
 
-/// The steps of a connection, from a client at this address and port.
+/// Returns the steps of a connection, from a client at this address and port.
 pub(super) fn steps(connection: &Connection, client: SocketAddr) -> Vec<Step> {
     let service = &SERVICES[connection.service];
     let addresses = Addresses {
@@ -368,7 +368,7 @@ const ETHERNET: usize = 14;
 const ECE: u8 = 0x40;
 const CWR: u8 = 0x80;
 
-/// The index of the first fragment among the frames.
+/// Returns the index of the first fragment among the frames.
 fn first_fragment(fields: &PacketFields, frames: &[Vec<u8>]) -> usize {
     use super::packet_fields::Order::{Ascending, Descending, FirstLast, LastFirst};
     match fields.fragmentation.map(|fragmentation| fragmentation.order) {
@@ -378,7 +378,7 @@ fn first_fragment(fields: &PacketFields, frames: &[Vec<u8>]) -> usize {
     }
 }
 
-/// The offset of the transport header in a packet.
+/// Returns the offset of the transport header in a packet.
 fn transport_offset(packet: &[u8]) -> usize {
     if packet[0] >> 4 == 4 {
         return usize::from(packet[0] & 0xf) * 4;

@@ -21,13 +21,14 @@ use crate::oracle::PROTOCOLS;
 pub(super) struct Case {
     connections: Vec<Connection>,
     single_packets: Vec<SinglePacket>,
-    /// The index of the queue from which each next step is taken; the remaining queues follow in order.
+    /// For each step, the index of the queue from which the step is taken. Steps that remain at the end follow queue by
+    /// queue.
     schedule: Vec<u8>,
 }
 
 impl Case {
-    /// The steps of all connections and single packets, in the order of the schedule. `number` selects the client's
-    /// address, so that cases with different numbers share no address.
+    /// Returns the steps of all connections and single packets, in the order of the schedule. `number` selects the
+    /// client's address, so that cases with different numbers share no address.
     pub(super) fn steps(&self, number: u16) -> Vec<Step> {
         let client = |family, index: usize| -> SocketAddr {
             (client(family, number), 20_000 + u16::try_from(index).unwrap()).into()
@@ -50,7 +51,7 @@ impl Case {
     }
 }
 
-/// The client address of a case number.
+/// Returns the client address of a case number.
 pub(super) fn client(family: Family, number: u16) -> IpAddr {
     let [high, low] = number.to_be_bytes();
     match family {
@@ -94,7 +95,7 @@ fn senders() -> impl Strategy<Value = Sender> {
 }
 
 fn actions(family: Family, protocol: Protocol, pod: usize) -> impl Strategy<Value = Action> {
-    // No flag, each of PSH, URG, ECE and CWR, and all four.
+    // The flags PSH, URG, ECE and CWR: none, each alone, and all four.
     let flags = select(&[0, 0x08, 0x20, 0x40, 0x80, 0xe8][..]);
     // The CRC in a quoted SCTP packet differs between the Nodes (see `Exception::QuotedCrc`), so the quote must not
     // contain the CRC.
@@ -103,7 +104,8 @@ fn actions(family: Family, protocol: Protocol, pod: usize) -> impl Strategy<Valu
     } else {
         prop_oneof![8..18_u16, 20..40_u16, Just(1000)].boxed()
     };
-    // The Node answers large packets with its own ICMP error, whose quote is longer.
+    // Large SCTP packets are excluded: the Node answers them with its own ICMP error, whose longer quote contains the
+    // CRC.
     let of_large = u32::from(protocol != Protocol::Sctp);
     prop_oneof![
         6 => (senders(), sizes(), flags.clone(), packet_fields(family, protocol))
@@ -144,7 +146,7 @@ fn pieces(family: Family, pod: usize) -> impl Strategy<Value = (Sender, Fragment
     })
 }
 
-/// Packets that exceed the MTU of the next link: to a Pod with a smaller MTU, and from a Pod with a larger MTU.
+/// Returns packets that exceed the MTU of the next link: to a Pod with a smaller MTU, and from a Pod with a larger MTU.
 fn large(pod: usize) -> impl Strategy<Value = (Sender, u16, PacketFields)> {
     let (sender, sizes) = match pod {
         NARROW => (Sender::Client, 1320..1420_u16),

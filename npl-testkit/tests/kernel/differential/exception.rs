@@ -16,14 +16,15 @@ use crate::prog_run::fragments::{L3, V6_HEADER};
 /// Why the results of a step on both Nodes differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Exception {
-    /// Kernel conntrack assigns the packet to no connection and leaves it to the host. NPL translates each request
-    /// independently of its connection, and the Pod's stack accepts or rejects the packet.
+    /// Kernel conntrack assigns the packet to no connection, so the kernel does not translate the packet. NPL
+    /// translates each request whatever its connection is, and the Pod's stack accepts or rejects the packet.
     NotTracked,
     /// Does the same as [`Self::NotTracked`], for a packet with one random byte: the results may differ or be equal.
     Broken,
     /// The kernel drops an ICMP error with a wrong checksum; NPL forwards it, and the checksum stays wrong.
     WrongIcmpChecksum,
-    /// The kernel drops an error that quotes less than eight bytes of the transport header; NPL needs only the ports.
+    /// The kernel drops an ICMP error that quotes less than eight bytes of the transport header. NPL translates the
+    /// error, because NPL needs only the ports.
     ShortQuote,
     /// The quote ends right after the TCP checksum: the kernel leaves the checksum unchanged, NPL updates it.
     QuoteEndsAtChecksum,
@@ -37,9 +38,9 @@ pub(super) enum Exception {
     NotWhole,
     /// The kernel removes the fragment header of an unfragmented datagram; NPL keeps it.
     LoneFragment,
-    /// One client port reaches one Pod port through two NAT addresses: the kernel gives the second connection another
-    /// client port, NPL keeps the client port. Replies follow the newer UDP request. Of two TCP connections, the first
-    /// is not affected.
+    /// One client port reaches one Pod port through two NAT addresses. The kernel gives the second connection another
+    /// client port; NPL keeps the client port. With UDP, replies follow the newer request. With TCP, the first
+    /// connection is not affected.
     TupleConflict,
     /// Only in redirect and offload mode: a packet that no router forwards, because of a wrong header checksum,
     /// hop-by-hop options or an invalid source. The kernel's forwarding drops it; NPL bypasses the stack, and the
@@ -48,7 +49,7 @@ pub(super) enum Exception {
 }
 
 impl Exception {
-    /// The possible difference for an ICMP error that quotes this number of bytes of a transport header.
+    /// Returns the exception for an ICMP error that quotes this number of bytes of a transport header, if any.
     pub(super) fn of_quote(protocol: Protocol, bytes: usize) -> Option<Self> {
         match bytes {
             4..8 => Some(Self::ShortQuote),
@@ -121,7 +122,7 @@ impl Exception {
         Err(format!("{self:?}, but the kernel forwards {frames:02x?}\ninstead of {expected:02x?}\nfor {step:02x?}"))
     }
 
-    /// The kernel's frame must equal NPL's expected frame, except for the client port.
+    /// Checks that the kernel's frame equals NPL's expected frame, except for the client port.
     fn check_other_port(self, step: &Step, expected: &[Frame], kernel: &[Frame]) -> Result<(), String> {
         let [Frame { bytes, tag }] = expected else { return Err(format!("{self:?} of {expected:02x?}")) };
         let mut other = bytes.clone();
@@ -170,7 +171,7 @@ impl Exception {
 /// Length of an ICMP error's header, which precedes the quote.
 const QUOTE: usize = 8;
 
-/// The source address and port of a frame.
+/// Returns the source address and port of a frame.
 fn source(frame: &[u8]) -> Option<SocketAddr> {
     let mut packet = Packet::parse(frame).ok()?;
     let ip = packet.source_ip();

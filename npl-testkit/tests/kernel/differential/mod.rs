@@ -62,7 +62,7 @@ struct Runner {
 
 impl Runner {
     fn new(mode: Mode) -> Self {
-        // All threads run on one processor, which handles packets in the order in which they were sent.
+        // All threads run on one processor, so that packets are handled in the order in which they were sent.
         stay_on_this_processor();
         Self { pair: NodePair::new(mode), summary: Summary::default(), cases: FIRST_CASE }
     }

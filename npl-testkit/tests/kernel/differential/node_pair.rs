@@ -37,7 +37,7 @@ const PODS: usize = 3;
 const NARROW_MTU: u32 = 1400;
 pub(super) const WIDE_MTU: u32 = 1600;
 
-/// Time limit for a frame to arrive; a wait reaches this limit only if the frame is lost.
+/// The time limit for a frame to arrive. A wait takes this long only if the frame is lost.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The UDP port of markers. A marker is the last packet of a step: when the marker arrives, all packets before it have
@@ -73,7 +73,7 @@ impl Endpoint {
     }
 }
 
-/// A locally administered link-layer address.
+/// Returns a locally administered link-layer address.
 fn link_address(last: u8) -> [u8; 6] {
     [2, 0, 0, 0, 0x4e, last]
 }
@@ -103,7 +103,7 @@ pub(super) struct TestNode {
     client: Tap,
     pods: [Tap; PODS],
     markers: u64,
-    /// The Node's namespaces, which are dropped after the sockets at the Node's devices.
+    /// The Node's namespaces. This field is last, so that the sockets at the Node's devices are closed first.
     _world: World,
 }
 
@@ -154,7 +154,7 @@ impl NodePair {
         }
         set_addresses(npl.datapath(), &Family::ALL.map(node_addresses).concat());
 
-        // The sysctls of kernel conntrack exist only after the rules have loaded its module.
+        // Install the rules first: they load kernel conntrack's module, without which its sysctls do not exist.
         let kernel = world();
         oracle::install(kernel.node(), &translations());
         for node in [npl.node(), kernel.node()] {
@@ -180,30 +180,30 @@ fn translations() -> Vec<Translation> {
     all
 }
 
-/// The Node's addresses. The Node itself never uses the second address as a source.
+/// Returns the Node's addresses. The Node itself never uses the second address as a source.
 pub(super) fn node_addresses(family: Family) -> [IpAddr; 2] {
     let [first, second] =
         if family == Family::V4 { ["192.0.2.10", "192.0.2.11"] } else { ["2001:db8:0:1::10", "2001:db8:0:1::11"] };
     [first.parse().unwrap(), second.parse().unwrap()]
 }
 
-/// A Pod's address.
+/// Returns a Pod's address.
 pub(super) fn pod_ip(family: Family, pod: usize) -> IpAddr {
     let number = pod + 1;
     let text = if family == Family::V4 { format!("10.244.0.{number}") } else { format!("fd00:10:244::{number}") };
     text.parse().unwrap()
 }
 
-/// The Pod address and port of a service.
+/// Returns the Pod address and port of a service.
 pub(super) fn backend(family: Family, service: &Service) -> SocketAddr {
     (pod_ip(family, service.pod), service.pod_port).into()
 }
 
-/// A Node without any translator.
+/// Creates a Node without any translator.
 fn world() -> World {
     let world = World::bare(u8::try_from(PODS).unwrap(), Options::default());
     let (node, client) = (world.node(), world.topology.client());
-    // The kernel must not suppress ICMP errors by its rate limit.
+    // The rate limit for ICMP errors is off, so that the kernel suppresses none.
     node.sysctl("net/ipv4/icmp_ratelimit", "0").unwrap();
     node.sysctl("net/ipv4/icmp_ratemask", "0").unwrap();
     node.sysctl("net/ipv6/icmp/ratelimit", "0").unwrap();
@@ -230,7 +230,8 @@ fn world() -> World {
     world
 }
 
-/// Adds permanent neighbor entries, because a frame that waits for neighbor resolution would arrive after later frames.
+/// Adds permanent neighbor entries. Otherwise, a frame would wait for neighbor resolution, and arrive after later
+/// frames.
 fn add_neighbors(world: &World) {
     let add = |ip: IpAddr, device: &str, address| {
         let line = format!("neigh replace {ip} lladdr {} dev {device} nud permanent", shown(address));
@@ -255,7 +256,7 @@ impl TestNode {
         let client = Tap::open(&world.topology.client().device);
         let pods = std::array::from_fn(|pod| Tap::open(&world.pods[pod].0.device));
         let mut node = Self { client, pods, markers: 0, _world: world };
-        // Frames that arrived before the first step are discarded.
+        // Discard frames that arrived before the first step.
         node.settle();
         node
     }

@@ -85,7 +85,7 @@ impl PacketFields {
         fragmentation: None,
     };
 
-    /// The frames of a packet: one frame, or all its fragments.
+    /// Returns the frames of a packet: one frame, or all its fragments.
     pub(super) fn frames(&self, packet: &Packet, from: Endpoint) -> Vec<Vec<u8>> {
         let mut packet = packet.clone();
         packet.ethernet = Some(from.ethernet());

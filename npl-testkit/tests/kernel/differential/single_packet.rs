@@ -46,7 +46,7 @@ pub(super) enum Kind {
 }
 
 impl SinglePacket {
-    /// The packet as a step, from a client at this address and port.
+    /// Returns the packet as a step, from a client at this address and port.
     pub(super) fn step(&self, client: SocketAddr) -> Step {
         let node = node_addresses(self.family)[0];
         let mapped: SocketAddr = (node, NODE_PORT).into();
@@ -65,7 +65,7 @@ impl SinglePacket {
                 (Endpoint::Client, self.packet(client, mapped, SYN))
             }
         };
-        // A corrupted packet may become a fragment and needs its own identification.
+        // Each packet has its own identification, because a corrupted packet may become a fragment.
         let identification =
             if matches!(self.kind, Kind::Corrupted { .. }) { client.port() } else { self.fields.identification };
         let mut frames = PacketFields { identification, ..self.fields.clone() }.frames(&packet, from);
@@ -110,7 +110,8 @@ impl SinglePacket {
 /// A link-layer address that no device has.
 const UNUSED_ADDRESS: &[u8] = &[2, 0, 0, 0, 0x4e, 0x77];
 
-/// TCP flags that conntrack accepts as the start of a connection, also mid-stream, and some that it does not.
+/// TCP flags that kernel conntrack accepts as the start of a connection, including the middle of a stream, and some
+/// flags that it does not accept.
 pub(super) const FLAGS: [u8; 5] = [SYN, ACK, ACK | PSH, SYN | ACK, RST];
 
 /// Adds VLAN tags to a frame, the outermost first.
@@ -119,7 +120,7 @@ pub(super) fn tag(frame: &mut Vec<u8>, tags: &[u16]) {
     frame.splice(12..12, bytes);
 }
 
-/// Changes one header byte outside of the addresses; a changed address would be a different test.
+/// Changes one header byte other than those of the addresses, because a changed address would be a different test.
 fn corrupt(frame: &mut [u8], position: u8, value: u8, is_summed: bool) {
     let is_v4 = frame[12] == 0x08;
     let (before, header) = if is_v4 { (12, V4_HEADER) } else { (8, V6_HEADER) };
@@ -160,7 +161,7 @@ fn is_tracked(frame: &[u8]) -> bool {
             transport.len() >= 8
                 && (8..=transport.len()).contains(&usize::from(u16::from_be_bytes([transport[4], transport[5]])))
         }
-        // The payload of a TCP or UDP packet contains no valid SCTP chunks.
+        // If the corruption has changed the protocol to SCTP, the payload contains no valid SCTP chunks.
         132 => false,
         _ => true,
     }

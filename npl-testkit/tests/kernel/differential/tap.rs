@@ -108,7 +108,7 @@ fn set(socket: &Socket, level: libc::c_int, option: libc::c_int, value: libc::c_
     assert_eq!(status, 0, "{}", io::Error::last_os_error());
 }
 
-/// The kernel's metadata of a frame.
+/// Returns the kernel's metadata of a frame.
 ///
 /// # Safety
 ///

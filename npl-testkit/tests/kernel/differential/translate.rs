@@ -37,7 +37,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Layout of a packet whose ethertype is that of this family, whatever its version field contains.
+    /// Returns the layout of a packet by the family of its ethertype; the packet's version field may contradict the
+    /// ethertype.
     pub(super) fn of(family: Family, ip: &[u8]) -> Option<Self> {
         if family == Family::V4 {
             let is_later = u16::from_be_bytes([*ip.get(6)?, *ip.get(7)?]) & 0x1fff != 0;
@@ -59,7 +60,7 @@ impl Layout {
         if matches!(self.family, Family::V4) { (12, 4) } else { (8, 16) }
     }
 
-    /// The bytes of addresses and ports, which the TCP and UDP checksums cover.
+    /// Returns the bytes of addresses and ports, which the TCP and UDP checksums cover.
     fn covered(self, ip: &[u8]) -> Vec<u8> {
         let (at, size) = self.addresses();
         let ports = ip.get(self.transport..self.transport + 4).unwrap_or_default();
@@ -67,7 +68,7 @@ impl Layout {
     }
 }
 
-/// The translated frames of a step, as the receiver gets them after one hop.
+/// Returns the translated frames of a step, as the receiver gets them after one hop.
 pub(super) fn translated(step: &Step) -> Vec<Vec<u8>> {
     step.frames.iter().map(|frame| translate(frame, step)).collect()
 }
@@ -95,20 +96,20 @@ fn translate(frame: &[u8], step: &Step) -> Vec<u8> {
     }
     readdress(family, &mut ip, side, to);
     decrement_ttl(&mut ip, family);
-    // If the header extends beyond the packet's end, the program has translated the whole header; the receiver gets it
-    // truncated.
+    // If the header extends beyond the packet's end, the program has translated the whole header, but the receiver gets
+    // only the part before the end.
     ip.truncate(end_of_packet(&frame) - L3);
     let link = if step.from == Endpoint::Client { Endpoint::Pod(service.pod) } else { Endpoint::Client };
     let ethernet = link.ethernet();
     [ethernet.source.as_slice(), &ethernet.destination, &frame[12..L3], &ip].concat()
 }
 
-/// The address family of a frame's ethertype.
+/// Returns the address family of a frame's ethertype.
 pub(super) fn family(frame: &[u8]) -> Family {
     if frame[12] == 0x08 { Family::V4 } else { Family::V6 }
 }
 
-/// A frame without its VLAN tag.
+/// Returns a frame without its VLAN tag.
 pub(super) fn untagged(frame: &[u8]) -> Vec<u8> {
     let rest_start = if frame[12..14] == [0x81, 0x00] { 16 } else { 12 };
     [&frame[..12], &frame[rest_start..]].concat()
@@ -158,7 +159,7 @@ pub(super) fn adjust(ip: &mut [u8], at: usize, old: &[u8], new: &[u8]) {
     field.copy_from_slice(&(!sum).to_be_bytes());
 }
 
-/// Updates a checksum as [`adjust`] does, for UDP, where the value zero means "no checksum".
+/// Updates a UDP checksum as [`adjust`] does, and keeps zero, which means "no checksum".
 fn adjust_datagram(ip: &mut [u8], at: usize, old: &[u8], new: &[u8]) {
     if matches!(ip.get(at..at + 2), None | Some(&[0, 0])) {
         return;
@@ -169,8 +170,8 @@ fn adjust_datagram(ip: &mut [u8], at: usize, old: &[u8], new: &[u8]) {
     }
 }
 
-/// Updates a CRC for changed content. A CRC is linear, so the bytes that are missing in the quote may be replaced by
-/// zeros, because they do not change.
+/// Updates a CRC for changed content. Bytes that are missing in the quote do not change, so they can be taken as zeros,
+/// because a CRC is linear.
 fn adjust_crc(ip: &mut [u8], before: &[u8], layout: Layout) {
     let at = layout.transport + 8;
     let Some(field) = before.get(at..at + 4).filter(|field| **field != [0; 4]) else { return };
@@ -196,7 +197,7 @@ fn decrement_ttl(ip: &mut [u8], family: Family) {
     adjust(ip, 10, &before, &[ip[8], ip[9]].map(u8::from));
 }
 
-/// Length in bytes of the IPv4 header with its options: at least 20, and otherwise at most that of the frame.
+/// Length in bytes of the IPv4 header with its options: at least 20, and no more than the frame contains.
 pub(super) fn header_length(frame: &[u8]) -> usize {
     let Some(first) = frame.get(L3) else { return V4_HEADER };
     let length = usize::from(first & 0x0f) * 4;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets that provoke the traps of docs/traps.md, by the numbers of the traps.
+//! Packets that provoke the traps of docs/traps.md, listed by the numbers of the traps.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -59,7 +59,7 @@ impl Scene {
         self.family == Family::V4
     }
 
-    /// An address and port of the client, by number.
+    /// Returns an address and port of the client, by number.
     fn client_at(&self, number: u16) -> SocketAddr {
         (self.client, 20_000 + number).into()
     }
@@ -99,7 +99,7 @@ fn step(packet: &Packet, from: Endpoint, fields: &PacketFields) -> Step {
     Step::new(from, fields.frames(packet, from))
 }
 
-/// A step with frames that [`Packet`] cannot represent.
+/// Returns a step with frames that [`Packet`] cannot represent.
 fn frames(frames: Vec<Vec<u8>>) -> Step {
     Step::new(Endpoint::Client, frames)
 }
@@ -130,7 +130,7 @@ fn zero_checksums(scene: &Scene) -> Vec<Step> {
     let none = PacketFields { checksum: Checksum::Zero, ..PacketFields::PLAIN };
     let mut steps =
         scene.connection(0, Protocol::Udp, BOTH.map(|sender| send(sender, 9, none.clone())).to_vec(), Ending::None);
-    // The last two payload bytes make the checksum zero.
+    // The last two payload bytes are chosen so that the checksum is zero.
     for (mut packet, translated, from) in [
         (scene.request(1, &[0; 4]), Packet::udp(scene.client_at(1), scene.pod(), &[0; 4]), Endpoint::Client),
         (scene.reply(1, &[0; 4]), Packet::udp(scene.node(), scene.client_at(1), &[0; 4]), Endpoint::Pod(0)),
@@ -179,7 +179,7 @@ fn error(scene: &Scene, kind: (u8, u8), from: IpAddr, to: IpAddr, about: &Packet
     Packet::new(from, to, Transport::Icmp(icmp))
 }
 
-/// A reply as the client receives it.
+/// Returns a reply as the client receives it.
 fn translated_reply(scene: &Scene, number: u16) -> Packet {
     Packet::udp(scene.node(), scene.client_at(number), b"the reply of the Pod")
 }
@@ -194,7 +194,7 @@ fn wrong_icmp_checksum(scene: &Scene) -> Vec<Step> {
     vec![client(&scene.request(0, b"hello")), pod(&scene.reply(0, b"hello")), client(&right), wrong]
 }
 
-/// The packet's frame, as the client sends it.
+/// Returns the packet's frame, as the client sends it.
 fn framed(packet: &Packet) -> Vec<u8> {
     Packet { ethernet: Some(Endpoint::Client.ethernet()), ..packet.clone() }.build()
 }
@@ -310,7 +310,7 @@ fn unusual_quotes(scene: &Scene) -> Vec<Step> {
         })
         .collect();
     steps.extend(scene.connection(1, Protocol::Tcp, actions, Ending::None));
-    // No client has sent from this port.
+    // This reply belongs to no flow, because no client has sent from its destination port.
     steps.push(client(&to_node(&translated_reply(scene, 2), 16)));
     steps
 }
@@ -359,7 +359,7 @@ fn fragments(scene: &Scene) -> Vec<Step> {
         .zip(0..)
         .flat_map(|(protocol, number)| scene.connection(number, protocol, actions.clone(), Ending::None))
         .collect();
-    // Two interleaved datagrams.
+    // The fragments of two datagrams are interleaved.
     let both = [5_u16, 6].map(|number| {
         let mut packet = scene.request(number, &[7; 4000]);
         packet.ethernet = Some(Endpoint::Client.ethernet());
@@ -369,8 +369,9 @@ fn fragments(scene: &Scene) -> Vec<Step> {
     as_one_step(&mut steps)
 }
 
-/// With a reused identification, the last fragment matches the record of the previous datagram and is not saved. The
-/// number of datagrams is so large that some slots are shared: by two datagrams, or by two hooks for one datagram.
+/// Datagrams that reuse an identification: their last fragment matches the record of the previous datagram, and is not
+/// saved. There are so many datagrams that some share a slot, with another datagram or with the other hook's record of
+/// the same datagram.
 fn reused_identifications(scene: &Scene) -> Vec<Step> {
     let actions = (1..=200).flat_map(|number| {
         [Order::Ascending, Order::Descending].map(|order| {
@@ -451,7 +452,8 @@ fn tuple_conflict(scene: &Scene) -> Vec<Step> {
     ));
     let actions = BOTH.map(|sender| send(sender, 8, PacketFields::PLAIN)).to_vec();
     let mut connection = scene.connection(1, Protocol::Tcp, actions, Ending::Closed(Sender::Client));
-    // The packet is sent after the handshake, because the packets after it must not differ.
+    // This SYN through the other NAT address is sent after the handshake, so that only its own result differs between
+    // the Nodes.
     let syn = client(&Packet::tcp(scene.client_at(1), second, SYN, b""));
     connection.insert(3, with_exception(Exception::TupleConflict, syn));
     steps.extend(connection);
@@ -465,11 +467,11 @@ fn ends_of_connections(scene: &Scene) -> Vec<Step> {
         let actions = BOTH.map(|sender| send(sender, 12, PacketFields::PLAIN)).to_vec();
         steps.extend(scene.connection(number, Protocol::Tcp, actions, ending));
     }
-    // The client has closed its direction, and the Pod continues to send.
+    // A half-closed connection: the client has closed its direction, and the Pod continues to send.
     let half = Action::Send { sender: Sender::Client, bytes: 0, flags: FIN, fields: PacketFields::PLAIN };
     let actions = [half, send(Sender::Pod, 100, PacketFields::PLAIN), send(Sender::Pod, 100, PacketFields::PLAIN)];
     steps.extend(scene.connection(20, Protocol::Tcp, actions.to_vec(), Ending::None));
-    // The Pod replies several times to one request.
+    // A UDP flow in which the Pod replies several times to one request.
     steps.push(client(&scene.request(21, b"one question")));
     steps.extend((0..20_u8).map(|number| pod(&scene.reply(21, &[number; 3]))));
     steps

@@ -54,7 +54,7 @@ fn cleanup_leaves_third_party_qdiscs_filters_and_pins() {
 #[test]
 fn cleanup_keeps_a_qdisc_with_a_later_third_party_filter() {
     let mut world = World::fresh(1);
-    // With TCX links, the device has no qdisc yet.
+    // With TCX links, the device has no qdisc yet, so the test adds one.
     if world.datapath().hooks.mechanism() == "tcx" {
         tc(&world, "qdisc add dev eth0 clsact");
     }

@@ -20,7 +20,7 @@ use crate::world::World;
 /// Time limit for twenty requests, far above the usual duration.
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// A Node whose programs are filters on every kernel, as before Linux 6.6.
+/// Creates a Node whose programs are filters on every kernel, as before Linux 6.6.
 fn with_filters() -> World {
     let mut world = World::new(1);
     world.use_filters();
@@ -28,14 +28,14 @@ fn with_filters() -> World {
     world
 }
 
-/// Attaches filters that end the chain at the head of NPL's priority, as Cilium's agent does when it starts after
-/// NPL's.
+/// Attaches filters that end the chain ahead of NPL's, with the same priority, as Cilium's agent does when it starts
+/// after NPL's.
 fn attach_as_cilium(world: &World) -> Foreign {
     let uplink = &world.topology.client().uplink;
     Foreign::attach(&world.run, "cilium", uplink, ENDS_THE_CHAIN, Place::AheadAsFilter, &BOTH).unwrap()
 }
 
-/// Surveys the devices and applies the decisions, as the agent does after a device event.
+/// Surveys the devices, and attaches or moves the programs accordingly, as the agent does after a device event.
 fn decide(world: &mut World, uplinks: &mut Uplinks) -> DeviceReport {
     let (node, node_ips) = (world.node().clone(), world.node_ips());
     let datapath = world.datapath();
@@ -54,7 +54,7 @@ fn is_served(world: &World) -> bool {
     tcp_connect(world.client(), world.frontend()).is_ok()
 }
 
-/// Before Linux 6.6, the newest of the filters with the same priority runs first.
+/// A newer filter with the same priority runs before NPL's, so the agent must move NPL's filter ahead of it.
 #[test]
 fn npls_filter_is_moved_ahead_of_a_newer_filter() {
     let mut world = with_filters();

@@ -18,15 +18,14 @@ fn attach(world: &World, name: &str, verdict: i32, place: Place, hooks: &[TcAtta
     Foreign::attach(&world.run, name, &world.topology.client().uplink, verdict, place, hooks).unwrap()
 }
 
-/// Numbers of requests and replies that the mappings have counted.
+/// Returns numbers of requests and replies that the mappings have counted.
 fn counted(world: &World) -> (u64, u64) {
     let records = world.datapath.as_ref().unwrap().tables.records().unwrap();
     let sum = |of: fn(&npl_common::stats::MappingStats) -> u64| records.iter().map(|it| of(&it.stats)).sum();
     (sum(|stats| stats.request_packets), sum(|stats| stats.reply_packets))
 }
 
-/// Asserts that `npl-agent status` shows NPL's programs on both hooks: third-party programs do not change what it
-/// reports.
+/// Asserts that `npl-agent status` shows NPL's programs on both hooks, whatever third-party programs are attached.
 #[track_caller]
 fn assert_reported_as_attached(world: &World) {
     let links = Inspection::read(world.bpffs.path()).unwrap().links;
@@ -59,9 +58,9 @@ fn third_party_programs_before_npls_that_continue_the_chain_change_nothing() {
     world.assert_answers();
 }
 
-/// NPL's program does not run, and the host answers instead of the Pod. Neither `status` nor the log shows this fault:
-/// NPL's programs are attached, and the kernel does not report whether a program runs. Only the mappings' request
-/// counters, which stay at zero, reveal the fault.
+/// NPL's program does not run, and the host answers instead of the Pod. Neither `status` nor the log shows this fault,
+/// because NPL's programs are attached and the kernel does not report whether a program runs. Only the mappings'
+/// request counters reveal the fault: they stay at zero.
 #[test]
 fn third_party_program_that_ends_the_chain_before_npls_bypasses_request_translation() {
     let world = World::new(1);

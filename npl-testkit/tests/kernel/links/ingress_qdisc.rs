@@ -22,7 +22,7 @@ fn tc(world: &World, words: &str) -> String {
     world.node().tc(words).unwrap()
 }
 
-/// Applies the agent's device decisions after a change of devices.
+/// Surveys the devices after a change and attaches the programs, as the agent does. Returns which uplinks are served.
 fn follow(world: &mut World, attach: Attach) -> Coverage {
     let mut uplinks =
         Uplinks::new(DeviceSelection::Auto, (Forwarding::Stack, NetworkPolicy::Applies), attach, GuardMode::Off);
@@ -44,7 +44,7 @@ fn ingress_qdisc_is_distinguished_from_clsact_and_refused_for_filters() {
     tc(&world, FILTER);
     world.install_on(&[]);
     let is_tcx = is_tcx(&mut world);
-    // TCX links do not depend on the qdisc.
+    // TCX links do not depend on the qdisc, so only filters are refused.
     assert_eq!(follow(&mut world, Attach::Tc), if is_tcx { SERVED } else { REFUSED });
     if is_tcx {
         world.assert_answers();
@@ -73,7 +73,7 @@ fn ingress_qdisc_is_distinguished_from_clsact_and_refused_for_filters() {
 #[test]
 fn xdp_is_detached_where_the_egress_program_cannot_be_attached() {
     let mut world = World::fresh(1);
-    // A packet must have a complete checksum when it reaches the XDP program.
+    // XDP programs require complete checksums, so the client computes them itself.
     world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
     let has_program = |world: &World| world.node().ip("link show dev eth0").unwrap().contains("prog/xdp");
     assert_eq!(follow(&mut world, Attach::Xdp), SERVED);

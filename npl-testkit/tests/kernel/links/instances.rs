@@ -75,8 +75,8 @@ fn two_instances_on_one_uplink_serve_and_survive_each_others_cleanup() {
         let second = add_instance(&mut world);
         assert_serves(&world, OTHER_NODE_PORT, "other");
         if second.datapath.hooks.mechanism() != "tcx" {
-            // Before Linux 6.6 the programs are filters with the same priority and handle: the later instance
-            // replaces the earlier one.
+            // Before Linux 6.6, both instances' programs are filters with the same priority and handle, so the later
+            // instance replaces the earlier one, which then serves no client.
             tcp_connect(world.client(), world.frontend()).unwrap_err();
             return;
         }

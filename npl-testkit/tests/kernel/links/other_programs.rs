@@ -14,7 +14,7 @@ use npl_testkit::topology::Options;
 use crate::world::{World, set_addresses};
 
 /// Another program on a hook: NPL's own program with maps that contain no mapping. This program counts packets to
-/// `address` within `ports` as `no_mapping` and passes them.
+/// `address` and a port in `ports` as `no_mapping`, and passes them.
 pub(super) struct OtherProgram {
     pub(super) datapath: Datapath,
     _bpffs: BpfFs,
@@ -45,7 +45,8 @@ impl OtherProgram {
 fn program_before_npls_sees_untranslated_requests() {
     let world = World::new(1);
     if world.datapath.as_ref().unwrap().hooks.mechanism() != "tcx" {
-        // Before Linux 6.6, both programs are filters with the same priority and handle: one would replace the other.
+        // Not tested before Linux 6.6: both programs are filters with the same priority and handle, so one would
+        // replace the other.
         return;
     }
     let other = OtherProgram::attach(&world, world.node_ip(), "61000-61100");
@@ -58,7 +59,8 @@ fn program_after_npls_sees_translated_requests() {
     let mut world = World::bare(1, Options::default());
     let other = OtherProgram::attach(&world, world.pod().ip(), "8000-8100");
     if other.datapath.hooks.mechanism() != "tcx" {
-        // Before Linux 6.6, both programs are filters with the same priority and handle: one replaces the other.
+        // Not tested before Linux 6.6: both programs are filters with the same priority and handle, so one replaces the
+        // other.
         return;
     }
     world.install();
@@ -73,7 +75,7 @@ fn filter_after_npls_sees_translated_requests() {
     let program = other.datapath.hooks.load_program(PROG_INGRESS).unwrap();
     let options = NlOptions { priority: 10, ..NlOptions::default() };
     let attach = || {
-        // If NPL's programs are filters, the qdisc already exists.
+        // An error means that the qdisc already exists, because NPL's programs are filters.
         drop(tc::qdisc_add_clsact("eth0"));
         program.attach_with_options("eth0", TcAttachType::Ingress, TcAttachOptions::Netlink(options)).unwrap()
     };

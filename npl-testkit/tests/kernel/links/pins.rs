@@ -63,7 +63,7 @@ fn pinned_map_of_another_type_is_replaced() {
     });
 }
 
-/// The agent cannot map an array without `BPF_F_MMAPABLE` into its memory.
+/// Without the flag `BPF_F_MMAPABLE`, the agent could not map the array into its memory.
 #[test]
 fn pinned_map_with_other_flags_is_replaced() {
     opens_over(|pins| {
@@ -88,7 +88,7 @@ fn compatible_pinned_map_is_adopted() {
 
 #[test]
 fn bpftool_dumps_mappings_with_field_names() {
-    // The initial RAM disk of the emulated kernels has no bpftool.
+    // Not tested on emulated kernels, whose initial RAM disk has no bpftool.
     if is_emulated() {
         return;
     }
@@ -103,8 +103,8 @@ fn bpftool_dumps_mappings_with_field_names() {
     });
 }
 
-/// The agent cannot open the map, because it lacks a permission (as in this test) or file descriptors. The map keeps
-/// all its mappings.
+/// An agent may be unable to open a map because it lacks a permission (as in this test) or file descriptors. The map
+/// must keep all its mappings.
 #[test]
 fn pinned_map_that_cannot_be_opened_is_kept() {
     with_lab(|lab| {
@@ -121,7 +121,8 @@ fn pinned_map_that_cannot_be_opened_is_kept() {
     });
 }
 
-/// `npl-agent status` finds an incomplete set of maps while a first agent loads its programs or a cleanup removes them.
+/// `npl-agent status` may find an incomplete set of maps, while a first agent loads its programs or a cleanup removes
+/// the maps.
 #[test]
 fn missing_pin_of_a_map_is_reported() {
     with_lab(|lab| {

@@ -100,7 +100,7 @@ fn programs_of_another_build_are_removed_once_all_devices_use_new_ones() {
 #[test]
 fn programs_that_use_an_unpinned_map_are_loaded_again() {
     let mut world = World::fresh(1);
-    // One map that all programs use, and one that only the slow path uses.
+    // The first map is used by all programs, the second only by the slow path.
     for map in [MAP_MAPPING_V4, MAP_FRAGMENT_BUFFER] {
         world.stop_agent();
         let before = pinned(world.bpffs.path());
@@ -153,7 +153,7 @@ fn pin_other_than_a_program_is_replaced() {
 fn program_for_devices_without_link_layer_header_is_loaded_once() {
     let mut world = World::fresh(1);
     let mut ids = Vec::new();
-    // The first agent loads the program after its start, the second one adopts it.
+    // The first agent loads the program when it is needed, and the second agent adopts it.
     for _ in 0..2 {
         ids.push(world.datapath().hooks.load_program(PROG_INGRESS_L3).unwrap().info().unwrap().id());
         world.datapath = None;

@@ -57,7 +57,7 @@ fn no_packet_is_lost_while_programs_are_replaced() {
     assert_eq!(load.stop().failures, []);
 }
 
-/// Creates the uplink again, with the interface index that it had.
+/// Creates the deleted uplink again, with the interface index that the uplink had.
 fn recreate_uplink(world: &World, ifindex: u32) {
     let client = world.client().name().to_owned();
     world
@@ -106,8 +106,8 @@ fn recreated_device_with_the_same_index_is_attached_again() {
     assert_attached_again(&mut world);
 }
 
-/// A network card is moved to a Pod, and another card returns from a Pod with the same index, before the agent lists
-/// devices.
+/// A network card is moved to a Pod, and another card with the same index returns from a Pod. The agent lists devices
+/// only after both changes, and must attach the programs to the new card.
 #[test]
 fn device_with_the_index_of_a_moved_one_is_attached_again() {
     let mut world = World::fresh(1);
@@ -115,7 +115,7 @@ fn device_with_the_index_of_a_moved_one_is_attached_again() {
     let ifindex = world.topology.client().uplink.ifindex().unwrap();
     let elsewhere = world.run.netns("elsewhere").unwrap();
     world.node().ip(&format!("link set eth0 name gone netns {}", elsewhere.name())).unwrap();
-    // Before Linux 6.2 a device that is up cannot be renamed.
+    // The device is set down first, because a device that is up cannot be renamed before Linux 6.2.
     world.client().ip("link set eth0 down\nlink set eth0 name old").unwrap();
     recreate_uplink(&world, ifindex);
     assert_attached_again(&mut world);
@@ -149,14 +149,13 @@ fn device_that_is_no_longer_selected_is_detached() {
     world.assert_answers();
 }
 
-/// If a qdisc is deleted, its filters are removed too, until the agent attaches them again. TCX links do not depend on
-/// the qdisc.
+/// Deleting a qdisc also removes its filters, which the agent must attach again. TCX links do not depend on the qdisc.
 #[test]
 fn programs_are_attached_again_after_their_qdisc_was_deleted() {
     let mut world = World::new(1);
     let mut datapath = world.datapath.take().unwrap();
     let delete = || {
-        // If NPL's programs are filters, the qdisc already exists.
+        // An error means that the qdisc already exists, because NPL's programs are filters.
         drop(tc::qdisc_add_clsact("eth0"));
         tools::output(Command::new("tc").args(["qdisc", "del", "dev", "eth0", "clsact"])).unwrap();
     };

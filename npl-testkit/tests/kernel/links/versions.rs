@@ -44,7 +44,7 @@ enum Mechanism {
     Filters,
 }
 
-/// A Node whose programs are attached by `mechanism`. Filters have the handle of ABI `abi`.
+/// Creates a Node whose programs are attached by `mechanism`. Filters have the handle of ABI `abi`.
 fn world(mechanism: Mechanism, abi: u32) -> World {
     let mut world = World::fresh(1);
     if mechanism == Mechanism::Filters {
@@ -72,13 +72,13 @@ fn change_handles(world: &World, abi: u32) {
     }
 }
 
-/// The handle of a filter of ABI `abi`, as tc prints it.
+/// Returns the handle of a filter of ABI `abi`, as tc prints it.
 fn handle(abi: u32) -> String {
     let (major, minor) = filter_handle(abi);
     format!("{:#x}", u32::from(major) << 16 | u32::from(minor))
 }
 
-/// The next agent, which attaches its programs by the same mechanism.
+/// Returns the next agent, which attaches its programs by the same mechanism.
 fn open_next(world: &World, mechanism: Mechanism) -> Datapath {
     let mut next = world.open_configured();
     if mechanism == Mechanism::Filters {
@@ -87,7 +87,7 @@ fn open_next(world: &World, mechanism: Mechanism) -> Datapath {
     next
 }
 
-/// The different handles of NPL's filters at the uplinks.
+/// Returns all distinct handles of NPL's filters at the uplinks.
 fn filter_handles(world: &World) -> BTreeSet<String> {
     let listed = |device: &str, side| world.node().tc(&format!("filter show dev {device} {side}")).unwrap();
     let of = |device: &str| ["ingress", "egress"].map(|side| listed(device, side));
@@ -113,7 +113,7 @@ fn answered(load: &Load) {
     load.wait_for_answers(20, LIMIT).unwrap();
 }
 
-/// Removes the programs and pins of other ABI versions, on the Node.
+/// Removes the programs and pins of other ABI versions from the Node.
 fn retire(world: &World, agent: &mut Datapath) -> Vec<u32> {
     world.node().run(|| agent.retire_predecessors()).unwrap().unwrap()
 }
@@ -163,8 +163,8 @@ fn take_over_from_abi_1(mechanism: Mechanism) {
     world.assert_answers();
 }
 
-/// A later version may have another layout, so nothing is copied from it. Its programs translate until this agent has
-/// written its own mappings.
+/// The maps of a later version may have another layout, so the agent copies no entries from them. The later version's
+/// programs translate until this agent has written its own mappings.
 fn roll_back_from_a_later_abi(mechanism: Mechanism) {
     let mut world = world(mechanism, ABI_VERSION + 1);
     world.assert_answers();
@@ -214,7 +214,8 @@ fn replace_by_smaller(pin: &Path) {
     new.pin(pin).unwrap();
 }
 
-/// The flow table of another build may have another number of elements.
+/// The flow table of another build may have another number of elements, so the agent must copy its entries to a new
+/// map.
 #[test]
 fn conntrack_entries_move_to_a_map_of_another_size() {
     let mut world = World::fresh(1);
@@ -253,7 +254,7 @@ fn no_packet_is_lost_when_an_agent_renames_the_maps_of_an_earlier_build() {
     let (builds, before) = (pins.builds().unwrap(), map_ids());
     world.datapath = None;
     pretend_to_be_earlier_build(&pins);
-    // After a rollback, a later build's map is pinned under today's name.
+    // After a rollback, a later build may have pinned a map of another type under this build's name.
     HashMap::<MapData, u32, u32>::create(1, 0).unwrap().pin(pins.map(MAP_XDP_DEVICE)).unwrap();
 
     let mut next = world.open_configured();

@@ -55,7 +55,7 @@ impl World {
         self.node().run(|| datapath.attach_xdp(&uplink)).unwrap()
     }
 
-    /// The kernel's id of the XDP program in a device's driver.
+    /// Returns the kernel's id of the XDP program in a device's driver.
     pub(crate) fn xdp_program(&self, device: &str) -> Option<String> {
         let shown = self.node().ip(&format!("link show dev {device}")).unwrap();
         Some(shown.split_once("prog/xdp id ")?.1.split_whitespace().next()?.to_owned())
@@ -66,7 +66,7 @@ impl World {
 fn xdp_translates_requests_without_a_tc_ingress_program() {
     let mut world = World::with_xdp(Options::default());
     if world.datapath.as_ref().unwrap().hooks.mechanism() != "tcx" {
-        // A filter stays attached when its pin is removed.
+        // Not tested with filters, because a filter stays attached when its pin is removed.
         return;
     }
     fs::remove_file(Pins::new(world.bpffs.path()).link(world.uplink().ifindex, Direction::Ingress)).unwrap();
@@ -226,7 +226,8 @@ fn network_card_translates_as_the_agent_plans() {
     let mut datapath = world.datapath.take().unwrap();
     match world.node().run(|| datapath.attach_xdp(&card)).unwrap() {
         Ok(()) => assert!(world.xdp_program("up0").is_some()),
-        // Before Linux 5.13 the driver needs one more transmit queue per processor than the card has.
+        // Before Linux 5.13, attaching may fail, because the driver needs an additional transmit queue for each
+        // processor.
         Err(error) => {
             assert!(KernelVersion::current().unwrap() < KernelVersion::new(5, 13, 0), "{error:?}");
             assert_eq!(error.xdp_reason(), XdpReason::DriverRefuses, "{error:?}");
@@ -249,7 +250,7 @@ fn device_list_contains_link_facts() {
     };
     let eth0 = facts("eth0");
     assert_eq!((eth0.mtu, eth0.has_upper_devices, eth0.driver), (1500, false, None));
-    // The kernel may be built without VLAN devices.
+    // Only tested if the kernel was built with VLAN devices.
     if world.node().ip("link add link eth0 name up0 type vlan id 100").is_ok() {
         assert_eq!((facts("eth0").has_upper_devices, facts("up0").has_upper_devices), (true, false));
     } else {

@@ -38,8 +38,8 @@ fn clients_on_the_node_reach_the_pod_by_loopback() {
     }
 }
 
-/// A connection to the unspecified address (`0.0.0.0` or `::`) goes to the loopback address of the client's network
-/// namespace.
+/// The kernel treats a connection to the unspecified address (`0.0.0.0` or `::`) as one to the loopback address of the
+/// client's network namespace.
 #[test]
 fn clients_on_the_node_reach_the_pod_by_the_unspecified_address() {
     let scene = Scene::new(1);
@@ -90,7 +90,7 @@ fn local_request_to_an_unmapped_port_reaches_the_host() {
 #[test]
 fn unmapped_datagram_of_a_local_client_is_recorded() {
     let mut scene = Scene::new(1);
-    // The agent's query covers both families and all protocols, because a port number belongs to one Pod in all of
+    // The agent asks for both families and all protocols together, because a port number belongs to one Pod for all of
     // them.
     let time_until_quiet = |scene: &mut Scene, node_port| {
         let frontend = Frontend { family: Family::V4, node_port: NodePort(node_port), protocol: Protocol::Udp };

@@ -22,8 +22,8 @@ use crate::world::{NODE_PORT, POD_PORT, replacements, set_addresses};
 /// Time limit for a few requests, also on an emulated processor.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Waits until the host rejects connections to the first Pod's node port: the kernel detaches unpinned programs with a
-/// delay.
+/// Waits until the host rejects connections to the first Pod's node port, because the kernel detaches unpinned programs
+/// with a delay.
 #[track_caller]
 fn wait_until_refused(scene: &Scene) {
     let is_refused = || scene.ask(scene.world.node(), Protocol::Tcp, scene.world.frontend()).is_err().then_some(());
@@ -74,7 +74,7 @@ fn local_clients_lose_no_request_while_programs_are_replaced() {
         rename_build(scene.world.bpffs.path());
         let mut next = scene.world.open();
         scene.serve(&mut next);
-        // The agent's device pass also removes programs that no device uses.
+        // This call also removes programs that no device uses, so the programs of the cgroup must survive it.
         scene.world.attach(&mut next);
         let answered =
             || (load.report().total() >= 10 * replacement || !load.report().failures.is_empty()).then_some(());

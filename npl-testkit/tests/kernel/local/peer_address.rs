@@ -112,7 +112,8 @@ fn datagram_of_a_later_pod_does_not_come_from_the_earlier_pods_mapping() {
     });
 }
 
-/// The killed agent has not purged the flows, and the later Pod has its own mapping.
+/// The killed agent has not purged the flows of local clients, so the later Pod's own mapping must prevent the
+/// translation.
 #[test]
 fn datagram_of_a_later_pod_is_not_translated_after_the_agent_was_killed() {
     assert_later_pod_is_not_translated(|world| {
@@ -143,7 +144,8 @@ fn assert_later_pod_is_not_translated(agent: impl FnOnce(&mut World)) {
     let (pod, earlier) = scene.world.pods.remove(0);
     drop(earlier);
     for ((socket, pod_ip), (answer, _)) in sockets.iter().zip(pod.ips()).zip(asked) {
-        // A child process that another test forks keeps the earlier Pod's sockets open until it executes its program.
+        // Retry, because a child process that another test forks keeps the earlier Pod's sockets open until the child
+        // executes its program.
         let bind = || UdpSocket::bind((pod_ip, POD_PORT)).ok();
         let later = pod.netns.run(|| poll::until("the earlier Pod's port", LIMIT, bind)).unwrap().unwrap().0;
         later.send_to(b"unasked", answer.client).unwrap();
@@ -225,7 +227,8 @@ fn entries_of_a_closed_socket_are_freed() {
             refused.set_port(NO_SERVER);
             scene.cgroup.run(|| traffic::tcp_connect(from, refused).unwrap_err()).unwrap();
             drop((tcp, connected, unconnected));
-            // A child process that another test forks keeps the sockets open until it executes its program.
+            // Wait, because a child process that another test forks keeps the sockets open until the child executes its
+            // program.
             let are_freed = || (entries() == [0, 0]).then_some(());
             poll::until("the release of the sockets", LIMIT, are_freed).unwrap();
         }

@@ -51,8 +51,8 @@ fn loopback_of_a_pod_is_not_translated() {
     }
 }
 
-/// With `--local-clients host`, egress policies and service meshes see that a Pod connects to the node address, and not
-/// to the Pod behind the node port.
+/// With `--local-clients host`, connections from Pods are not translated at the socket. Egress policies and service
+/// meshes then see that a Pod connects to the node address, and not to the Pod behind the node port.
 #[test]
 fn pods_are_not_served_if_only_the_host_is() {
     let mut scene = Scene::new(2);
@@ -74,8 +74,8 @@ fn pods_are_not_served_if_only_the_host_is() {
     }
 }
 
-/// The Node masquerades the clients of a Service's node port and, with `--random-fully`, may choose any source port.
-/// The Pod's answer to such a port goes to the client, not to the Pod whose mapping has the same node port.
+/// The Node masquerades the clients of a Service's node port and, with `--random-fully`, may choose any source port. If
+/// the source port is a mapped node port, the Pod's answer must reach the client, and not the Pod of the mapping.
 #[test]
 fn answer_to_a_masqueraded_client_behind_a_node_port_reaches_the_client() {
     const SERVICE: u16 = 5353;
@@ -84,7 +84,7 @@ fn answer_to_a_masqueraded_client_behind_a_node_port_reaches_the_client() {
     let serve = || EchoServer::start_in(&server.netns, "server", &[SERVICE]).unwrap();
     let _server = scene.cgroup.run(serve).unwrap();
     for (nat, server_ip) in scene.world.frontends().into_iter().zip(server.ips()) {
-        // The address and port that the Node's masquerading gives to the client.
+        // This socket has the address and port that the Node's masquerading gives to the client.
         let client = scene.world.node().run(|| UdpSocket::bind(nat)).unwrap().unwrap();
         client.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
         for _ in 0..2 {
@@ -95,7 +95,7 @@ fn answer_to_a_masqueraded_client_behind_a_node_port_reaches_the_client() {
             assert_eq!((answer.pod.as_str(), answer.client, sender.ip()), ("server", nat, server_ip));
         }
         drop(client);
-        // The mapping still serves clients of the Pod.
+        // The mapping must still serve clients of the Pod.
         scene.assert_answers(&server.netns, nat, "web-0");
     }
 }

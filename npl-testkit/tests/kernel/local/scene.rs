@@ -23,12 +23,12 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    /// A Node with mapped Pods as [`World::new`], and the programs on a cgroup of clients.
+    /// Creates a Node with mapped Pods, as [`World::new`] does, and attaches the programs to a cgroup of clients.
     pub(super) fn new(pods: u8) -> Self {
         Self::served(World::new(pods))
     }
 
-    /// Does the same as [`Self::new`], based on [`World::fresh`].
+    /// Does the same as [`Self::new`], but with a Node from [`World::fresh`].
     pub(super) fn fresh(pods: u8) -> Self {
         Self::served(World::fresh(pods))
     }
@@ -56,7 +56,7 @@ impl Scene {
         self.serve_scope(datapath, ClientScope::All).unwrap().unwrap()
     }
 
-    /// Does the same as [`Self::serve`], for the clients of a scope.
+    /// Does the same as [`Self::serve`], only for the clients that `scope` includes.
     pub(super) fn serve_scope(
         &self,
         datapath: &mut Datapath,
@@ -72,7 +72,7 @@ impl Scene {
         self.cgroup.run(|| traffic::request(from, protocol, server, "who are you?")).unwrap()
     }
 
-    /// An unconnected UDP socket of a client in the cgroup.
+    /// Creates an unconnected UDP socket of a client in the cgroup.
     pub(super) fn socket(&self, from: &Netns, server: SocketAddr) -> UdpSocket {
         let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let open = || from.run(|| UdpSocket::bind((any, 0))).unwrap().unwrap();
@@ -107,7 +107,7 @@ impl Scene {
     }
 }
 
-/// Loopback addresses with the first Pod's node port; none if the kernel lacks network namespace cookies.
+/// Returns loopback addresses with the first Pod's node port; none if the kernel lacks network namespace cookies.
 pub(super) fn loopback_addresses() -> Vec<SocketAddr> {
     if !has_loopback() {
         return Vec::new();
@@ -127,7 +127,7 @@ pub(super) fn has_loopback() -> bool {
     KernelVersion::current().unwrap() >= KernelVersion::new(5, 14, 0)
 }
 
-/// The server's address as an IPv4-mapped IPv6 address, which a dual-stack socket uses.
+/// Returns the server's address as an IPv4-mapped IPv6 address, which a dual-stack socket uses.
 pub(super) fn mapped(server: SocketAddr) -> SocketAddr {
     match server.ip() {
         IpAddr::V4(ip) => (ip.to_ipv6_mapped(), server.port()).into(),

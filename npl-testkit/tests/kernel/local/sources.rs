@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests allow-lists with local clients. The address to which a client on the Node connects counts as its source
-//! address.
+//! Tests allow-lists with local clients. For a client on the Node, the address to which it connects counts as its
+//! source address.
 
 use super::scene::{Scene, loopback_addresses};
 

@@ -16,7 +16,7 @@ use super::scene::{
 use crate::counters::{first_request, reply};
 use crate::lab::{Lab, mapping};
 
-/// The client sends to a node port, and the Pod replies.
+/// Asserts that a request to a node port reaches the Pod, and that the Pod's reply comes from the node port.
 #[track_caller]
 fn is_served(lab: &mut Lab, node_port: u16, pod: SocketAddr) {
     let nat_address = SocketAddr::from((node_ip(), node_port));
@@ -68,12 +68,12 @@ fn invalid_mapping_of_a_batch_is_refused_alone() {
         let refused = lab.datapath.upsert_mappings(&wanted);
         assert!(matches!(refused.get(&wrong), Some(DatapathError::WrongFamily(_))), "{refused:?}");
         assert_eq!(refused.len(), 1, "{refused:?}");
-        // The Pod's replies are counted for the mapping that was written last.
+        // Two mappings lead to one Pod port; the Pod's replies are counted for the mapping that was written last.
         is_served(lab, NODE_PORT + 4, pod());
     });
 }
 
-/// The kernel aborts a batch at the first element that it rejects.
+/// The kernel aborts a batch at the first element that it rejects, but the agent must write all other mappings.
 #[test]
 fn mappings_beyond_the_map_size_are_refused_and_all_others_written() {
     with_family(Family::V4, |lab| {

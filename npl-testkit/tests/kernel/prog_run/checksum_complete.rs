@@ -18,7 +18,7 @@ use super::scene::{client, family, node, pod, pod_ip, router_ip, sctp, tcp, udp,
 use crate::lab::{Lab, NEXT};
 use crate::sys::run_with_complete_checksum;
 
-/// Whether the kernel's test run supports and verifies such a checksum.
+/// Whether the kernel's test run supports and verifies a checksum from the device.
 fn is_supported() -> bool {
     KernelVersion::current().unwrap() >= KernelVersion::new(6, 17, 0)
 }
@@ -66,7 +66,8 @@ fn checksum_complete_stays_correct() {
     });
 }
 
-/// A redirected packet's hop limit is decremented, which no checksum of IPv6 covers.
+/// The hop limit of a redirected packet is decremented. In IPv6, no checksum in the packet covers the hop limit, so the
+/// device's checksum has to be updated for it.
 #[test]
 fn checksum_complete_of_a_redirected_packet_stays_correct() {
     if !is_supported() {
@@ -90,7 +91,8 @@ fn checksum_complete_of_a_redirected_packet_stays_correct() {
     }
 }
 
-/// The device's checksum covers the CRC too, and the change of the CRC does not compensate that of the ports.
+/// The device's checksum covers the CRC too. Unlike an Internet checksum, an updated CRC does not compensate for the
+/// changed ports.
 #[test]
 fn checksum_complete_of_an_sctp_packet_stays_correct() {
     if !is_supported() {

@@ -13,7 +13,7 @@ use super::scene::{
 use crate::counters::{Change, and, first_request, reason, reply};
 use crate::lab::{Lab, TEST_DEVICE, hash};
 
-/// Asserts that the Pod accepts a direct connection and sends on it, and that the Pod's packets leave unchanged.
+/// Makes the Pod accept a direct connection and send data on it, and asserts that its packets leave unchanged.
 #[track_caller]
 fn pod_accepts_directly(lab: &mut Lab, changes: Vec<Change>) {
     let accepted = direct_answer(SYN | ACK);
@@ -37,8 +37,8 @@ fn replies_of_an_accepted_direct_connection_are_not_translated() {
     });
 }
 
-/// The program does not know how old the handshake's entry is, so the result for the new connection must not depend on
-/// the age.
+/// The program does not know the age of the handshake's entry, so the result for the new connection must not depend on
+/// this age.
 #[test]
 fn direct_connection_after_an_aborted_handshake_is_no_conflict_and_not_translated() {
     with_mappings(|lab| {
@@ -57,7 +57,8 @@ fn direct_connection_after_an_aborted_handshake_is_no_conflict_and_not_translate
     });
 }
 
-/// A load balancer's TCP health check ends before the Pod has sent anything but its SYN-ACK.
+/// A load balancer's TCP health check ends with a RST before the Pod has sent more than its SYN-ACK. A direct
+/// connection that follows must not be translated.
 #[test]
 fn direct_connection_after_a_client_reset_is_not_translated() {
     with_mappings(|lab| {
@@ -69,7 +70,8 @@ fn direct_connection_after_a_client_reset_is_not_translated() {
     });
 }
 
-/// The test removes the earlier connection's entry from the flow table, as if the entry had been evicted.
+/// The entry of the earlier connection is removed from the flow table, as if it had been evicted, but stays in the
+/// half-open cache.
 #[test]
 fn entry_of_the_half_open_cache_alone_does_not_divert_a_direct_connection() {
     with_mappings(|lab| {
@@ -90,7 +92,8 @@ fn entry_of_the_flow_table_alone_does_not_divert_a_direct_connection() {
     });
 }
 
-/// If the client's ACK is lost between the Node and the Pod, the Pod retransmits its SYN-ACK.
+/// The Pod retransmits its SYN-ACK if the client's ACK is lost between the Node and the Pod. The retransmission must be
+/// translated too.
 #[test]
 fn retransmitted_syn_ack_comes_from_the_node_port() {
     with_mappings(|lab| {
@@ -115,7 +118,7 @@ fn flags_of_an_immediately_following_connection_are_recorded() {
     });
 }
 
-/// An attacker can forge these segments; the Pod opens no new connection in place of an established one.
+/// An attacker can forge a client's direct segments, so they must not change the state of the mapped connection.
 #[test]
 fn direct_segments_of_the_client_do_not_change_the_mapped_connection() {
     with_mappings(|lab| {

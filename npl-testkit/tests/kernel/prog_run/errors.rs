@@ -18,8 +18,8 @@ use super::scene::{
 use crate::counters::{Change, reason, reply, request};
 use crate::lab::{Lab, NEXT, Outcome};
 
-/// Types and codes of ICMP errors: unreachable, too large, time exceeded, parameter problem, source quench or an
-/// unassigned type.
+/// Returns types and codes of ICMP errors: unreachable, too large, time exceeded, parameter problem, source quench or
+/// an unassigned type.
 fn kinds() -> [(u8, u8); 6] {
     if family() == Family::V4 {
         [(3, 1), (3, 3), (3, 4), (11, 0), (12, 0), (4, 0)]
@@ -33,7 +33,7 @@ pub(crate) fn too_large() -> (u8, u8) {
     kinds()[2]
 }
 
-/// An error from `sender` that quotes `quoted` with `bytes` of its transport header and payload.
+/// Returns an error from `sender` that quotes `quoted` with `bytes` of its transport header and payload.
 fn error((kind, code): (u8, u8), sender: IpAddr, quoted: &Packet, bytes: usize) -> Packet {
     let mut error = Packet::icmp_error(sender, kind, code, quoted, bytes);
     let Transport::Icmp(icmp) = &mut error.transport else { unreachable!("the packet is an ICMP error") };
@@ -41,12 +41,12 @@ fn error((kind, code): (u8, u8), sender: IpAddr, quoted: &Packet, bytes: usize) 
     error.to_this_machine()
 }
 
-/// An error about a reply: as the Node receives it, and as it must arrive at the Pod.
+/// Returns an error about a reply: as the Node receives it, and as it must arrive at the Pod.
 pub(crate) fn about_reply(kind: (u8, u8), reply: &Packet, bytes: usize) -> (Packet, Packet) {
     (error(kind, router_ip(), &from(reply, node()), bytes), error(kind, router_ip(), &from(reply, pod()), bytes))
 }
 
-/// An error about a request: as it leaves the Pod, and as the client must receive it.
+/// Returns an error about a request: as it leaves the Pod, and as the client must receive it.
 pub(crate) fn about_request(kind: (u8, u8), sender: IpAddr, request: &Packet, bytes: usize) -> (Packet, Packet) {
     (error(kind, sender, &to(request, pod()), bytes), error(kind, node_ip(), &to(request, node()), bytes))
 }
@@ -62,7 +62,7 @@ fn open(lab: &mut Lab) {
     lab.ingress(&udp(client(), node(), b"hello"));
 }
 
-/// Opens a flow by TCP and by UDP, on which the Pod has replied.
+/// Opens a flow by TCP and by UDP, and makes the Pod reply on both.
 fn exchange(lab: &mut Lab) {
     establish(lab);
     lab.ingress(&udp(client(), node(), b"hello"));
@@ -74,7 +74,7 @@ fn error_about_a_reply_goes_to_the_pod() {
     with_mappings(|lab| {
         exchange(lab);
         for kind in kinds() {
-            // The quoted bytes: the minimum of RFC 792, enough for a checksum, and more.
+            // Quoted bytes of the transport header: the minimum of RFC 792, enough to include the checksum, and more.
             for bytes in [8, 12, 18, 20, 64] {
                 for (reply, mapping) in [
                     (tcp(pod(), client(), PSH | ACK, &[7; 100]), "61000/tcp"),
@@ -98,7 +98,8 @@ fn error_about_a_request_comes_from_the_node_for_any_sender() {
     });
 }
 
-/// Asserts that errors about a segment with these flags and about a datagram, from any sender, come from the Node.
+/// Asserts that errors about a segment with these flags and about a datagram, from any sender, leave with the Node's
+/// address as source.
 #[track_caller]
 fn errors_come_from_the_node(lab: &mut Lab, flags: u8) {
     for kind in kinds() {
@@ -116,7 +117,7 @@ fn errors_come_from_the_node(lab: &mut Lab, flags: u8) {
     }
 }
 
-/// A quote contains the sequence and the acknowledgement number if it is longer than the minimum of RFC 792.
+/// The error's quote is longer than the minimum of RFC 792, so it contains the sequence and the acknowledgement number.
 #[test]
 fn error_about_a_request_in_the_middle_of_a_lost_connection_comes_from_the_node() {
     with_mappings(|lab| {
@@ -129,7 +130,7 @@ fn error_about_a_request_in_the_middle_of_a_lost_connection_comes_from_the_node(
     });
 }
 
-/// The half-open cache has an entry of a forged SYN with the same flow tuple and other sequence numbers.
+/// A forged SYN with the same flow tuple and other sequence numbers has created an entry in the half-open cache.
 #[test]
 fn error_about_a_direct_segment_is_unchanged_despite_a_handshake_with_other_numbers() {
     with_mappings(|lab| {
@@ -209,7 +210,7 @@ fn options_of_an_error_and_of_its_quote_are_kept() {
     });
 }
 
-/// An IPv6 error with an extension header that quotes a packet with an extension header.
+/// Returns an IPv6 error that has an extension header, and that quotes a packet with an extension header.
 fn behind_extensions(sender: IpAddr, quoted: &Packet) -> Vec<u8> {
     let quoted_frame = extended(quoted, &[(DESTINATION_OPTIONS, SIX)]);
     let mut error = error(too_large(), sender, quoted, 8);
@@ -297,7 +298,7 @@ fn bad_quote_is_counted_for_a_truncated_quote() {
     });
 }
 
-/// Bytes after the end of the packet, such as Ethernet padding, do not belong to the quote.
+/// Bytes after the end of the packet, such as Ethernet padding, must not be read as a part of the quote.
 #[test]
 fn bad_quote_is_counted_although_padding_follows_the_packet() {
     with_mappings(|lab| {
@@ -366,7 +367,7 @@ fn icmp_error_neither_opens_nor_refreshes_a_flow() {
     });
 }
 
-/// Without this check, a forged error would lower the path MTU of a Pod towards any host.
+/// Such an error is not passed to a Pod. Otherwise, a forged error would lower the path MTU of a Pod towards any host.
 #[test]
 fn untracked_error_is_counted_for_an_error_about_a_packet_that_belongs_to_no_flow() {
     with_mappings(|lab| {

@@ -23,7 +23,7 @@ const PAYLOAD_LENGTH: usize = L3 + 4;
 const NEXT_HEADER: usize = L3 + 6;
 const HEADER_END: usize = L3 + V6_HEADER;
 
-/// The frame of `packet` with these extension headers: the type, and all bytes after the first two.
+/// Returns the frame of `packet` with these extension headers: the type, and all bytes after the first two.
 pub(crate) fn extended(packet: &Packet, extensions: &[(u8, &[u8])]) -> Vec<u8> {
     let mut frame = packet.build();
     let mut next = frame[NEXT_HEADER];
@@ -101,7 +101,7 @@ fn packet_whose_ports_cannot_be_found_is_passed_unchanged() {
         let packet = udp(client(), node(), b"hello");
         // An authentication header covers the addresses, so a translated packet would be invalid.
         passes(lab, PROG_INGRESS, extended(&packet, &[(AUTHENTICATION, &[0; 14])]), vec![]);
-        // The header's length field exceeds the packet.
+        // This header's length field exceeds the packet's length.
         let mut too_long = extended(&packet, &[(DESTINATION_OPTIONS, SIX)]);
         too_long[HEADER_END + 1] = 0xff;
         passes(lab, PROG_INGRESS, too_long, vec![]);
@@ -143,7 +143,7 @@ fn source_route_without_segments_left_is_translated() {
 #[test]
 fn mapping_between_addresses_with_equal_checksums_is_translated() {
     in_v6(|lab| {
-        // The Node's address with its first two 16-bit groups exchanged.
+        // This address is the Node's address with its first two 16-bit groups exchanged.
         let same_sum: std::net::Ipv6Addr = "db8:2001:0:1::10".parse().unwrap();
         lab.add(Udp, SECOND_NODE_PORT, (same_sum, 53).into(), 7);
         let request = udp(client(), (node_ip(), SECOND_NODE_PORT).into(), b"the same sum");

@@ -16,7 +16,7 @@ use super::scene::{
 use crate::counters::{Change, and, establishing_reply, establishing_request, first_request, reason, reply, request};
 use crate::lab::Lab;
 
-/// Asserts that the Pod's packet leaves unchanged, because it belongs to no tracked flow.
+/// Asserts that the Pod's packet leaves unchanged and counts as a packet of no tracked flow.
 #[track_caller]
 fn is_untracked(lab: &mut Lab) {
     let answer = tcp(pod(), client(), ACK, b"");
@@ -91,7 +91,8 @@ fn lost_flow_is_recreated_by_the_clients_next_packet() {
     });
 }
 
-/// With TCP Fast Open, the Pod's SYN-ACK acknowledges the SYN and its payload, or only the SYN.
+/// With TCP Fast Open, the Pod's SYN-ACK may acknowledge the SYN and its payload, or only the SYN. Both must be
+/// translated.
 #[test]
 fn syn_ack_is_translated_whether_or_not_it_acknowledges_the_payload_of_the_syn() {
     for acknowledged in [0, 5] {
@@ -133,7 +134,8 @@ fn half_open_flow_does_not_overwrite_a_handshake_that_waits_for_its_reply() {
     });
 }
 
-/// A flood of SYNs overwrites handshake entries, including entries that the Pod has answered.
+/// A flood of SYNs may overwrite handshake entries, including entries that the Pod has answered. Such a connection must
+/// still be established by later packets.
 #[test]
 fn connection_whose_handshake_entry_is_lost_is_established_later() {
     with_mappings(|lab| {
@@ -177,7 +179,8 @@ fn refusal_by_a_closed_pod_port_reaches_the_client_and_leaves_no_flow() {
     });
 }
 
-/// An attacker who forges the client's SYN can forge its ACK too; the Pod answers that ACK with a RST.
+/// An attacker who forges the client's SYN can forge its ACK too, and the Pod answers this ACK with a RST. No entry of
+/// such a connection may stay in the flow table.
 #[test]
 fn connection_that_the_pod_resets_at_once_leaves_no_flow() {
     with_mappings(|lab| {
@@ -220,7 +223,7 @@ fn client_reset_with_the_sequence_number_of_the_handshake_ends_it() {
     });
 }
 
-/// An off-path attacker may send a RST with a guessed sequence number.
+/// An off-path attacker may send a RST with a guessed sequence number, which must not end the client's handshake.
 #[test]
 fn client_reset_with_a_forged_number_does_not_end_the_handshake() {
     with_mappings(|lab| {
@@ -272,7 +275,7 @@ fn unaccepted_syn_does_not_change_the_established_flow() {
             establish(lab);
             sends_syn(lab, nat_address, vec![]);
             assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::ESTABLISHED));
-            // The Pod answers a SYN on an open connection with a challenge ACK (RFC 5961).
+            // The Pod's answer to a SYN on an open connection is a challenge ACK (RFC 5961), which must be translated.
             is_reply_translated(lab, ACK);
             is_request_translated(lab, ACK);
             is_reply_translated(lab, ACK | PSH);
@@ -328,8 +331,8 @@ fn half_open_flow_of_a_removed_node_address_is_untracked() {
     });
 }
 
-/// The half-open cache stores the index of a node address. If the address is removed, another address may get the same
-/// index.
+/// The half-open cache stores the index of a node address. Another address may get this index after the first address
+/// was removed.
 #[test]
 fn datagram_to_a_node_address_with_a_reused_index_is_answered_from_it() {
     with_mappings(|lab| {

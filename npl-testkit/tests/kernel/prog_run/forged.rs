@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests forged segments with a client's address. The attacker is off-path: the attacker sees none of the client's
-//! packets, and does not guess a sequence number.
+//! Tests forged segments with a client's address. The attacker is off-path, that is, sees none of the client's packets,
+//! and guesses no sequence number correctly.
 
 use std::net::SocketAddr;
 
@@ -88,7 +88,7 @@ fn forged_segments_do_not_disturb_an_established_connection() {
             attack_by_both(lab);
             is_undisturbed(lab);
         }
-        // The Pod's answers to forged segments: a challenge ACK (RFC 5961), and resets, which the client ignores.
+        // The Pod answers forged segments with a challenge ACK (RFC 5961), and with resets, which the client ignores.
         is_reply_translated(lab, ACK);
         is_request_translated(lab, FIN | ACK);
         is_reply_translated(lab, FIN | ACK);
@@ -139,7 +139,7 @@ fn lost_entry_is_recovered_within_one_round_trip_despite_forged_segments() {
     });
 }
 
-/// After the client's RST, a late segment opens a new entry, and does not establish the flow.
+/// A late segment after the client's RST creates a new entry and does not establish the flow.
 #[test]
 fn reset_by_the_client_ends_the_recovery_of_a_lost_entry() {
     with_mappings(|lab| {

@@ -34,7 +34,7 @@ pub(crate) const L3: usize = 14;
 pub(crate) const V4_HEADER: usize = 20;
 pub(crate) const V6_HEADER: usize = 40;
 
-/// One fragment of a packet: `size` bytes of payload from `offset` on.
+/// Returns one fragment of a packet: `size` bytes of payload from `offset` on.
 fn fragment(packet: &Packet, id: u32, offset: usize, size: usize) -> Vec<u8> {
     if is_v4(packet) { fragment_v4(packet, id, offset, size) } else { fragment_v6(packet, id, offset, size) }
 }
@@ -71,19 +71,19 @@ fn is_v4(packet: &Packet) -> bool {
     matches!(packet.ip, Ip::V4(_))
 }
 
-/// All fragments of a packet, in order.
+/// Returns all fragments of a packet, in order.
 pub(crate) fn fragments(packet: &Packet, id: u32) -> Vec<Vec<u8>> {
     pieces(packet, id, SIZE)
 }
 
-/// All fragments of a packet, in order, with at most `size` bytes of payload each.
+/// Returns all fragments of a packet, in order, with at most `size` bytes of payload each.
 pub(crate) fn pieces(packet: &Packet, id: u32, size: usize) -> Vec<Vec<u8>> {
     let header = if is_v4(packet) { V4_HEADER } else { V6_HEADER };
     let payload = packet.build().len() - L3 - header;
     (0..payload).step_by(size).map(|offset| fragment(packet, id, offset, size)).collect()
 }
 
-/// A datagram and a segment of five fragments each, of which the last one is short.
+/// Returns a datagram and a segment, each of five fragments with a short last one.
 fn requests() -> [(Packet, &'static str); 2] {
     let payload: Vec<u8> = (0..=255).chain(0..40).collect();
     [(udp(client(), node(), &payload), "61000/udp"), (tcp(client(), node(), PSH | ACK, &payload), "61000/tcp")]
@@ -174,8 +174,8 @@ fn early_fragment_is_passed_unchanged_and_counted() {
     });
 }
 
-/// The first fragment's skb is overwritten with each saved copy, which is re-injected; afterwards the first fragment's
-/// bytes are restored.
+/// The program overwrites the first fragment's skb with each saved copy and re-injects it. Afterwards, the program must
+/// restore the first fragment's bytes.
 #[test]
 fn first_fragment_of_a_reply_is_unchanged_by_reinjected_copies() {
     stay_on_this_processor();
@@ -193,13 +193,13 @@ fn first_fragment_of_a_reply_is_unchanged_by_reinjected_copies() {
     });
 }
 
-/// The first fragment's skb is overwritten with each saved copy, which is re-injected at ingress; afterwards the first
-/// fragment's bytes are restored.
+/// The program overwrites the first fragment's skb with each saved copy and re-injects it at ingress. Afterwards, the
+/// program must restore the first fragment's bytes.
 #[test]
 fn first_fragment_is_unchanged_by_reinjected_copies() {
     stay_on_this_processor();
     with_mappings(|lab| {
-        // An IPv6 identification is not specific to a protocol, so each datagram needs its own.
+        // Each datagram has its own identification, because IPv6 does not distinguish identifications by protocol.
         for ((packet, mapping), id) in requests().into_iter().zip(ID..) {
             let frames = fragments(&packet, id);
             for early in frames[1..].iter().rev() {
@@ -347,7 +347,8 @@ fn fragments_without_a_mapping_or_flow_are_counted_once_per_datagram() {
     });
 }
 
-/// A first fragment without the TCP checksum cannot be translated; no legitimate sender makes such small fragments.
+/// A first fragment without the TCP checksum cannot be translated, so all fragments are passed. No legitimate sender
+/// makes such small fragments.
 #[test]
 fn truncated_first_fragment_is_passed_with_all_others() {
     with_mappings(|lab| {
@@ -400,7 +401,7 @@ fn fragments_of_a_removed_mapping_are_passed_unchanged() {
     });
 }
 
-/// Hashes of all saved copies, on all processors.
+/// Returns hashes of all saved copies, on all processors.
 fn saved() -> BTreeSet<u64> {
     let map: PerCpuArray<MapData, SavedFrame> = open_map(MAP_FRAGMENT_BUFFER);
     let hashes = |place| -> Vec<u64> { map.get(&place, 0).unwrap().iter().map(|copy| copy.hash).collect() };
@@ -454,7 +455,8 @@ fn copy_that_one_hook_saved_is_not_sent_by_another() {
     });
 }
 
-/// The packet that the error quotes is spread over several fragments, and the ICMP checksum covers all fragments.
+/// A fragmented ICMP error cannot be translated: the quoted packet is spread over several fragments, and the ICMP
+/// checksum covers all of them.
 #[test]
 fn fragments_of_an_icmp_error_are_passed_unchanged() {
     with_mappings(|lab| {

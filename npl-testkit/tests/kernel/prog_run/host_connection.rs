@@ -23,7 +23,8 @@ use super::sctp_flows;
 use crate::counters::{establishing_request, first_request, reason, request};
 use crate::lab::{FlowId, Lab, hash};
 
-/// Sends a packet of the Node from a node port, and asserts that the packet leaves unchanged.
+/// Runs the egress program on a packet that the Node sends from a node port, and asserts that the packet leaves
+/// unchanged.
 #[track_caller]
 fn leaves(lab: &mut Lab, packet: &Packet) {
     lab.egress(packet).is(packet, vec![]);
@@ -140,7 +141,8 @@ fn establish_by(lab: &mut Lab, protocol: Protocol) {
     assert_eq!(lab.own_slot(flow(protocol)).map(half_open::phase), Some(Phase::ESTABLISHED));
 }
 
-/// A Pod with `CAP_NET_RAW` sends from the Node's address and another Pod's node port to that Pod's client.
+/// A Pod with `CAP_NET_RAW` sends packets to another Pod's client, from the Node's address and the other Pod's node
+/// port. The client's established flow must not be diverted.
 #[test]
 fn forged_host_connection_diverts_no_established_flow() {
     for lost in ["nothing", "flow slot", "flow table"] {
@@ -161,7 +163,8 @@ fn forged_host_connection_diverts_no_established_flow() {
     }
 }
 
-/// New connections of TCP and SCTP begin with a handshake, which is never a reply to the host.
+/// A forged record must not divert new connections of TCP and SCTP: they begin with a handshake packet, which is never
+/// a reply to the host.
 #[test]
 fn forged_host_connection_diverts_no_new_connection() {
     with_mappings(|lab| {
@@ -190,8 +193,8 @@ fn icmp_error_about_a_client_connection_is_translated_despite_a_host_connection(
     });
 }
 
-/// A RST or ABORT creates no host connection entry: a client may have sent to the port before it was mapped, and may
-/// send again.
+/// A RST or ABORT of the host must create no host connection entry. The host rejects a client before the port is
+/// mapped, and the same client may connect again after the port is mapped.
 #[test]
 fn refusals_by_the_host_create_no_host_connection() {
     with_mappings(|lab| {
@@ -219,7 +222,8 @@ fn fragments_that_leave_from_a_node_port_are_not_saved() {
     });
 }
 
-/// The egress program sees redirected replies, and replies that an upper device such as a VLAN has already translated.
+/// The egress program also handles redirected replies, and replies that a program on an upper device, such as a VLAN
+/// device, has translated.
 #[test]
 fn translated_replies_create_no_host_connection() {
     with_mappings(|lab| {
@@ -229,7 +233,7 @@ fn translated_replies_create_no_host_connection() {
             lab.egress(&answer);
             leaves(lab, &from(&answer, node()));
         }
-        // The half-open cache is cleared, so only the flow table has the flow.
+        // The flow's slot of the half-open cache is cleared, so only the flow table has an entry of the flow.
         lab.set_slot(flow(Udp), 0);
         leaves(lab, &from(&answer, node()));
         lab.evict(flow(Udp));
@@ -238,7 +242,8 @@ fn translated_replies_create_no_host_connection() {
     });
 }
 
-/// An upper device such as a VLAN has translated the SYN-ACK. Later, the connection's entry is evicted.
+/// A program on an upper device, such as a VLAN device, has translated the SYN-ACK. Later, the connection's entry is
+/// evicted.
 #[test]
 fn translated_syn_ack_creates_no_host_connection() {
     with_mappings(|lab| {

@@ -2,10 +2,10 @@
 //! Tests the programs for devices without a link-layer header.
 //!
 //! The kernel's test run supports Ethernet frames only: it reads the ethertype at offset 12 and passes all bytes to the
-//! program. An IP header has its source address at that offset, so the packets come from 8.0.0.0/16 and from IPv6
-//! addresses whose third group is 86dd, which read as the ethertypes of IPv4 and IPv6. The packets begin with 0x45 or,
-//! with the traffic class of these tests, with 0x61. If the kernel reads this byte as the first byte of a link-layer
-//! address, the destination is a multicast address, and the kernel accepts the frame.
+//! program. At that offset, an IP header has a part of the source address. The packets therefore come from 8.0.0.0/16
+//! and from IPv6 addresses whose third group is 86dd, which read as the ethertypes of IPv4 and IPv6. The first byte is
+//! 0x45 or, with the traffic class of these tests, 0x61. The kernel reads this byte as the start of a multicast
+//! link-layer address, and accepts the frame.
 
 use std::net::SocketAddr;
 
@@ -37,7 +37,7 @@ fn pod() -> SocketAddr {
     (ip("8.0.0.5", "fd00:0:86dd::5"), POD_PORT).into()
 }
 
-/// A port of the Node.
+/// Returns a port of the Node.
 fn node_at(port: u16) -> SocketAddr {
     (node_ip(), port).into()
 }
@@ -67,7 +67,8 @@ fn request_and_reply_are_translated_without_a_link_layer_header() {
         lab.run(PROG_INGRESS_L3, &request.build()).is(&to(&request, pod()), counted);
         let answer = with_isns(without_ethernet(tcp(pod(), client(), SYN | ACK, b"")), (POD_ISN, CLIENT_ISN));
         lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), reply("61000/tcp", length(&answer)));
-        // The test run accepts no frame that is shorter than an Ethernet and an IPv4 header.
+        // The payload is long enough for the test run, which accepts no frame that is shorter than an Ethernet and an
+        // IPv4 header.
         let request = without_ethernet(Packet::udp(client(), node(), b"hello there"));
         let counted = first_request("61000/udp", length(&request));
         lab.run(PROG_INGRESS_L3, &request.build()).is(&to(&request, pod()), counted);

@@ -31,7 +31,7 @@ const FRONTEND: Frontend = Frontend { node_port: NODE_PORT, protocol: protocol::
 /// Flips every bit of a byte.
 pub(super) const ALL_BITS: u8 = 0xff;
 
-/// A Pod that is not the mapping's backend.
+/// Returns a Pod that is not the mapping's backend.
 fn other_pod() -> SocketAddr {
     (other_pod_ip(), POD_PORT).into()
 }
@@ -96,8 +96,8 @@ fn second_request_uses_the_lookup_cache() {
     });
 }
 
-/// A device without Ethernet headers uses the stack program while another one redirects; both share the cache. The
-/// same happens while `--forwarding` changes.
+/// A device without Ethernet headers has the stack program, while another device has the redirect program, and both
+/// programs share the cache. This is also the case while `--forwarding` changes.
 #[test]
 fn stack_and_redirect_programs_share_the_lookup_cache() {
     with_mappings(|lab| {
@@ -131,7 +131,7 @@ fn changes_of_the_agent_invalidate_the_lookup_cache_at_once() {
     });
 }
 
-/// Another processor looks the mapping up continuously and caches the result, before or after each change.
+/// Another processor looks up the mapping continuously, so it may cache the former mapping around each change.
 #[test]
 fn cached_mapping_is_not_used_after_a_concurrent_change() {
     let changes = if is_emulated() { 500 } else { 20_000 };
@@ -140,7 +140,7 @@ fn cached_mapping_is_not_used_after_a_concurrent_change() {
         let program = lab.program(PROG_INGRESS).fd().unwrap().as_fd().try_clone_to_owned().unwrap();
         let (frame, is_over) = (request.build(), AtomicBool::new(false));
         thread::scope(|scope| {
-            // The flag is also set when the test panics: the scope waits for the other thread.
+            // The guard sets the flag even if the test panics, because the scope then waits for the other thread.
             let _end = SetOnDrop(&is_over);
             let _other = scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
@@ -167,7 +167,8 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// If two processors write an entry concurrently, its bytes may be a mixture of both writes.
+/// If two processors write a cache entry concurrently, its bytes may be a mixture of both writes. Such an entry must be
+/// ignored.
 #[test]
 fn corrupt_cache_entry_is_ignored_and_replaced() {
     with_mappings(|lab| {
@@ -198,7 +199,8 @@ fn frontends_that_share_a_cache_slot_keep_their_own_pods() {
     });
 }
 
-/// An agent of a version without a lookup cache may have run in between, and may have restarted the epochs.
+/// An earlier agent's entries may be outdated: an agent without a lookup cache may have run since, and may have
+/// restarted the epochs.
 #[test]
 fn starting_agent_invalidates_entries_of_earlier_agents() {
     with_mappings(|lab| {

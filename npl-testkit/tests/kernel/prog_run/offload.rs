@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding offload`, packet by packet: only a flow whose packets the kernel stack has recently forwarded is
-//! redirected.
+//! Tests `--forwarding offload` packet by packet: a flow is redirected only if the kernel stack has recently forwarded
+//! packets of it.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::redirect::{NEXT_HOP, REDIRECT, after_one_hop, set_next_hop};
 use super::scene::{Tcp, client, flow, from, ip, node, pod, pod_ip, tcp, to, udp, with_mappings};
 use crate::lab::{FlowId, Lab, NEXT, Outcome, hash};
 
-/// The time limit of waits, far longer than the interval in which a flow is redirected without a new stack observation.
+/// The time limit of waits, far longer than a flow is redirected without another packet through the kernel stack.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs the ingress program on a client's packet, which is translated and then redirected or passed to the stack.
@@ -41,7 +41,7 @@ fn stack_forwards_to_client(lab: &mut Lab, packet: &Packet) {
     assert_eq!((outcome.action, outcome.bytes), (NEXT, from(packet, node()).build()));
 }
 
-/// A request and its reply, both forwarded by the kernel stack.
+/// Sends a request, and records that the kernel stack has forwarded the request and its reply.
 fn exchange(lab: &mut Lab, question: &Packet, answer: &Packet) {
     assert_eq!(request(lab, question), NEXT);
     stack_forwards_to_pod(lab, question);
@@ -65,7 +65,7 @@ fn connection_is_offloaded_once_the_stack_has_forwarded_both_directions() {
     with_mappings(|lab| {
         set_next_hop(pod_ip(), NEXT_HOP);
         exchange(lab, &tcp(client(), node(), SYN, b""), &tcp(pod(), client(), SYN | ACK, b""));
-        // Connection tracking sees the end of the handshake before the flow is offloaded.
+        // This packet ends the handshake, which NPL's connection tracking must see before the flow is offloaded.
         assert_eq!(request(lab, &data()), NEXT);
         assert_eq!(request(lab, &data()), NEXT, "the stack has not forwarded a packet yet");
         stack_forwards_to_pod(lab, &data());
@@ -88,8 +88,8 @@ fn udp_flow_is_offloaded_once_it_is_established() {
     });
 }
 
-/// If the kernel stack drops the packets of a flow, no packet is observed after the stack, and the flow is no longer
-/// redirected.
+/// An offloaded flow must return to the stack, because the stack may drop its packets. In this case, no packet is seen
+/// after the stack, and the flow is no longer redirected.
 #[test]
 fn offloaded_flow_returns_to_the_stack_periodically() {
     with_mappings(|lab| {
@@ -114,7 +114,7 @@ fn fin_or_reset_returns_the_connection_to_the_stack() {
                 exchange(lab, &data(), &tcp(pod(), client(), ACK, b"answer"));
             }
             assert_eq!(request(lab, &data()), NEXT);
-            // A new connection from the same ports is offloaded again.
+            // A new connection with the same ports must be offloaded again.
             offloaded_connection(lab);
         });
     }

@@ -41,7 +41,7 @@ fn steps(trace: &mut PacketTrace) -> Vec<Step> {
     steps
 }
 
-/// The one record since the last call.
+/// Returns the only record that was written since the last call.
 #[track_caller]
 fn only_step(trace: &mut PacketTrace) -> Step {
     let steps = steps(trace);
@@ -49,7 +49,7 @@ fn only_step(trace: &mut PacketTrace) -> Step {
     step.clone()
 }
 
-/// The packet of a frame as a record has it.
+/// Returns the part of a frame that a record contains.
 fn captured(frame: &[u8]) -> &[u8] {
     let packet = &frame[ETHERNET..];
     &packet[..packet.len().min(SNAP_LENGTH as usize)]

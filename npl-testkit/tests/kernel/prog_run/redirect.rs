@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding redirect`, packet by packet: a redirected packet has one hop less in its TTL or hop limit and is
-//! otherwise translated as in stack mode.
+//! Tests `--forwarding redirect` packet by packet: the TTL or hop limit of a redirected packet is decremented, and the
+//! packet is otherwise translated as in stack mode.
 
 use std::net::IpAddr;
 
@@ -44,7 +44,7 @@ pub(super) fn set_next_hop(pod: IpAddr, next_hop: PodNextHop) {
 
 pub(super) const NEXT_HOP: PodNextHop = PodNextHop { ifindex: DEVICE, mtu: MTU, kind: kind::PEER };
 
-/// The packet after one hop: its TTL or hop limit is decremented.
+/// Returns the packet after one hop: its TTL or hop limit is decremented.
 pub(super) fn after_one_hop(packet: &Packet) -> Packet {
     let mut packet = packet.clone();
     match &mut packet.ip {
@@ -126,7 +126,8 @@ fn fragments_and_icmp_errors_are_redirected_to_the_pods_device() {
     });
 }
 
-/// Packets from another device than the Pod's next hop are no replies of the Pod and are passed unchanged.
+/// Packets that arrive from another device than the Pod's next hop do not count as replies of the Pod, and are passed
+/// unchanged.
 #[test]
 fn only_replies_from_the_pods_device_are_translated() {
     with_mappings(|lab: &mut Lab| {

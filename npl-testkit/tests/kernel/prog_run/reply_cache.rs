@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the lookup cache of replies, which saves two map lookups for a short time and must never change their results.
+//! Tests the lookup cache of replies, which saves two map lookups per reply and must never change their results.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
@@ -31,8 +31,8 @@ use crate::counters::{reason, reply};
 use crate::lab::{hash, open};
 use crate::world::is_emulated;
 
-/// The number of attempts. A cache entry is valid only within one interval of the kernel's clock (0.25 s to 2.6 s), so
-/// an attempt at the end of an interval does not use the entry.
+/// The number of attempts. Several attempts are needed, because a cache entry is valid only within one interval of the
+/// kernel's clock (0.25 s to 2.6 s). An attempt at the end of an interval does not use the entry.
 const TRIALS: usize = 50;
 const REQUIRED: usize = 40;
 /// Time limit that is longer than one interval of the kernel's clock.
@@ -120,7 +120,7 @@ fn fin_is_recorded_despite_a_reply_cache_entry() {
     });
 }
 
-/// Another processor handles replies continuously and caches the result, before or after each change.
+/// Another processor translates replies continuously, so it may cache the former endpoint around each change.
 #[test]
 fn cached_reply_is_not_used_after_a_concurrent_removal() {
     let changes = if is_emulated() { 300 } else { 10_000 };
@@ -151,7 +151,7 @@ fn cached_reply_is_not_used_after_a_concurrent_removal() {
     });
 }
 
-/// If one of a Pod port's two mappings is removed, replies are counted for the other.
+/// A Pod port has two mappings. If one of them is removed, replies are counted for the other.
 #[test]
 fn replies_are_counted_for_a_remaining_mapping_at_once() {
     with_mappings(|lab| {
@@ -163,7 +163,7 @@ fn replies_are_counted_for_a_remaining_mapping_at_once() {
     });
 }
 
-/// A removed node address's index is reused for the next address.
+/// The index of a removed node address is reused for the next address, so cached replies must not use it.
 #[test]
 fn cached_reply_does_not_use_a_node_address_with_a_reused_index() {
     with_mappings(|lab| {
@@ -176,7 +176,8 @@ fn cached_reply_does_not_use_a_node_address_with_a_reused_index() {
     });
 }
 
-/// If two processors write an entry concurrently, its bytes may be a mixture of both writes.
+/// If two processors write a cache entry concurrently, its bytes may be a mixture of both writes. Such an entry must be
+/// ignored.
 #[test]
 fn corrupt_cache_entry_is_ignored_and_replaced() {
     with_mappings(|lab| {
@@ -200,7 +201,7 @@ fn corrupt_cache_entry_is_ignored_and_replaced() {
     });
 }
 
-/// One client endpoint uses two NAT addresses: the flow table decides which of them receives replies, although the
+/// One client endpoint uses two NAT addresses. The flow table decides from which of them the replies come, although the
 /// half-open cache may name the other one.
 #[test]
 fn slot_that_contradicts_the_flow_table_is_not_cached() {

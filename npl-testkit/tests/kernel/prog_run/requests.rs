@@ -80,7 +80,7 @@ fn header_options_of_every_length_are_kept() {
     with_mappings_of(Family::V4, |lab| {
         for words in 1..=10 {
             let mut request = udp(client(), node(), b"options");
-            // The options are "no operation"; the builder pads them with "end of options".
+            // All options are "no operation", and the builder adds one byte "end of options".
             request.ipv4_mut().unwrap().options = vec![1; words * 4 - 1];
             let outcome = lab.ingress(&request);
             let change = if words == 1 { first_request } else { crate::counters::request };
@@ -116,8 +116,8 @@ fn wrong_transport_checksums_stay_wrong() {
     });
 }
 
-/// In one of 65,535 packets, the correct checksum equals the pseudo-header sum of a CHECKSUM_PARTIAL packet, and no
-/// other field distinguishes the two.
+/// In one of 65,535 packets, the correct checksum equals the pseudo-header sum that a CHECKSUM_PARTIAL packet has. No
+/// other field shows the difference, but the checksum must be updated as a complete one.
 #[test]
 fn checksum_that_looks_partial_is_updated_as_a_complete_one() {
     with_mappings(|lab| {
@@ -177,7 +177,7 @@ fn totals_of_a_family_keep_the_counts_of_removed_mappings() {
     });
 }
 
-/// A packet whose correct checksum equals the sum of its pseudo-header, as in a CHECKSUM_PARTIAL packet.
+/// Returns a packet whose correct checksum equals the sum of its pseudo-header, as in a CHECKSUM_PARTIAL packet.
 pub(super) fn looks_partial(of: impl Fn(&[u8]) -> Packet) -> Packet {
     let mut unfinished = of(&[0; 2]);
     *unfinished.transport.checksum_mut().unwrap() = Checksum::Partial;
@@ -185,7 +185,7 @@ pub(super) fn looks_partial(of: impl Fn(&[u8]) -> Packet) -> Packet {
     (0..=u16::MAX).map(|filler| of(&filler.to_be_bytes())).find(|packet| checksum_field(packet) == wanted).unwrap()
 }
 
-/// The transport checksum of the built packet.
+/// Returns the transport checksum of the built packet.
 fn checksum_field(packet: &Packet) -> [u8; 2] {
     let l3 = if family() == Family::V4 { 20 } else { 40 };
     let field = if matches!(packet.transport, Transport::Tcp(_)) { 16 } else { 6 };

@@ -45,7 +45,7 @@ impl Exchange {
         }
     }
 
-    /// The reply of a Pod that received this packet and has no other information about the client.
+    /// Returns the reply of a Pod that received this packet and has no other information about the client.
     fn reply(&self, received: &Packet) -> Packet {
         let mut transport = received.transport.clone();
         let (source, destination) = transport.ports_mut().unwrap();
@@ -78,7 +78,7 @@ impl Exchange {
     }
 }
 
-/// The packet that the program passed. The parser accepts only correct checksums as correct.
+/// Returns the packet that the program passed. The parser also verifies the checksums.
 fn parsed(outcome: &Outcome) -> Packet {
     assert_eq!(outcome.action, NEXT);
     Packet::parse(&outcome.bytes).unwrap()
@@ -99,7 +99,7 @@ fn exchanges(family: Family) -> impl Strategy<Value = Exchange> {
         })
 }
 
-/// Addresses of hosts, neither multicast nor loopback.
+/// Returns addresses of hosts, neither multicast nor loopback.
 fn ips(family: Family) -> BoxedStrategy<IpAddr> {
     if family == Family::V4 {
         let is_host_address = |ip: &Ipv4Addr| !matches!(ip.octets()[0], 0 | 127 | 224..);
@@ -109,7 +109,7 @@ fn ips(family: Family) -> BoxedStrategy<IpAddr> {
             .prop_map_into()
             .boxed();
     }
-    // Global and unique local addresses.
+    // The prefixes of global and of unique local addresses.
     let prefixes = select(&[0x2000_u16, 0x2001, 0x3fff, 0xfc00, 0xfdff][..]);
     let address = |(prefix, suffix): (u16, u128)| Ipv6Addr::from(u128::from(prefix) << 112 | suffix >> 16);
     (prefixes, any::<u128>()).prop_map(address).prop_map_into().boxed()

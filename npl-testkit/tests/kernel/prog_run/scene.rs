@@ -57,7 +57,7 @@ pub(crate) fn family() -> Family {
     FAMILY.get()
 }
 
-/// The address of the running test's family.
+/// Returns the address of the running test's family.
 pub(crate) fn ip(v4: &str, v6: &str) -> IpAddr {
     let text = if family() == Family::V4 { v4 } else { v6 };
     text.parse().unwrap()
@@ -71,7 +71,7 @@ pub(crate) fn second_node_ip() -> IpAddr {
     ip("192.0.2.11", "2001:db8:0:1::11")
 }
 
-/// An address that the Node gets during a test.
+/// Returns an address that the Node gets during a test.
 pub(crate) fn third_node_ip() -> IpAddr {
     ip("192.0.2.12", "2001:db8:0:1::12")
 }
@@ -88,12 +88,12 @@ pub(crate) fn client_ip() -> IpAddr {
     ip("198.51.100.2", "2001:db8:0:2::2")
 }
 
-/// A router between the client and the Node.
+/// Returns a router between the client and the Node.
 pub(crate) fn router_ip() -> IpAddr {
     ip("203.0.113.1", "2001:db8:0:9::1")
 }
 
-/// An address that no host has.
+/// Returns an address that no host has.
 pub(crate) fn unused_ip() -> IpAddr {
     ip("192.0.2.99", "2001:db8:0:1::99")
 }
@@ -123,7 +123,7 @@ pub(crate) fn bare() -> usize {
     length(&tcp(client(), node(), ACK, b""))
 }
 
-/// A TCP segment that is addressed to this host's link-layer address.
+/// Returns a TCP segment that is addressed to this host's link-layer address.
 ///
 /// The sequence and acknowledgement numbers are those of one connection, in which neither side has sent data yet.
 pub(crate) fn tcp(from: SocketAddr, to: SocketAddr, flags: u8, payload: &[u8]) -> Packet {
@@ -132,8 +132,8 @@ pub(crate) fn tcp(from: SocketAddr, to: SocketAddr, flags: u8, payload: &[u8]) -
     with_isns(Packet::tcp(from, to, flags, payload).to_this_machine(), isns)
 }
 
-/// Sets the segment's numbers to those of a connection in which neither side has sent data yet, from the initial
-/// sequence numbers of the segment's sender and of the other side.
+/// Sets the segment's numbers to those of a connection in which neither side has sent data yet. `own` and `other` are
+/// the initial sequence numbers of the segment's sender and of the other side.
 pub(crate) fn with_isns(mut packet: Packet, (own, other): (u32, u32)) -> Packet {
     if let Transport::Tcp(segment) = &mut packet.transport {
         segment.sequence = if segment.flags & SYN == 0 { own.wrapping_add(1) } else { own };
@@ -150,18 +150,18 @@ pub(crate) const POD_ISN: u32 = 0x2000_0000;
 /// Initial sequence numbers of the client and the Pod in a direct connection with the same flow tuple.
 pub(crate) const DIRECT_ISNS: (u32, u32) = (0x7000_0000, 0x6000_0000);
 
-/// The Pod's segment of a direct connection with the same flow tuple, which has other numbers.
+/// Returns the Pod's segment of a direct connection with the same flow tuple, which has other numbers.
 pub(crate) fn direct_answer(flags: u8) -> Packet {
     let (client_isn, pod_isn) = DIRECT_ISNS;
     with_isns(tcp(pod(), client(), flags, b""), (pod_isn, client_isn))
 }
 
-/// A UDP datagram that is addressed to this host's link-layer address.
+/// Returns a UDP datagram that is addressed to this host's link-layer address.
 pub(crate) fn udp(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Packet {
     Packet::udp(from, to, payload).to_this_machine()
 }
 
-/// An SCTP packet with one chunk that is addressed to this host's link-layer address.
+/// Returns an SCTP packet with one chunk that is addressed to this host's link-layer address.
 pub(crate) fn sctp(from: SocketAddr, to: SocketAddr, kind: u8, content: &[u8]) -> Packet {
     let mut content = content.to_vec();
     if matches!(kind, INIT | INIT_ACK) {
@@ -171,21 +171,21 @@ pub(crate) fn sctp(from: SocketAddr, to: SocketAddr, kind: u8, content: &[u8]) -
     Packet::sctp(from, to, kind, &content).to_this_machine()
 }
 
-/// The same packet to another address and port.
+/// Returns the same packet to another address and port.
 pub(crate) fn to(packet: &Packet, destination: SocketAddr) -> Packet {
     let mut packet = packet.clone();
     packet.set_destination(destination);
     packet
 }
 
-/// The same packet from another address and port.
+/// Returns the same packet from another address and port.
 pub(crate) fn from(packet: &Packet, source: SocketAddr) -> Packet {
     let mut packet = packet.clone();
     packet.set_source(source);
     packet
 }
 
-/// The flow tuple of the client and the Pod.
+/// Returns the flow tuple of the client and the Pod.
 pub(crate) fn flow(protocol: Protocol) -> FlowId {
     FlowId { client: client(), pod: pod(), protocol }
 }
@@ -233,7 +233,7 @@ pub(crate) fn establishes(lab: &mut Lab) {
     lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
 }
 
-/// Alternating TCP and UDP packets with random payloads and header fields.
+/// Returns alternating TCP and UDP packets with random payloads and header fields.
 pub(crate) fn random_packets(from: SocketAddr, to: SocketAddr, count: u32) -> impl Iterator<Item = Packet> {
     // The packets come from a linear congruential generator with a fixed seed, so that every run uses the same packets.
     let mut state = 1_u32;

@@ -60,7 +60,8 @@ fn association_is_established_by_the_clients_second_packet() {
     });
 }
 
-/// An attacker with a forged source address can provoke replies, but no entry in the flow table.
+/// An attacker with a forged source address can provoke replies, but must not be able to create an entry in the flow
+/// table.
 #[test]
 fn repeated_init_establishes_no_association() {
     with_mappings(|lab| {
@@ -105,7 +106,7 @@ fn tuple_conflict_gives_the_replies_to_the_newer_association() {
         let changes = and(reason(Reason::TupleConflict), request("61000/sctp", length(&packet)));
         lab.ingress(&packet).is(&to(&packet, pod()), changes);
         reply_passes(lab, DATA);
-        // Another association has another tag.
+        // The INIT belongs to another association, so it has another tag.
         let mut init = sctp(client(), second, INIT, b"");
         let Transport::Sctp(transport) = &mut init.transport else { unreachable!("the packet is SCTP") };
         transport.chunks[4..8].copy_from_slice(&SECOND_TAG.to_be_bytes());
@@ -158,7 +159,8 @@ fn quoted_crc_that_is_left_to_hardware_stays_zero() {
     });
 }
 
-/// The quote does not contain the length of the datagram: its ports are translated, and its CRC is kept.
+/// A quoted first fragment does not contain the length of the whole datagram, so its ports are translated, but its CRC
+/// is kept.
 #[test]
 fn quoted_first_fragment_keeps_its_crc() {
     with_mappings_of(Family::V4, |lab| {

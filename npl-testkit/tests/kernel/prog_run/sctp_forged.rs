@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two SCTP associations with one flow tuple, and forged packets with a client's address. Their sender is off-path: it
-//! sees none of the client's packets and knows no verification tag.
+//! Tests two SCTP associations with one flow tuple, and forged packets with a client's address. The attacker is
+//! off-path, that is, sees none of the client's packets, and knows no verification tag.
 
 use std::net::SocketAddr;
 
@@ -23,7 +23,7 @@ const MAPPED: Tags = (0x1a2b_3c4d, 0x5e6f_7081);
 const DIRECT: Tags = (0x2468_ace0, 0x1357_9bdf);
 const FORGED: u32 = 0x0bad_cafe;
 
-/// The packet with another verification tag and, for an INIT or INIT ACK, another initiate tag.
+/// Returns a packet with this verification tag and, for an INIT or INIT ACK, this initiate tag.
 fn tagged(from: SocketAddr, to: SocketAddr, kind: u8, (tag, initiate): (u32, u32)) -> Packet {
     let mut packet = sctp(from, to, kind, b"");
     let Transport::Sctp(transport) = &mut packet.transport else { unreachable!("the packet is SCTP") };
@@ -98,7 +98,8 @@ fn forged_packets_to_the_mapping_do_not_end_an_association() {
     });
 }
 
-/// A Pod answers every INIT, also a forged one that was sent to the Pod's own address.
+/// A Pod answers every INIT, even a forged one that was sent to the Pod's own address. The answer must not end the
+/// mapped association.
 #[test]
 fn answer_to_a_forged_init_does_not_end_an_association() {
     with_mappings(|lab| {
@@ -131,7 +132,8 @@ fn client_that_restarts_its_association_gets_the_replies() {
     });
 }
 
-/// A side that does not know the association reflects the tag that it received (chunk flag T).
+/// A side that does not know the association sends an ABORT with the tag that it received (chunk flag T). This ABORT
+/// must count as one of the association.
 #[test]
 fn abort_with_the_reflected_tag_belongs_to_the_association() {
     with_mappings(|lab| {

@@ -21,13 +21,13 @@ use crate::sys::stay_on_this_processor;
 
 /// The identification of a packet's fragments.
 const ID: u32 = 0x4e52;
-/// The verdict `TC_ACT_REDIRECT`, to a device that does not exist: the program has buffered the fragment, and the
-/// kernel counts the fragment as sent.
+/// The verdict `TC_ACT_REDIRECT` to a device that does not exist, which the program returns after it has buffered a
+/// fragment. The kernel then counts the fragment as sent.
 const BUFFERED: i32 = 7;
 /// Chunk type of a selective acknowledgment.
 const SACK: u8 = 3;
 
-/// The packet with further chunks before its own, given by type and length of content.
+/// Returns the packet with further chunks before its own, given by type and length of content.
 fn with_chunks_before(packet: Packet, chunks: &[(u8, usize)]) -> Packet {
     let ahead = chunks.iter().flat_map(|(kind, bytes)| {
         let Transport::Sctp(ahead) = sctp(client(), node(), *kind, &vec![0xa5; *bytes]).transport else {
@@ -66,7 +66,7 @@ fn occupy_slots(time: Duration) {
     }
 }
 
-/// Frees every slot of the SCTP reassembly buffer; a fragment's slot is random, so all of them must be free.
+/// Frees every slot of the SCTP reassembly buffer. All slots must be free, because a fragment's slot is random.
 fn free_slots() {
     occupy_slots(now().checked_sub(Duration::from_secs(2)).unwrap());
 }
@@ -81,7 +81,7 @@ fn are_translated(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, P
     for (program, packet, expected) in packets {
         let (frames, expected) = (pieces(&packet, ID, size), pieces(&expected, ID, size));
         assert!(frames.len() > 1, "{size} bytes at once");
-        // A slot stays occupied for only one second.
+        // Occupy the slots again for each case, because a slot stays occupied for only one second.
         occupy_slots(now());
         for (frame, expected) in frames.iter().zip(expected) {
             becomes(lab, program, frame, expected, counted(program, frame));
@@ -94,7 +94,8 @@ fn counted(program: &str, frame: &[u8]) -> Vec<Change> {
     change("61000/sctp", frame.len())
 }
 
-/// Asserts that all fragments are passed unchanged and that only the first one is counted: later ones have no ports.
+/// Asserts that all fragments are passed unchanged and that only the first one is counted, because later fragments have
+/// no ports.
 #[track_caller]
 fn are_passed(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, Packet); 2]) {
     occupy_slots(now());
@@ -131,16 +132,17 @@ fn chunks_before_the_cut_one_are_skipped() {
 #[test]
 fn sctp_fragment_of_unknown_length_is_passed_and_counted() {
     with_mappings(|lab| {
-        // The chunk ends at the end of the fragment: 12 bytes of header, and 4 + 16 + 4 + 28.
+        // The last chunk ends exactly at the end of the first fragment: 12 bytes of common header, and chunks of 4 + 16
+        // and 4 + 28 bytes.
         let packets = both(lab, &[7; 28], |packet| {
             let packet = with_chunks_before(packet, &[(SACK, 16)]);
             with_chunks(packet, |chunks| [chunks.clone(), chunks].concat())
         });
         are_passed(lab, 64, packets);
-        // The cut chunk is the seventh, which exceeds the number of chunks that NPL parses.
+        // The fragment ends within the seventh chunk, but NPL parses fewer chunks.
         let packets = both(lab, &[7; 400], |packet| with_chunks_before(packet, &[(SACK, 0); 6]));
         are_passed(lab, 256, packets);
-        // The chunk length is below the minimum: without a check, the parser would never reach the next chunk.
+        // The chunk length is below the minimum. Without a check for it, the parser would never reach the next chunk.
         for length in [0_u8, 3] {
             let packets = both(lab, &[7; 400], |packet| {
                 with_chunks(packet, |mut chunks| {
@@ -153,7 +155,8 @@ fn sctp_fragment_of_unknown_length_is_passed_and_counted() {
     });
 }
 
-/// Packets whose length the cut chunk does not show: the fragmentation cuts between chunks or in the seventh chunk.
+/// Returns packets whose length cannot be estimated from the first fragment, because it ends between two chunks or
+/// within the seventh chunk.
 fn bundles(lab: &mut Lab) -> [(&'static str, Packet, Packet); 2] {
     both(lab, &[7; 28], |packet| {
         let packet = with_chunks_before(packet, &[(SACK, 0); 6]);
@@ -200,7 +203,7 @@ fn first_sctp_fragment_after_the_last_one_is_not_buffered() {
     });
 }
 
-/// A first fragment that waits for the next one occupies its slot for one second.
+/// A buffered first fragment occupies its slot for one second only.
 #[test]
 fn first_sctp_fragment_takes_an_expired_slot() {
     stay_on_this_processor();

@@ -33,7 +33,7 @@ fn is_dropped(lab: &mut Lab, frame: &[u8]) {
     assert_eq!(lab.run(PROG_INGRESS, frame), expected);
 }
 
-/// An address of the running test's family, by its last two bytes.
+/// Returns an address of the running test's family, by its last two bytes.
 fn address(high: u8, low: u8) -> IpAddr {
     match family() {
         Family::V4 => [198, 51, high, low].into(),

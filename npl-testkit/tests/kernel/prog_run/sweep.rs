@@ -96,7 +96,7 @@ fn fill(every: u32) {
     }
 }
 
-/// The Pod answers one of two requests. The sweeper runs every ten seconds.
+/// The Pod answers only one of two requests, and the sweeper runs every ten seconds.
 #[test]
 fn half_open_entries_time_out_and_established_flows_do_not() {
     with_mappings(|lab| {
@@ -117,8 +117,8 @@ fn half_open_entries_time_out_and_established_flows_do_not() {
     });
 }
 
-/// UDP flows get a shorter timeout, because clients refresh them continuously, and a full table would evict idle TCP
-/// connections first.
+/// If the table is crowded, UDP flows get a shorter timeout. Otherwise, the table would become full and evict idle TCP
+/// connections first, because clients refresh UDP flows continuously.
 #[test]
 fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
     with_family(Family::V4, |lab| {
@@ -143,7 +143,8 @@ fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
     });
 }
 
-/// The kernel reserves free elements for each CPU, and may evict entries although other CPUs still have free elements.
+/// The map must have more elements than the stated number of flows. The kernel reserves free elements for each CPU, so
+/// one CPU may evict entries although others have free elements.
 #[test]
 fn the_stated_number_of_flows_is_available_without_evictions() {
     with_family(Family::V4, |lab| {
@@ -168,7 +169,7 @@ fn sweep_covers_a_table_of_many_flows() {
     with_family(Family::V4, |lab| {
         fill(2);
         assert_eq!(lab.datapath.tables.flow_count().unwrap(), MANY as usize);
-        // Time since boot that equals the timeout of a closed connection.
+        // At this time since boot, the timeout of the closed connections has just passed.
         let swept = lab.datapath.tables.remove_expired_flows(AFTER_CLOSED, |_, _| {}).unwrap();
         assert_eq!((swept, lab.datapath.tables.flow_count().unwrap()), (MANY as usize / 2, MANY as usize / 2));
     });

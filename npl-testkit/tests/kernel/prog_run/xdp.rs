@@ -80,7 +80,7 @@ fn xdp_drops_refused_sources_and_leaves_no_flow() {
     });
 }
 
-/// Frames that the XDP program passes to TC unchanged.
+/// Returns frames that the XDP program passes to TC unchanged.
 fn left_to_tc() -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     for vlans in [vec![100], vec![100, 200], vec![0]] {
@@ -154,7 +154,7 @@ fn arrive(lab: &mut Lab, path: Path, frame: &[u8]) -> Outcome {
     Outcome { changes: and(by_xdp.changes, by_tc.changes), ..by_tc }
 }
 
-/// The outcome of each step, and the remaining flows without their times.
+/// Returns the outcome of each step, and the flow table's entries afterwards, without their times.
 fn outcomes(family: Family, path: Path, steps: impl Fn() -> Vec<Step> + Send + Sync) -> (Vec<Outcome>, Vec<String>) {
     let all = Mutex::default();
     with_mappings_of(family, |lab| {
@@ -208,7 +208,7 @@ fn random_requests_are_translated_alike_with_and_without_xdp() {
                 _ => {}
             }
             let mut frame = packet.build();
-            // Ethernet pads short frames. The program counts the padding, and does not remove it.
+            // Ethernet pads short frames. The program must keep the padding, and counts it in the bytes.
             frame.resize(frame.len().max(60), 0x5a);
             Step::Arrives(frame)
         });

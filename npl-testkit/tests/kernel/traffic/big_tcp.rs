@@ -51,7 +51,7 @@ impl LargePacketSocket {
     fn new(device: &Device, side: Side) -> Self {
         let socket = device.netns().run(|| Socket::new(Domain::PACKET, Type::RAW, None)).unwrap().unwrap();
         socket.attach_filter(&large_packet_filter(side)).unwrap();
-        // The socket receives no packet before it is bound.
+        // Bind the socket after the filter is set, because an unbound socket receives no packet.
         socket.bind(&link_address(device.ifindex().unwrap(), ETH_P_ALL)).unwrap();
         socket.set_read_timeout(Some(QUEUED)).unwrap();
         Self(socket)
@@ -62,7 +62,7 @@ impl LargePacketSocket {
     }
 }
 
-/// A classic BPF filter of packet direction and length, which passes only the Ethernet header.
+/// Returns a classic BPF filter of packet direction and length, which passes only the Ethernet header.
 fn large_packet_filter(side: Side) -> [SockFilter; 6] {
     const LOAD: u16 = 0x20;
     const LOAD_LENGTH: u16 = 0x80;
@@ -118,7 +118,7 @@ fn sockets(world: &World, forwarding: Forwarding, direction: Direction) -> Vec<L
         [Side::Arriving, Side::Leaving].map(|side| move |device: &Device| LargePacketSocket::new(device, side));
     match (direction, forwarding) {
         (Direction::Upload, Forwarding::Stack) => vec![arriving(&uplink), leaving(&host_device)],
-        // The redirect bypasses the Node's end of the Pod's veth pair.
+        // No socket at the Node's end of the Pod's veth pair, which the redirect bypasses.
         (Direction::Upload, _) => vec![arriving(&uplink), arriving(&pod)],
         (Direction::Download, _) => vec![arriving(&host_device), leaving(&uplink)],
     }
@@ -134,7 +134,7 @@ fn transfer_in_large_packets(mut world: World) {
         for frontend in world.frontends() {
             for direction in [Direction::Upload, Direction::Download] {
                 let mut sockets = sockets(&world, forwarding, direction);
-                // An emulated processor is too slow for TCP windows that allow such packets.
+                // Not tested on an emulated processor, which is too slow for TCP windows that allow such packets.
                 if is_emulated() || !is_supported(Family::of(frontend.ip())) {
                     sockets.clear();
                 }
@@ -152,8 +152,8 @@ fn transfer_in_large_packets(mut world: World) {
     }
 }
 
-/// A BIG TCP packet of IPv6 has a hop-by-hop header before the TCP header, and this header contains the packet's
-/// length. In IPv4, the length field is zero.
+/// NPL must translate packets without a valid length field. A BIG TCP packet of IPv6 has its length in a hop-by-hop
+/// header before the TCP header. In IPv4, the length field is zero.
 #[test]
 fn big_tcp_transfers_are_complete() {
     let world = World::new(1);
@@ -163,8 +163,8 @@ fn big_tcp_transfers_are_complete() {
             allow_large(&device, family);
         }
     }
-    // The kernel's forwarding code includes the hop-by-hop header in its MTU check, although no segment on the wire has
-    // this header.
+    // The MTU of the path is larger, because the kernel's forwarding code includes the hop-by-hop header in its MTU
+    // check, although no segment on the wire has this header.
     let [_, uplink, _, host_device] = world.path_devices();
     for device in [uplink, host_device] {
         device.set_mtu(1600).unwrap();

@@ -59,8 +59,8 @@ fn transfer_is_complete_with_receive_merging() {
     transfer_both_ways(&world);
 }
 
-/// NPL translates the first datagram of a fraglist, and the kernel translates the others when it splits the fraglist
-/// into packets (openwrt/openwrt#19190 reports the fault).
+/// NPL translates only the first datagram of a fraglist. The kernel must translate the others when it splits the
+/// fraglist into packets (openwrt/openwrt#19190 reports a kernel that does not).
 #[test]
 fn every_datagram_of_a_fraglist_is_translated() {
     const DATAGRAMS: u8 = 8;
@@ -82,7 +82,7 @@ fn every_datagram_of_a_fraglist_is_translated() {
         let receiver = world.pod().netns.run(|| UdpSocket::bind((pod_ip, POD_PORT))).unwrap().unwrap();
         receiver.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
         let sender = traffic::udp_socket(world.client(), (world.node_ips()[index], node_port).into(), true).unwrap();
-        // One call sends all datagrams, so that they arrive in one poll of the uplink's driver.
+        // With this option, one call sends all datagrams, so that they arrive in one poll of the uplink's driver.
         setsockopt(&sender, UdpGsoSegment, &LENGTH.into()).unwrap();
         let payload: Vec<u8> = (0..DATAGRAMS).flat_map(|number| vec![number; LENGTH.into()]).collect();
         sender.send(&payload).unwrap();
@@ -98,8 +98,8 @@ fn every_datagram_of_a_fraglist_is_translated() {
     }
 }
 
-/// A driver that receives a frame into several buffers produces packets whose headers are not in the linear part of the
-/// skb.
+/// If a driver receives a frame into several buffers, the headers may not be in the linear part of the skb. The
+/// programs must translate such packets too.
 #[test]
 fn request_with_nonlinear_headers_is_answered() {
     let world = World::with_options(1, Options { mtu: 9000, ..Options::default() });
@@ -116,8 +116,8 @@ fn request_with_nonlinear_headers_is_answered() {
     }
 }
 
-/// Every combination of checksum offload at client, Pod and Node: a rewrite that mistakes a partial checksum for a
-/// complete one, or the reverse, breaks every packet of one combination.
+/// Tests every combination of checksum offload at client, Pod and Node. If a rewrite mistakes a partial checksum for a
+/// complete one, or the reverse, no packet of one combination arrives.
 #[test]
 fn transfer_is_complete_with_every_combination_of_checksum_offloads() {
     let world = World::new(1);

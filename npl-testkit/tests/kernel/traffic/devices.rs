@@ -26,7 +26,7 @@ pub(super) fn has(kind: &str, netns: &Netns, line: &str) -> bool {
     kernel::make_device(netns, kind, line, EVERYWHERE.contains(&kind)).unwrap()
 }
 
-/// The devices that the agent selects, with the reason of each.
+/// Returns the devices that the agent selects, with the reason of each.
 pub(super) fn chosen(world: &World) -> Vec<(Device, UplinkReason)> {
     let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap().into_iter();
     let choose = |device: &Device| devices::choose(device, &DeviceSelection::Auto, &world.node_ips(), false).ok();
@@ -35,14 +35,14 @@ pub(super) fn chosen(world: &World) -> Vec<(Device, UplinkReason)> {
     chosen
 }
 
-/// The agent's decision on one device.
+/// Returns the agent's decision on one device.
 pub(super) fn decided(world: &World, name: &str) -> Result<UplinkReason, UplinkReason> {
     let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
     let device = all.iter().find(|device| device.name == name).unwrap();
     devices::choose(device, &DeviceSelection::Auto, &world.node_ips(), false)
 }
 
-/// The selected devices without those that the kernel creates automatically with the first device of a type.
+/// Returns the selected devices without those that the kernel creates automatically with the first device of a type.
 pub(super) fn names(chosen: &[(Device, UplinkReason)]) -> Vec<(&str, UplinkReason)> {
     let made = chosen.iter().filter(|(device, _)| ["eth0", "up0", "tun0"].contains(&device.name.as_str()));
     made.map(|(device, reason)| (device.name.as_str(), *reason)).collect()
@@ -53,8 +53,8 @@ pub(super) fn install(world: &mut World, chosen: &[(Device, UplinkReason)]) {
     world.install_on(&devices);
 }
 
-/// Moves the Node's addresses to `up0` and asserts that the agent selects it and that it serves requests by both
-/// protocols and families, and transfers with the largest segments.
+/// Moves the Node's addresses to `up0` and asserts that the agent selects this device. Asserts that requests by both
+/// protocols and families, and transfers with the largest segments, are served there.
 #[track_caller]
 fn assert_served_by_up0(world: World) {
     world.topology.move_node_to("up0").unwrap();
@@ -83,7 +83,7 @@ fn bridge_with_the_nodes_addresses_gets_the_programs() {
     assert_served_by_up0(world);
 }
 
-/// A Node whose client is in a VLAN, for which the Node has the device `up0` with these settings; none if the kernel
+/// Creates a Node whose client is in a VLAN. The Node's VLAN device is `up0`, with these settings. `None` if the kernel
 /// lacks VLAN devices.
 fn with_vlan(settings: &str) -> Option<World> {
     let world = World::bare(1, Options::default());
@@ -147,7 +147,8 @@ fn gre_without_a_fixed_remote_address_is_refused() {
     }
 }
 
-/// A VRF receives packets from its member device after that device's hooks, and routes by its own table.
+/// The programs are attached to the member device of a VRF, because the VRF receives packets after the hooks of this
+/// device. The VRF routes by its own table.
 #[test]
 fn vrf_member_with_the_nodes_addresses_gets_the_programs() {
     let world = World::bare(1, Options::default());
@@ -157,7 +158,7 @@ fn vrf_member_with_the_nodes_addresses_gets_the_programs() {
     world.node().ip("link set vrf0 up\nlink set eth0 master vrf0").unwrap();
     world.topology.move_node_to("eth0").unwrap();
     let (pod, device) = (world.pod().addresses, world.pod().host_device.name());
-    // The usual routes of a VRF, with routes to Pods outside of it.
+    // These are the usual routes of a VRF, and routes to the Pods, which are outside of the VRF.
     let lines = format!(
         "route add unreachable default metric 4278198272 table 10\n\
          route add {} dev {device} scope link table 10\n\

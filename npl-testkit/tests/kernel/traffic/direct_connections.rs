@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Number of connections through each address.
 const ROUNDS: usize = 3;
 
-/// A Node for each path that a request may take: stack, XDP, redirect and offload.
+/// Creates a Node for each path that a request may take: stack, XDP, redirect and offload.
 fn worlds() -> impl Iterator<Item = (&'static str, World)> {
     let follow = |forwarding| {
         let mut world = World::new(1);
@@ -29,7 +29,8 @@ fn worlds() -> impl Iterator<Item = (&'static str, World)> {
     };
     let stack = iter::once_with(|| ("stack", World::new(1)));
     let driver = iter::once_with(|| ("driver", World::with_xdp(Options::default())));
-    // The XDP program on the second uplink does not process packets of the first one.
+    // In this case, requests arrive on the first uplink, but the XDP program is on the second one and does not process
+    // them.
     let other_driver = iter::once_with(|| {
         let mut world = World::with_options(1, Options { clients: 2, ..Options::default() });
         let second = world.uplinks().remove(1);
@@ -43,18 +44,19 @@ fn worlds() -> impl Iterator<Item = (&'static str, World)> {
         .chain(bypass.into_iter().map(move |(name, forwarding)| (name, follow(forwarding))))
 }
 
-/// The first Pod's NAT address and its own address, in each family.
+/// Returns the first Pod's NAT address and its own address, in each family.
 fn server_addresses(world: &World) -> [[SocketAddr; 2]; 2] {
     let [v4, v6] = world.frontends();
     let pod = world.pod().addresses;
     [[v4, (pod.v4, POD_PORT).into()], [v6, (pod.v6, POD_PORT).into()]]
 }
 
-/// A socket that is bound to the client's port.
+/// Creates a socket that is bound to the client's port.
 fn socket(from: &Netns, server: SocketAddr, kind: Type, protocol: Protocol) -> Socket {
     let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = from.run(|| Socket::new(Domain::for_address(server), kind, Some(protocol))).unwrap().unwrap();
-    // Allows the bind although an earlier connection from this port to another server has ended only recently.
+    // Without this option, the bind would fail, because an earlier connection from this port to another server has
+    // ended only recently.
     socket.set_reuse_address(true).unwrap();
     socket.bind(&SocketAddr::new(any, CLIENT_PORT).into()).unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();

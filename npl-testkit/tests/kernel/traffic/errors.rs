@@ -13,10 +13,10 @@ use npl_testkit::traffic::{self, Direction, transfer};
 use crate::lab::mapping;
 use crate::world::{POD_PORT, World, is_emulated};
 
-/// MTU of the narrow link; more than IPv6's minimum.
+/// MTU of the narrow link, which exceeds IPv6's minimum of 1280.
 const NARROW: u32 = 1300;
 const CLOSED_NODE_PORT: u16 = 61_050;
-/// Time limit for an error to arrive; a wait reaches this limit only if the error is lost.
+/// The time limit for an error to arrive. A wait takes this long only if the error is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Number of bytes, enough for many full-size packets.
@@ -24,9 +24,9 @@ fn bytes() -> u64 {
     if is_emulated() { 1 << 20 } else { 8 << 20 }
 }
 
-/// A client whose router is the first client; the link between them has a small MTU.
+/// Returns a client whose router is the first client; the link between them has a small MTU.
 ///
-/// The route, not the device, has the small MTU: a device would drop larger packets on receipt.
+/// The route, and not the device, has the small MTU, because a device would drop larger packets on receipt.
 fn client_behind_a_narrow_link(world: &World) -> (Netns, [IpAddr; 2]) {
     let (router, far) = (world.client(), world.run.netns("far").unwrap());
     for netns in [router, &far] {

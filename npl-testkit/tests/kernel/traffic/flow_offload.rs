@@ -10,8 +10,8 @@ use npl_testkit::traffic::{self, Direction, Transfer, transfer, udp_socket};
 use super::redirect::redirected_over_a_bridge;
 use crate::world::{World, is_emulated};
 
-/// A stateful firewall as of a CNI: a TCP connection must start with a SYN; packets of no connection are dropped and
-/// counted.
+/// A stateful firewall like that of a CNI. A TCP connection must start with a SYN; packets that belong to no connection
+/// are dropped and counted.
 pub(super) const STATEFUL: &str = "
 table inet npl_test {
   counter forwarded { }
@@ -38,7 +38,7 @@ fn bytes() -> u64 {
     if is_emulated() { 1 << 20 } else { 32 << 20 }
 }
 
-/// A Pod on a Node in offload mode, with a stateful firewall and liberal conntrack.
+/// Creates a Pod on a Node in offload mode, with a stateful firewall and liberal conntrack.
 pub(super) fn offloading() -> World {
     let mut world = World::new(1);
     world.node().nft(STATEFUL).unwrap();
@@ -99,7 +99,7 @@ fn changed_forward_rules_apply_to_offloaded_flows() {
         poll::until("the end of the transfer", LIMIT, || stalled().then_some(())).unwrap();
         assert!(transfer.moved() < rate * 10, "the transfer was not interrupted");
         assert!(since.elapsed() < Duration::from_secs(8), "{:?}", since.elapsed());
-        // After the drop rule is removed, the transfer continues: NPL has not broken the connection.
+        // After the drop rule is removed, the transfer must continue, because NPL has not ended the connection.
         world.node().nft("flush chain inet npl_test forward\nadd rule inet npl_test forward accept").unwrap();
         assert_eq!(transfer.join().unwrap().bytes, rate * 12);
     }
@@ -125,7 +125,7 @@ fn flow_that_the_host_drops_is_never_offloaded() {
     }
 }
 
-/// Before TCX, two filters of NPL may be attached to one hook of a device; both must be removed.
+/// Without TCX, NPL may have attached two filters to one hook of a device, and must remove both.
 #[test]
 fn filters_are_removed_from_devices_after_offload() {
     let mut world = offloading();
@@ -140,8 +140,8 @@ fn filters_are_removed_from_devices_after_offload() {
     assert!(!has_filters.iter().any(|has| has()));
 }
 
-/// Without `nf_conntrack_tcp_be_liberal`, kernel conntrack must see every packet of a connection. If packets bypassed
-/// conntrack, it would classify later packets as invalid.
+/// Without `nf_conntrack_tcp_be_liberal`, no packet may bypass the stack: kernel conntrack would classify later packets
+/// of the connection as invalid.
 #[test]
 fn with_strict_conntrack_the_stack_forwards_every_packet() {
     let mut world = World::new(1);

@@ -34,14 +34,15 @@ const ADDRESSES: usize = 4;
 
 /// Time limit far above an interval of offload and the usual duration of waits for the kernel.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Time limit for a reply, longer than the usual time until a reply arrives.
+/// The time limit for a reply, after which the request counts as unanswered.
 const REPLY_LIMIT: Duration = Duration::from_millis(500);
 
 fn tc(device: &Device, line: &str) {
     device.netns().tc(&line.replace("DEVICE", device.name())).unwrap();
 }
 
-/// Follows devices in a mode, and returns the number of addresses that packets are redirected to.
+/// Surveys the devices and attaches the programs for a forwarding mode. Returns the number of Pod addresses to which
+/// packets are redirected.
 #[track_caller]
 fn redirected_after(world: &mut World, forwarding: Forwarding) -> usize {
     world.follow(forwarding);
@@ -83,7 +84,7 @@ fn third_party_filters_on_a_pods_device_are_not_bypassed() {
     for direction in ["ingress", "egress"] {
         let line = format!("filter add dev DEVICE {direction} protocol all prio 7 u32 match u32 0 0 flowid 1:1");
         let put = |_: &World| {
-            // If NPL's programs are filters, the qdisc exists already.
+            // An error means that the qdisc already exists, because NPL's programs are filters.
             drop(device.netns().tc(&format!("qdisc add dev {} clsact", device.name())));
             tc(&device, &line);
         };
@@ -106,8 +107,8 @@ fn third_party_programs_on_a_pods_device_are_not_bypassed() {
     }
 }
 
-/// A redirected request leaves through the egress hook and qdisc of a bridge, like the host's packets. A redirected
-/// reply leaves the bridge at its ingress hook.
+/// Redirected requests traverse the egress hook and qdisc of a bridge, like the host's packets. Redirected replies
+/// would bypass a program at the bridge's ingress hook, so nothing is redirected beside such a program.
 #[test]
 fn third_party_programs_on_a_bridge_are_not_bypassed() {
     let mut world = redirected_over_a_bridge();
@@ -150,10 +151,10 @@ fn is_answered(socket: &UdpSocket) -> bool {
     socket.send(question).is_ok() && traffic::udp_receive(socket, question, REPLY_LIMIT).unwrap().is_some()
 }
 
-/// NPL's program is the last one at the egress hook of a Pod's device, so it does not observe a packet that a
-/// third-party program drops there.
+/// NPL's program is the last one at the egress hook of a Pod's device. If a third-party program drops a packet there,
+/// NPL's program does not run, and the packet does not count as forwarded by the stack.
 ///
-/// The agent would not redirect to such a Pod; the test covers the time until the agent has listed the device.
+/// The agent would not redirect to such a Pod. The test covers the time until the agent has listed the device.
 #[test]
 fn packet_that_a_third_party_program_drops_is_no_stack_observation() {
     let mut world = World::new(1);

@@ -17,11 +17,12 @@ use crate::sys::stay_on_this_processor;
 use crate::wire::{self, Wire};
 use crate::world::{NODE_PORT, World, is_emulated};
 
-/// The node port of the second Pod, which receives the flood: a Pod's stack holds only a few incomplete datagrams.
+/// The node port of the second Pod, which receives the flood. The first Pod is spared, because a Pod's stack stores
+/// only a few incomplete datagrams.
 const FLOODED_PORT: u16 = NODE_PORT + 1;
 
 /// Pairs of flood fragments between two fragments of a legitimate datagram: far more than the fragment buffer of a
-/// processor holds.
+/// processor can store.
 const BETWEEN: u64 = 64;
 
 /// Identifications of the legitimate datagrams. The values are chosen so that the flood does not overwrite the tracking
@@ -30,7 +31,8 @@ const BETWEEN: u64 = 64;
 const FIRST_ID: u32 = 0x6000;
 const DATAGRAMS: u32 = 16;
 
-/// Pairs of fragments before the legitimate datagrams: they fill two thirds of the tracking records.
+/// The number of pairs of flood fragments before the legitimate datagrams. These pairs fill two thirds of the tracking
+/// records.
 fn pairs() -> u64 {
     if is_emulated() { 500 } else { SLOTS.into() }
 }
@@ -114,7 +116,7 @@ impl Sender {
     }
 }
 
-/// Counts of early fragments, and of packets that were translated to the second Pod.
+/// Returns counts of early fragments, and of packets that were translated to the second Pod.
 fn counted(world: &mut World, family: Family) -> [u64; 2] {
     let tables = &world.datapath().tables;
     let (_, early) =
@@ -150,7 +152,8 @@ fn assert_served(world: &World, flood: &mut Flood, client_ip: IpAddr, server: So
 #[test]
 fn fragment_flood_does_not_affect_ordered_datagrams_and_has_no_lasting_effect() {
     let mut world = World::new(2);
-    // Neighbor entries must exist, and early fragments are saved per processor.
+    // The requests create neighbor entries. The thread stays on one processor, because early fragments are saved per
+    // processor.
     world.assert_answers();
     stay_on_this_processor();
     for (server, client_ip) in world.frontends().into_iter().zip(world.client_ips()) {

@@ -44,7 +44,7 @@ fn large_datagrams_are_translated_in_both_directions() {
     exchange_large_datagrams(&world);
 }
 
-/// Kernel conntrack reassembles the fragments and fragments the datagram again.
+/// On such a Node, kernel conntrack reassembles the fragments, and later fragments the datagram again.
 #[test]
 fn large_datagrams_are_translated_on_a_node_with_kernel_conntrack() {
     let world = World::new(1);
@@ -52,14 +52,16 @@ fn large_datagrams_are_translated_on_a_node_with_kernel_conntrack() {
     exchange_large_datagrams(&world);
 }
 
-/// The Node fragments datagrams that exceed the uplink's MTU, before the programs see them.
+/// The Node fragments replies that exceed the uplink's MTU before the egress program runs, so the program must
+/// translate fragments.
 #[test]
 fn replies_that_the_node_fragments_are_translated() {
     let mut world = World::new(1);
     for device in [&world.pod().device, &world.pod().host_device] {
         device.set_mtu(9200).unwrap();
     }
-    // Sockets that are opened after this line allow the Node to fragment; in IPv6 only the sender fragments.
+    // With this sysctl, sockets that are opened later allow the Node to fragment their datagrams. Only IPv4 is tested,
+    // because in IPv6 only the sender fragments.
     world.pod().netns.sysctl("net/ipv4/ip_no_pmtu_disc", "1").unwrap();
     let _server = EchoServer::start_in(&world.pod().netns, "no-pmtud", &[POD_PORT + 1]).unwrap();
     let (frontend, backend) = mapping(Protocol::Udp, 61_050, (world.pod().ip(), POD_PORT + 1).into(), 1);
@@ -77,7 +79,7 @@ static NEXT_ID: AtomicU32 = AtomicU32::new(0x4e50);
 
 /// Sends a datagram of four fragments in every order, and returns the names of the servers that reply.
 pub(super) fn request_in_every_order(world: &World, servers: [SocketAddr; 2]) -> Vec<String> {
-    // Early fragments are saved per processor.
+    // All fragments must arrive on one processor, because early fragments are saved per processor.
     stay_on_this_processor();
     let wire = wire::open(&world.topology.client().device, &world.topology.client().uplink);
     let mut names = Vec::new();
@@ -102,7 +104,8 @@ pub(super) fn request_in_every_order(world: &World, servers: [SocketAddr; 2]) ->
 #[test]
 fn fragmented_requests_are_translated_in_any_order() {
     let world = World::new(1);
-    // Neighbor entries must exist: a fragment that waits for resolution would arrive after later ones.
+    // These requests create neighbor entries. Without an entry, a fragment would wait for neighbor resolution, and
+    // arrive after later fragments.
     world.assert_answers();
     assert_eq!(request_in_every_order(&world, world.frontends()), ["web-0"; 10]);
     load_rules(&world);
@@ -117,8 +120,8 @@ fn fragmented_requests_to_the_node_arrive_in_any_order() {
     assert_eq!(request_in_every_order(&world, world.node_ips().map(|ip| (ip, 9090).into())), ["node"; 10]);
 }
 
-/// The first Pod sends replies of four fragments in every order from its device, whose link peer is `gateway`.
-/// Asserts that the client of an established flow receives all of them, complete and from the NAT address.
+/// Sends replies of four fragments in every order from the first Pod's device, whose link peer is `gateway`. Asserts
+/// that the client of an established flow receives all replies complete and from the NAT address.
 #[track_caller]
 pub(super) fn reply_in_every_order(world: &World, gateway: &Device) {
     stay_on_this_processor();

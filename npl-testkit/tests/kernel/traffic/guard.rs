@@ -22,7 +22,7 @@ const RESYNC: Duration = Duration::from_millis(200);
 /// The time for which a test waits to show that no packet arrives.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// A Node that masquerades its Pods, and a mapping of a port on which no server listens yet.
+/// Creates a Node that masquerades its Pods, with a mapping for a Pod port on which no server listens yet.
 fn masquerading() -> World {
     let mut world = World::new(1);
     world.node().nft(MASQUERADE).unwrap();
@@ -42,12 +42,12 @@ fn guarded(world: &mut World, mode: GuardMode) -> Guard {
     guard
 }
 
-/// The guard's table as `nft` prints it; none if there is no table.
+/// Returns the guard's table as `nft` prints it; none if there is no table.
 fn table(world: &World) -> Option<String> {
     world.node().nft_table(nft_guard::TABLE)
 }
 
-/// The nftables set element of the Pod's TCP endpoint.
+/// Returns the nftables set element of the Pod's TCP endpoint.
 fn element(pod_ip: IpAddr) -> String {
     format!("{pod_ip} . 6 . {PORT}")
 }

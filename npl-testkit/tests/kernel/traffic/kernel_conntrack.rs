@@ -28,7 +28,7 @@ const SHORT: u32 = 4;
 /// Timeout in seconds that is longer than any test.
 const LONG: u32 = 3600;
 
-/// Duration of a flow; an entry without packets would time out within half of it.
+/// The duration of a flow. An entry without packets would time out within half of this duration.
 const LIVE: Duration = Duration::from_secs(8);
 
 /// The sysctls with the timeouts of a closing connection: one for each state from the first FIN to the entry's removal.
@@ -84,7 +84,8 @@ fn start(world: &World, directions: &[Direction], bytes: u64, rate: u64) -> Vec<
     each.map(|(server, direction)| Transfer::start(world.client(), server, direction, bytes, rate).unwrap()).collect()
 }
 
-/// Without packets, the entries would time out after four seconds, and later packets would be invalid.
+/// The timeouts are four seconds. If the stack saw no packets, the entries would time out, and later packets would be
+/// invalid.
 #[test]
 fn kernel_conntrack_keeps_offloaded_connections() {
     let world = offloading();
@@ -102,8 +103,9 @@ fn kernel_conntrack_keeps_offloaded_connections() {
     assert_eq!(counted(&world, "invalid"), 0);
 }
 
-/// If conntrack did not see the end of a connection, its entry would stay for an hour. The stack does not forward every
-/// acknowledgment, so with default sysctls the shorter timeout of unacknowledged data applies.
+/// If kernel conntrack did not see the end of a connection, its entry would stay for an hour. The timeouts are longer
+/// than by default: the stack does not forward every acknowledgment, so the shorter timeout of unacknowledged data
+/// applies.
 #[test]
 fn kernel_conntrack_keeps_one_way_offloaded_connections_with_longer_timeouts_and_sees_their_end() {
     let world = offloading();
@@ -130,8 +132,8 @@ fn kernel_conntrack_keeps_one_way_offloaded_connections_with_longer_timeouts_and
     assert_eq!(counted(&world, "invalid"), 0);
 }
 
-/// Sends requests from each socket in turn for the lifetime of the flows; returns the number of requests, the ids of
-/// all entries, and the last line of each family.
+/// Sends requests from each socket in turn for the duration of the flows. Returns the number of requests, the ids of
+/// all conntrack entries, and each family's last entry as text.
 fn send_requests(world: &World, sockets: &[UdpSocket; 2]) -> (u64, [BTreeSet<String>; 2], [String; 2]) {
     let (since, mut questions) = (Instant::now(), 0);
     let (mut ids, mut last) = ([const { BTreeSet::new() }; 2], [const { String::new() }; 2]);
@@ -151,7 +153,8 @@ fn send_requests(world: &World, sockets: &[UdpSocket; 2]) -> (u64, [BTreeSet<Str
     (questions, ids, last)
 }
 
-/// A timed-out entry would be created again by the next datagram, with another id and as a new connection.
+/// The ids show whether entries are kept: after a timeout, the next datagram would create an entry with another id, as
+/// a new connection.
 #[test]
 fn kernel_conntrack_keeps_offloaded_udp_flows_and_times_them_out_afterwards() {
     let world = offloading();

@@ -17,14 +17,14 @@ use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
 const CLIENT_PORT: u16 = 40_000;
 /// A node port whose Pod port is closed.
 const CLOSED: u16 = NODE_PORT + 50;
-/// Time limit for an error to arrive; a wait reaches this limit only if the error is lost.
+/// The time limit for an error to arrive. A wait takes this long only if the error is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// The addresses of one family.
 struct Scene {
     family: Family,
     client: IpAddr,
-    /// The Node does not select the second address as the source of its own packets.
+    /// The Node's addresses. The Node does not select the second one as the source of its own packets.
     nodes: [IpAddr; 2],
     pod: IpAddr,
     /// A router between the Node and the client.
@@ -100,7 +100,7 @@ fn observe(from: &Wire, packet: &Packet, at: &Wire, is_wanted: impl Fn(&Packet) 
     panic!("no expected packet followed {packet:?}");
 }
 
-/// Types and codes of a router's ICMP errors.
+/// Returns types and codes of a router's ICMP errors.
 fn kinds(family: Family) -> [(u8, u8); 4] {
     if family == Family::V4 { [(3, 1), (3, 4), (11, 0), (12, 0)] } else { [(1, 0), (2, 0), (3, 0), (4, 0)] }
 }
@@ -109,7 +109,7 @@ fn is_error(packet: &Packet) -> bool {
     matches!(&packet.transport, Transport::Icmp(icmp) if matches!(icmp.kind, 1..=4 | 11 | 12))
 }
 
-/// All errors as they arrive at the client and at the Pod.
+/// Returns all errors as they arrive at the client and at the Pod.
 fn errors(world: &World, scene: &Scene) -> Vec<Packet> {
     let (device, uplink) = (&world.topology.client().device, &world.topology.client().uplink);
     let client = wire::open_for(scene.family, device, uplink);
@@ -119,7 +119,7 @@ fn errors(world: &World, scene: &Scene) -> Vec<Packet> {
     // with the same flow tuple.
     for (address, client_port) in scene.nodes.into_iter().zip(CLIENT_PORT..) {
         let from = SocketAddr::from((scene.client, client_port));
-        // Without a socket, the client would send ICMP errors itself.
+        // The client has a socket on this port, because its kernel would otherwise answer datagrams with ICMP errors.
         let _receiver = world.client().run(|| UdpSocket::bind(from)).unwrap().unwrap();
         let closed = Packet::udp(from, (address, CLOSED).into(), b"hello");
         seen.push(observe(&client, &closed, &client, is_error));
@@ -155,10 +155,11 @@ fn icmp_errors_arrive_as_by_kernel_nat() {
         for Scene { family, nodes: [_, second], pod, .. } in scenes(&world) {
             let (length, flags) = if family == Family::V4 { (24, "") } else { (64, "nodad") };
             world.node().ip(&format!("addr add {second}/{length} dev eth0 {flags}")).unwrap();
-            // Neighbor entries must exist: a frame that waits for resolution would arrive after later ones.
+            // This request creates neighbor entries. Without an entry, a frame would wait for neighbor resolution, and
+            // arrive after later frames.
             traffic::tcp_request(world.client(), (pod, POD_PORT).into(), "warm up").unwrap();
         }
-        // A rate limit must not suppress an ICMP error.
+        // The rate limits for ICMP errors are off, so that no error is suppressed.
         for netns in [world.node(), &world.pod().netns] {
             netns.sysctl("net/ipv4/icmp_ratelimit", "0").unwrap();
             netns.sysctl("net/ipv6/icmp/ratelimit", "0").unwrap();

@@ -15,11 +15,12 @@ use npl_testkit::traffic::{self, REQUEST_LIMIT, UdpOptions};
 
 use crate::world::{NODE_PORT, World};
 
-/// Ports of servers outside of the cluster. All connections are masqueraded to one port of the Node, which can have only
-/// one connection to each server port.
+/// Ports of servers outside of the cluster. There are several, because all connections are masqueraded to one port of
+/// the Node, which can have only one connection to each server port.
 const OUTSIDE: [u16; 3] = [7070, 7071, 7072];
 
-/// `MASQUERADE --random-fully` may choose any port, here the node port of the first Pod.
+/// Rules that masquerade connections to the node port of the first Pod, as `MASQUERADE --random-fully` may do by
+/// chance.
 const MASQUERADE: &str = "
 table inet npl_test {
   chain postrouting {
@@ -29,7 +30,7 @@ table inet npl_test {
   }
 }";
 
-/// A Node for each path that a request may take: stack, redirect, offload and XDP.
+/// Creates a Node for each path that a request may take: stack, redirect, offload and XDP.
 fn worlds() -> impl Iterator<Item = (&'static str, World)> {
     let driver = iter::once_with(|| {
         let mut world = World::with_options(2, Options::default());
@@ -50,7 +51,7 @@ fn worlds() -> impl Iterator<Item = (&'static str, World)> {
 #[test]
 fn replies_to_connections_masqueraded_behind_a_node_port_reach_the_node() {
     for (name, world) in worlds() {
-        // Replies of mapped flows are not masqueraded, because kernel conntrack has an entry for the client's
+        // The rule does not affect replies of mapped flows, because kernel conntrack has an entry for the client's
         // connection.
         world.node().nft(MASQUERADE).unwrap();
         let _outside = EchoServer::start_in(world.client(), "outside", &OUTSIDE).unwrap();
@@ -68,7 +69,7 @@ fn replies_to_connections_masqueraded_behind_a_node_port_reach_the_node() {
                 assert_eq!((udp.pod.as_str(), udp.client), ("outside", masqueraded), "{name}");
             }
         }
-        // Clients of the mapping are still served.
+        // Clients of the mapping must still be served.
         world.assert_answers();
     }
 }
@@ -100,8 +101,8 @@ fn masquerade_behind_npl(world: &World, pod: &Pod, pod_port: u16, protocols: &[&
     pod.netns.sysctl("net/ipv4/ip_local_port_range", &format!("{pod_port} {pod_port}")).unwrap();
 }
 
-/// Sends a UDP request from a namespace with a single local port. A child process that another test is starting may hold
-/// a copy of the previous request's socket until it executes its program.
+/// Sends a UDP request from a namespace with a single local port. Retries while a child process that another test is
+/// starting has a copy of the previous request's socket.
 fn ask_from_the_only_port(pod: &Netns, server: SocketAddr) -> Answer {
     let is_in_use = |error: &anyhow::Error| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::AddrInUse)
@@ -139,7 +140,8 @@ fn replies_to_connections_masqueraded_behind_npls_program_reach_the_node() {
     }
 }
 
-/// ICMP errors about such a connection, such as those of path MTU discovery, are passed to the host too.
+/// ICMP errors about connections that a program behind NPL's has masqueraded, such as errors of path MTU discovery,
+/// must be passed to the host too.
 #[test]
 fn icmp_errors_about_connections_masqueraded_behind_a_node_port_reach_the_pod() {
     for (name, world) in worlds() {

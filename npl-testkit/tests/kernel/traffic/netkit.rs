@@ -10,7 +10,7 @@ use super::flow_offload::{STATEFUL, assert_most_packets_bypass_the_stack};
 use super::redirect::{DROP_FORWARDED, assert_served};
 use crate::world::World;
 
-/// A Node with a Pod on a netkit pair; none if the kernel lacks netkit, which Linux 6.7 added, one version after TCX.
+/// Creates a Node with a Pod on a netkit pair. `None` if the kernel lacks netkit, which Linux 6.7 added.
 fn behind_netkit() -> Option<World> {
     let world = World::new(1);
     let is_supported = preflight::has_tcx() && has("netkit", world.node(), "link add probe0 type netkit");

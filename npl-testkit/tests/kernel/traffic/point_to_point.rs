@@ -27,10 +27,10 @@ fn is_from_to(packet: &[u8], from: SocketAddr, to: SocketAddr) -> bool {
     packet.get(addresses.clone()) == head.get(addresses) && packet.get(ports.clone()) == head.get(ports)
 }
 
-/// The last fragment of a datagram may have a payload of a few bytes, and arrives before the first one.
+/// The last fragment of the datagram has a payload of only a few bytes, and arrives before the first one.
 #[test]
 fn last_fragment_of_a_few_bytes_is_translated_without_a_link_layer_header() {
-    // Early fragments are saved per processor.
+    // All fragments must arrive on one processor, because early fragments are saved per processor.
     stay_on_this_processor();
     let mut world = World::bare(1, Options::default());
     let uplink = Tun::create(world.node(), "tun0", tun::NO_HEADER).unwrap();

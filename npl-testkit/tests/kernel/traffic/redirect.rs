@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding redirect`: packets bypass the kernel stack in both directions, unless they need more than forwarding.
+//! Tests `--forwarding redirect`: packets in both directions bypass the kernel stack, except those that the stack must
+//! handle, such as packets that exceed the MTU.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -45,7 +46,7 @@ fn bytes() -> u64 {
     if is_emulated() { 1 << 18 } else { 16 << 20 }
 }
 
-/// A Node in redirect mode with two Pods.
+/// Creates a Node in redirect mode with two Pods.
 pub(super) fn redirected() -> World {
     let mut world = World::new(2);
     world.follow(Forwarding::Redirect);
@@ -120,8 +121,8 @@ fn redirected_transfers_are_complete_with_and_without_device_offloads() {
     assert_served(&world);
 }
 
-/// Fragments and ICMP errors must bypass the stack too: a firewall that sees only one direction of a connection drops
-/// or masquerades its packets.
+/// Fragments and ICMP errors must bypass the stack too. If only they traversed a firewall, which knows no connection
+/// for them, the firewall would drop or masquerade them.
 #[test]
 fn fragments_and_icmp_errors_bypass_the_stack() {
     let mut world = redirected();
@@ -139,7 +140,7 @@ fn fragments_and_icmp_errors_bypass_the_stack() {
     assert_eq!(kind, Some(ErrorKind::ConnectionRefused), "the Pod's port is closed: {error:#}");
 }
 
-/// Early fragments are passed to the host; their saved copies are redirected with the first fragment.
+/// Early fragments are passed to the host; when the first fragment arrives, their saved copies are redirected with it.
 #[test]
 fn fragments_bypass_the_stack_in_any_order() {
     let world = redirected();
@@ -158,7 +159,7 @@ fn fragments_bypass_the_stack_in_any_order_over_a_bridge() {
     reply_in_every_order(&world, &world.topology.node_device("cni0"));
 }
 
-/// A Node in redirect mode with one Pod, whose route has a small MTU.
+/// Creates a Node in redirect mode with one Pod, whose route has a small MTU.
 fn narrow() -> World {
     const NARROW: u32 = 1300;
     let mut world = World::new(1);
@@ -172,9 +173,9 @@ fn narrow() -> World {
     world
 }
 
-/// The first fragment exceeds the MTU and is forwarded by the stack, where kernel conntrack waits for the other
-/// fragments. Therefore, the stack must forward the last fragment too, although this fragment does not exceed the MTU.
-/// In IPv6, the client receives a "packet too big" error and sends smaller fragments.
+/// The first fragment exceeds the MTU, so the stack forwards it, and kernel conntrack waits there for the other
+/// fragments. Therefore, the last fragment must also be passed to the stack, although it does not exceed the MTU. In
+/// IPv6, the client receives a "packet too big" error and sends smaller fragments.
 #[test]
 fn later_fragments_take_the_path_of_the_first_one() {
     let world = narrow();
@@ -187,7 +188,7 @@ fn later_fragments_take_the_path_of_the_first_one() {
     }
 }
 
-/// The host sends the client a path MTU error, and packets that fit are served in both directions.
+/// The host must send the client a path MTU error, and packets that fit must be served in both directions.
 #[test]
 fn redirected_client_discovers_the_path_mtu() {
     let world = narrow();
@@ -236,7 +237,7 @@ fn redirect_follows_route_changes_of_a_pod() {
     }
 }
 
-/// The host must send the time exceeded error for a packet whose TTL expires.
+/// A packet whose TTL expires must be passed to the host, which sends the time exceeded error.
 #[test]
 fn host_answers_a_packet_whose_ttl_expires() {
     let world = redirected();
@@ -277,7 +278,7 @@ fn no_packet_is_lost_when_the_forwarding_mode_changes() {
         let modes = [Forwarding::Redirect, Forwarding::Stack, Forwarding::Offload];
         let forwarding = modes[usize::from(share) % modes.len()];
         if share == 5 {
-            // The datapath is reopened, as after an agent restart.
+            // The datapath is opened again, as by a restarted agent.
             world.datapath = Some(world.open());
         }
         world.follow(forwarding);

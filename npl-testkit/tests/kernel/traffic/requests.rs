@@ -13,7 +13,7 @@ use crate::lab::mapping;
 use crate::wire::{self, Wire};
 use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
 
-/// Time limit for a frame to arrive; a wait reaches this limit only if the frame is lost.
+/// The time limit for a frame to arrive. A wait takes this long only if the frame is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
 #[test]
@@ -108,7 +108,7 @@ fn removed_mapping_is_refused_by_the_host_until_it_is_added_again() {
     world.assert_answers();
 }
 
-/// The error of a rejected connection.
+/// Returns the error of a rejected connection.
 #[track_caller]
 fn refusal(world: &World, server: (Ipv4Addr, u16)) -> ErrorKind {
     let error = traffic::tcp_connect(world.client(), server.into()).unwrap_err();
@@ -145,7 +145,7 @@ fn address_bytes(address: IpAddr) -> Vec<u8> {
 /// The payload by which the test finds the request's frame.
 const PAYLOAD: &str = "a request that is captured";
 
-/// The request's frame among those that the capture has received.
+/// Finds the request's frame among the frames that the capture has received.
 fn captured_request(wire: &Wire) -> Vec<u8> {
     loop {
         let frame = wire.receive(LIMIT).unwrap().unwrap();

@@ -19,8 +19,8 @@ const LIMIT: Duration = Duration::from_secs(5);
 const STRICT: &str = "1";
 const LOOSE: &str = "2";
 
-/// A Node on which the first client's requests arrive on the first uplink, and the Pod's packets leave through the
-/// second one.
+/// Creates a Node on which the first client's requests arrive on the first uplink, and the Pod's packets leave through
+/// the second one.
 fn pod_with_a_table_of_its_own() -> World {
     let world = joined_clients();
     let routes = "route add default via 203.0.113.2 dev eth1 table 100
@@ -61,8 +61,8 @@ fn assert_requests_are_dropped_in_v4(world: &World) {
     assert_eq!(udp_request(world.client(), v6, b"and you?", UdpOptions::default()).unwrap().answer.pod, "web-0");
 }
 
-/// The filter looks up the route from the Pod's address to the client, so the kernel would also drop direct requests to
-/// the Pod.
+/// The strict filter looks up the route from the Pod's address to the client. The kernel would therefore also drop
+/// direct requests to the Pod.
 #[test]
 fn strict_reverse_path_filter_drops_requests_to_a_policy_routed_pod_and_a_loose_one_does_not() {
     let mut world = pod_with_a_table_of_its_own();
@@ -72,7 +72,7 @@ fn strict_reverse_path_filter_drops_requests_to_a_policy_routed_pod_and_a_loose_
     assert_answered_by(&world, first, &second.netns, &first.netns);
     assert_eq!(dropped(&world), 0);
     set_rp_filter(&world, STRICT);
-    // In offload mode a flow starts in the stack, so that its requests are dropped too.
+    // In offload mode, the stack forwards the first packets of a flow, so its requests are dropped too.
     for forwarding in [Forwarding::Stack, Forwarding::Offload] {
         world.follow(forwarding);
         assert_requests_are_dropped_in_v4(&world);

@@ -25,10 +25,10 @@ use crate::wire::{self, Wire};
 use crate::world::{NODE_PORT, POD_PORT, World};
 
 const CLIENT_PORT: u16 = 40_001;
-/// Time limit for a packet to arrive; a wait reaches this limit only if the packet is lost.
+/// The time limit for a packet to arrive. A wait takes this long only if the packet is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// A Node whose first Pod's port is also mapped for SCTP.
+/// Creates a Node whose first Pod's port is also mapped for SCTP.
 fn world() -> World {
     mapped(World::new(1))
 }
@@ -53,7 +53,8 @@ fn exchange_messages(world: &World) {
     }
 }
 
-/// This test runs with CRC offload, with CRCs that the kernel computes, and with kernel conntrack, which verifies CRCs.
+/// Tests associations with CRC offload, with CRCs that the kernel computes, and with kernel conntrack, which verifies
+/// CRCs.
 #[test]
 fn associations_reach_the_pod_with_the_clients_address() {
     let world = world();
@@ -71,8 +72,8 @@ fn associations_reach_the_pod_with_the_clients_address() {
     exchange_messages(&world);
 }
 
-/// A sender that has built its chunks for a larger MTU must fragment the packets, because the chunks already have
-/// sequence numbers and cannot be split.
+/// A sender that has built its chunks for a larger MTU must send fragments, because it cannot split chunks that already
+/// have sequence numbers.
 #[test]
 fn associations_survive_a_smaller_mtu_than_the_senders_expect() {
     let world = world();
@@ -83,8 +84,8 @@ fn associations_survive_a_smaller_mtu_than_the_senders_expect() {
     for device in [&world.pod().device, &world.pod().host_device] {
         device.set_mtu(1300).unwrap();
     }
-    // The retransmission timeout (in milliseconds) is short: a sender that learns the smaller MTU while it sends
-    // retransmits only when the timer expires.
+    // The retransmission timeout (in milliseconds) is short, because a sender that learns the smaller MTU while it
+    // sends retransmits only when the timer expires.
     for netns in [world.client(), &world.pod().netns] {
         for setting in ["rto_initial", "rto_min"] {
             netns.sysctl(&format!("net/sctp/{setting}"), "100").unwrap();
@@ -169,7 +170,7 @@ fn chunk_kind(packet: &Packet) -> u8 {
 /// continues in the next fragment, or many chunks, so that a fragment may end between two of them.
 #[track_caller]
 fn exchange_fragments(world: &World) {
-    // Early fragments are saved per processor.
+    // All fragments must arrive on one processor, because early fragments are saved per processor.
     stay_on_this_processor();
     in_each_family(world, |family, Association { client_endpoint, pod_endpoint, client, node, pod }| {
         let mut ids = 0x4e60..;
@@ -198,7 +199,7 @@ fn exchange_fragments(world: &World) {
     });
 }
 
-/// A packet of about 5000 bytes in this number of chunks.
+/// Returns a packet of about 5000 bytes in this number of chunks.
 fn bundle(source: SocketAddr, destination: SocketAddr, content: u8, chunks: usize) -> Packet {
     let mut packet = Packet::sctp(source, destination, DATA, &vec![content; 5000 / chunks]);
     let Transport::Sctp(sctp) = &mut packet.transport else { unreachable!("the packet is SCTP") };
@@ -282,7 +283,7 @@ fn parse_fragment(frame: &[u8], family: Family) -> Option<Fragment> {
     (!is_whole).then(|| Fragment { offset, is_last: !has_more, content: frame[content..].to_vec() })
 }
 
-/// The reassembled SCTP packet, with the headers of its first fragment.
+/// Returns the reassembled SCTP packet, with the headers of its first fragment.
 fn reassembled(mut headers: Vec<u8>, content: &[u8], family: Family) -> Packet {
     let length = u16::try_from(content.len()).unwrap();
     match family {
@@ -330,7 +331,8 @@ impl Association<'_> {
     }
 }
 
-/// A kernel with SCTP would answer the test's packets with an ABORT, because no socket has the association.
+/// A rule that keeps a kernel with SCTP from answering the test's packets with an ABORT, because no socket has the
+/// association.
 const DROP_SCTP_INPUT: &str = "
 table inet npl_quiet {
   chain input {
@@ -347,7 +349,8 @@ fn in_each_family(world: &World, test: impl Fn(Family, &Association<'_>)) {
             netns.nft(DROP_SCTP_INPUT).unwrap();
         }
     }
-    // Neighbor entries must exist: a frame that waits for resolution would arrive after later ones.
+    // These requests create neighbor entries. Without an entry, a frame would wait for neighbor resolution, and arrive
+    // after later frames.
     world.assert_answers();
     for (index, family) in Family::ALL.into_iter().enumerate() {
         let client_wire = wire::open_for(family, &world.topology.client().device, &world.topology.client().uplink);
@@ -383,7 +386,7 @@ fn every_packet_of_an_association_has_a_correct_crc_on_both_sides() {
     exchange_data(&world);
 }
 
-/// Conntrack reassembles the fragments and drops the packet if its CRC is wrong.
+/// Kernel conntrack reassembles the fragments on the Node, and would drop the packet if its CRC were wrong.
 #[test]
 fn fragmented_packet_has_a_correct_crc_on_both_sides() {
     let world = world();
@@ -398,7 +401,8 @@ fn fragmented_packet_has_a_correct_crc_with_redirect() {
     exchange_fragments(&mapped(redirected()));
 }
 
-/// A network card that hashes ports for its queues delivers the first fragment to another processor.
+/// A network card that hashes ports to choose a queue may deliver the first fragment, which has ports, to another
+/// processor than the others.
 #[test]
 fn first_fragment_may_arrive_on_another_processor() {
     let world = world();
@@ -425,11 +429,12 @@ fn first_fragment_may_arrive_on_another_processor() {
     });
 }
 
-/// A Pod without SCTP sends an ICMP error that quotes a short packet completely.
+/// A Pod without SCTP answers with an ICMP error that quotes a short packet completely, so the CRC in the quote must be
+/// correct.
 #[test]
 fn icmp_error_of_a_pod_quotes_the_nat_address_with_a_correct_crc() {
     if has_sctp() {
-        // A kernel with SCTP answers with an ABORT instead.
+        // Not tested on a kernel with SCTP, which answers with an ABORT instead.
         return;
     }
     let world = world();
@@ -449,7 +454,7 @@ fn reserved_sctp_port_cannot_be_reserved_again() {
     let world = World::bare(0, npl_testkit::topology::Options::default());
     let frontend = Frontend { family: Family::V4, node_port: NodePort(NODE_PORT), protocol: Protocol::Sctp };
     let reserved = world.node().run(|| {
-        // The reservation loads the SCTP module if the kernel has it.
+        // Ask first whether the kernel has SCTP, because the reservation loads the module.
         let has_sctp = has_sctp();
         let (mut first, mut second) = (Reservations::default(), Reservations::default());
         first.reserve(frontend).unwrap();

@@ -53,7 +53,8 @@ fn live_connection_stops_when_its_source_is_removed_and_continues_when_it_is_add
     assert!(refused(&mut world) > 0);
     world.restrict(&list);
     for connection in &connections {
-        // The client's kernel retransmits the dropped request, and the Pod still has the connection.
+        // The dropped request is answered after all, because the client's kernel retransmits it and the Pod still has
+        // the connection.
         let mut answer = String::new();
         connection.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         BufReader::new(connection).read_line(&mut answer).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests requests and replies through a tunnel to another Node. The agent selects the tunnel devices. Some of them have
-//! inner Ethernet headers; others have no link-layer header, and run separate programs.
+//! Tests requests and replies through a tunnel to another Node. The agent selects the tunnel devices. Some have inner
+//! Ethernet headers. Others have no link-layer header, and get separate programs.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr};
@@ -27,12 +27,14 @@ const GATEWAY: [&str; 2] = ["192.0.2.1", "2001:db8:0:1::1"];
 /// MTU of every tunnel, which leaves room for the outer headers.
 const MTU: u16 = 1380;
 
-/// Bytes of a transfer; all other packets of the tunnel are far fewer.
+/// Bytes of a transfer, far more than all other traffic in the tunnel, so that the device's counter shows the
+/// transfer's path.
 const SIZE: u64 = 1 << 17;
 
 /// One end of a tunnel.
 struct TunnelEnd {
-    /// The source of the tunnel's outer packets; a separate address, so that inner packets can be routed differently.
+    /// The source of the tunnel's outer packets. The address is used for nothing else, so that inner packets can be
+    /// routed differently.
     outside: &'static str,
     /// The inner addresses of this end.
     inside: [&'static str; 2],
@@ -59,7 +61,7 @@ const ALWAYS: KernelVersion = KernelVersion::new(5, 10, 0);
 /// The first kernel that does not show a tunnel's outer headers to programs as the link-layer header.
 const WITHOUT_OUTER_HEADERS: KernelVersion = KernelVersion::new(5, 14, 0);
 
-/// The directions that use the tunnel; the other direction uses the uplink.
+/// The directions (requests, replies or both) that use the tunnel. Other packets use the uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tunneled {
     Requests,
@@ -171,17 +173,17 @@ fn assert_requests_and_replies(tunnel: &'static Tunnel) {
     }
 }
 
-/// A route of an Ethernet tunnel, which resolves the other end's link-layer address.
+/// Returns a route of an Ethernet tunnel, which resolves the other end's link-layer address.
 fn route_by_gateway(other: &TunnelEnd, at: usize) -> String {
     format!("via {} dev tun0 onlink", other.inside[at])
 }
 
-/// A route to a device with a fixed remote address.
+/// Returns a route to a device with a fixed remote address.
 fn route_by_device(_other: &TunnelEnd, _at: usize) -> String {
     "dev tun0".to_owned()
 }
 
-/// A route that sets the remote address for each packet.
+/// Returns a route that sets the remote address for each packet.
 fn route_by_encapsulation(other: &TunnelEnd, _at: usize) -> String {
     format!("encap ip id 7 dst {} dev tun0", other.outside)
 }
@@ -197,7 +199,7 @@ fn requests_and_replies_pass_through_vxlan() {
     });
 }
 
-/// VXLAN-GPE without Ethernet has no link-layer header on any kernel.
+/// On every kernel, VXLAN-GPE without Ethernet shows no link-layer header to programs.
 #[test]
 fn requests_and_replies_pass_through_vxlan_gpe_without_ethernet() {
     assert_requests_and_replies(&Tunnel {

@@ -12,10 +12,10 @@ use npl_testkit::traffic::tcp_request;
 use crate::wire::{self, Wire};
 use crate::world::{POD_PORT, World};
 
-/// Time limit for a frame to arrive; a wait reaches this limit only if the frame is lost.
+/// The time limit for a frame to arrive. A wait takes this long only if the frame is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Packets of every kind from one address to another, none of which belongs to a mapped flow.
+/// Returns packets of every kind from one address to another, none of which belongs to a mapped flow.
 fn packets(source: (std::net::Ipv4Addr, u16), destination: (std::net::Ipv4Addr, u16)) -> Vec<Packet> {
     let (source, destination) = (source.into(), destination.into());
     let mut with_options = Packet::udp(source, destination, b"options and fields");
@@ -61,7 +61,8 @@ fn direct_packets_between_client_and_pod_are_unchanged_by_npl() {
     let (client_ip, pod_ip) = (world.topology.client().addresses.v4, world.pod().ip());
     let requests = packets((client_ip, 40_000), (pod_ip, POD_PORT));
     let answers = packets((pod_ip, POD_PORT), (client_ip, 40_000));
-    // Neighbor entries must exist: a frame that waits for resolution would arrive after later ones.
+    // This request creates neighbor entries. Without an entry, a frame would wait for neighbor resolution, and arrive
+    // after later frames.
     tcp_request(world.client(), (pod_ip, POD_PORT).into(), "warm up").unwrap();
     for is_attached in [false, true] {
         if is_attached {

@@ -17,14 +17,16 @@ use crate::world::{NODE_PORT, World, is_emulated};
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The value of `rp_filter` for the loose reverse path filter, which accepts a packet whose source is reachable through
-/// any device. With or without NPL, the strict filter drops requests whose replies leave through another device.
+/// any device. The strict filter would drop these requests, with and without NPL, because their replies leave through
+/// another device.
 const LOOSE: &str = "2";
 
 fn bytes() -> u64 {
     if is_emulated() { 1 << 20 } else { 8 << 20 }
 }
 
-/// A Node with two clients that are connected to each other; each client forwards packets of the Node to the other.
+/// Creates a Node with two clients that are connected to each other; each client forwards packets of the Node to the
+/// other.
 pub(super) fn joined_clients() -> World {
     let world = World::with_options(1, Options { clients: 2, ..Options::default() });
     let [first, second] = world.topology.clients() else { unreachable!("the Node has two clients") };
@@ -45,7 +47,7 @@ pub(super) fn joined_clients() -> World {
     world
 }
 
-/// A Node that uses each of the two clients as the gateway to the other.
+/// Creates a Node that uses each of the two clients as the gateway to the other.
 fn crossed() -> World {
     let world = joined_clients();
     let [first, second] = world.topology.clients() else { unreachable!("the Node has two clients") };
@@ -75,7 +77,7 @@ pub(super) fn assert_answered_by(world: &World, client: &Client, by: &Netns, not
             assert_eq!(transfer(&client.netns, server, direction, bytes()).unwrap().bytes, bytes());
         }
         let [expected, unexpected] = [0, 1].map(|uplink| received_bytes()[uplink] - before[uplink]);
-        // Neighbor resolution uses the other uplink too.
+        // The other uplink may have some packets, because neighbor resolution uses it too.
         assert!(
             unexpected < bytes() / 100 && expected > bytes(),
             "{unexpected} bytes arrived by the wrong uplink, {expected} by the right one"

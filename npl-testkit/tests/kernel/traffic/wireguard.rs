@@ -90,7 +90,7 @@ pub(super) fn connect(netns: &Netns, device: &str, own: &Keys, peer: &Keys, peer
     assert_eq!(error_in(&answer).map(|error| error.raw_os_error()), Some(Some(0)), "{answer:?}");
 }
 
-/// The wireguard message type, which each kernel assigns dynamically.
+/// Returns the wireguard message type, which each kernel assigns dynamically.
 fn message_type(socket: &Socket) -> u16 {
     let name = attribute(CTRL_ATTR_FAMILY_NAME, b"wireguard\0");
     let answer = ask(socket, GENL_ID_CTRL, NLM_F_REQUEST, CTRL_CMD_GETFAMILY, &[name]);
@@ -118,7 +118,7 @@ fn ask(mut socket: &Socket, kind: u16, flags: u16, command: u8, attributes: &[Ve
     answer
 }
 
-/// The error code of an answer, where zero is success; none if the answer is no error message.
+/// Returns the error code of an answer, where zero is success; none if the answer is no error message.
 fn error_in(answer: &[u8]) -> Option<io::Error> {
     let code = || i32::from_ne_bytes(answer[16..20].try_into().unwrap());
     (u16_at(answer, 4) == NLMSG_ERROR).then(|| io::Error::from_raw_os_error(-code()))
@@ -135,7 +135,7 @@ fn nested(kind: u16, attributes: &[Vec<u8>]) -> Vec<u8> {
     attribute(kind | NLA_F_NESTED, &attributes.concat())
 }
 
-/// The bytes of a `struct sockaddr_in`.
+/// Returns the bytes of a `struct sockaddr_in`.
 fn socket_address(address: Ipv4Addr) -> Vec<u8> {
     let family = u16::try_from(libc::AF_INET).unwrap().to_ne_bytes();
     [&family[..], &PORT.to_be_bytes(), &address.octets(), &[0; 8]].concat()

@@ -55,7 +55,7 @@ The feed's environment variables.
 {{- define "npl.feedProbe" -}}
 {{- $feed := index . 0 -}}
 {{- if and $feed.tls.secretName $feed.tls.clientCertificates -}}
-# The kubelet has no client certificate.
+# The probe only connects, because the kubelet has no client certificate for a request.
 tcpSocket:
   port: http
 {{- else -}}

@@ -3,11 +3,11 @@
 
 use crate::figures::{Aim, Figure, Stage, figure};
 
-/// The goal for latencies: a mapping costs at most 5 % more than the Pod's own address.
+/// The goal for latencies: through a mapping, a request takes at most 5 % longer than to the Pod's own address.
 const NEAR: &[Aim] = &[Aim::Ratio(1.05)];
-/// The goal for latencies: a mapping costs no more than a Service of kube-proxy.
+/// The goal for latencies: through a mapping, a request takes no longer than through a Service of kube-proxy.
 const AHEAD: &[Aim] = &[Aim::Ratio(1.0)];
-/// The goal for request rates: at least 95 % of the rate to the Pod's own address.
+/// The goal for request rates: through a mapping, at least 95 % of the rate to the Pod's own address.
 const NEAR_RATE: &[Aim] = &[Aim::LeastRatio(0.95)];
 const AHEAD_RATE: &[Aim] = &[Aim::LeastRatio(1.0)];
 
@@ -64,7 +64,7 @@ pub(super) static ANNOTATION: Figure = figure("cluster/address-to-annotation", "
 /// The time from a Pod's annotation to its readiness.
 pub(super) static MARGIN: Figure = figure("cluster/annotation-to-ready", "ms", Stage::Crowd, &[]);
 
-/// All figures, in display order.
+/// Returns all figures, in display order.
 pub(crate) fn figures() -> impl Iterator<Item = &'static Figure> {
     let comparisons = [&IPTABLES, &IPTABLES_OFFLOAD, &NFTABLES, &NFTABLES_OFFLOAD];
     let of_requests =

@@ -44,7 +44,8 @@ pub(crate) fn measure<const N: usize>(
     let work = || -> Result<[Measured; N]> {
         tcp::stay_on(CLIENT_CPU)?;
         let mut all = servers.map(|_server| Measured::default());
-        // kube-proxy installs its rules shortly after the Pod becomes ready.
+        // kube-proxy installs its rules shortly after the Pod becomes ready, so the first connections may need several
+        // attempts.
         let open =
             |server| poll::until("connections by every address of the Pod", READY_LIMIT, || tcp::connect(server).ok());
         let streams: Vec<TcpStream> = servers.into_iter().map(|it| Ok(open(it)?.0)).collect::<Result<_>>()?;
@@ -82,7 +83,7 @@ pub(crate) fn stay_on_server_cpu(process: u32) -> Result<()> {
     Ok(())
 }
 
-/// The time of each of `count` calls, in µs.
+/// Returns the time of each of `count` calls, in µs.
 fn timed(count: usize, mut work: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
     let one = |_number| {
         let start = Instant::now();
@@ -107,8 +108,8 @@ fn ask(mut stream: &TcpStream) -> Result<()> {
 
 /// The idle time of all processors together since boot.
 ///
-/// The kernel measures idle time exactly. The kernel samples busy time only at each timer tick (at most 250 times per
-/// second), and does not count work that ends before the next tick.
+/// Busy time is computed from idle time, because the kernel measures idle time exactly. The kernel samples busy time
+/// only at timer ticks (at most 250 per second), and misses work that ends before the next tick.
 #[derive(Clone, Copy)]
 struct Idle {
     time: Duration,
@@ -124,12 +125,12 @@ impl Idle {
         let [_user, _nice, _system, idle, iowait, ..] = ticks[..] else {
             anyhow::bail!("the first line of /proc/stat has only {} numbers", ticks.len())
         };
-        // The unit is 10 ms (USER_HZ).
+        // `/proc/stat` counts in units of 10 ms (USER_HZ).
         let time = Duration::from_millis((idle + iowait) * 10);
         Ok(Self { time, processors: u32::try_from(lines.count()).context("convert the number of processors")? })
     }
 
-    /// The busy time of all processors since an earlier reading, in µs.
+    /// Returns the busy time of all processors since an earlier reading, in µs.
     fn busy_since(self, before: Self, elapsed: Duration) -> f64 {
         let idle = self.time.saturating_sub(before.time);
         (elapsed * self.processors).saturating_sub(idle).as_secs_f64() * 1e6

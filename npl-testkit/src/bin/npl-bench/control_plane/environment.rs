@@ -50,7 +50,7 @@ pub(crate) struct Environment<'a> {
     next_ip: AtomicU32,
 }
 
-/// An agent and its kernel state. Dropping this value removes its fields in their order.
+/// An agent and the BPF file system with its pins. Fields are dropped in order, so the agent ends first.
 #[derive(Debug)]
 pub(crate) struct Agents {
     pub(crate) agent: Agent,
@@ -58,7 +58,7 @@ pub(crate) struct Agents {
 }
 
 impl<'a> Environment<'a> {
-    /// A cluster with two Nodes without Pods.
+    /// Creates a cluster with two Nodes without Pods.
     pub(crate) fn new(run: &'a Run, topology: &'a Topology, plane: &'a ControlPlane) -> Result<Self> {
         let cluster = Cluster::new(plane)?.from_inside();
         cluster.apply_access(&manifest())?;
@@ -76,13 +76,13 @@ impl<'a> Environment<'a> {
         let bpffs = self.run.bpffs(&format!("bpf{}", self.agents))?;
         let log = self.run.file("npl-agent.log");
         let mut options = Options::new(self.netns, NODE, &self.plane.agent_kubeconfig(), bpffs.path(), &log)?;
-        // With a short drain, withdrawn mappings are removed before the next measurement.
+        // The drain is short, so that withdrawn mappings are removed before the next measurement.
         options.flags = ["--port-range", PORT_RANGE, "--drain", "1s"].map(str::to_owned).to_vec();
         Ok(Agents { agent: Agent::start(options)?, bpffs })
     }
 
-    /// Runs the API server's garbage collection now. By itself, the garbage collection runs every few hundred patches
-    /// and takes as long as two hundred patches, which would distort a measurement.
+    /// Runs the API server's garbage collection now. Otherwise, the API server collects garbage after every few hundred
+    /// patches. A collection takes as long as two hundred patches, and would distort a measurement.
     pub(crate) fn collect_garbage(&self) -> Result<()> {
         self.cluster.client().text("/debug/pprof/heap?gc=1&debug=1").map(drop)
     }
@@ -125,13 +125,13 @@ impl<'a> Environment<'a> {
         last.ok_or_else(|| anyhow!("the list of Pods is empty"))
     }
 
-    /// The last value of each Pod's annotation.
+    /// Returns the last value of each Pod's annotation.
     pub(crate) fn values(&self, pods: &[String]) -> Vec<Option<String>> {
         pods.iter().map(|pod| self.annotations.history(pod).pop().and_then(|seen| seen.value)).collect()
     }
 }
 
-/// A Service with one TCP port for the Pods of an app, without the annotation that enables node ports.
+/// Returns a Service with one TCP port for the Pods of an app, without the annotation that enables node ports.
 pub(crate) fn service(namespace: &str, name: &str, app: &str) -> ServiceObject {
     ServiceObject::new(namespace, name, app, vec![Port::new("http", 80, Protocol::Tcp).to(POD_PORT)])
 }
@@ -170,7 +170,7 @@ pub(crate) fn share_out<W: Sync, T: Sync>(
             scope.spawn(move || {
                 while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
                     if let Err(error) = work(worker, item) {
-                        // The receiver exists until all workers have ended.
+                        // Sending cannot fail, because the receiver exists until all workers have ended.
                         drop(failed.send(error));
                         return;
                     }

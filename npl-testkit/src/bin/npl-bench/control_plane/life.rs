@@ -83,7 +83,7 @@ impl Round<'_, '_> {
         self.tidy_up(&singles)
     }
 
-    /// Measures one Pod after the other, and a plain patch after each.
+    /// Measures the time to annotate one Pod after the other and, after each, the time of a plain patch.
     fn latencies(&mut self, when: &str, figure: &Figure) -> Result<Vec<String>> {
         let pods = numbered(&format!("{SINGLE}-{}-{when}", self.number), self.effort.latencies);
         self.env.create_pods(&pods, NODE, SINGLE)?;

@@ -31,7 +31,7 @@ impl Plain {
         Ok(Self { pods, clients: clients?, written: 0 })
     }
 
-    /// The time in milliseconds from sending one patch to its event on the watch.
+    /// Returns the time in milliseconds from sending one patch to its event on the watch.
     pub(crate) fn one(&mut self, env: &Environment<'_>, number: usize) -> Result<f64> {
         let value = self.new_value();
         let pod = self.pods.get(number % self.pods.len()).ok_or_else(|| anyhow!("no Pods to patch"))?;
@@ -42,15 +42,15 @@ impl Plain {
         Ok(seen.at.duration_since(began).as_secs_f64() * 1e3)
     }
 
-    /// The time in seconds for one patch of each of the first `count` Pods, until the watch has delivered the last
-    /// event.
+    /// Returns the time in seconds for one patch of each of the first `count` Pods, until the watch has delivered the
+    /// last event.
     pub(crate) fn all(&mut self, env: &Environment<'_>, count: usize) -> Result<f64> {
         let value = self.new_value();
         self.timed(env, count, &[Some(&value)])
     }
 
-    /// The time as in [`Self::all`], for the two patches of a withdrawal: an empty list, then the removal of the
-    /// annotation.
+    /// Returns the time as in [`Self::all`], for the two patches of a withdrawal: an empty list, then the removal of
+    /// the annotation.
     pub(crate) fn all_withdrawn(&mut self, env: &Environment<'_>, count: usize) -> Result<f64> {
         let value = self.new_value();
         self.timed(env, count, &[Some(&value)])?;
@@ -71,7 +71,8 @@ impl Plain {
         patch(&self.clients, pods, &[None])
     }
 
-    /// A new value of the same length as an agent's annotation. Patches without a change would be cheaper.
+    /// Returns a new value of the same length as an agent's annotation. The value must differ from the last one,
+    /// because patches without a change would be cheaper.
     fn new_value(&mut self) -> String {
         self.written += 1;
         let node_port = 20_000 + self.written;

@@ -23,7 +23,7 @@ const RESYNC: Duration = Duration::from_secs(1);
 /// within this time.
 const WRITES_BY_THEN: Duration = Duration::from_millis(700);
 
-/// Kills the agent and starts it again with a new Pod waiting.
+/// Kills the agent, and starts it again after a new Pod was created.
 pub(crate) fn restart(
     env: &Environment<'_>,
     agents: Agents,
@@ -80,7 +80,7 @@ struct Maps {
     endpoints: HashMap<MapData, EndpointV4, Endpoint>,
 }
 
-/// A mapping without the slot of its counters, which can change.
+/// A mapping as it must be restored, without the index of its counters, which can change.
 type Mapping = ((u16, u8), ([u8; 4], u16, u32));
 
 impl Maps {

@@ -71,23 +71,23 @@ impl Requests {
         poll::until("the API server to count requests by account", LIMIT, is_followed).map(drop)
     }
 
-    /// The current counts.
+    /// Returns the current counts.
     pub(crate) fn counted(client: &ApiClient) -> Result<Self> {
         Self::in_metrics(&client.text("/metrics")?)
     }
 
-    /// The counts in the API server's metrics.
+    /// Returns the counts in the API server's metrics.
     pub(crate) fn in_metrics(metrics: &str) -> Result<Self> {
         let of = |schema| sum_of(metrics, DISPATCHED, &format!("flow_schema=\"{schema}\""));
         Ok(Self { questions: of(QUESTIONS)?, writes: of(WRITES)?, watches: of(WATCHES)?, reads: of(READS)? })
     }
 
-    /// The number of requests of all clients that the API server has rejected since its start.
+    /// Returns the number of requests of all clients that the API server has rejected since its start.
     pub(crate) fn refused(client: &ApiClient) -> Result<u64> {
         sum_of(&client.text("/metrics")?, REJECTED, "")
     }
 
-    /// The requests since `before`.
+    /// Returns the requests since `before`.
     pub(crate) fn since(self, before: Self) -> Self {
         let Self { questions, writes, watches, reads } = before;
         Self {
@@ -115,7 +115,7 @@ impl Requests {
     }
 }
 
-/// The sum of a metric's values whose labels contain `label`.
+/// Returns the sum of a metric's values whose labels contain `label`.
 pub(crate) fn sum_of(metrics: &str, name: &str, label: &str) -> Result<u64> {
     let is_meant =
         |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{') && rest.contains(label));

@@ -22,7 +22,7 @@ const OTHERS: &str = "others";
 const CHANGING: &str = "changing";
 /// The number of enabled unrelated Services, which select no Pods.
 const ENABLED: usize = 100;
-/// The settling time after a start and after the last of a thousand events.
+/// How long the agent may still work after its start, or after the last of a thousand events.
 const SETTLES: Duration = Duration::from_secs(1);
 
 /// Measures with 1000, 2000 and 10 000 Services. Creates the Pods of the Service `CROWD` unless they exist.
@@ -74,7 +74,7 @@ impl Others {
     }
 }
 
-/// The agent's CPU time per change of one Service, in milliseconds, per round.
+/// Returns the agent's CPU time per change of one Service, in milliseconds, per round.
 fn changes(env: &Environment<'_>, agents: &mut Agents, effort: Effort) -> Result<Vec<f64>> {
     let pid = agents.agent.process().id();
     let mut rounds = Vec::new();

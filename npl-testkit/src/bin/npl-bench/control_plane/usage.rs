@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 
-/// The CPU time of all threads of a process, including threads that have ended.
+/// Returns the CPU time of all threads of a process, including threads that have ended.
 pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
     let pid = Pid::from_raw(i32::try_from(pid).context("process id out of range")?);
     let clock = clock_getcpuclockid(pid).with_context(|| format!("find the CPU clock of process {pid}"))?;

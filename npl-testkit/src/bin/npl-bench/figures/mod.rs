@@ -9,7 +9,7 @@ mod table;
 pub(crate) use self::samples::{Row, Samples, percentile};
 pub(crate) use self::table::{table, verdict};
 
-/// The measurement that produces a figure. Each measurement produces all of its figures together.
+/// The measurement that produces a figure. Each measurement produces all of its figures in one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// An agent from its start on an empty Node to its restart with a thousand mappings, round by round.
@@ -59,13 +59,13 @@ pub(crate) enum Aim {
     LeastRatio(f64),
 }
 
-/// A figure without a reference.
+/// Returns a figure without a reference.
 pub(crate) const fn figure(name: &'static str, unit: &'static str, stage: Stage, aims: &'static [Aim]) -> Figure {
     Figure { name, unit, beside: None, aims, stage }
 }
 
 impl Figure {
-    /// The same figure, compared with the reference of this name.
+    /// Returns the same figure, compared with the reference of this name.
     pub(crate) const fn beside(self, beside: &'static str) -> Self {
         Self { beside: Some(beside), ..self }
     }

@@ -57,7 +57,7 @@ impl Samples {
         }
     }
 
-    /// The row of a figure, if the figure was measured.
+    /// Returns the row of a figure, if the figure was measured.
     pub(crate) fn row(&self, figure: &Figure) -> Option<Row> {
         let Rounds { values, beside, ratios } = self.0.get(figure.name)?;
         let max = values.iter().copied().max_by(f64::total_cmp)?;
@@ -103,19 +103,19 @@ impl Aim {
     }
 }
 
-/// The median.
+/// Returns the median.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let sorted = sorted(values);
     let (low, high) = (sorted.get(sorted.len().checked_sub(1)? / 2)?, sorted.get(sorted.len() / 2)?);
     Some(f64::midpoint(*low, *high))
 }
 
-/// The 99th percentile, if there are enough values.
+/// Returns the 99th percentile, if there are enough values.
 fn p99(values: &[f64]) -> Option<f64> {
     if values.len() < ENOUGH_FOR_P99 { None } else { percentile(values, 99) }
 }
 
-/// The percentile by the nearest-rank method.
+/// Returns the percentile by the nearest-rank method.
 pub(crate) fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     let sorted = sorted(values);
     sorted.get((sorted.len() * percent).div_ceil(100).checked_sub(1)?).copied()

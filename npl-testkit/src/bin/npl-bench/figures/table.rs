@@ -8,7 +8,7 @@ use super::samples::Row;
 const HEADER: [&str; 11] =
     ["figure", "unit", "median", "p99", "max", "compared with", "its median", "its p99", "ratio", "aim", "result"];
 
-/// A table with these rows.
+/// Returns a table with these rows.
 pub(crate) fn table(rows: &[Row], style: TableStyle) -> Table {
     let mut table = Table::new();
     table.load_style(style).set_header(HEADER);
@@ -36,7 +36,7 @@ pub(crate) fn table(rows: &[Row], style: TableStyle) -> Table {
     table
 }
 
-/// The result for a goal; empty without a goal.
+/// Returns the result for a goal; empty without a goal.
 pub(crate) const fn verdict(is_met: Option<bool>) -> &'static str {
     match is_met {
         Some(true) => "met",

@@ -15,7 +15,7 @@ use npl_testkit::{live_frames, poll, traffic};
 
 use crate::tcp::{self, CLIENT_CPU, SERVER_CPU};
 
-/// Requests that move both ends to their processors before the measurement.
+/// The number of requests before the measurement, after which both ends run on their processors.
 const WARM_UP: usize = 20;
 
 /// The time in which the congestion window opens.
@@ -27,7 +27,7 @@ const CHUNK: usize = 256 * 1024;
 /// The byte that ends a stream of zeros.
 const LAST: u8 = 1;
 
-/// One connection. The sockets belong to the namespaces in which they were opened, whichever thread uses them.
+/// One connection. Each socket stays in the namespace in which it was opened, so any thread can use it.
 #[derive(Debug)]
 pub(super) struct Conversation {
     client: TcpStream,
@@ -35,7 +35,7 @@ pub(super) struct Conversation {
 }
 
 impl Conversation {
-    /// Connects from the client's namespace to `server`, an address at which the Pod's listener is reached.
+    /// Connects from the client's namespace to `server`, an address that leads to the Pod's listener.
     pub(super) fn open(from: &Netns, server: SocketAddr, listener: &TcpListener) -> Result<Self> {
         let client = from.run(|| tcp::connect(server))?.with_context(|| format!("connect to {server}"))?;
         let (pod, peer) = listener.accept().context("accept a connection")?;
@@ -67,9 +67,10 @@ impl Conversation {
     }
 }
 
-/// The throughput to the Pod over all connections together in Gbit/s, measured at the Pod.
+/// Returns the throughput to the Pod over all connections together in Gbit/s, measured at the Pod.
 pub(super) fn stream(conversations: &[Conversation], time: Duration) -> Result<f64> {
-    // The measuring thread needs priority over the senders to read the clock and the counter at the same moment.
+    // The measuring thread has priority over the senders, so that it reads the clock and the counter at the same
+    // moment.
     on_own_thread(|| live_frames::go_ahead().and_then(|()| stream_ahead(conversations, time)))
 }
 

@@ -22,7 +22,7 @@ use crate::figures::{Figure, Samples, percentile, say};
 use crate::ours::{Manner, Ours};
 use crate::testbed::{FIRST_NODE_PORT, FIRST_POD_PORT, Mappings};
 
-/// Measures those of `figures` that belong to this stage.
+/// Measures the elements of `figures` that belong to this stage.
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
     let is_meant = |figure: &Figure| figures.iter().any(|meant| meant.name == figure.name);
     let is_needed = |mode: &&ModeFigures| mode.figures().any(is_meant);
@@ -49,7 +49,7 @@ impl ModeFigures {
     }
 }
 
-/// Client, Node and Pod. Dropping this value removes its fields in their order.
+/// Client, Node and Pod. Fields are dropped in their order.
 struct Bed {
     mode: &'static ModeFigures,
     listener: TcpListener,
@@ -61,7 +61,7 @@ struct Bed {
 impl Bed {
     fn new(run: &Run, number: usize, mode: &'static ModeFigures) -> Result<Self> {
         let mut topology = Topology::new(run, &format!("tcp{number}"), Options::default())?;
-        // Connections pause between turns and must not restart with a small congestion window.
+        // Connections are idle between turns, and without this setting would continue with a small congestion window.
         topology.client().netns.sysctl("net/ipv4/tcp_slow_start_after_idle", "0")?;
         let pod = topology.add_pod(run, "pod")?;
         pod.fix_neighbour()?;
@@ -81,7 +81,8 @@ impl Bed {
         Ok(conversations)
     }
 
-    /// One round with new connections: a connection keeps its individual speed for its lifetime.
+    /// Measures one round. Each round has new connections, because a connection keeps its individual speed for its
+    /// lifetime.
     fn measure(&self, is_meant: impl Fn(&Figure) -> bool, effort: Effort, samples: &mut Samples) -> Result<()> {
         let to_pod = || self.open((self.pod_ip, FIRST_POD_PORT).into(), effort);
         let mapping = self.open((self.topology.node_addresses().v4, FIRST_NODE_PORT).into(), effort)?;
@@ -127,7 +128,7 @@ fn by_turns<T>(
     mut take_in: impl FnMut([T; 2]) -> Result<()>,
 ) -> Result<()> {
     for turn in 0..turns {
-        // The first address alternates.
+        // The turns alternate between the addresses, so neither is always measured first.
         let shown = if turn % 2 == 0 {
             let shown = measure(conversations, turn)?;
             [shown, measure(direct, turn)?]

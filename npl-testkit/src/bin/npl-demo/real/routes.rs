@@ -79,7 +79,7 @@ pub(super) fn ask(report: &mut Report, cluster: &RealCluster, routes: &Routes) -
     report.claim("each Pod sees the client's address without source NAT", right_clients == asked, count(right_clients))
 }
 
-/// The annotations of all Pods that are not terminating.
+/// Returns the annotations of all Pods that are not terminating.
 pub(super) fn annotations(cluster: &RealCluster) -> Result<BTreeMap<String, Option<String>>> {
     let list = cluster.cluster().client().get(&format!("/api/v1/namespaces/{NAMESPACE}/pods"))?;
     let pods = list["items"].as_array().context("the list of Pods has no items")?.iter();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests NPL on a Node with the rules and routes of each CNI. The same requests and transfers must succeed with the
-//! rules of each CNI.
+//! Tests NPL on a Node with the rules and routes of a CNI. The same requests and transfers must succeed with each CNI's
+//! rules.
 //!
 //! The rules are written for nftables, even if the CNI uses iptables: the kernel's hooks, verdicts and marks are the
 //! same for both.
@@ -60,13 +60,13 @@ struct Target {
     client: IpAddr,
 }
 
-/// The first Pod's NAT addresses, one of each family.
+/// Returns the first Pod's NAT addresses, one of each family.
 fn to_first_pod(world: &World) -> Vec<Target> {
     let targets = world.frontends().into_iter().zip(world.client_ips());
     targets.map(|(server, client)| Target { pod: world.pod().name.clone(), server, client }).collect()
 }
 
-/// Every Pod's IPv4 NAT address: a cluster with the AWS VPC CNI has one family.
+/// Returns every Pod's IPv4 NAT address: a cluster with the AWS VPC CNI has one family.
 fn to_every_pod_by_v4(world: &World) -> Vec<Target> {
     let target = |(node_port, (pod, _)): (u16, &(Pod, EchoServer))| Target {
         pod: pod.name.clone(),
@@ -76,7 +76,7 @@ fn to_every_pod_by_v4(world: &World) -> Vec<Target> {
     (NODE_PORT..).zip(&world.pods).map(target).collect()
 }
 
-/// A Node with two Pods and these rules.
+/// Creates a Node with two Pods and these rules.
 fn node_with(rules: &[&str], clients: u8) -> World {
     let mut world = World::with_options(2, Options { clients, ..Options::default() });
     world.node().nft(&rules.concat()).unwrap();
@@ -96,7 +96,7 @@ fn assert_passes_in_every_mode(world: &mut World, targets: fn(&World) -> Vec<Tar
         assert_passes(world, &targets(world));
         assert_path_mtu_discovery(world, forwarding, targets);
     }
-    // Redirected packets bypass the rules.
+    // Redirect is left out here, because redirected packets bypass the rules.
     for forwarding in [Forwarding::Offload, Forwarding::Stack] {
         world.follow(forwarding);
         assert_invalid_is_dropped(world, &targets(world));
@@ -166,7 +166,7 @@ fn assert_nothing_was_dropped(world: &World) {
     assert!(dropped.iter().all(|(_, packets)| *packets == 0), "{dropped:?}");
 }
 
-/// Every dropping rule that has a counter, with its number of packets.
+/// Returns every dropping rule that has a counter, with its number of packets.
 fn dropping_rules(world: &World) -> Vec<(String, u64)> {
     let rules = world.node().nft("list ruleset").unwrap();
     let counted = |line: &str| {
@@ -176,8 +176,8 @@ fn dropping_rules(world: &World) -> Vec<(String, u64)> {
     rules.lines().filter_map(counted).collect()
 }
 
-/// Asserts that one of these rules drops the packet that `send` sends. The test thereby proves that the counters work,
-/// so that a count of zero in other tests means that no packet was dropped.
+/// Asserts that one of these rules drops the packet that `send` sends. This proves that the counters work: in other
+/// tests, a count of zero means that no packet was dropped.
 #[track_caller]
 fn assert_dropped_by(world: &World, is_expected: fn(&str) -> bool, send: impl FnOnce()) {
     let dropped = || -> u64 {
@@ -200,7 +200,7 @@ fn assert_invalid_is_dropped(world: &World, targets: &[Target]) {
     }
 }
 
-/// The first Pod's source address, as a server outside of the cluster sees it.
+/// Returns the first Pod's source address, as a server outside of the cluster sees it.
 fn source_seen_outside(world: &World, address: IpAddr) -> IpAddr {
     let _outside = EchoServer::start_in(world.client(), "outside", &[OUTSIDE]).unwrap();
     let answer = tcp_request(&world.pod().netns, (address, OUTSIDE).into(), "which source?").unwrap();
@@ -208,7 +208,7 @@ fn source_seen_outside(world: &World, address: IpAddr) -> IpAddr {
     answer.client.ip()
 }
 
-/// The error with which a client's connection fails.
+/// Returns the error with which a client's connection fails.
 fn refusal(client: &Netns, server: SocketAddr) -> ErrorKind {
     let error = tcp_connect(client, server).unwrap_err();
     error.downcast_ref::<std::io::Error>().unwrap().kind()
@@ -261,8 +261,8 @@ fn npl_works_with_kube_router_rules_and_its_policy_applies_in_the_stack() {
     assert_policy(&world);
 }
 
-/// A Node with the AWS VPC CNI: the second Pod's packets leave through the second interface, on which the network does
-/// not accept the Node's address as source.
+/// Creates a Node with the AWS VPC CNI. The second Pod's packets leave through the second interface, where the network
+/// does not accept the Node's address as source.
 fn node_with_aws_vpc(rules: &[&str]) -> World {
     let world = node_with(rules, 2);
     let second = world.pods[1].0.ip();
@@ -281,8 +281,8 @@ rule add from {second} lookup 100 priority 1536"
     world
 }
 
-/// Starts the nftables guard, and waits until the guard has found the routing rules of the mark and of the second Pod
-/// and has installed its own rules.
+/// Starts the nftables guard. Waits until the guard has found the routing rules of the mark and of the second Pod, and
+/// has installed its own rules.
 fn guarded(mut world: World) -> World {
     world.guard = Some(world.node().run(|| Guard::start(GuardMode::Auto, RESYNC)).unwrap());
     world.follow(Forwarding::Stack);
@@ -315,7 +315,8 @@ table inet npl_test {
   }
 }";
 
-/// A direct request to a Pod arrives on the Pod's own interface, and its reply must leave through that interface.
+/// If a direct request to a Pod arrives on the Pod's own interface, its reply must leave through the same interface, so
+/// the guard must not mark the connection.
 #[test]
 fn direct_request_through_the_pods_own_interface_is_not_marked() {
     let world = guarded(node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]));
@@ -331,7 +332,7 @@ fn direct_request_through_the_pods_own_interface_is_not_marked() {
     assert_eq!(count("second_marked"), 0);
 }
 
-/// If a UDP flow started before the guard's rule existed, the flow's next request sets the missing mark.
+/// If a UDP flow started before the guard's rule existed, the flow's next request must set the missing mark.
 #[test]
 fn misrouted_udp_flow_is_corrected_once_the_guard_starts() {
     let world = node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]);

@@ -69,7 +69,7 @@ impl<'s> BusyConnections<'s> {
         while !is_over.load(Ordering::Relaxed) {
             let start = Instant::now();
             self.run_round();
-            // The sleep paces the sender; it is not a wait for a condition.
+            // This sleep limits the sender's rate, and is no wait for a condition.
             thread::sleep(INTERVAL.saturating_sub(start.elapsed()));
         }
         self.run_round();
@@ -91,7 +91,7 @@ impl Connection<'_> {
     }
 }
 
-/// A line that the server answers, and a line that requests data.
+/// Returns a line that the server answers, and a line that requests data.
 fn question(round: u64) -> String {
     format!("{round:0>BYTES$}\nDOWNLOAD {BYTES} {round}\n")
 }

@@ -22,7 +22,7 @@ use crate::world::{NODE_PORT, World, is_emulated};
 /// The node port of the second Pod, which receives the flood.
 const FLOODED_PORT: u16 = NODE_PORT + 1;
 
-/// Number of threads that carry the connections' traffic.
+/// The number of threads that send and receive on the connections.
 const TRAFFIC_THREADS: usize = 4;
 
 /// Open files per connection: both ends are in this process, and the test needs further files.
@@ -31,9 +31,10 @@ const FILES_EACH: usize = 4;
 /// Share of new clients that must be answered within the time limit, per mille.
 const SERVED_PER_MILLE: usize = 990;
 
-/// Share of SYNs that must be translated, per mille: the kernel may lack memory for a frame.
+/// Share of SYNs that must be translated, per mille. The kernel may lack memory for a few frames.
 const TRANSLATED_PER_MILLE: u64 = 999;
-/// Share of SYNs that must arrive at the Pod, per mille: the queue between the Node and the Pod may overflow.
+/// Share of SYNs that must arrive at the Pod, per mille. A few may be lost if the queue between the Node and the Pod
+/// overflows.
 const ARRIVED_PER_MILLE: u64 = 990;
 
 /// Size of the test. An emulated processor is about a hundred times slower.
@@ -59,7 +60,7 @@ fn syn_flood_loses_no_connection_and_refuses_no_client() {
     let mut world = World::new(2);
     let mut datapath = world.datapath.take().unwrap();
     let client = world.client().clone();
-    // The ports of closed client connections are unusable for a minute.
+    // The client needs many ports, because the port of a closed connection is unusable for a minute.
     client.sysctl("net/ipv4/ip_local_port_range", "1024 65535").unwrap();
     let (frontend, client_ip) = (world.frontend(), world.client_ip());
     let streams = (0..connections).map(|_| traffic::tcp_connect(&client, frontend).unwrap());
@@ -68,7 +69,7 @@ fn syn_flood_loses_no_connection_and_refuses_no_client() {
         .chunks(connections.div_ceil(TRAFFIC_THREADS))
         .map(|group| BusyConnections::new(group, &world.pod().name))
         .collect();
-    // A flow is established once both sides have sent data.
+    // One round establishes every flow, because both sides send data.
     groups.iter_mut().for_each(BusyConnections::run_round);
 
     let before = requests(&datapath.tables);

@@ -12,13 +12,14 @@ use npl_testkit::traffic::{self, UdpOptions};
 
 use crate::world::is_emulated;
 
-/// Time limit in which a client must be connected and answered; a SYN that is retransmitted after a second exceeds it.
+/// The time within which a client must be connected and answered. A client whose SYN is lost fails, because it
+/// retransmits the SYN after a second.
 fn response_limit() -> Duration {
-    // An emulated processor may need longer for the exchange.
+    // The exchange may take longer on an emulated processor.
     Duration::from_secs(if is_emulated() { 2 } else { 1 })
 }
 
-/// Time between clients: the ports of closed connections are unusable for a minute.
+/// Time between clients, so that the client's ports suffice: the port of a closed connection is unusable for a minute.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// Results of the new clients.
@@ -41,10 +42,10 @@ impl NewClients {
         let mut all = Self::default();
         while !is_over.load(Ordering::Relaxed) {
             all.tcp.add(|| Ok(traffic::tcp_request(from, server, "hello")?.client.ip() == client));
-            // A datagram may be lost; the client sends it again after 200 ms.
+            // A lost datagram is no failure, because the client sends it again after 200 ms.
             let ask = || traffic::udp_request(from, server, b"hello", UdpOptions::default());
             all.udp.add(|| Ok(ask()?.answer.client.ip() == client));
-            // The sleep paces the sender; it is not a wait for a condition.
+            // This sleep limits the rate of clients, and is no wait for a condition.
             thread::sleep(INTERVAL);
         }
         all

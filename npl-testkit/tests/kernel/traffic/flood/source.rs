@@ -28,8 +28,8 @@ const LIMIT: Duration = Duration::from_mins(3);
 pub(super) enum Source<'p> {
     /// The Node's uplink receives the SYNs. SYNs that arrive at the Pod are counted and dropped.
     Uplink(Box<Meter>),
-    /// The uplink's program runs on one SYN at a time: on kernels without live XDP frames, and on an emulated
-    /// processor, which is too slow for a packet generator.
+    /// The uplink's program runs on one SYN at a time. Used on kernels without live XDP frames, and on emulated
+    /// processors, which are too slow for a packet generator.
     Program { ingress: &'p SchedClassifier, flooded: SocketAddr },
 }
 

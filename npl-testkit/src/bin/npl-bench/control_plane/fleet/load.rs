@@ -63,7 +63,7 @@ fn look_until(client: &ApiClient, is_over: &AtomicBool) -> Result<Vec<Look>> {
     }
 }
 
-/// The largest rate between two reads that are at least one second apart, in requests per second.
+/// Returns the largest rate between two reads that are at least one second apart, in requests per second.
 fn busiest_second(looks: &[Look]) -> f64 {
     let rate = |first: &Look| {
         let last = looks.iter().find(|look| look.after >= first.after + SECOND)?;

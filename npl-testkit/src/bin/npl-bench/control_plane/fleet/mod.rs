@@ -30,10 +30,11 @@ use crate::figures::{Samples, say};
 const COUNT: u8 = 100;
 /// The number of Services, each with one Pod on every Node.
 const SERVICES: u8 = 5;
-/// The number of concurrent first starts: the kernel verifies the programs for each agent.
+/// The number of agents that start for the first time concurrently. The number is small, because the kernel verifies
+/// the programs for each of them.
 const FIRST_STARTS: usize = 3;
-/// The time after a restart for which the bench counts writes. An agent that made unnecessary writes would make them
-/// within this time.
+/// How long the bench counts writes after a restart. If an agent makes unnecessary writes, it makes them within this
+/// time.
 const WRITES_BY_THEN: Duration = Duration::from_secs(2);
 
 /// The Nodes, and a client for the cluster in the API server's namespace.
@@ -70,7 +71,7 @@ impl<'a> Fleet<'a> {
         cluster.apply_access(&manifest())?;
         Requests::count_from_now_on(cluster.client())?;
         cluster.create_namespace(NAMESPACE)?;
-        // Pods are rejected without this service account, and no controller creates it.
+        // The API server rejects Pods without this service account, and no controller creates it, so the bench does.
         let accounts = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts");
         cluster.client().create(&accounts, &json!({"metadata": {"name": "default"}}))?;
         let fleet = Self { run, nodes, cluster, kubeconfig };

@@ -13,11 +13,12 @@ use npl_testkit::run::Run;
 
 /// The address of the API server. The Nodes have the first addresses of the same network.
 pub(super) const API_SERVER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 254);
-/// The first index of the bridge's ports, above the indexes that the kernel assigns in a new namespace: a veth pair
-/// whose ends have equal indexes needs longer until it is up.
+/// The first interface index of the bridge's ports, above the indexes that the kernel assigns in a new namespace. A
+/// veth pair whose ends have equal indexes would need longer until it is up.
 const FIRST_PORT_INDEX: u32 = 1000;
 
-/// A Node and its agent. Dropping this value removes its fields in their order.
+/// A Node and its agent. Fields are dropped in order, so the agent ends before its BPF file system and namespace are
+/// removed.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) name: String,
@@ -27,7 +28,7 @@ pub(super) struct Node {
     netns: Netns,
 }
 
-/// The namespace of the API server, with the bridge that connects the Nodes.
+/// Returns the namespace of the API server, with the bridge that connects the Nodes.
 pub(super) fn build_lan(run: &Run) -> Result<Netns> {
     let lan = run.netns("lan")?;
     lan.ip(&format!(
