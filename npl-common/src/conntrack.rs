@@ -43,8 +43,6 @@
 //!   near each other: [`Numbers::admit`].
 //! * A FIN or RST of the client shortens the idle timeout only if its sequence number is near the Pod's last
 //!   acknowledgement number: [`is_near_acknowledgement`].
-//! * An SCTP packet belongs to an established association if the packet has one of the association's verification
-//!   tags: [`crate::association::Tags`].
 
 use crate::{
     flow::tcp_flag::{ACK, FIN, RST, SYN},

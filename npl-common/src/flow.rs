@@ -71,8 +71,7 @@ map_type! {
         pub refreshed: u32,
         /// For TCP, the Pod's acknowledgement number at the last refresh, host order. Before the first refresh, the
         /// sequence number of the client's segment that established the flow. A client's FIN or RST counts only if its
-        /// sequence number is near this number. For SCTP, the association's verification tags:
-        /// [`crate::association::Tags`]. For UDP, the field is 0.
+        /// sequence number is near this number. For other protocols, the field is 0.
         pub pod_acknowledgement: u32,
         /// Node port of the NAT address, host order.
         pub node_port: u16,

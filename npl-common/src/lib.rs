@@ -19,7 +19,6 @@
 #[macro_use]
 mod layout;
 
-pub mod association;
 pub mod catalog;
 pub mod config;
 pub mod conntrack;

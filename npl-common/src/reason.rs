@@ -41,8 +41,8 @@ reasons! {
     /// connection; the packet is passed unchanged.
     UntrackedReply = 3, "untracked_reply";
     /// Two connections have the same client and Pod endpoints, through two NAT addresses or because one connection is
-    /// direct. UDP replies follow the newer connection, TCP replies the connection that the Pod accepted last, and SCTP
-    /// replies the association of their verification tag.
+    /// direct. UDP replies follow the newer connection; TCP and SCTP replies follow the connection that the Pod accepted
+    /// last.
     TupleConflict = 4, "tuple_conflict";
     /// The flow table has no room for the flow's conntrack entry; the packet is translated, and the flow stays in the
     /// half-open cache.

@@ -7,7 +7,7 @@ use npl_common::{
     conntrack::Segment,
     fragment_buffer::{SAVED, SavedFrame},
     half_open,
-    mapping::{Endpoint, protocol},
+    mapping::Endpoint,
     reason::Reason,
 };
 
@@ -154,14 +154,7 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         // would answer the quoted segment. The error changes no conntrack entry, because any host can send an ICMP
         // error.
         let quoted = icmp::quoted_numbers(ctx, &quote);
-        // An SCTP packet is looked up by its verification tag. The verification tag of an INIT is 0, so an INIT is
-        // looked up by its initiate tag.
-        let acknowledgement = if protocol == protocol::SCTP && quoted.acknowledgement() != 0 {
-            quoted.acknowledgement()
-        } else {
-            quoted.sequence().wrapping_add(1)
-        };
-        let segment = Segment::new(quoted.acknowledgement(), acknowledgement, tcp_flag::ACK);
+        let segment = Segment::new(quoted.acknowledgement(), quoted.sequence().wrapping_add(1), tcp_flag::ACK);
         let Some(ResolvedFlow { nat, .. }) = ResolvedFlow::of(&Reply { flow, tuple, segment }, &sender) else {
             return if MODE == REDIRECT { Verdict::UNRELATED } else { Verdict::pass(Reason::UntrackedReply) };
         };
@@ -255,10 +248,7 @@ impl<F: Family> ResolvedFlow<F> {
                 let nat = flow_entry::established_nat::<F>(table_entry);
                 return Some(Self { source: FlowSource::FlowTable, table_entry, half_open: own_slot, nat });
             }
-            if reply.flow.is_of_other_association(reply.segment) {
-                return None;
-            }
-            if reply.segment.flags & tcp_flag::SYN != 0 && reply.flow.protocol != protocol::SCTP {
+            if reply.segment.flags & tcp_flag::SYN != 0 {
                 // The Pod accepts or opens a direct connection, which replaces the translated connection with the same
                 // flow tuple. The translated connection's entries are therefore removed.
                 reply.flow.remove();

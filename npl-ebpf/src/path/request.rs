@@ -202,8 +202,8 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
 }
 
 /// Ends the translated UDP flow of a client that now sends to the Pod directly; called for packets that match no
-/// mapping. `is_tracked` returns whether the XDP program has already tracked the packet. A direct TCP connection is
-/// detected later, by the Pod's SYN-ACK; a direct SCTP association, by the verification tags of the Pod's packets.
+/// mapping. `is_tracked` returns whether the XDP program has already tracked the packet. A direct TCP connection
+/// or SCTP association is detected later, by the Pod's SYN-ACK or INIT ACK.
 #[inline(always)]
 pub fn track_direct<F: Family>(packet: &Packet<F>, is_tracked: impl FnOnce(&Config) -> bool) {
     let (headers, protocol) = (&packet.headers, packet.headers.protocol);

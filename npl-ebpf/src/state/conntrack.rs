@@ -8,7 +8,6 @@
 //! not affect the flow's entry until the Pod accepts the handshake.
 
 use npl_common::{
-    association::Tags,
     conntrack::{
         Action, Event, Numbers, Phase, Segment, State, handshake_key, is_handshake_reply, is_near_acknowledgement,
         mid_stream_key, reply_key, step,
@@ -20,7 +19,6 @@ use npl_common::{
 };
 
 use super::{
-    association,
     flow_entry::{flow_state, new_entry, refresh, state_of},
     half_open_slots as slots,
     lookup_cache::{self, Epoch},
@@ -435,9 +433,6 @@ impl<'k, F: Family> Flow<'k, F> {
         } else {
             None
         };
-        if self.protocol == protocol::SCTP {
-            association::learn_tag(flow_state::<F>(entry), reply);
-        }
         let event = Event::from_pod(self.protocol, reply.flags, true);
         let is_kept = refresh(flow_state::<F>(entry), event, acknowledgement);
         if !is_kept {
@@ -448,37 +443,20 @@ impl<'k, F: Family> Flow<'k, F> {
 
     #[inline(always)]
     fn refresh_by_client(&self, state: *mut FlowState, segment: Segment) {
-        let numbers = field!(state, pod_acknowledgement).load();
-        let is_proven = match self.protocol {
-            protocol::TCP => is_near_acknowledgement(segment.sequence(), numbers),
-            protocol::SCTP => Tags(numbers).admit_client_packet(segment.acknowledgement()),
-            _ => true,
-        };
+        let is_proven = self.protocol != protocol::TCP
+            || is_near_acknowledgement(segment.sequence(), field!(state, pod_acknowledgement).load());
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
     }
 
-    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation, or if an SCTP packet has
-    /// the verification tag of another association. Also `None` for a SYN-ACK that is no retransmission: the Pod has
-    /// then accepted another connection.
+    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation. Also `None` for a SYN-ACK
+    /// that is no retransmission: the Pod has then accepted another connection.
     #[inline(always)]
     pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
         let entry = self.table_entry()?;
         let state = flow_state::<F>(entry);
         let is_of_pod = field!(state, generation).load() == generation;
-        let is_of_flow = if self.protocol == protocol::SCTP {
-            association::has_tag(state, reply)
-        } else {
-            reply.flags & tcp_flag::SYN == 0 || state_of(state).may_repeat_syn_ack()
-        };
+        let is_of_flow = reply.flags & tcp_flag::SYN == 0 || state_of(state).may_repeat_syn_ack();
         if is_of_pod && is_of_flow { Some(entry) } else { None }
-    }
-
-    /// Whether a Pod's SCTP packet belongs to another association than the flow table's entry, although the flow tuple
-    /// is the same: to a direct association, or to a forged INIT.
-    #[inline(always)]
-    pub fn is_of_other_association(&self, reply: Segment) -> bool {
-        self.protocol == protocol::SCTP
-            && self.table_entry().is_some_and(|entry| !association::has_tag(flow_state::<F>(entry), reply))
     }
 
     /// The entry of the handshake that a Pod's packet accepts or rejects, looked up by the packet's acknowledgement

@@ -2,7 +2,6 @@
 //! Entries of the flow table, see [`npl_common::flow`]. Other processors may write the fields of an entry concurrently.
 
 use npl_common::{
-    association::Tags,
     conntrack::{Action, Event, Segment, State, step},
     flow::{FlowState, REFRESH_INTERVAL_JIFFIES},
     mapping::protocol,
@@ -66,13 +65,9 @@ pub fn new_entry<F: Family>(protocol: u8, nat: &NatAddress<F>, generation: u32, 
         last_seen_ns: nanoseconds(),
         generation,
         refreshed: jiffies(),
-        pod_acknowledgement: match protocol {
-            // The client's sequence number stands in for the Pod's acknowledgement number, until a refresh records the
-            // latter.
-            protocol::TCP => segment.sequence(),
-            protocol::SCTP => Tags::of_client_packet(segment.acknowledgement()).0,
-            _ => 0,
-        },
+        // The client's sequence number stands in for the Pod's acknowledgement number, until a refresh records the
+        // latter.
+        pod_acknowledgement: if protocol == protocol::TCP { segment.sequence() } else { 0 },
         node_port: nat.port,
         client_tcp_flags: segment.flags,
         pod_tcp_flags: 0,

@@ -2,7 +2,6 @@
 //! State that the programs keep between packets: connection tracking, fragment tracking, lookup caches, host
 //! connections. Imports `base` and `net`.
 
-mod association;
 pub mod conntrack;
 pub mod flow_entry;
 pub mod fragment;

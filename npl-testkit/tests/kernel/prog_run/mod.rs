@@ -28,7 +28,6 @@ mod round_trip;
 pub(crate) mod scene;
 mod sctp;
 mod sctp_flows;
-mod sctp_forged;
 mod sctp_fragments;
 mod sources;
 mod sweep;
