@@ -110,8 +110,8 @@ fn an_open_udp_flow_reaches_the_new_pod_of_a_reused_port_and_never_the_previous_
 
 #[test]
 fn a_port_with_traffic_for_its_previous_pod_is_reused_last() {
-    // With two ports per Pod, the range has room for two Pods.
-    let mut world = World::with_agent(&["--quarantine", "0s", "--port-range", "61000-61003"]);
+    // The range has room for four Pods with two ports each, because a removed mapping counts as traffic too.
+    let mut world = World::with_agent(&["--quarantine", "0s", "--port-range", "61000-61007"]);
     world.create_service();
     world.enable_service();
     world.create_pod("web-0");
