@@ -45,7 +45,7 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
     };
     let held = nft_guard::read_state().map_err(|error| unreadable(&error));
     let datapath = Inspection::read(&args.bpffs).map(|inspection| datapath(&inspection));
-    let pods = datapath.as_ref().map(|it| it.pods.clone()).unwrap_or_default();
+    let pods = datapath.as_ref().map(DatapathFacts::pods).unwrap_or_default();
     // If the Pods' routes cannot be read, the routing rules are unknown too: otherwise, a check could report that no
     // rule matches the Pods' devices.
     let (routes, routing) = match netlink::routes_to(&pods).await {
@@ -143,7 +143,6 @@ fn datapath(inspection: &Inspection) -> DatapathFacts {
         socket_hooks: inspection.socket_hooks.clone(),
         port_range: inspection.config.and_then(port_range),
         mappings,
-        pods: pod_ports.keys().copied().collect(),
         pod_ports,
         forwarding: forwarding(inspection),
         is_redirect_refused: inspection.is_redirect_refused,

@@ -213,10 +213,10 @@ pub fn bypassed_engines(rules: &RuleNames) -> BTreeSet<&'static str> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::core) mod tests {
     use super::*;
 
-    fn rules(tables: &[&str], chains: &[&str]) -> RuleNames {
+    pub(in crate::core) fn rules(tables: &[&str], chains: &[&str]) -> RuleNames {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         RuleNames { tables: owned(tables), chains: owned(chains) }
     }

@@ -18,7 +18,13 @@ use crate::metrics::{Counts, DatapathCounters, Metrics};
 /// clock waits for retries.
 const LIMIT: Duration = Duration::from_mins(10);
 
-type AnswerBody = UnsyncBoxBody<Bytes, Infallible>;
+pub(super) type AnswerBody = UnsyncBoxBody<Bytes, Infallible>;
+
+/// Returns a body that begins with this text and does not end, as the API server sends it in a watch.
+pub(super) fn without_end(text: impl Into<String>) -> AnswerBody {
+    let first = Frame::data(Bytes::from(text.into()));
+    StreamBody::new(stream::iter([Ok(first)]).chain(stream::pending())).boxed_unsync()
+}
 
 pub(super) struct MockServer(mock::Handle<Request<Body>, Response<AnswerBody>>);
 
@@ -80,9 +86,7 @@ impl ReceivedRequest {
 
     /// Sends this body and does not end it, as the API server does in a watch.
     pub(super) fn answer_without_end(self, body: impl Into<String>) {
-        let first = Frame::data(Bytes::from(body.into()));
-        let body = StreamBody::new(stream::iter([Ok(first)]).chain(stream::pending()));
-        self.answer.send_response(Response::new(body.boxed_unsync()));
+        self.answer.send_response(Response::new(without_end(body)));
     }
 
     pub(super) fn break_connection(self) {

@@ -75,7 +75,7 @@ pub fn connect_and_watch(
 }
 
 /// Returns the time of the wall clock, only for timestamps in Events and conditions. Decisions use the monotonic clock,
-/// which nobody can set back.
+/// because an operator or NTP may set the wall clock back.
 #[expect(clippy::disallowed_methods, reason = "the timestamp is only displayed in Events and conditions")]
 fn wall_clock() -> Timestamp {
     Timestamp::now()

@@ -11,10 +11,9 @@ use std::{
 };
 
 use flate2::{Compression, write::GzEncoder};
-use futures::{StreamExt as _, stream};
+use futures::StreamExt as _;
 use http::{Request, Response};
-use http_body_util::StreamBody;
-use hyper::body::{Bytes, Frame, Incoming};
+use hyper::body::Incoming;
 use hyper_util::{rt::TokioIo, server::conn::auto, service::TowerToHyperService};
 use kube::api::WatchEvent;
 use ring::{
@@ -39,6 +38,7 @@ use tokio_rustls::{
 
 use super::*;
 use crate::kube::{
+    mock::without_end,
     objects::PodObject,
     source::{Events, Page, Selection, Source},
 };
@@ -140,9 +140,7 @@ async fn serve_watches(listener: TcpListener) {
             let stream = TokioIo::new(tls.accept(socket).await?);
             let answer = tower::service_fn(|_: Request<Incoming>| async {
                 let event = r#"{"type":"ADDED","object":{"metadata":{"name":"web-0","resourceVersion":"11"}}}"#;
-                let first = Frame::data(Bytes::from(format!("{event}\n")));
-                let body = stream::iter([Ok::<_, Infallible>(first)]).chain(stream::pending());
-                Ok::<_, Infallible>(Response::new(StreamBody::new(body)))
+                Ok::<_, Infallible>(Response::new(without_end(format!("{event}\n"))))
             });
             auto::Builder::new(TokioExecutor::new()).serve_connection(stream, TowerToHyperService::new(answer)).await
         });

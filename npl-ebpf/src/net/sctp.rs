@@ -88,9 +88,9 @@ pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
 /// The likely end of the packet whose first fragment ends at `end`: the end of the chunk that extends beyond the
 /// fragment. 0 if there is no such chunk among the first [`MAX_CHUNKS`] chunks.
 ///
-/// The result is correct if the sender itself fragmented the packet. A sender limits chunks to the path MTU. It
-/// fragments a packet only if the path MTU has decreased since it built a chunk, and this chunk is the last one of the
-/// packet.
+/// The result is correct if the sender itself fragmented the packet. A sender limits chunks to the path MTU. The sender
+/// fragments a packet only if the path MTU has become smaller than a chunk that is already built, and such a chunk is
+/// the last chunk of its packet.
 #[inline(always)]
 pub fn end_of_cut_chunk(ctx: &TcContext, l4: u32, end: u32) -> u32 {
     let mut offset = l4 as usize + size_of::<SctpHeader>();

@@ -25,8 +25,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 fn check_crate(tree: &Tree, source: &'static str) -> Vec<Finding> {
     let mut first: BTreeMap<String, String> = BTreeMap::new();
     let mut findings = Vec::new();
-    for path in layers::code_files(tree, source) {
-        let code = without_comments(tree.text(path).unwrap_or_default());
+    for (path, _module, text) in layers::code_files(tree, source) {
+        let code = without_comments(text);
         for (index, name) in without_tests(&code).lines().enumerate().filter_map(|(i, line)| Some((i, declared(line)?)))
         {
             if ALLOWED.contains(&(source, name)) {
@@ -54,10 +54,10 @@ fn declared(line: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Tree, check};
+    use super::check;
 
     fn found(files: &[(&str, &str)]) -> Vec<String> {
-        check(&Tree::of(files)).into_iter().map(|it| format!("{}: {}", it.place, it.rule)).collect()
+        super::super::tests::found(check, files)
     }
 
     #[test]

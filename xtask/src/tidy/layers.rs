@@ -32,7 +32,7 @@ fn check_process(tree: &Tree, source: &'static str) -> Vec<Finding> {
     let mut findings = Vec::new();
     let files = files(tree, source);
     for file in files.iter().filter(|file| file.top() == Some(CORE)) {
-        let others = file.used.iter().filter(|used| *used != CORE);
+        let others = file.used().into_iter().filter(|used| *used != CORE);
         findings.extend(others.map(|used| {
             Finding::error(
                 file.path,
@@ -45,12 +45,10 @@ fn check_process(tree: &Tree, source: &'static str) -> Vec<Finding> {
     findings
 }
 
-/// A source file, its place in the crate's module tree, the top-level modules of the crate that it uses, and the paths
-/// from the root of the crate by which it uses them.
+/// A source file, its place in the crate's module tree, and the paths from the root of the crate that it uses.
 struct File<'a> {
     path: &'a str,
     module: Vec<&'a str>,
-    used: BTreeSet<String>,
     paths: BTreeSet<Vec<String>>,
 }
 
@@ -59,29 +57,30 @@ impl<'a> File<'a> {
     fn top(&self) -> Option<&'a str> {
         self.module.first().copied()
     }
+
+    /// The top-level modules of the crate that the file uses.
+    fn used(&self) -> BTreeSet<&str> {
+        self.paths.iter().filter_map(|path| path.first().map(String::as_str)).collect()
+    }
 }
 
-/// Returns the paths of the files of a crate without its tests and without other programs of the package.
-pub(super) fn code_files<'a>(tree: &'a Tree, source: &'static str) -> impl Iterator<Item = &'a str> {
-    files(tree, source).into_iter().map(|file| file.path)
-}
-
-/// Returns the files of a crate without its tests and without other programs of the package.
-fn files<'a>(tree: &'a Tree, source: &'static str) -> Vec<File<'a>> {
+/// Returns the files of a crate without its tests and without other programs of the package: path, module and text.
+pub(super) fn code_files<'a>(
+    tree: &'a Tree,
+    source: &'static str,
+) -> impl Iterator<Item = (&'a str, Vec<&'a str>, &'a str)> {
     let all: Vec<_> = tree
         .below(source, ".rs")
         .map(|(path, text)| (path, module_of(path.strip_prefix(source).unwrap_or(path)), text))
         .filter(|(_, module, _)| module.first() != Some(&"bin"))
         .collect();
     let tests: Vec<Vec<&str>> = all.iter().flat_map(|(_, module, text)| test_modules(module, text)).collect();
-    let is_test = |module: &Vec<&str>| tests.iter().any(|test| module.starts_with(test));
-    let code = all.into_iter().filter(|(_, module, _)| !is_test(module));
-    let file = |(path, module, text): (&'a str, Vec<&'a str>, &str)| {
-        let paths = used(&module, text);
-        let used = paths.iter().filter_map(|it| it.first().cloned()).collect();
-        File { path, module, used, paths }
-    };
-    code.map(file).collect()
+    all.into_iter().filter(move |(_, module, _)| !tests.iter().any(|test| module.starts_with(test)))
+}
+
+fn files<'a>(tree: &'a Tree, source: &'static str) -> Vec<File<'a>> {
+    let files = code_files(tree, source);
+    files.map(|(path, module, text)| File { path, paths: used(&module, text), module }).collect()
 }
 
 /// Returns the module path of a file: `[a, b]` for `a/b.rs` and `a/b/mod.rs`; empty, the root of the crate, for
@@ -136,7 +135,7 @@ fn check_layers(file: &File<'_>) -> Vec<Finding> {
         let folders = LAYERS.join(", ");
         return vec![Finding::error(file.path, format!("the file is in none of the folders {folders}"))];
     };
-    let refused = file.used.iter().filter_map(|used| match rank(used) {
+    let refused = file.used().into_iter().filter_map(|used| match rank(used) {
         Some(other) if other <= own_rank => None,
         Some(_) => Some(format!("`{own}` is below `{used}` and may not use it")),
         None => Some(format!("`{own}` is below main.rs and may not use `crate::{used}`, which main.rs declares")),
@@ -200,10 +199,10 @@ fn circle_through<'a>(graph: &Graph<'a>, start: &'a str) -> Option<Vec<&'a str>>
 
 #[cfg(test)]
 mod tests {
-    use super::{Tree, check};
+    use super::check;
 
     fn found(files: &[(&str, &str)]) -> Vec<String> {
-        check(&Tree::of(files)).into_iter().map(|it| format!("{}: {}", it.place, it.rule)).collect()
+        super::super::tests::found(check, files)
     }
 
     #[test]

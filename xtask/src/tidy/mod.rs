@@ -81,7 +81,12 @@ fn findings(tree: &Tree) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Severity, Tree, findings, paths};
+    use super::{Finding, Severity, Tree, findings, paths};
+
+    /// Returns the findings of one check in these files, as text.
+    pub(super) fn found(check: fn(&Tree) -> Vec<Finding>, files: &[(&str, &str)]) -> Vec<String> {
+        check(&Tree::of(files)).into_iter().map(|it| format!("{}: {}", it.place, it.rule)).collect()
+    }
 
     #[test]
     fn the_repository_keeps_its_rules() {

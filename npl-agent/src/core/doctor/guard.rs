@@ -51,10 +51,10 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
         return Finding::ok(key, "no policy routing rule gives a Pod a routing table of its own");
     }
     let (pods, markings) = match (&facts.datapath, &facts.markings) {
-        (Ok(datapath), Ok(markings)) => (&datapath.pods, markings),
+        (Ok(datapath), Ok(markings)) => (datapath.pods(), markings),
         (Err(reason), _) | (_, Err(reason)) => return Finding::unknown(key, reason, ASK_AS_ROOT),
     };
-    let (are_marked, routes) = (routes.markings.is_subset(markings), routes.of(pods));
+    let (are_marked, routes) = (routes.markings.is_subset(markings), routes.of(&pods));
     let found = format!(
         "mapped Pod addresses with a routing table of their own: {}",
         routes.marked.len() + routes.unmarked.len()

@@ -117,14 +117,19 @@ pub struct DatapathFacts {
     pub port_range: Option<PortRange>,
     /// The number of mappings of each IP family. Families without mappings are absent.
     pub mappings: BTreeMap<Family, usize>,
-    /// The Pod addresses of the mappings.
-    pub pods: BTreeSet<IpAddr>,
-    /// The protocols and ports of each Pod address.
+    /// The Pod addresses of the mappings, with the protocols and ports of each.
     pub pod_ports: BTreeMap<IpAddr, BTreeSet<(Protocol, PodPort)>>,
     /// The mode in which packets to Pods are redirected; `None` if the stack forwards all packets.
     pub forwarding: Option<Forwarding>,
     /// Whether the agent refuses `--forwarding redirect` because of a policy engine.
     pub is_redirect_refused: bool,
+}
+
+impl DatapathFacts {
+    /// The Pod addresses of the mappings.
+    pub fn pods(&self) -> BTreeSet<IpAddr> {
+        self.pod_ports.keys().copied().collect()
+    }
 }
 
 /// The sysctls of a network namespace.

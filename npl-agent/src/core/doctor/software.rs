@@ -86,13 +86,8 @@ mod tests {
     };
     use crate::core::{
         devices::{Device, DeviceKind},
-        networks::RuleNames,
+        networks::tests::rules,
     };
-
-    fn rules(tables: &[&str], chains: &[&str]) -> RuleNames {
-        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        RuleNames { tables: owned(tables), chains: owned(chains) }
-    }
 
     fn add_device(facts: &mut Facts, name: &str) {
         facts.devices.as_mut().unwrap().push(Device::new(9, name, DeviceKind::Veth));

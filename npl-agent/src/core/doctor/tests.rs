@@ -43,7 +43,6 @@ pub(super) fn well() -> Facts {
             socket_hooks: vec!["connect4", "connect6"],
             port_range: "61000-62000".parse().ok(),
             mappings: [(Family::V4, 3)].into(),
-            pods: ["10.0.64.7".parse().unwrap()].into(),
             pod_ports: [("10.0.64.7".parse().unwrap(), [(Protocol::Tcp, PodPort(8080))].into())].into(),
             forwarding: None,
             is_redirect_refused: false,

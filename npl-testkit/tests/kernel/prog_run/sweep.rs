@@ -143,8 +143,8 @@ fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
     });
 }
 
-/// The map must have more elements than the stated number of flows. The kernel reserves free elements for each CPU, so
-/// one CPU may evict entries although others have free elements.
+/// The map must have more elements than the stated number of flows. The kernel reserves free elements for each CPU.
+/// A CPU without free elements evicts entries, even if free elements are reserved for other CPUs.
 #[test]
 fn the_stated_number_of_flows_is_available_without_evictions() {
     with_family(Family::V4, |lab| {

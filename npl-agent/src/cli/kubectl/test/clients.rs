@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 
 use super::scene::{Scene, client_pod, echo_pod};
 use crate::{
-    cli::{echo, kubectl::Kubectl},
+    cli::echo,
     core::path_test::{Client, Observation, Path, Probe},
 };
 
@@ -28,7 +28,7 @@ fn place(path: &Path) -> Place {
 }
 
 /// Sends a request on each path, and returns the results in the order of the paths. All clients send at the same time.
-pub(super) fn observe(kubectl: Kubectl<'_>, scene: &Scene<'_>, paths: &[Path]) -> Vec<Observation> {
+pub(super) fn observe(scene: &Scene<'_>, paths: &[Path]) -> Vec<Observation> {
     let mut places: BTreeMap<Place, Vec<(usize, Probe)>> = BTreeMap::new();
     for (index, path) in paths.iter().enumerate() {
         places.entry(place(path)).or_default().push((index, path.probe));
@@ -40,7 +40,7 @@ pub(super) fn observe(kubectl: Kubectl<'_>, scene: &Scene<'_>, paths: &[Path]) -
             let requests: Vec<Probe> = probes.iter().map(|(_index, probe)| *probe).collect();
             match place {
                 None => echo::ask_all(&requests),
-                Some(pod) => ask_in(kubectl, scene, pod, &requests).unwrap_or_else(|error| {
+                Some(pod) => ask_in(scene, pod, &requests).unwrap_or_else(|error| {
                     requests.iter().map(|_request| Observation::NotSent(format!("Pod {pod}: {error:#}"))).collect()
                 }),
             }
@@ -58,15 +58,10 @@ pub(super) fn observe(kubectl: Kubectl<'_>, scene: &Scene<'_>, paths: &[Path]) -
 }
 
 /// Sends requests from a client Pod, and returns their results.
-pub(super) fn ask_in(
-    kubectl: Kubectl<'_>,
-    scene: &Scene<'_>,
-    pod: &str,
-    requests: &[Probe],
-) -> anyhow::Result<Vec<Observation>> {
+pub(super) fn ask_in(scene: &Scene<'_>, pod: &str, requests: &[Probe]) -> anyhow::Result<Vec<Observation>> {
     let probes: Vec<String> = requests.iter().map(Probe::to_string).collect();
     let arguments: Vec<&str> = iter::once("ask").chain(probes.iter().map(String::as_str)).collect();
-    let (_code, text) = kubectl.output(&scene.exec_arguments(pod, &[], &arguments))?;
+    let (_code, text) = scene.kubectl.output(&scene.exec_arguments(pod, &[], &arguments))?;
     let observed: Vec<Observation> = serde_json::from_str(&text).context("decode the observations")?;
     ensure!(observed.len() == requests.len(), "{} observations for {} requests", observed.len(), requests.len());
     Ok(observed)

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     cli::{
-        kubectl::{Kubectl, child, interrupt::Interrupt},
+        kubectl::{child, interrupt::Interrupt},
         note,
     },
     core::{
@@ -48,7 +48,7 @@ struct OpenConnection<'a> {
 impl<'a> OpenConnection<'a> {
     fn open(test: Test<'a>, pod: &str, probe: Probe) -> anyhow::Result<Self> {
         let probe = probe.to_string();
-        let mut command = test.kubectl.command(&test.scene.exec_arguments(pod, &["--stdin"], &["hold", &probe]));
+        let mut command = test.scene.kubectl.command(&test.scene.exec_arguments(pod, &["--stdin"], &["hold", &probe]));
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = command.spawn().context("run kubectl")?;
         let (Some(input), Some(output)) = (process.stdin.take(), process.stdout.take()) else {
@@ -84,10 +84,9 @@ impl Drop for OpenConnection<'_> {
     }
 }
 
-/// The cluster, the test's objects, and the time limit, which all steps need.
+/// The test's objects and the time limit, which all steps need.
 #[derive(Clone, Copy)]
 pub(super) struct Test<'a> {
-    pub(super) kubectl: Kubectl<'a>,
     pub(super) scene: &'a Scene<'a>,
     pub(super) interrupt: &'a Interrupt,
 }
@@ -181,7 +180,7 @@ fn after(
     let limit = (drain + MARGIN).saturating_sub(start.elapsed());
     test.interrupt.until(limit, || {
         let sent = since(start);
-        let observed = clients::ask_in(test.kubectl, test.scene, pod, &[probe]);
+        let observed = clients::ask_in(test.scene, pod, &[probe]);
         let observed = observed.and_then(|it| it.into_iter().next().context("the client has printed no observation"));
         let is_end = matches!(observed, Ok(Observation::NoAnswer(_) | Observation::Refused(_)));
         last = match observed {

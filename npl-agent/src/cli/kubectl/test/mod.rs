@@ -36,19 +36,14 @@ pub(super) fn run(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<ExitC
     let names: Vec<&str> = sites.iter().map(|site| site.node.as_str()).collect();
     note(&format!("testing the paths to {}", names.join(" and ")));
     let scene = Scene::new(kubectl, &sites)?;
-    let verdict = test(kubectl, args, &scene, &interrupt);
+    let verdict = test(args, &scene, &interrupt);
     let is_removed = scene.remove(&interrupt);
     Ok(ExitCode::from(exit_code(verdict?, is_removed)))
 }
 
-fn test(
-    kubectl: Kubectl<'_>,
-    args: &TestArgs,
-    scene: &Scene<'_>,
-    interrupt: &Interrupt,
-) -> anyhow::Result<HealthVerdict> {
+fn test(args: &TestArgs, scene: &Scene<'_>, interrupt: &Interrupt) -> anyhow::Result<HealthVerdict> {
     scene.create(args.image.as_deref())?;
-    let report = Report::new(kubectl, scene.sites, all_rows(kubectl, scene, interrupt)?);
+    let report = Report::new(scene.kubectl, scene.sites, all_rows(scene, interrupt)?);
     report.print(args.output)?;
     Ok(report.verdict())
 }
@@ -59,11 +54,11 @@ fn exit_code(verdict: HealthVerdict, is_removed: bool) -> u8 {
     verdict.exit_code()
 }
 
-fn all_rows(kubectl: Kubectl<'_>, scene: &Scene<'_>, interrupt: &Interrupt) -> anyhow::Result<Vec<Row>> {
+fn all_rows(scene: &Scene<'_>, interrupt: &Interrupt) -> anyhow::Result<Vec<Row>> {
     scene.wait_for_pods(interrupt)?;
     let (servers, mut rows) = published(scene, interrupt)?;
     let (paths, not_tried) = plan(&servers);
-    let observed = clients::observe(kubectl, scene, &paths);
+    let observed = clients::observe(scene, &paths);
     interrupt.check()?;
     let unreachable = clients::unreachable(&paths, &observed);
     let facts = PathFacts { servers: &servers, unreachable: &unreachable };
@@ -72,7 +67,7 @@ fn all_rows(kubectl: Kubectl<'_>, scene: &Scene<'_>, interrupt: &Interrupt) -> a
     let working = has_passed.map(|(path, _row)| path).find(|path| drain::can_follow(path)).cloned();
     rows.extend(judged);
     rows.extend(not_tried);
-    rows.extend(drain::rows(drain::Test { kubectl, scene, interrupt }, &servers, working.as_ref()));
+    rows.extend(drain::rows(drain::Test { scene, interrupt }, &servers, working.as_ref()));
     Ok(rows)
 }
 

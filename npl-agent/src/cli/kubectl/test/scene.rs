@@ -66,7 +66,7 @@ const fn port(protocol: Protocol) -> u16 {
 /// The objects of a test.
 #[derive(Debug)]
 pub(super) struct Scene<'a> {
-    kubectl: Kubectl<'a>,
+    pub(super) kubectl: Kubectl<'a>,
     pub(super) namespace: String,
     pub(super) sites: &'a [Site],
     /// The labels by which all agents select the Service.
