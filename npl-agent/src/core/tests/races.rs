@@ -5,8 +5,7 @@ use std::{collections::BTreeSet, iter};
 
 use super::{
     chaos::{Chaos, Fate},
-    script::{key, node, pod, service},
-    world::{World, settings},
+    script::{key, pod, service, with_service},
 };
 use crate::core::{
     model::{Pod, PodUid, snapshot::Change},
@@ -18,9 +17,7 @@ const MINUTES: u64 = 300_000;
 
 /// Creates a cluster with a Pod whose first annotation is about to be written.
 fn about_to_publish() -> Chaos {
-    let mut world = World::new(settings("61000-61003"));
-    world.put_node(node(&["192.0.2.1"]));
-    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    let mut world = with_service("61000-61003");
     world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
     let mut chaos = Chaos::new(world);
     while !chaos.pass(&mut iter::empty()) {}
@@ -129,9 +126,7 @@ fn a_write_that_the_api_server_alters_is_repeated_with_a_delay() {
 
 #[test]
 fn a_forged_mapping_at_a_port_that_was_never_used_is_removed() {
-    let mut world = World::new(settings("61000-61001"));
-    world.put_node(node(&["192.0.2.1"]));
-    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    let mut world = with_service("61000-61001");
     for (name, ip) in [("a/p", "10.0.0.5"), ("a/q", "10.0.0.6"), ("a/waiting_for_port", "10.0.0.7")] {
         world.put_pod(pod(&[name, "app=x", ip], None));
     }
@@ -180,9 +175,7 @@ fn the_last_node_port_of_a_pod_is_withdrawn_by_the_op_withdraw() {
 
 #[test]
 fn a_frontend_that_waits_for_a_timer_is_not_examined_before_the_deadline() {
-    let mut world = World::new(settings("61000-61003"));
-    world.put_node(node(&["192.0.2.1"]));
-    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    let mut world = with_service("61000-61003");
     for (name, ip) in [("a/drains", "10.0.0.5"), ("a/goes", "10.0.0.6")] {
         world.put_pod(pod(&[name, "app=x", ip], None));
     }
@@ -204,9 +197,7 @@ fn a_frontend_that_waits_for_a_timer_is_not_examined_before_the_deadline() {
 
 #[test]
 fn before_the_lists_arrive_the_agent_only_reserves_the_ports_of_mappings() {
-    let mut world = World::new(settings("61000-61003"));
-    world.put_node(node(&["192.0.2.1"]));
-    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    let mut world = with_service("61000-61003");
     world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
     world.put_pod(pod(&["a/q", "app=x", "10.0.0.6"], None));
     world.start();
@@ -227,9 +218,7 @@ fn before_the_lists_arrive_the_agent_only_reserves_the_ports_of_mappings() {
 
 #[test]
 fn a_watch_event_that_repeats_an_answer_causes_no_decision() {
-    let mut world = World::new(settings("61000-61003"));
-    world.put_node(node(&["192.0.2.1"]));
-    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    let mut world = with_service("61000-61003");
     world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
     world.start();
     world.settle();
@@ -243,9 +232,7 @@ fn a_watch_event_that_repeats_an_answer_causes_no_decision() {
 
 #[test]
 fn a_restored_store_replaces_all_known_pods() {
-    let mut world = World::new(settings("61000-61003"));
-    world.put_node(node(&["192.0.2.1"]));
-    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    let mut world = with_service("61000-61003");
     world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
     let backup = world.pods.clone();
     world.resource_version = 250;
@@ -265,9 +252,7 @@ fn a_restored_store_replaces_all_known_pods() {
 /// A claim from before the restore has a higher resource version than every later claim, but must not count as newer.
 #[test]
 fn after_a_restore_the_newest_claim_holds_an_address() {
-    let mut world = World::new(settings("61000-61003"));
-    world.put_node(node(&["192.0.2.1"]));
-    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    let mut world = with_service("61000-61003");
     world.put_pod(pod(&["a/q", "app=x", "10.0.0.6"], None));
     world.start();
     world.settle();

@@ -173,6 +173,15 @@ pub(super) fn service(words: &[&str]) -> Service {
     service
 }
 
+/// Returns a world with this port range, a Node, and a Service that requests TCP port 8080 of Pods with the label
+/// `app=x`. The agent has not started.
+pub(super) fn with_service(port_range: &str) -> World {
+    let mut world = World::new(settings(port_range));
+    world.put_node(node(&["192.0.2.1"]));
+    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    world
+}
+
 /// A Pod as the kubelet reports it, with the uid and annotation of the Pod's former version.
 pub(super) fn pod(words: &[&str], former: Option<&Pod>) -> Pod {
     let key = key(words[0]);

@@ -2,7 +2,7 @@
 //! Tests the counts of mappings and node ports in metrics, and which publications are outstanding.
 
 use super::{
-    script::{key, node, pod, service},
+    script::{key, node, pod, service, with_service},
     world::{World, settings},
 };
 use crate::core::{
@@ -33,9 +33,7 @@ fn free_ports_are_counted_for_each_protocol_before_the_first_op_and_later() {
 
 #[test]
 fn a_quarantined_port_is_no_mapping() {
-    let mut world = World::new(settings("61000-61003"));
-    world.put_node(node(&["192.0.2.1"]));
-    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    let mut world = with_service("61000-61003");
     world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
     world.start();
     world.settle();
