@@ -48,17 +48,25 @@ pub fn open_connection(
 }
 
 /// The result of a new connection, which must be answered if the request was sent during the drain, and not after it.
-pub fn new_connection(observation: &Observation, sent: Elapsed, drain: Elapsed) -> (Outcome, String) {
-    match observation {
-        Observation::NoAnswer(reason) | Observation::Refused(reason) if sent < drain => {
-            (Outcome::Failed, format!("{sent} after the withdrawal, before the end of the drain: {reason}"))
+/// `None` if the request without answer may have been sent before or after the end of the drain: the client sends the
+/// request at an unknown time between `started` and `observed`.
+pub fn new_connection(
+    observation: &Observation,
+    started: Elapsed,
+    observed: Elapsed,
+    drain: Elapsed,
+) -> Option<(Outcome, String)> {
+    Some(match observation {
+        Observation::NoAnswer(reason) | Observation::Refused(reason) if observed < drain => {
+            (Outcome::Failed, format!("{observed} after the withdrawal, before the end of the drain: {reason}"))
         }
+        Observation::NoAnswer(_) | Observation::Refused(_) if started < drain => return None,
         Observation::NoAnswer(reason) | Observation::Refused(reason) => {
-            (Outcome::Passed, format!("{sent} after the withdrawal: {reason}"))
+            (Outcome::Passed, format!("{started} after the withdrawal: {reason}"))
         }
-        Observation::Answered(_) => (Outcome::Failed, format!("still answered {sent} after the withdrawal")),
+        Observation::Answered(_) => (Outcome::Failed, format!("still answered {started} after the withdrawal")),
         Observation::NotSent(reason) => (Outcome::Unknown, reason.clone()),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -91,17 +99,25 @@ mod tests {
 
     #[test]
     fn times_are_shown_in_tenths_of_a_second() {
-        let (result, detail) = new_connection(&refused(), Elapsed(30_290), DRAIN);
+        let result = new_connection(&refused(), Elapsed(30_290), seconds(31), DRAIN);
         let text = "30.2 s after the withdrawal: connect: connection refused".to_owned();
-        assert_eq!((result, detail), (Outcome::Passed, text));
+        assert_eq!(result, Some((Outcome::Passed, text)));
     }
 
     #[test]
-    fn a_request_counts_at_the_time_at_which_it_was_sent() {
-        // The client reports an unanswered request some seconds after it has sent the request.
-        assert_eq!(new_connection(&refused(), seconds(29), DRAIN).0, Outcome::Failed);
-        assert_eq!(new_connection(&refused(), seconds(30), DRAIN).0, Outcome::Passed);
-        assert_eq!(new_connection(&answered(), seconds(38), DRAIN).0, Outcome::Failed);
+    fn a_refusal_of_a_new_connection_passes_only_if_the_client_was_started_after_the_drain() {
+        let result = |observation: &Observation, started, observed| {
+            new_connection(observation, seconds(started), seconds(observed), DRAIN).map(|(result, _)| result)
+        };
+        assert_eq!(result(&refused(), 28, 29), Some(Outcome::Failed));
+        // The client sends its request some time after its start, here before or after the end of the drain.
+        assert_eq!(result(&refused(), 29, 30), None);
+        assert_eq!(result(&refused(), 30, 31), Some(Outcome::Passed));
+        assert_eq!(result(&answered(), 38, 39), Some(Outcome::Failed));
+    }
+
+    #[test]
+    fn an_open_connection_must_be_answered_during_the_drain() {
         assert_eq!(open_connection(&answered(), seconds(29), seconds(31), DRAIN).0, Outcome::Passed);
         assert_eq!(open_connection(&refused(), seconds(2), seconds(3), DRAIN).0, Outcome::Failed);
         assert_eq!(open_connection(&refused(), seconds(29), seconds(31), DRAIN).0, Outcome::NotTried);

@@ -179,14 +179,18 @@ fn after(
     let mut last = (Outcome::Unknown, "no request was sent".to_owned());
     let limit = (drain + MARGIN).saturating_sub(start.elapsed());
     test.interrupt.until(limit, || {
-        let sent = since(start);
+        let started = since(start);
         let observed = clients::ask_in(test.scene, pod, &[probe]);
         let observed = observed.and_then(|it| it.into_iter().next().context("the client has printed no observation"));
-        let is_end = matches!(observed, Ok(Observation::NoAnswer(_) | Observation::Refused(_)));
-        last = match observed {
-            Ok(observation) => new_connection(&observation, sent, millis(drain)),
-            Err(error) => (Outcome::Unknown, format!("{error:#}")),
+        let has_no_answer = matches!(observed, Ok(Observation::NoAnswer(_) | Observation::Refused(_)));
+        let result = match observed {
+            Ok(observation) => new_connection(&observation, started, since(start), millis(drain)),
+            Err(error) => Some((Outcome::Unknown, format!("{error:#}"))),
         };
+        let is_end = has_no_answer && result.is_some();
+        if let Some(result) = result {
+            last = result;
+        }
         Ok(is_end.then_some(()))
     })?;
     Ok(last)
