@@ -27,8 +27,8 @@ fn check_crate(tree: &Tree, source: &'static str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, _module, text) in layers::code_files(tree, source) {
         let code = without_comments(text);
-        for (index, name) in without_tests(&code).lines().enumerate().filter_map(|(i, line)| Some((i, declared(line)?)))
-        {
+        let lines = without_tests(&code).lines().scan(false, |is_in_macro, line| Some(module_level(line, is_in_macro)));
+        for (index, name) in lines.enumerate().filter_map(|(index, line)| Some((index, declared(line)?))) {
             if ALLOWED.contains(&(source, name)) {
                 continue;
             }
@@ -43,6 +43,12 @@ fn check_crate(tree: &Tree, source: &'static str) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Removes the indentation of a line within `map_type!`, which declares its type at the level of the module.
+fn module_level<'a>(line: &'a str, is_in_macro: &mut bool) -> &'a str {
+    *is_in_macro = line == "map_type! {" || (*is_in_macro && line != "}");
+    if *is_in_macro { line.strip_prefix("    ").unwrap_or(line) } else { line }
 }
 
 /// Returns the name of the public type that a line declares at the level of the module.
@@ -69,6 +75,21 @@ mod tests {
         ];
         let expected = "npl-agent/src/core/verdict/mod.rs:1: the public type `Facts` exists already in \
                         npl-agent/src/core/doctor/mod.rs:2: choose another name";
+        assert_eq!(found(&files), [expected]);
+    }
+
+    #[test]
+    fn types_of_maps_are_found_too() {
+        let files = [
+            ("npl-common/src/flow.rs", "map_type! {\n    pub struct Key: 8 {\n        pub addr: u32,\n    }\n}"),
+            (
+                "npl-common/src/mapping.rs",
+                "fn f() {\n    pub struct Other;\n}\nmap_type! {\n    pub struct Key: 4 {\n    }\n}",
+            ),
+            ("npl-common/src/stats.rs", "mod a {\n    pub struct Other;\n}"),
+        ];
+        let expected = "npl-common/src/mapping.rs:5: the public type `Key` exists already in \
+                        npl-common/src/flow.rs:2: choose another name";
         assert_eq!(found(&files), [expected]);
     }
 
