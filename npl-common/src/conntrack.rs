@@ -26,6 +26,10 @@
 //! | established | Pod: RST, if the Pod has sent only its SYN-ACK | absent | remove |
 //! | established | Pod: any other packet | established; flags added | refresh |
 //! | established | silence of [`established_timeout_ns`] | absent | remove |
+//! | established | client: packet for another generation of the Pod, or datagram to another NAT address | established; no flags | replace |
+//! | established | client: segment to another NAT address | established | keep |
+//! | established | eviction of the flow table's entry | requested | open |
+//! | any but absent | direct connection with the same flow tuple | absent | remove |
 //! | absent | Pod: any packet | absent | ignore |
 //!
 //! A client's SYN never changes an established entry, because each handshake has its own entry.
@@ -360,6 +364,18 @@ pub enum Event {
         /// Whether the flow table is more than half full.
         is_crowded: bool,
     },
+    /// The client's packet has the flow tuple of the entry, but another NAT address, or its mapping has another
+    /// generation.
+    ClientMismatch {
+        /// The flow's protocol: [`protocol`].
+        protocol: u8,
+        /// Whether the packet's NAT address is the entry's NAT address.
+        is_same_nat: bool,
+    },
+    /// The kernel has evicted the flow table's entry; the copy in the half-open cache is left.
+    Eviction,
+    /// A direct connection between client and Pod has the same flow tuple.
+    DirectConnection,
 }
 
 impl Event {
@@ -393,6 +409,8 @@ pub enum Action {
     Refresh,
     /// Move the entry from the half-open cache to the flow table.
     Establish,
+    /// Replace the entry in the flow table by a new one.
+    Replace,
     /// Remove the entry.
     Remove,
 }
@@ -417,6 +435,14 @@ pub const fn step(state: State, event: Event) -> (State, Action) {
             };
             if is_over { (State::ABSENT, Action::Remove) } else { (state, Action::Keep) }
         }
+        Event::ClientMismatch { protocol, is_same_nat }
+            if state.phase.is(Phase::ESTABLISHED) && (is_same_nat || protocol == protocol::UDP) =>
+        {
+            (State::established(0, 0), Action::Replace)
+        }
+        Event::Eviction if state.phase.is(Phase::ESTABLISHED) => (State::half_open(Phase::REQUESTED), Action::Open),
+        Event::DirectConnection if !state.phase.is(Phase::ABSENT) => (State::ABSENT, Action::Remove),
+        Event::ClientMismatch { .. } | Event::Eviction | Event::DirectConnection => (state, Action::Keep),
     }
 }
 
@@ -688,6 +714,42 @@ mod tests {
     }
 
     #[test]
+    fn a_segment_to_another_nat_address_keeps_the_entry_and_a_datagram_replaces_it() {
+        let state = State::established(ACK, ACK | FIN);
+        let mismatch = |protocol, is_same_nat| Event::ClientMismatch { protocol, is_same_nat };
+        for protocol in [TCP, SCTP] {
+            becomes(state, mismatch(protocol, false), state, Action::Keep);
+        }
+        becomes(state, mismatch(UDP, false), State::established(0, 0), Action::Replace);
+    }
+
+    #[test]
+    fn a_packet_for_another_generation_replaces_the_entry() {
+        for protocol in [TCP, UDP, SCTP] {
+            let event = Event::ClientMismatch { protocol, is_same_nat: true };
+            becomes(State::established(ACK, ACK), event, State::established(0, 0), Action::Replace);
+        }
+    }
+
+    #[test]
+    fn the_pods_next_packet_after_an_eviction_counts_as_a_reply() {
+        let state = State::established(ACK, ACK);
+        becomes(state, Event::Eviction, half_open(Phase::REQUESTED), Action::Open);
+        assert_eq!(after(state, &[Event::Eviction, pod(ACK)]), half_open(Phase::REPLIED));
+        for phase in [Phase::ABSENT, Phase::REQUESTED, Phase::REPLIED, Phase::REFUSED] {
+            becomes(half_open(phase), Event::Eviction, half_open(phase), Action::Keep);
+        }
+    }
+
+    #[test]
+    fn a_direct_connection_removes_the_entry_of_its_flow_tuple() {
+        for phase in [Phase::REQUESTED, Phase::REPLIED, Phase::ESTABLISHED, Phase::REFUSED] {
+            becomes(half_open(phase), Event::DirectConnection, State::ABSENT, Action::Remove);
+        }
+        becomes(State::ABSENT, Event::DirectConnection, State::ABSENT, Action::Keep);
+    }
+
+    #[test]
     fn phases_of_the_cache_have_two_bits_and_names() {
         for phase in [Phase::REQUESTED, Phase::REPLIED, Phase::ESTABLISHED, Phase::REFUSED] {
             assert_eq!(Phase::from_bits(phase.bits()), phase);
@@ -712,6 +774,10 @@ mod tests {
             Just(Event::PodDatagram),
             (any::<u64>(), select(vec![TCP, UDP, SCTP]), any::<bool>())
                 .prop_map(|(ns, protocol, is_crowded)| Event::Silence { ns, protocol, is_crowded }),
+            (select(vec![TCP, UDP, SCTP]), any::<bool>())
+                .prop_map(|(protocol, is_same_nat)| Event::ClientMismatch { protocol, is_same_nat }),
+            Just(Event::Eviction),
+            Just(Event::DirectConnection),
         ]
     }
 
@@ -783,6 +849,9 @@ mod tests {
                     }
                     Action::Establish => {
                         prop_assert_eq!((state.phase, next.phase), (Phase::REPLIED, Phase::ESTABLISHED));
+                    }
+                    Action::Replace => {
+                        prop_assert_eq!((state.phase, next), (Phase::ESTABLISHED, State::established(0, 0)));
                     }
                     Action::Remove => prop_assert_eq!(next, State::ABSENT),
                 }

@@ -89,7 +89,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
             Err(reason) => return Verdict::pass(reason),
         };
         let reply = Reply { flow, tuple, segment };
-        let is_offloaded = || stack_seen::is_offloaded::<F, true>(reply.flow.hash, endpoint.generation, segment.flags);
+        let is_offloaded =
+            || stack_seen::decide_offload::<F, true>(reply.flow.hash, endpoint.generation, segment.flags);
         if MODE == OFFLOAD && !is_offloaded() {
             return Verdict::UNRELATED;
         }

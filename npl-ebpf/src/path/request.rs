@@ -197,7 +197,8 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
         stats.established_flows += u64::from(transition == Transition::Established);
     });
     on_nat(&request.nat);
-    let is_offloaded = MODE == OFFLOAD && stack_seen::is_offloaded::<F, false>(hash, backend.generation, segment.flags);
+    let is_offloaded =
+        MODE == OFFLOAD && stack_seen::decide_offload::<F, false>(hash, backend.generation, segment.flags);
     Ok(Accepted { backend, next_hop, is_offloaded })
 }
 

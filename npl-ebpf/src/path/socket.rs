@@ -21,7 +21,7 @@ use crate::{
         family::{Addressing, SocketAddr},
     },
     state::{
-        maps::Family,
+        maps::{Family, SocketReverseNat as _},
         tuple::{Backend, SocketFlow},
         unmapped,
     },

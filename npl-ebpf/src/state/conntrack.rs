@@ -141,8 +141,8 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Removes the flow's entries from the half-open cache and the flow table, because a direct connection now has the
-    /// same flow tuple.
+    /// Removes the flow's entries from the half-open cache and the flow table: the action of
+    /// [`Event::DirectConnection`].
     #[inline(always)]
     pub fn remove(&self) {
         let is_in_cache = half_open::matches(self.entry.load(), self.hash);
@@ -245,7 +245,9 @@ impl<'k, F: Family> Flow<'k, F> {
                 Transition::Unchanged
             }
             Action::Establish => self.establish_and_clear(request),
-            Action::Ignore | Action::Keep | Action::Open | Action::Refresh | Action::Remove => Transition::Unchanged,
+            Action::Ignore | Action::Keep | Action::Open | Action::Refresh | Action::Replace | Action::Remove => {
+                Transition::Unchanged
+            }
         }
     }
 
@@ -272,9 +274,10 @@ impl<'k, F: Family> Flow<'k, F> {
             }
             if !is_same {
                 count_reason(Reason::TupleConflict as u32);
-                if self.protocol != protocol::UDP {
-                    return Transition::Unchanged;
-                }
+            }
+            let mismatch = Event::ClientMismatch { protocol: self.protocol, is_same_nat: is_same };
+            if step(State::established(0, 0), mismatch).1 == Action::Keep {
+                return Transition::Unchanged;
             }
             // SAFETY: see `Family::flow_entry`. A concurrent reader may translate one packet with the old NAT address.
             unsafe { entry.write(new_entry::<F>(self.protocol, &request.nat, request.generation, request.segment)) };
@@ -389,10 +392,8 @@ impl<'k, F: Family> Flow<'k, F> {
     ) -> Transition {
         let entry = slot.load();
         // If the entry in the half-open cache has phase "established", the kernel has evicted the flow table's entry.
-        // The flow then restarts in phase "requested".
-        let phase = half_open::phase(entry);
-        let phase = if phase.is(Phase::ESTABLISHED) { Phase::REQUESTED } else { phase };
-        let (state, action) = step(State::half_open(phase), Event::from_pod(self.protocol, reply.flags, true));
+        let (state, _) = step(State::half_open(half_open::phase(entry)), Event::Eviction);
+        let (state, action) = step(state, Event::from_pod(self.protocol, reply.flags, true));
         match action {
             Action::Establish => {
                 let nat = NatAddress { ..*nat };
@@ -400,7 +401,7 @@ impl<'k, F: Family> Flow<'k, F> {
                 return self.establish(&Request { nat, generation, segment });
             }
             Action::Store => slot.store(half_open::with_phase(entry, state.phase)),
-            Action::Ignore | Action::Keep | Action::Open | Action::Refresh | Action::Remove => {}
+            Action::Ignore | Action::Keep | Action::Open | Action::Refresh | Action::Replace | Action::Remove => {}
         }
         if reply.flags & tcp_flag::SYN != 0 && state.phase.is(Phase::REPLIED) {
             self.accept_handshake(reply, nat);

@@ -15,9 +15,11 @@ use crate::{
     net::headers::tcp_flag,
 };
 
-/// Whether a packet of a flow can bypass the host's stack. `REPLY` is true for a packet from the Pod.
+/// Decides whether a packet of a flow bypasses the host's stack. Updates the flow's stack observations if the packet
+/// opens or ends the connection, or if the observation of the packet's direction has expired. `REPLY` is true for a
+/// packet from the Pod.
 #[inline(always)]
-pub fn is_offloaded<F: Family, const REPLY: bool>(hash: u64, generation: u32, tcp_flags: u8) -> bool {
+pub fn decide_offload<F: Family, const REPLY: bool>(hash: u64, generation: u32, tcp_flags: u8) -> bool {
     let Some(flow) = ObservedFlow::of::<F>(hash, generation) else { return false };
     if tcp_flags & tcp_flag::OPENS_OR_ENDS != 0 {
         flow.set_both(if tcp_flags & tcp_flag::SYN != 0 { since::NEVER } else { since::ENDED });

@@ -3,7 +3,7 @@
 
 use npl_common::mapping::{FLAG_RESTRICTED, Frontend};
 
-use super::maps::Family;
+use super::maps::Mappings;
 use crate::net::family::{HeaderLayout, SocketAddr};
 
 /// The flow tuple without the protocol: addresses and ports of client and Pod. The ports are in host byte order.
@@ -34,7 +34,7 @@ pub struct NatAddress<F: HeaderLayout> {
 }
 
 /// The Pod behind a mapping.
-pub struct Backend<F: Family> {
+pub struct Backend<F: HeaderLayout> {
     pub addr: F::Addr,
     /// Host byte order.
     pub port: u16,
@@ -44,7 +44,7 @@ pub struct Backend<F: Family> {
     pub flags: u16,
 }
 
-impl<F: Family> Backend<F> {
+impl<F: Mappings> Backend<F> {
     /// Whether the mapping's allow-list excludes this source.
     #[inline(always)]
     pub fn refuses(&self, frontend: Frontend, source: F::Addr) -> bool {

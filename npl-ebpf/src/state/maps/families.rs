@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Map access for each IP family. One macro implements the same functions with the maps, keys and values of IPv4 and of
-//! IPv6.
+//! Implements the traits of map access for IPv4 and IPv6.
 
 use core::mem::{offset_of, transmute};
 
@@ -14,87 +13,12 @@ use npl_common::{
     offload::StackSeen,
 };
 
-use super::tuple::{Backend, FlowTuple, SocketFlow};
+use super::{Family, FlowTable, LookupCaches, Mappings, NodeAddresses, SlotArrays, SocketReverseNat};
 use crate::{
     base::cell::Cell,
-    net::{V4, V6, family::SocketAddr, route::Routing},
+    net::{V4, V6, family::SocketAddr},
+    state::tuple::{Backend, FlowTuple, SocketFlow},
 };
-
-/// An IP family and its maps.
-pub trait Family: Routing {
-    type FlowKey;
-    /// An entry of the flow table. The first field of an entry is a [`FlowState`].
-    type FlowEntry: Copy;
-    type BackendValue: 'static;
-    /// The words of a cached mapping, without the checksum after them.
-    type CacheWords: AsRef<[u64]> + AsMut<[u64]> + Copy;
-    const NO_CACHE_WORDS: Self::CacheWords;
-
-    /// The index of `addr` if `addr` is the Node's primary IPv4 address. This address is in the configuration, so no
-    /// further look-up is needed.
-    #[inline(always)]
-    fn primary_index(_config: &Config, _addr: Self::Addr) -> Option<u8> {
-        None
-    }
-    /// Whether an address is the Node's primary IPv4 address; always false for IPv6.
-    #[inline(always)]
-    fn is_primary(_config: &Config, _addr: Self::Addr) -> bool {
-        false
-    }
-    /// The index of a node address; `None` for other addresses.
-    #[inline(always)]
-    fn node_address_index(config: &Config, addr: Self::Addr) -> Option<u8> {
-        match Self::primary_index(config, addr) {
-            Some(index) => Some(index),
-            None => Self::lookup_node_address(addr),
-        }
-    }
-    /// The Node's primary address; `None` if the Node has no address of the family.
-    fn primary(config: &Config) -> Option<Self::Addr>;
-    fn lookup_node_address(addr: Self::Addr) -> Option<u8>;
-    /// The node address with this index; `None` if the index is free.
-    fn node_address(index: u8) -> Option<Self::Addr>;
-
-    fn mapping(frontend: Frontend) -> Option<&'static Self::BackendValue>;
-    fn backend(value: &Self::BackendValue) -> Backend<Self>;
-    /// Whether the source allow-list of a restricted mapping contains this source.
-    fn is_allowed(frontend: Frontend, source: Self::Addr) -> bool;
-    /// The endpoint with this address, port and protocol. `zero` is [`super::lookup_cache::Epoch::zero`] if the caller
-    /// caches the result.
-    fn endpoint(sender: &SocketAddr<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint>;
-    /// The next hop of a Pod in redirect and offload mode, or [`npl_common::lookup_cache::no_next_hop::UNREACHABLE`].
-    fn next_hop(addr: Self::Addr) -> PodNextHop;
-
-    /// The words of a slot in the lookup cache of mappings: the copy, then the checksum.
-    fn cached_mapping(slot: u32) -> Option<Cell<u64>>;
-    fn cache_words(value: &Self::BackendValue, next_hop: PodNextHop) -> Self::CacheWords;
-    fn from_cache_words(words: Self::CacheWords) -> (Backend<Self>, PodNextHop);
-    /// The words of a slot in the reply cache: the endpoint, then the checksum.
-    fn cached_reply(slot: u32) -> Option<Cell<u64>>;
-
-    fn flow_key(tuple: &FlowTuple<Self>, protocol: u8) -> Self::FlowKey;
-    /// The flow table's entry. The memory remains a valid entry while the program runs, even if the kernel reuses the
-    /// element for another flow.
-    fn flow_entry(key: &Self::FlowKey) -> Option<*mut Self::FlowEntry>;
-    fn new_flow_entry(state: FlowState, node: Self::Addr) -> Self::FlowEntry;
-    /// The node address of a flow's NAT address.
-    fn nat_address(entry: *mut Self::FlowEntry) -> Self::Addr;
-    /// Inserts an entry; `None` if the flow table returns an error.
-    fn insert_flow(key: &Self::FlowKey, entry: &Self::FlowEntry) -> Option<()>;
-    /// Removes an entry; `None` if the flow table has no such entry.
-    fn remove_flow(key: &Self::FlowKey) -> Option<()>;
-
-    fn half_open(slot: u32) -> Option<Cell<u64>>;
-    fn fragment(slot: u32) -> Option<Cell<u64>>;
-    fn host_connection(slot: u32) -> Option<Cell<u64>>;
-    fn unmapped(port: u16) -> Option<Cell<u64>>;
-    fn stack_seen(slot: u32) -> Option<*mut StackSeen>;
-
-    /// The NAT address that a local client connected to.
-    fn socket_rnat(flow: &SocketFlow<Self>) -> Option<SocketAddr<Self>>;
-    fn insert_socket_rnat(flow: &SocketFlow<Self>, nat: &SocketAddr<Self>);
-    fn remove_socket_rnat(flow: &SocketFlow<Self>);
-}
 
 /// An allow-list key for one address, used in place of [`Key`]: the compiler would write that packed type byte by byte.
 #[repr(C)]
@@ -213,13 +137,9 @@ fn read_next_hop(element: Option<*const PodNextHop>) -> PodNextHop {
 
 macro_rules! family_maps {
     ($family:ty, $of:ident, $words:literal, { $($more:item)* }) => {
-        impl Family for $family {
-            type FlowKey = $of::FlowKey;
-            type FlowEntry = $of::FlowEntry;
-            type BackendValue = $of::BackendValue;
-            type CacheWords = [u64; $words];
-            const NO_CACHE_WORDS: Self::CacheWords = [0; $words];
+        impl Family for $family {}
 
+        impl NodeAddresses for $family {
             $($more)*
 
             #[inline(always)]
@@ -234,6 +154,10 @@ macro_rules! family_maps {
                 let addr = $of::addr(&$of::NODE_ADDRESS_INDEX.get(u32::from(index))?.addr);
                 if addr == $of::UNSPECIFIED { None } else { Some(addr) }
             }
+        }
+
+        impl Mappings for $family {
+            type BackendValue = $of::BackendValue;
 
             #[inline(always)]
             fn mapping(frontend: Frontend) -> Option<&'static $of::BackendValue> {
@@ -271,6 +195,11 @@ macro_rules! family_maps {
                 let element = $of::NEXT_HOP.get_ptr(&$of::PodAddress { addr: $of::bytes(addr) });
                 read_next_hop(element)
             }
+        }
+
+        impl LookupCaches for $family {
+            type CacheWords = [u64; $words];
+            const NO_CACHE_WORDS: Self::CacheWords = [0; $words];
 
             #[inline(always)]
             fn cached_mapping(slot: u32) -> Option<Cell<u64>> {
@@ -298,6 +227,11 @@ macro_rules! family_maps {
             fn cached_reply(slot: u32) -> Option<Cell<u64>> {
                 $of::REPLY_CACHE.get_ptr_mut(slot).map(|slot: *mut CachedReply| Cell::new(slot.cast()))
             }
+        }
+
+        impl FlowTable for $family {
+            type FlowKey = $of::FlowKey;
+            type FlowEntry = $of::FlowEntry;
 
             #[inline(always)]
             fn flow_key(tuple: &FlowTuple<Self>, protocol: u8) -> $of::FlowKey {
@@ -335,7 +269,9 @@ macro_rules! family_maps {
             fn remove_flow(key: &$of::FlowKey) -> Option<()> {
                 $of::FLOW.remove(key).ok()
             }
+        }
 
+        impl SlotArrays for $family {
             #[inline(always)]
             fn half_open(slot: u32) -> Option<Cell<u64>> {
                 $of::HALF_OPEN.get_ptr_mut(slot).map(Cell::new)
@@ -360,7 +296,9 @@ macro_rules! family_maps {
             fn stack_seen(slot: u32) -> Option<*mut StackSeen> {
                 $of::STACK_SEEN.get_ptr_mut(slot)
             }
+        }
 
+        impl SocketReverseNat for $family {
             #[inline(always)]
             fn socket_rnat(flow: &SocketFlow<Self>) -> Option<SocketAddr<Self>> {
                 let key = $of::socket_rnat_key(flow);

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Map access for each IP family: one trait for each group of maps. One macro implements the traits with the maps, keys
+//! and values of IPv4 and of IPv6.
+
+mod families;
+
+use npl_common::{
+    config::Config,
+    flow::FlowState,
+    mapping::{Endpoint, Frontend},
+    next_hop::PodNextHop,
+    offload::StackSeen,
+};
+
+use super::tuple::{Backend, FlowTuple, SocketFlow};
+use crate::{
+    base::cell::Cell,
+    net::{
+        family::{HeaderLayout, SocketAddr},
+        route::Routing,
+    },
+};
+
+/// An IP family with all of its maps.
+pub trait Family:
+    Routing + NodeAddresses + Mappings + LookupCaches + FlowTable + SlotArrays + SocketReverseNat
+{
+}
+
+/// The Node's addresses: `npl_config`, and `npl_nodeaddr_*` with the index of each address.
+pub trait NodeAddresses: HeaderLayout {
+    /// The index of `addr` if `addr` is the Node's primary IPv4 address. This address is in the configuration, so no
+    /// further look-up is needed.
+    #[inline(always)]
+    fn primary_index(_config: &Config, _addr: Self::Addr) -> Option<u8> {
+        None
+    }
+    /// Whether an address is the Node's primary IPv4 address; always false for IPv6.
+    #[inline(always)]
+    fn is_primary(_config: &Config, _addr: Self::Addr) -> bool {
+        false
+    }
+    /// The index of a node address; `None` for other addresses.
+    #[inline(always)]
+    fn node_address_index(config: &Config, addr: Self::Addr) -> Option<u8> {
+        match Self::primary_index(config, addr) {
+            Some(index) => Some(index),
+            None => Self::lookup_node_address(addr),
+        }
+    }
+    /// The Node's primary address; `None` if the Node has no address of the family.
+    fn primary(config: &Config) -> Option<Self::Addr>;
+    fn lookup_node_address(addr: Self::Addr) -> Option<u8>;
+    /// The node address with this index; `None` if the index is free.
+    fn node_address(index: u8) -> Option<Self::Addr>;
+}
+
+/// Mappings, source allow-lists, endpoints and next hops. Only the agent writes these maps.
+pub trait Mappings: HeaderLayout {
+    type BackendValue: 'static;
+
+    fn mapping(frontend: Frontend) -> Option<&'static Self::BackendValue>;
+    fn backend(value: &Self::BackendValue) -> Backend<Self>;
+    /// Whether the source allow-list of a restricted mapping contains this source.
+    fn is_allowed(frontend: Frontend, source: Self::Addr) -> bool;
+    /// The endpoint with this address, port and protocol. `zero` is [`super::lookup_cache::Epoch::zero`] if the caller
+    /// caches the result.
+    fn endpoint(sender: &SocketAddr<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint>;
+    /// The next hop of a Pod in redirect and offload mode, or [`npl_common::lookup_cache::no_next_hop::UNREACHABLE`].
+    fn next_hop(addr: Self::Addr) -> PodNextHop;
+}
+
+/// The lookup caches of mappings and of replies.
+pub trait LookupCaches: Mappings {
+    /// The words of a cached mapping, without the checksum after them.
+    type CacheWords: AsRef<[u64]> + AsMut<[u64]> + Copy;
+    const NO_CACHE_WORDS: Self::CacheWords;
+
+    /// The words of a slot in the lookup cache of mappings: the copy, then the checksum.
+    fn cached_mapping(slot: u32) -> Option<Cell<u64>>;
+    fn cache_words(value: &Self::BackendValue, next_hop: PodNextHop) -> Self::CacheWords;
+    fn from_cache_words(words: Self::CacheWords) -> (Backend<Self>, PodNextHop);
+    /// The words of a slot in the reply cache: the endpoint, then the checksum.
+    fn cached_reply(slot: u32) -> Option<Cell<u64>>;
+}
+
+/// The flow table.
+pub trait FlowTable: HeaderLayout {
+    type FlowKey;
+    /// An entry of the flow table. The first field of an entry is a [`FlowState`].
+    type FlowEntry: Copy;
+
+    fn flow_key(tuple: &FlowTuple<Self>, protocol: u8) -> Self::FlowKey;
+    /// The flow table's entry. The memory remains a valid entry while the program runs, even if the kernel reuses the
+    /// element for another flow.
+    fn flow_entry(key: &Self::FlowKey) -> Option<*mut Self::FlowEntry>;
+    fn new_flow_entry(state: FlowState, node: Self::Addr) -> Self::FlowEntry;
+    /// The node address of a flow's NAT address.
+    fn nat_address(entry: *mut Self::FlowEntry) -> Self::Addr;
+    /// Inserts an entry; `None` if the flow table returns an error.
+    fn insert_flow(key: &Self::FlowKey, entry: &Self::FlowEntry) -> Option<()>;
+    /// Removes an entry; `None` if the flow table has no such entry.
+    fn remove_flow(key: &Self::FlowKey) -> Option<()>;
+}
+
+/// Arrays of slots that are addressed by a hash or by a port, and hold state outside of the flow table.
+pub trait SlotArrays {
+    fn half_open(slot: u32) -> Option<Cell<u64>>;
+    fn fragment(slot: u32) -> Option<Cell<u64>>;
+    fn host_connection(slot: u32) -> Option<Cell<u64>>;
+    fn unmapped(port: u16) -> Option<Cell<u64>>;
+    fn stack_seen(slot: u32) -> Option<*mut StackSeen>;
+}
+
+/// The socket reverse NAT table, for clients on the Node.
+pub trait SocketReverseNat: HeaderLayout {
+    /// The NAT address that a local client connected to.
+    fn socket_rnat(flow: &SocketFlow<Self>) -> Option<SocketAddr<Self>>;
+    fn insert_socket_rnat(flow: &SocketFlow<Self>, nat: &SocketAddr<Self>);
+    fn remove_socket_rnat(flow: &SocketFlow<Self>);
+}
