@@ -4,7 +4,7 @@
 //! At TC ingress, before netfilter, a program rewrites the destination of requests from node address and node port to
 //! Pod address and Pod port. At TC egress, after netfilter, a program rewrites the source of replies from Pod address
 //! and Pod port back to node address and node port. Between the two hooks, the host and the CNI see one flow between
-//! the client and the Pod's address. Packets that match no mapping continue unchanged to the hook's other programs.
+//! the client and the Pod's address. Packets that match no mapping continue unchanged to the next program of the hook.
 
 #![no_std]
 #![no_main]
@@ -51,10 +51,10 @@ use crate::{
     },
 };
 
-/// The parameter `L2` for a device without link-layer headers: the IP header starts at offset 0.
+/// The value of the parameter `L2` for a device without link-layer headers: the IP header starts at offset 0.
 const NONE: usize = 0;
-/// The return value of every cgroup program: the kernel continues the system call, with the addresses that the program
-/// has set.
+/// The return value of every cgroup program: the kernel continues the system call with the address and port that the
+/// program has left in the call's context.
 const ALLOW: i32 = 1;
 
 /// Translates requests at TC ingress of a device with Ethernet headers.
@@ -107,8 +107,8 @@ pub fn npl_off_egress(ctx: TcContext) -> i32 {
 }
 
 /// Translates replies of offloaded flows at TC ingress of a Pod-facing device, for `--forwarding offload`. This program
-/// has no slow path. Packets such as fragments and ICMP errors are passed to the host's stack, and the program at the
-/// uplink translates them.
+/// has no slow path. The program passes slow-path packets, such as fragments and ICMP errors, to the host's stack, and
+/// the program at TC egress of the uplink translates these packets.
 #[classifier]
 pub fn npl_off_pods(ctx: TcContext) -> i32 {
     hook::translate::<Replies<OFFLOAD>, ETHERNET>(&ctx).into_action()
@@ -128,7 +128,7 @@ pub fn npl_xdp(ctx: XdpContext) -> u32 {
     xdp::translate::<false>(ctx)
 }
 
-/// As [`npl_xdp`], but also for frames of several buffers (Linux 5.18).
+/// As [`npl_xdp`], but also for frames that consist of several buffers (from Linux 5.18 on).
 #[xdp(frags)]
 pub fn npl_xdp_frags(ctx: XdpContext) -> u32 {
     xdp::translate::<true>(ctx)
@@ -251,7 +251,8 @@ fn fast_path<H: Hook, const L2: usize>(ctx: &TcContext, slow_path: u32) -> i32 {
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 4] = *b"GPL\0";
 
-/// Never reached: no code of this crate panics, and the verifier rejects a reachable endless loop.
+/// The panic handler that Rust requires. It is never reached: no code of this crate panics, and the verifier rejects a
+/// reachable endless loop.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Program contexts and bounds-checked access to packet bytes. Only this module creates pointers into packets. All
-//! other modules read packets through [`Access`] or [`load`]; only `act::rewrite` writes packet headers.
+//! Program contexts and bounds-checked access to packet bytes. Only this module creates pointers into packets. Other
+//! modules read packets through [`Access`] or [`load`]; of these modules, only `act::rewrite` writes packet headers.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -14,12 +14,12 @@ pub const ETHERNET: usize = 14;
 
 /// `PACKET_OTHERHOST`: the packet's link-layer address is that of another machine.
 const PACKET_OTHERHOST: u32 = 3;
-/// The VLAN identifier of a tag; the other bits are the priority.
+/// The bits of a VLAN tag's control information that contain the VLAN identifier.
 const VLAN_ID: u32 = 0x0fff;
 
 /// The packet's `EtherType` in network byte order. `None` for a packet to another machine's link-layer address, and for
-/// a packet with a VLAN tag: the program on the VLAN device translates that packet. A tag with VLAN 0 contains only a
-/// priority, so the packet counts as untagged.
+/// a packet with a VLAN tag, which the program on the VLAN device translates. A tag with VLAN 0 contains only a
+/// priority, so a packet with this tag counts as untagged.
 #[inline(always)]
 pub fn ether_type(ctx: &TcContext) -> Option<u32> {
     let skb = skb(ctx);
@@ -52,7 +52,7 @@ fn pointer<T, const OFFSET: usize>(data: usize, data_end: usize) -> Option<*cons
 
 /// Whether programs read packets through pointers: the constant
 /// [`GLOBAL_DIRECT_READS`](npl_common::names::GLOBAL_DIRECT_READS), which the loader sets before it loads the programs.
-/// The verifier knows the constant's value, and removes the branches that cannot run.
+/// The verifier knows the constant's value, and removes the branches that cannot run with this value.
 #[unsafe(no_mangle)]
 static NPL_DIRECT_READS: u8 = 1;
 
@@ -78,8 +78,8 @@ pub trait Access {
 }
 
 impl Access for TcContext {
-    /// If the header is in a page fragment of the skb, the kernel's helper first copies the header into the skb's
-    /// linear part.
+    /// If the header is in a page fragment of the skb, the program first lets the kernel's helper copy the header into
+    /// the skb's linear part.
     #[inline(always)]
     fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T> {
         if !has_direct_access() {
@@ -129,12 +129,12 @@ impl Access for TcContext {
     }
 }
 
-/// An XDP frame. `MULTI_BUFFER` is set for the program that also accepts frames of several buffers (Linux 5.18).
-/// Pointers reach only a frame's first buffer.
+/// An XDP frame. `MULTI_BUFFER` is true in the program that also accepts frames that consist of several buffers (from
+/// Linux 5.18 on). Pointers reach only the first buffer of such a frame.
 pub struct Frame<const MULTI_BUFFER: bool>(pub XdpContext);
 
 impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
-    /// The frame's `EtherType`; for a frame with a VLAN tag, the `EtherType` of VLAN.
+    /// The frame's `EtherType`; for a frame with a VLAN tag, the `EtherType` of the tag.
     #[inline(always)]
     pub fn ether_type(&self) -> Option<u32> {
         self.read::<u16, { ETHERNET - size_of::<u16>() }>().map(u32::from)
@@ -198,7 +198,7 @@ impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
     }
 }
 
-/// Copies a header at a variable offset by the kernel's helper.
+/// Copies a header at a variable offset with the helper `bpf_skb_load_bytes`.
 #[inline(always)]
 pub fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Option<T> {
     let mut header = core::mem::MaybeUninit::<T>::uninit();

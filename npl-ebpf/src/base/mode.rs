@@ -8,7 +8,7 @@ pub const REDIRECT: u8 = 1;
 /// `--forwarding offload`: as [`REDIRECT`], but only for 256 jiffies after the stack forwarded a packet of the same
 /// flow and direction. At other times, the stack forwards the packets.
 pub const OFFLOAD: u8 = 2;
-/// As [`STACK`]; the program also records for [`OFFLOAD`] that the stack forwarded the packet.
+/// As [`STACK`]. The program also records that the stack forwarded the packet, for programs of the mode [`OFFLOAD`].
 pub const OBSERVE: u8 = 3;
 
 /// Whether programs of this mode look up the next hop of a Pod.

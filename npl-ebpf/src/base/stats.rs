@@ -8,7 +8,7 @@ use super::{
     maps::{REASONS, STATS},
 };
 
-/// Counts one packet under a reason, given by its number.
+/// Counts one packet under the reason with the number `reason`.
 #[inline(always)]
 pub fn count_reason(reason: u32) {
     if let Some(counter) = REASONS.get_ptr_mut(reason) {

@@ -65,7 +65,7 @@ pub struct IcmpHeader {
     pub body: u32,
 }
 
-/// Whether the fast path translates this protocol.
+/// Whether the fast path translates packets of this protocol.
 #[inline(always)]
 pub const fn is_fast_path_protocol(protocol: u8) -> bool {
     matches!(protocol, protocol::TCP | protocol::UDP)
