@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Lookup caches, see [`npl_common::lookup_cache`].
+//! The lookup caches of requests and of replies, see [`npl_common::lookup_cache`].
 
 use npl_common::{
     config::Config,
@@ -27,14 +27,14 @@ impl Epoch {
     pub fn now(config: &Config) -> Self {
         // SAFETY: an aligned word of the map's element; the agent writes both halves as one little-endian word.
         let both = unsafe { core::ptr::from_ref(config).cast::<u64>().add(Config::EPOCH_WORD).read_volatile() };
-        // The difference is always 0, because an agent of another ABI version uses another map. The compiler does not
-        // know that, and keeps the data dependency on the load.
+        // `zero` is always 0, because an agent of another ABI version uses another map. The compiler does not know that
+        // the value is always 0, so it keeps the data dependency on the load.
         Self { number: (both >> u32::BITS) as u32, zero: (both as u32).wrapping_sub(ABI_VERSION) as u8 }
     }
 }
 
-/// The Pod behind a frontend and, in redirect and offload mode, the Pod's next hop. Both come from the lookup cache or,
-/// on a miss, from the maps; after a miss, both are copied to the cache.
+/// The Pod behind a frontend and, in redirect and offload mode, the Pod's next hop. The function reads both from the
+/// lookup cache; on a miss, it reads both from the maps, and copies them to the cache.
 #[inline(always)]
 pub fn backend<F: Family, const MODE: u8>(config: &Config, frontend: Frontend) -> Option<(Backend<F>, PodNextHop)> {
     let cached = F::cached_mapping(slot(frontend))?;
@@ -80,7 +80,7 @@ pub fn load_reply(cached: Cell<u64>, hash: u64, entry: u64, epoch: Epoch) -> Opt
     if sum == reply_checksum(hash, entry, epoch.number, jiffies(), &endpoint) { Some(endpoint) } else { None }
 }
 
-/// Invalidates a cached reply.
+/// Invalidates an element of the reply cache.
 #[inline(always)]
 pub fn invalidate_reply(cached: Cell<u64>) {
     cached.at(1).store(0);

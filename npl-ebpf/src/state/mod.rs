@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! State that the programs keep between packets: connection tracking, fragment tracking, lookup caches, host
+//! The state that the kernel programs keep between packets: connection tracking, fragment tracking, lookup caches, host
 //! connections. Imports `base` and `net`.
 
 pub mod conntrack;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Implements the traits of map access for IPv4 and IPv6.
+//! Implements the traits of [`super`] for IPv4 and IPv6.
 
 use core::mem::{offset_of, transmute};
 
@@ -20,7 +20,8 @@ use crate::{
     state::tuple::{Backend, FlowTuple, SocketFlow},
 };
 
-/// An allow-list key for one address, used in place of [`Key`]: the compiler would write that packed type byte by byte.
+/// The allow-list key of one source address. This type is used in place of [`Key`], because [`Key`] is packed, so the
+/// compiler would write a [`Key`] byte by byte.
 #[repr(C)]
 struct SourceKey<K> {
     prefix_length: u32,
@@ -126,7 +127,7 @@ mod v6 {
 /// Reads a next hop from a map as one word.
 ///
 /// If the code read an `Option` or single fields, the compiler would test the pointer several times. If the loader
-/// lacks `CAP_PERFMON`, the verifier of Linux 6.12 rejects the second test.
+/// lacks `CAP_PERFMON`, the verifier of Linux 6.12 rejects a program that tests the same pointer twice.
 #[inline(always)]
 fn read_next_hop(element: Option<*const PodNextHop>) -> PodNextHop {
     static UNREACHABLE: u64 = 0;
@@ -312,7 +313,7 @@ macro_rules! family_maps {
             fn insert_socket_rnat(flow: &SocketFlow<Self>, nat: &SocketAddr<Self>) {
                 let key = $of::socket_rnat_key(flow);
                 let value = $of::SocketRnat { node_addr: $of::bytes(nat.addr), node_port: nat.port, pad: 0 };
-                // If the insertion fails, the client sees the Pod's address, and the client's connection works.
+                // If the insertion fails, the client's connection still works, but the client sees the Pod's address.
                 let _refused = $of::SOCKET_RNAT.insert(&key, &value, 0);
             }
 
