@@ -8,7 +8,7 @@ pub const FRAME_BYTES: usize = 60;
 
 /// The map with the settings of the packet generator: array of one [`Traffic`].
 pub const MAP_TRAFFIC: &str = "npl_traffic";
-/// The map that tells the packet counter which packets to count: array of one [`Target`].
+/// The map with the destination whose packets are counted: array of one [`Target`].
 pub const MAP_TARGET: &str = "npl_target";
 /// The map with the number of counted packets: per-CPU array of one `u64`.
 pub const MAP_ARRIVED: &str = "npl_arrived";
