@@ -25,7 +25,8 @@ pub const fn silence(word: u64, now: u64) -> Option<u64> {
 }
 
 /// The minimum number of nanoseconds that have passed from the last packet, or the removal of the mapping, to `now`;
-/// `None` if there was neither a packet nor a removal. Both times are rounded down, so one unit is subtracted.
+/// `None` if there was neither a packet nor a removal. The recorded time and `now` are rounded down, so one unit is
+/// subtracted.
 pub const fn least_age(word: u64, now: u64) -> Option<u64> {
     if word == 0 { None } else { Some(now.saturating_sub(word).saturating_sub(1).saturating_mul(1 << 30)) }
 }

@@ -156,7 +156,7 @@ pub fn mark_translated(ctx: &TcContext, config: &Config) {
 /// packets, and the seed is 0 until the agent has written the configuration.
 #[inline(always)]
 pub fn is_marked(ctx: &TcContext) -> bool {
-    // SAFETY: as above.
+    // SAFETY: the context is valid, and the verifier allows a program to read this field.
     let mark = unsafe { (*skb(ctx)).cb[MARK] };
     mark != 0 && CONFIG.get(0).is_some_and(|config| config.seed as u32 == mark)
 }
@@ -173,8 +173,8 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
         return rewritten.into();
     }
     // Removes a VLAN tag that contains only a priority. A priority tag is valid only on the link on which the packet
-    // arrived, and routing by the stack would remove the tag, too. SAFETY: the context is valid, the verifier allows
-    // this field, and no pointer into the packet is held.
+    // arrived, and routing by the stack would also remove the tag. SAFETY: the context is valid, the verifier allows
+    // access to this field, and the program holds no pointer into the packet.
     unsafe {
         if (*skb(ctx)).vlan_present != 0 {
             let _status = bpf_skb_vlan_pop(skb(ctx));

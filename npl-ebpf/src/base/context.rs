@@ -25,7 +25,8 @@ pub fn ether_type(ctx: &TcContext) -> Option<u32> {
     let skb = skb(ctx);
     // SAFETY: the context is valid for the program's run; the verifier allows these fields.
     let (protocol, is_tagged, kind) = unsafe { ((*skb).protocol, (*skb).vlan_present, (*skb).pkt_type) };
-    // SAFETY: as above. The field is read only if the packet has a tag; otherwise its value is undefined.
+    // SAFETY: the verifier allows this field. The field is read only if the packet has a tag, because its value is
+    // undefined in packets without a tag.
     let in_vlan = is_tagged != 0 && unsafe { (*skb).vlan_tci } & VLAN_ID != 0;
     if in_vlan || kind == PACKET_OTHERHOST { None } else { Some(protocol) }
 }

@@ -164,8 +164,8 @@ impl HeaderLayout for V4 {
                 content: protocol,
                 offset,
             },
-            // A GSO packet of more than 64 KiB has a total length of 0. The end of such a packet is set to the end of
-            // its IP header.
+            // A GSO packet of more than 64 KiB has a total length of 0. The end of a packet with this length is set to
+            // the end of its IP header.
             end: l3 + usize::from(u16::from_be(ip.total_length)).max(length),
         })
     }

@@ -128,7 +128,7 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         return IS_LEAVING;
     }
     let (is_translated, is_by_stack) = (verdict.is_translated(), H::ON_ARRIVAL && !verdict.is_redirected());
-    // The record of a dropped first fragment is kept, so that the later fragments are dropped too.
+    // The record of a dropped first fragment is kept, so that the later fragments are dropped as well.
     let is_dropped = verdict.is_drop();
     // The verdict is converted to an action before the branches: without `CAP_PERFMON`, the verifier no longer knows
     // the bounds of the drop reason's number after the branches.

@@ -159,7 +159,7 @@ impl<'k, F: Family> Flow<'k, F> {
     /// directly. The Pod's later datagrams answer the direct datagram, and must leave untranslated.
     ///
     /// Most direct datagrams need no look-up in the flow table: if the flow's slot in the half-open cache is empty, the
-    /// flow table has no entry either.
+    /// flow table has no entry of the flow.
     #[inline(always)]
     pub fn remove_if_direct(&self) {
         let entry = self.entry.load();
@@ -489,7 +489,7 @@ impl<'k, F: Family> Flow<'k, F> {
             return if is_of_association { None } else { Some(slot) };
         }
         // A flow can be half-open without a handshake, for example if NPL sees an SCTP association only from the middle
-        // on. The entry of such a flow is under [`mid_stream_key`] (TCP), or in the flow's own slot.
+        // on. The entry of a flow without a handshake is under [`mid_stream_key`] (TCP), or in the flow's own slot.
         let slot = self.mid_stream_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }

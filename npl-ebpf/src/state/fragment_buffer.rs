@@ -142,7 +142,7 @@ pub fn load_frame(skb: *mut __sk_buff, from: *mut SavedFrame) -> Result<(), Rewr
         return Err(RewriteError);
     }
     let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
-    // SAFETY: as above, and the element has `length` bytes.
+    // SAFETY: the context is valid, no pointer into the packet is held, and the element has `length` bytes.
     let status = unsafe { bpf_skb_store_bytes(skb, 0, (&raw const (*from).frame).cast(), length, flags) };
     if status == 0 { Ok(()) } else { Err(RewriteError) }
 }

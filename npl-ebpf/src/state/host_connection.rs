@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Host connections: the Node's own connections from ports of the node port range, see [`npl_common::host_connection`].
-//! The flow tuple of such a connection has the remote host in place of the client, and the Node in place of the Pod.
+//! The flow tuple of a host connection has the remote host in place of the client, and the Node in place of the Pod.
 
 use npl_common::{config::Config, host_connection, mapping::Frontend};
 

@@ -273,7 +273,8 @@ fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
     let port_mask = if has_ports || is_without_ports { PORT_MASK | IPV6 } else { IPV6 };
     let mut index = 0;
     while index < 2 {
-        // SAFETY: as above; the source is followed by the destination.
+        // SAFETY: the bytes are aligned, and the offsets are constants within the bytes; the source is followed by the
+        // destination.
         let [first, second] = unsafe {
             let at = bytes.add(F::LENGTH - (2 - index) * size_of::<F::Addr>());
             if is_ipv6 {
