@@ -825,7 +825,7 @@ mod tests {
         }
 
         /// A sender who guesses neither a sequence number nor an acknowledgement number correctly can at most open an
-        /// entry. This entry matches no reply of another connection.
+        /// entry. An entry that a forged segment opened matches no reply of another connection.
         #[test]
         fn no_sequence_of_forged_segments_matches_a_reply_of_another_connection(
             flags in vec((select(ALL_FLAGS.to_vec()), any::<bool>()), 1..20),

@@ -251,8 +251,8 @@ fn fast_path<H: Hook, const L2: usize>(ctx: &TcContext, slow_path: u32) -> i32 {
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 4] = *b"GPL\0";
 
-/// The panic handler that Rust requires. This handler is never reached: no code of this crate panics, and the verifier
-/// rejects a reachable endless loop.
+/// The panic handler that Rust requires. The panic handler is never reached: no code of this crate panics, and the
+/// verifier rejects a reachable endless loop.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {

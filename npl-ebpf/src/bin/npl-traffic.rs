@@ -219,7 +219,7 @@ fn pointer<T>(start: usize, end: usize) -> Option<*mut T> {
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 4] = *b"GPL\0";
 
-/// The panic handler that Rust requires. This handler is never reached: no code of this crate can panic, and the
+/// The panic handler that Rust requires. The panic handler is never reached: no code of this crate can panic, and the
 /// verifier would reject a reachable endless loop.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]

@@ -206,8 +206,8 @@ struct Outcome {
     text: Text<32>,
 }
 
-/// The number of rows and of columns of [`OUTCOMES`]. Both are powers of two, so that the program can mask an index:
-/// the verifier then knows that the index is in range.
+/// The number of rows and of columns of [`OUTCOMES`]. The two numbers are powers of two, so that the program can mask
+/// an index: the verifier then knows that the index is in range.
 const KINDS: usize = 8;
 const REASONS: usize = Reason::ALL.len().next_power_of_two();
 
