@@ -214,14 +214,14 @@ impl Segment {
         Self { numbers: Numbers((sequence as u64) << u32::BITS | acknowledgement as u64), flags }
     }
 
-    /// The sequence number, host order.
+    /// The sequence number, in host byte order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn sequence(self) -> u32 {
         self.numbers.sequence()
     }
 
-    /// The acknowledgement number, host order.
+    /// The acknowledgement number, in host byte order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn acknowledgement(self) -> u32 {
@@ -276,14 +276,14 @@ impl Numbers {
     /// of the other side. The distance is at least as large as the receive window of common hosts.
     pub const WINDOW: u32 = 1 << 25;
 
-    /// The sequence number, host order.
+    /// The sequence number, in host byte order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn sequence(self) -> u32 {
         (self.0 >> u32::BITS) as u32
     }
 
-    /// The acknowledgement number, host order.
+    /// The acknowledgement number, in host byte order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     #[expect(clippy::cast_possible_truncation, reason = "only the low half is used")]
@@ -365,7 +365,7 @@ pub enum Event {
     PodDatagram,
     /// The sweep has found that no packet has refreshed the entry for the time `ns`.
     Silence {
-        /// The time since the last refresh, nanoseconds.
+        /// The time, in nanoseconds, since a packet last refreshed the entry.
         ns: u64,
         /// The flow's protocol: [`protocol`].
         protocol: u8,
@@ -405,8 +405,8 @@ impl Event {
 /// The action that the caller of [`step`] executes on the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Leave the entry, because the Pod's packet does not belong to it, and create no entry. By this entry, the packet
-    /// is not translated.
+    /// Leave the entry, because the Pod's packet does not belong to it, and create no entry. The program does not
+    /// translate the packet by this entry.
     Ignore,
     /// Leave the entry unchanged.
     Keep,

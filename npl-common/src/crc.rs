@@ -20,7 +20,7 @@ const ONE: u32 = 1 << 31;
 const BYTE: u32 = 1 << 23;
 /// The number of values that a byte can have.
 const BYTES: usize = 256;
-/// Mask of every fourth bit. In a product of masked words, no carry reaches another masked bit.
+/// Mask that selects every fourth bit of a word. In a product of masked words, no carry reaches another masked bit.
 const LANES: u64 = 0x1111_1111_1111_1111;
 
 /// Offset in [`TABLE`] of the products of each byte and `x^32`. With these products, a word is divided by the CRC

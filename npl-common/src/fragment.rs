@@ -40,7 +40,7 @@ const SCTP: u64 = 2;
 pub struct Record {
     /// The mapping's node port, in host byte order; 0 if the first fragment was not translated.
     pub node_port: u16,
-    /// Index of the node address.
+    /// Index of the node address that the client uses.
     pub address_index: u8,
     /// The datagram's transport protocol, which later IPv6 fragments need not name.
     pub protocol: u8,

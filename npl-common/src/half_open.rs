@@ -102,7 +102,7 @@ pub const fn with_phase(entry: u64, phase: Phase) -> u64 {
     (entry & !PHASE_MASK) | phase.bits() << PHASE_SHIFT
 }
 
-/// The node port of an entry, host byte order.
+/// The node port of an entry, in host byte order.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the low 16 bits are the port")]

@@ -112,8 +112,8 @@ map_type! {
     }
 }
 
-/// The checksum of a cached reply. `hash` is the flow's hash, and `entry` is the flow's entry in the half-open cache.
-/// `epoch` is [`Config::epoch`], and `jiffies` is the low 32 bits of the kernel's `jiffies`.
+/// Returns the checksum of a cached reply. `hash` is the flow's hash, and `entry` is the flow's entry in the half-open
+/// cache. `epoch` is [`Config::epoch`], and `jiffies` is the low 32 bits of the kernel's `jiffies`.
 ///
 /// The cached reply expires when `jiffies` reaches the next multiple of [`REFRESH_INTERVAL_JIFFIES`]. For the next
 /// reply of the flow, the program then looks up the flow table's entry, and refreshes the entry.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Names of maps, programs and pins. The kernel programs, the agent, the tests and `bpftool` use these names.
 
-/// Version of the layout of all maps. The version is part of the pin path, so that agents of different ABI versions
-/// never share a map.
+/// The ABI version, which identifies the layout of all maps. The version is part of the path of the pins, so that
+/// agents of different ABI versions never share a map.
 pub const ABI_VERSION: u32 = 2;
 
 /// Directory below the BPF file system that contains the pins of every ABI version of NPL.
@@ -17,7 +17,7 @@ pub const PROGRAM_DIR: &str = "programs";
 /// Maximum length in bytes of a map's or program's name in the kernel, without the terminating zero.
 pub const MAX_NAME: usize = 15;
 
-/// Configuration: array of one [`crate::config::Config`].
+/// The configuration of the kernel programs: array of one [`crate::config::Config`].
 pub const MAP_CONFIG: &str = "npl_config";
 /// IPv4 node addresses: map from [`crate::mapping::NodeAddressV4`] to [`crate::mapping::LocalAddress`].
 pub const MAP_NODE_ADDRESS_V4: &str = "npl_nodeip_v4";
@@ -175,16 +175,16 @@ pub const PROG_INGRESS_L3: &str = "npl_ingress_l3";
 /// Translates replies at TC egress of a device without link-layer header.
 pub const PROG_EGRESS_L3: &str = "npl_egress_l3";
 
-/// As [`PROG_INGRESS`], for `--forwarding redirect`.
+/// As [`PROG_INGRESS`], but for `--forwarding redirect`.
 pub const PROG_INGRESS_REDIRECT: &str = "npl_rd_ingress";
 /// Translates replies at TC ingress of a Pod-facing device, for `--forwarding redirect`.
 pub const PROG_PODS_REDIRECT: &str = "npl_rd_pods";
 
-/// As [`PROG_INGRESS`], for `--forwarding offload`.
+/// As [`PROG_INGRESS`], but for `--forwarding offload`.
 pub const PROG_INGRESS_OFFLOAD: &str = "npl_off_ingress";
-/// As [`PROG_EGRESS`], for `--forwarding offload`; also records stack observations of replies.
+/// As [`PROG_EGRESS`], but for `--forwarding offload`: also records stack observations of replies.
 pub const PROG_EGRESS_OFFLOAD: &str = "npl_off_egress";
-/// As [`PROG_PODS_REDIRECT`], for `--forwarding offload`.
+/// As [`PROG_PODS_REDIRECT`], but for `--forwarding offload`.
 pub const PROG_PODS_OFFLOAD: &str = "npl_off_pods";
 /// Records stack observations of requests at TC egress of a Pod-facing device, for `--forwarding offload`.
 pub const PROG_TO_PODS: &str = "npl_off_to_pods";
@@ -216,18 +216,18 @@ pub const XDP_PROGRAMS: &[&str] = &[PROG_XDP, PROG_XDP_FRAGS];
 /// [`slow_path_of`].
 pub const SLOW_PATH_PROGRAMS: &[&str] =
     &["npl_in_slow", "npl_out_slow", "npl_in_l3_slow", "npl_out_l3_slow", "npl_rd_in_slow", "npl_rd_pod_slow"];
-/// Index of the slow path of [`PROG_INGRESS`].
+/// Index in [`MAP_SLOW_PATH`] of the slow-path program of [`PROG_INGRESS`].
 pub const SLOW_INGRESS: u32 = 0;
-/// Index of the slow path of [`PROG_EGRESS`].
+/// Index in [`MAP_SLOW_PATH`] of the slow-path program of [`PROG_EGRESS`].
 pub const SLOW_EGRESS: u32 = 1;
-/// Index of the slow path of [`PROG_INGRESS_L3`].
+/// Index in [`MAP_SLOW_PATH`] of the slow-path program of [`PROG_INGRESS_L3`].
 pub const SLOW_INGRESS_L3: u32 = 2;
-/// Index of the slow path of [`PROG_EGRESS_L3`].
+/// Index in [`MAP_SLOW_PATH`] of the slow-path program of [`PROG_EGRESS_L3`].
 pub const SLOW_EGRESS_L3: u32 = 3;
 
-/// Index of the slow path of [`PROG_INGRESS_REDIRECT`].
+/// Index in [`MAP_SLOW_PATH`] of the slow-path program of [`PROG_INGRESS_REDIRECT`].
 pub const SLOW_INGRESS_REDIRECT: u32 = 4;
-/// Index of the slow path of [`PROG_PODS_REDIRECT`].
+/// Index in [`MAP_SLOW_PATH`] of the slow-path program of [`PROG_PODS_REDIRECT`].
 pub const SLOW_PODS_REDIRECT: u32 = 5;
 
 /// The index in [`MAP_SLOW_PATH`] of the slow-path program that `program` tail-calls; `None` if `program` has no slow
@@ -244,9 +244,9 @@ pub fn slow_path_of(program: &str) -> Option<u32> {
     }
 }
 
-/// Every cgroup program, in the order of attachment. Programs that translate addresses for the client (`recvmsg`,
-/// `getpeername`) are attached before those that translate destinations (`connect`, `sendmsg`), so that no client sees
-/// the Pod's address.
+/// All cgroup programs, in the order in which the agent attaches them. Programs that translate the addresses that a
+/// client sees (`recvmsg`, `getpeername`) are attached before programs that translate destinations (`connect`,
+/// `sendmsg`), so that no client sees the Pod's address.
 pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
     SocketProgram { name: "npl_release", hook: RELEASE_HOOK },
     SocketProgram { name: "npl_recvmsg4", hook: "recvmsg4" },

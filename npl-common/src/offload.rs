@@ -69,7 +69,8 @@ pub const fn tag(hash: u64, generation: u32) -> u32 {
     (hash >> u32::BITS) as u32 ^ generation
 }
 
-/// Packs the word of a direction. `since` is a time or one of the values in [`mod@since`].
+/// Packs the word that stores the stack observation of a direction. `since` is a time or one of the values in
+/// [`mod@since`].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn word(tag: u32, since: u32) -> u64 {

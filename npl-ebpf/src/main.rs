@@ -184,7 +184,7 @@ pub fn npl_connect4(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// As [`npl_connect4`], for IPv6 sockets.
+/// As [`npl_connect4`], but for calls of IPv6 sockets.
 #[cgroup_sock_addr(connect6)]
 pub fn npl_connect6(ctx: SockAddrContext) -> i32 {
     socket::request6(&ctx, Call::Connect);
@@ -198,7 +198,7 @@ pub fn npl_sendmsg4(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// As [`npl_sendmsg4`], for IPv6 sockets.
+/// As [`npl_sendmsg4`], but for calls of IPv6 sockets.
 #[cgroup_sock_addr(sendmsg6)]
 pub fn npl_sendmsg6(ctx: SockAddrContext) -> i32 {
     socket::request6(&ctx, Call::Send);
@@ -212,7 +212,7 @@ pub fn npl_recvmsg4(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// As [`npl_recvmsg4`], for IPv6 sockets.
+/// As [`npl_recvmsg4`], but for calls of IPv6 sockets.
 #[cgroup_sock_addr(recvmsg6)]
 pub fn npl_recvmsg6(ctx: SockAddrContext) -> i32 {
     socket::reply6(&ctx, ReplyCall::Receive);
@@ -226,7 +226,7 @@ pub fn npl_getpeer4(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// As [`npl_getpeer4`], for IPv6 sockets.
+/// As [`npl_getpeer4`], but for calls of IPv6 sockets.
 #[cgroup_sock_addr(getpeername6)]
 pub fn npl_getpeer6(ctx: SockAddrContext) -> i32 {
     socket::reply6(&ctx, ReplyCall::PeerName);

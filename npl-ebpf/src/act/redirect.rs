@@ -130,7 +130,7 @@ pub fn to_client<F: Family, const L2: usize>(
     if let Some(tot_len) = segment_length::<F>(ctx, headers) {
         lookup.__bindgen_anon_1 = bpf_fib_lookup__bindgen_ty_1 { tot_len };
     }
-    // SAFETY: the context is valid, and the kernel reads and writes exactly this structure.
+    // SAFETY: the context is valid, and the helper reads and writes only `lookup`, whose size is an argument.
     let status = unsafe { bpf_fib_lookup(skb(ctx).cast(), &raw mut lookup, size_of::<RouteLookup>() as i32, 0) };
     let is_found = status == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || status == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
     // SAFETY: only the agent writes this map.
@@ -148,7 +148,7 @@ pub fn to_client<F: Family, const L2: usize>(
 /// the packet's source is no longer an endpoint of a mapping.
 #[inline(always)]
 pub fn mark_translated(ctx: &TcContext, config: &Config) {
-    // SAFETY: the context is valid; the kernel preserves this field between the programs of two hooks.
+    // SAFETY: the context is valid, and the kernel preserves `skb->cb` between the programs of two hooks.
     unsafe { (*skb(ctx)).cb[MARK] = config.seed as u32 };
 }
 
@@ -156,7 +156,7 @@ pub fn mark_translated(ctx: &TcContext, config: &Config) {
 /// packets, and the seed is 0 until the agent has written the configuration.
 #[inline(always)]
 pub fn is_marked(ctx: &TcContext) -> bool {
-    // SAFETY: the context is valid, and the verifier allows a program to read this field.
+    // SAFETY: the context is valid, and the verifier allows a program to read `skb->cb`.
     let mark = unsafe { (*skb(ctx)).cb[MARK] };
     mark != 0 && CONFIG.get(0).is_some_and(|config| config.seed as u32 == mark)
 }
@@ -181,7 +181,8 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
         }
     }
     let (ifindex, size) = (next_hop.ifindex, size_of::<bpf_redir_neigh>() as i32);
-    // SAFETY: these helpers only record the egress device; the kernel reads exactly this structure.
+    // SAFETY: the redirect helpers only record the egress device, and `bpf_redirect_neigh` reads only `neighbor`, whose
+    // size is an argument.
     let action = unsafe {
         match next_hop.receiver {
             Receiver::Peer => bpf_redirect_peer(ifindex, 0),

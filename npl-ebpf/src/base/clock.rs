@@ -8,14 +8,14 @@ use npl_common::fragment;
 /// replaces the helper call by a single load from memory.
 #[inline(always)]
 pub fn jiffies() -> u32 {
-    // SAFETY: a helper without arguments.
+    // SAFETY: the helper has no arguments, and only reads a clock.
     (unsafe { bpf_jiffies64() }) as u32
 }
 
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 #[inline(always)]
 pub fn nanoseconds() -> u64 {
-    // SAFETY: a helper without arguments.
+    // SAFETY: the helper has no arguments, and only reads a clock.
     unsafe { bpf_ktime_get_ns() }
 }
 

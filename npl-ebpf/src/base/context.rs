@@ -9,7 +9,7 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 
-/// Bytes of an Ethernet header.
+/// Length in bytes of an Ethernet header.
 pub const ETHERNET: usize = 14;
 
 /// `PACKET_OTHERHOST`: the packet's link-layer address is that of another machine.
@@ -23,10 +23,10 @@ const VLAN_ID: u32 = 0x0fff;
 #[inline(always)]
 pub fn ether_type(ctx: &TcContext) -> Option<u32> {
     let skb = skb(ctx);
-    // SAFETY: the context is valid for the program's run; the verifier allows these fields.
+    // SAFETY: the context is valid for the program's run, and the verifier allows a program to read these three fields.
     let (protocol, is_tagged, kind) = unsafe { ((*skb).protocol, (*skb).vlan_present, (*skb).pkt_type) };
-    // SAFETY: the verifier allows this field. The field is read only if the packet has a tag, because its value is
-    // undefined in packets without a tag.
+    // SAFETY: the verifier allows a program to read `vlan_tci`. The field is read only if the packet has a tag, because
+    // its value is undefined in packets without a tag.
     let in_vlan = is_tagged != 0 && unsafe { (*skb).vlan_tci } & VLAN_ID != 0;
     if in_vlan || kind == PACKET_OTHERHOST { None } else { Some(protocol) }
 }
@@ -40,7 +40,8 @@ pub fn skb(ctx: &TcContext) -> *mut __sk_buff {
 /// Payload bytes of each segment into which the kernel will segment a GSO packet; 0 for any other packet.
 #[inline(always)]
 pub fn gso_size(ctx: &TcContext) -> u32 {
-    // SAFETY: the context is valid for the program's run; the verifier allows this field.
+    // SAFETY: the context is valid for the program's run, and the verifier allows a program to read this field of the
+    // context.
     unsafe { (*skb(ctx)).gso_size }
 }
 
@@ -59,7 +60,8 @@ static NPL_DIRECT_READS: u8 = 1;
 
 #[inline(always)]
 fn has_direct_access() -> bool {
-    // SAFETY: a static of this object. The read is volatile, so that the compiler does not assume the initial value.
+    // SAFETY: the pointer leads to a static of this kernel object. The read is volatile, so that the compiler does not
+    // assume the initial value.
     unsafe { core::ptr::read_volatile(&raw const NPL_DIRECT_READS) != 0 }
 }
 
@@ -89,15 +91,16 @@ impl Access for TcContext {
         let header = if let Some(header) = pointer::<T, OFFSET>(self.data(), self.data_end()) {
             header
         } else {
-            // SAFETY: the context is valid; all pointers into the packet are recomputed after this call.
+            // SAFETY: the context is valid, and the program recomputes all pointers into the packet after the call of
+            // the helper.
             let pulled = unsafe { bpf_skb_pull_data(skb(self), (OFFSET + size_of::<T>()) as u32) };
             if pulled != 0 {
                 return None;
             }
             pointer::<T, OFFSET>(self.data(), self.data_end())?
         };
-        // SAFETY: in bounds as checked. IP headers are aligned to at least two bytes, and on every supported processor,
-        // programs may load unaligned words.
+        // SAFETY: `pointer` has checked that the packet contains the whole header. IP headers are aligned to at least
+        // two bytes, and on every supported processor, programs may load unaligned words.
         Some(unsafe { *header })
     }
 
@@ -107,8 +110,8 @@ impl Access for TcContext {
             return false;
         }
         let Some(header) = pointer::<T, OFFSET>(self.data(), self.data_end()) else { return false };
-        // SAFETY: in bounds and aligned as in `read`. Before a program with direct writes runs, the kernel unshares the
-        // skb's header.
+        // SAFETY: the packet contains the whole header, which is aligned as in `read`. Before a program with direct
+        // writes runs, the kernel unshares the skb's header.
         unsafe { header.cast_mut().write(value) };
         true
     }
@@ -125,7 +128,8 @@ impl Access for TcContext {
 
     #[inline(always)]
     fn ifindex(&self) -> u32 {
-        // SAFETY: the context is valid for the program's run; the verifier allows this field.
+        // SAFETY: the context is valid for the program's run, and the verifier allows a program to read this field of
+        // the context.
         unsafe { (*skb(self)).ifindex }
     }
 }
@@ -151,8 +155,8 @@ impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
             if start + size_of::<u64>() > self.0.data_end() {
                 break;
             }
-            // SAFETY: the frame has these bytes as checked, and `to` has room for `WORDS` words. The load may be
-            // unaligned, as in `read`.
+            // SAFETY: the program has checked that the frame contains these bytes, and `to` has room for `WORDS` words.
+            // The load may be unaligned, as in `read`.
             unsafe { to.add(copied).write((start as *const u64).read_unaligned()) };
             copied += 1;
         }
@@ -164,14 +168,15 @@ impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
     #[inline(always)]
     fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T> {
         let header = pointer::<T, OFFSET>(self.0.data(), self.0.data_end())?;
-        // SAFETY: in bounds as checked; aligned as an `skb`'s header.
+        // SAFETY: `pointer` has checked that the frame contains the whole header, which is aligned like that of an skb.
         Some(unsafe { *header })
     }
 
     #[inline(always)]
     fn write<T: Copy, const OFFSET: usize>(&self, value: T) -> bool {
         let Some(header) = pointer::<T, OFFSET>(self.0.data(), self.0.data_end()) else { return false };
-        // SAFETY: in bounds and aligned as in `read`; the frame belongs to this program.
+        // SAFETY: the frame contains the whole header, which is aligned as in `read`; while the program runs, only the
+        // program writes the frame.
         unsafe { header.cast_mut().write(value) };
         true
     }
@@ -186,7 +191,7 @@ impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
     #[inline(always)]
     fn length(&self) -> u32 {
         if MULTI_BUFFER {
-            // SAFETY: the context is valid.
+            // SAFETY: the context is valid, and the helper only reads it.
             (unsafe { bpf_xdp_get_buff_len(self.0.ctx) }) as u32
         } else {
             (self.0.data_end() - self.0.data()) as u32

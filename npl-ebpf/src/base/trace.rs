@@ -34,7 +34,7 @@ pub fn note() -> Option<*mut Note> {
     NOTE.get_ptr_mut(0)
 }
 
-/// Stores the verdict in this processor's record.
+/// Stores the verdict in this processor's [`Note`].
 #[inline(always)]
 pub fn note_verdict(verdict: Verdict) {
     if let Some(note) = note() {

@@ -29,7 +29,7 @@ const NO_DEVICE: u32 = u32::MAX;
 /// the program dropped the fragment, a local sender would get an error and stop sending the datagram's fragments.
 #[inline(always)]
 pub fn consume() -> i32 {
-    // SAFETY: a helper whose arguments are integers.
+    // SAFETY: the helper takes only integers as arguments.
     (unsafe { bpf_redirect(NO_DEVICE, 0) }) as i32
 }
 

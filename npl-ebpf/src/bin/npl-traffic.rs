@@ -101,7 +101,7 @@ pub fn npl_idle(_ctx: TcContext) -> i32 {
 #[classifier]
 pub fn npl_shortcut(_ctx: TcContext) -> i32 {
     let Some(target) = TARGET.get(0) else { return TC_ACT_SHOT };
-    // SAFETY: a helper that records the target device of the packet.
+    // SAFETY: the helper takes only integers, and records the target device of the packet.
     unsafe { bpf_redirect_peer(target.ifindex, 0) as i32 }
 }
 
@@ -123,7 +123,7 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
     let action = match traffic.fate {
         fate::RECEIVED => xdp_action::XDP_PASS,
         fate::SENT => xdp_action::XDP_TX,
-        // SAFETY: a helper that records the target device of the frame.
+        // SAFETY: the helper takes only integers, and records the target device of the frame.
         _ => unsafe { bpf_redirect(TARGET.get(0)?.ifindex, 0) }.cast_unsigned() as u32,
     };
     let client = if traffic.random != 0 {
@@ -135,7 +135,7 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
         return Some(action);
     };
     let mapping = number.checked_rem(u64::from(traffic.mappings))? as u16;
-    // SAFETY: in bounds as checked.
+    // SAFETY: `pointer` has checked that the packet contains all bytes of this structure.
     vary(unsafe { &mut *frame }, client, mapping);
     Some(action)
 }
@@ -188,7 +188,7 @@ const fn plus(word: u16, summand: u16) -> u16 {
 fn arrived(ctx: &TcContext) -> Option<()> {
     // The arrived frame may be shorter than the generated frame, because the Node has removed the padding.
     let headers = pointer::<Headers>(ctx.data(), ctx.data_end())?;
-    // SAFETY: in bounds as checked.
+    // SAFETY: `pointer` has checked that the packet contains all bytes of this structure.
     let headers = unsafe { &*headers };
     let target = TARGET.get(0)?;
     let port = u16::from_be(headers.destination_port);
@@ -203,7 +203,8 @@ fn arrived(ctx: &TcContext) -> Option<()> {
         return None;
     }
     let counter = ARRIVED.get_ptr_mut(0)?;
-    // SAFETY: this processor's element; no other program on this processor runs during the update.
+    // SAFETY: the pointer leads to this processor's element of the map, and no other program on this processor runs
+    // during the update.
     unsafe { *counter = (*counter).wrapping_add(1) };
     Some(())
 }

@@ -60,8 +60,8 @@ pub trait HeaderLayout: Addressing {
     /// Overwrites the packet with `value`, from the IP header's tail on. Returns `false` in the same cases as
     /// [`Access::write`].
     fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool;
-    /// The header's tail with new addresses. `difference` is the checksum contribution of the new addresses minus that
-    /// of the old addresses.
+    /// Returns the IP header's tail with new addresses. `difference` is the checksum contribution of the new addresses
+    /// minus that of the old addresses.
     fn tail(ttl_fields: Self::TtlFields, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
     /// The change of `skb->csum` by a rewrite that also updates the transport checksum. `difference` is the change of
     /// the addresses' checksum contribution. `ttl_fields` are the fields after the rewrite; the packet itself still has
@@ -85,7 +85,7 @@ pub struct Headers<F: HeaderLayout> {
     pub ttl_fields: F::TtlFields,
     /// The transport protocol.
     pub protocol: u8,
-    /// Offset of the transport header.
+    /// Offset in bytes of the transport header in the packet.
     pub l4: usize,
     /// Whether the transport header follows the IP header directly, so that both headers are at constant offsets.
     pub is_fast_path: bool,
@@ -93,11 +93,11 @@ pub struct Headers<F: HeaderLayout> {
 
 /// The parsed IP header, options and extension headers of a packet, or of the packet that an ICMP error quotes.
 pub struct HeaderChain<F: HeaderLayout> {
-    /// Offset of the IP header.
+    /// Offset in bytes of the IP header in the packet.
     pub l3: usize,
     pub headers: Headers<F>,
     pub fragment: Fragment,
-    /// Offset of the packet's end according to its IP header.
+    /// Offset in bytes of the packet's end, according to the IP header.
     pub end: usize,
 }
 

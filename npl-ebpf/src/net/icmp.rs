@@ -37,8 +37,8 @@ pub fn error_header<F: HeaderLayout>(ctx: &TcContext, outer: &HeaderChain<F>) ->
     if F::is_error(header.kind) { Some(header) } else { None }
 }
 
-/// Parses the quoted packet. `Err` is the verdict on an ICMP error that is not translated. `sctp_end` is as in
-/// [`Packet::from_chain`].
+/// Parses the quoted packet. `Err` is the verdict on an ICMP error that is not translated. `sctp_end` has the same
+/// meaning as in [`Packet::from_chain`].
 #[inline(always)]
 pub fn parse_quote<F: HeaderLayout>(
     ctx: &TcContext,

@@ -18,7 +18,7 @@ use crate::base::{
 
 /// A parsed packet with ports.
 pub struct Packet<F: HeaderLayout> {
-    /// Offset of the IP header.
+    /// Offset in bytes of the IP header in the packet.
     pub l3: usize,
     pub headers: Headers<F>,
     pub ports: Ports,

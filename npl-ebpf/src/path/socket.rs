@@ -118,7 +118,7 @@ pub fn request6(ctx: &SockAddrContext, kind: Call) {
 pub fn release(ctx: &SockContext) {
     let socket = socket(ctx);
     release_entries::<V4>(socket);
-    // SAFETY: a field of the kernel's context that the program may read.
+    // SAFETY: the verifier allows a program at this hook to read this field of the kernel's context.
     if unsafe { (&raw const (*ctx.sock).family).read_volatile() } == AF_INET6 {
         release_entries::<V6>(socket);
     }
@@ -222,9 +222,9 @@ fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, flow: &SocketF
 
 #[inline(always)]
 fn is_connected(ctx: &SockAddrContext) -> bool {
-    // SAFETY: a field of the kernel's context that all these programs may read.
+    // SAFETY: the verifier allows each cgroup program of this module to read this field of the kernel's context.
     let socket = unsafe { (&raw const (*ctx.sock_addr).__bindgen_anon_1.sk).read_volatile() };
-    // SAFETY: the socket of the system call, which exists as long as the call runs.
+    // SAFETY: the pointer leads to the socket of the system call, which exists as long as the call runs.
     let state = unsafe { (&raw const (*socket).state).read_volatile() };
     state == CONNECTED
 }
@@ -247,7 +247,7 @@ fn socket(ctx: &impl EbpfContext) -> u64 {
 /// The socket's protocol; `None` for a number above 255, such as MPTCP's.
 #[inline(always)]
 fn protocol(call: *const bpf_sock_addr) -> Option<u8> {
-    // SAFETY: a field of the kernel's context that all these programs may read.
+    // SAFETY: the verifier allows each cgroup program of this module to read this field of the kernel's context.
     let protocol = unsafe { (&raw const (*call).protocol).read_volatile() };
     u8::try_from(protocol).ok()
 }
@@ -255,7 +255,7 @@ fn protocol(call: *const bpf_sock_addr) -> Option<u8> {
 /// The port in the address of a system call, in host byte order.
 #[inline(always)]
 fn port(call: *const bpf_sock_addr) -> u16 {
-    // SAFETY: a field of the kernel's context that all these programs may read.
+    // SAFETY: the verifier allows each cgroup program of this module to read this field of the kernel's context.
     let port = unsafe { (&raw const (*call).user_port).read_volatile() };
     u16::from_be(port as u16)
 }
@@ -263,7 +263,8 @@ fn port(call: *const bpf_sock_addr) -> u16 {
 /// Sets the port in the address of a system call. `port` is in host byte order.
 #[inline(always)]
 fn set_port(call: *mut bpf_sock_addr, port: u16) {
-    // SAFETY: a field of the kernel's context that all these programs may write as one word.
+    // SAFETY: the verifier allows each cgroup program that sets a port to write this field of the kernel's context as
+    // one word.
     unsafe { (&raw mut (*call).user_port).write_volatile(u32::from(port.to_be())) };
 }
 
@@ -280,13 +281,13 @@ impl AddressField for Inet {
 
     #[inline(always)]
     fn addr(call: *const bpf_sock_addr) -> u32 {
-        // SAFETY: a field of the kernel's context that IPv4 programs may read.
+        // SAFETY: the verifier allows IPv4 programs to read this field of the kernel's context.
         unsafe { (&raw const (*call).user_ip4).read_volatile() }
     }
 
     #[inline(always)]
     fn set_addr(call: *mut bpf_sock_addr, addr: u32) {
-        // SAFETY: a field of the kernel's context that IPv4 programs may write.
+        // SAFETY: the verifier allows IPv4 programs to write this field of the kernel's context.
         unsafe { (&raw mut (*call).user_ip4).write_volatile(addr) };
     }
 }
@@ -324,14 +325,14 @@ impl AddressField for Ipv4Mapped {
 
 #[inline(always)]
 fn ipv6_word(call: *const bpf_sock_addr, index: usize) -> u32 {
-    // SAFETY: a field of the kernel's context that IPv6 programs may read; the index is a constant below the field's
-    // length.
+    // SAFETY: the verifier allows IPv6 programs to read this field of the kernel's context; the index is a constant
+    // below the field's length.
     unsafe { (&raw const (*call).user_ip6).cast::<u32>().add(index).read_volatile() }
 }
 
 #[inline(always)]
 fn set_ipv6_word(call: *mut bpf_sock_addr, index: usize, word: u32) {
-    // SAFETY: a field of the kernel's context that IPv6 programs may write; the index is a constant below the field's
-    // length.
+    // SAFETY: the verifier allows IPv6 programs to write this field of the kernel's context; the index is a constant
+    // below the field's length.
     unsafe { (&raw mut (*call).user_ip6).cast::<u32>().add(index).write_volatile(word) };
 }

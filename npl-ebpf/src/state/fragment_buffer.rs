@@ -110,13 +110,14 @@ extern "C" fn npl_frag_release(skb: *mut __sk_buff, key: u64, now: u64, slot: u3
         if save_frame(skb, first).is_err() {
             return state;
         }
-        // Resets the checksum level, because the device has not verified the checksum of a re-injected packet.
-        // SAFETY: the context is valid. The helper fails if the skb has no checksum level to reset.
+        // Resets the checksum level, because the device has not verified the checksum of a re-injected packet. SAFETY:
+        // the context is valid. If the skb has no checksum level to reset, the helper returns an error.
         let _level = unsafe { bpf_csum_level(skb, u64::from(BPF_CSUM_LEVEL_RESET)) };
     }
     if load_frame(skb, saved).is_ok() {
         let direction = if state & LEAVES == 0 { u64::from(BPF_F_INGRESS) } else { 0 };
-        // SAFETY: the context is valid. A full queue drops the fragment, as on any device.
+        // SAFETY: the context is valid. If the queue of the device is full, the kernel drops the fragment, as it drops
+        // any packet.
         let _lost = unsafe { bpf_clone_redirect(skb, (*skb).ifindex, direction) };
     }
     state | IS_SAVED
@@ -125,7 +126,7 @@ extern "C" fn npl_frag_release(skb: *mut __sk_buff, key: u64, now: u64, slot: u3
 /// Copies a packet's frame to an element of the buffer.
 #[inline(always)]
 pub fn save_frame(skb: *mut __sk_buff, to: *mut SavedFrame) -> Result<(), RewriteError> {
-    // SAFETY: the context is valid; the verifier allows this field.
+    // SAFETY: the context is valid, and the verifier allows a program to read this field of the context.
     field!(to, excess).store(unsafe { (*skb).len }.wrapping_sub(MIN_FRAME));
     let length = length(to)?;
     // SAFETY: the context is valid, and the element has room for `length` bytes.

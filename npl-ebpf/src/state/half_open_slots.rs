@@ -17,7 +17,7 @@ use super::{
 };
 use crate::base::cell::Cell;
 
-/// A slot, and its index.
+/// A slot of the half-open cache, and the index of the slot.
 pub type Slot = (Cell<u64>, u32);
 
 /// An index that no slot of the half-open cache has.

@@ -12,20 +12,21 @@ use npl_common::{
 use super::{maps::Family, tuple::Backend};
 use crate::base::{cell::Cell, clock::jiffies, mode::needs_next_hop};
 
-/// The epoch in which cached copies are valid.
+/// The current epoch: the programs use only cached copies that were stored in this epoch.
 #[derive(Clone, Copy)]
 pub struct Epoch {
     number: u32,
-    /// Always 0, but computed from the loaded epoch. A look-up whose key contains this value depends on the load of the
-    /// epoch, so the processor cannot execute the look-up before the load. The looked-up value is therefore no older
-    /// than the epoch.
+    /// This value is always 0, but the program computes it from the loaded epoch. A look-up whose key contains this
+    /// value depends on the load of the epoch, so the processor cannot execute the look-up before the load. The
+    /// looked-up value is therefore no older than the epoch.
     pub zero: u8,
 }
 
 impl Epoch {
     #[inline(always)]
     pub fn now(config: &Config) -> Self {
-        // SAFETY: an aligned word of the map's element; the agent writes both halves as one little-endian word.
+        // SAFETY: the pointer leads to an aligned word of the map's element; the agent writes `abi` and `epoch` as one
+        // little-endian word.
         let both = unsafe { core::ptr::from_ref(config).cast::<u64>().add(Config::EPOCH_WORD).read_volatile() };
         // `zero` is always 0, because an agent of another ABI version uses another map. The compiler does not know that
         // the value is always 0, so it keeps the data dependency on the load.

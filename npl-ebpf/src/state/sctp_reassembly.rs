@@ -177,11 +177,12 @@ extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direct
     }
     time.store(nanoseconds());
     known_length.store(length & LENGTH_MASK | REINJECTED);
-    // The device has not verified the checksum of a re-injected packet. SAFETY: the context is valid. The helper fails
-    // if the skb has no checksum level to reset.
+    // The device has not verified the checksum of a re-injected packet. SAFETY: the context is valid. If the skb has no
+    // checksum level to reset, the helper returns an error.
     let _level = unsafe { bpf_csum_level(skb, u64::from(BPF_CSUM_LEVEL_RESET)) };
     if load_frame(skb, first).is_ok() {
-        // SAFETY: the context is valid. A full queue drops the fragment, as on any device.
+        // SAFETY: the context is valid. If the queue of the device is full, the kernel drops the fragment, as it drops
+        // any packet.
         let _lost = unsafe { bpf_clone_redirect(skb, (*skb).ifindex, u64::from(direction)) };
     }
     u32::from(load_frame(skb, last).is_err())

@@ -33,7 +33,7 @@ pub struct NatAddress<F: HeaderLayout> {
     pub port: u16,
 }
 
-/// The Pod behind a mapping.
+/// The Pod to which a mapping leads, and the properties of the mapping.
 pub struct Backend<F: HeaderLayout> {
     pub addr: F::Addr,
     /// The port, in host byte order.

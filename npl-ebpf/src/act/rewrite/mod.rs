@@ -364,7 +364,7 @@ fn add_to_sum(ctx: &TcContext, summand: u16) {
     if summand == 0 {
         return;
     }
-    // SAFETY: the context is valid.
+    // SAFETY: the context is valid, and the helper changes no packet byte.
     let _sum_or_none = unsafe { bpf_csum_update(skb(ctx), u32::from(summand)) };
 }
 
@@ -403,7 +403,7 @@ const fn as_transmitted<H: ChecksummedHeader>(check: u16) -> u16 {
 /// Updates the transport checksum with the helper `bpf_l4_csum_replace`.
 #[inline(always)]
 fn change(ctx: &TcContext, offset: u32, from: u64, to: u64, flags: u64) -> Result<(), RewriteError> {
-    // SAFETY: the context is valid, and no pointer into the packet is held.
+    // SAFETY: the context is valid, and the program holds no pointer into the packet, which the helper may move.
     let status = unsafe { bpf_l4_csum_replace(skb(ctx), offset, from, to, flags) };
     if status == 0 { Ok(()) } else { Err(RewriteError) }
 }
@@ -411,7 +411,8 @@ fn change(ctx: &TcContext, offset: u32, from: u64, to: u64, flags: u64) -> Resul
 #[inline(always)]
 fn store<T>(ctx: &TcContext, offset: usize, value: &T, flags: u64) -> Result<(), RewriteError> {
     let from = core::ptr::from_ref(value).cast();
-    // SAFETY: the context is valid, `value` is on the stack, and no pointer into the packet is held.
+    // SAFETY: the context is valid, `value` is on the stack, and the program holds no pointer into the packet, which
+    // the helper may move.
     let status = unsafe { bpf_skb_store_bytes(skb(ctx), offset as u32, from, size_of::<T>() as u32, flags) };
     if status == 0 { Ok(()) } else { Err(RewriteError) }
 }

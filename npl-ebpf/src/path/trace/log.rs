@@ -128,7 +128,8 @@ fn note<F: Family>(source: F::Addr, destination: F::Addr, protocol: u8, ports: P
     const {
         assert!(size_of::<F::Addr>() <= 16 && align_of::<F::Addr>() <= align_of::<Note>());
     };
-    // SAFETY: this processor's element; both fields have room for an address, and the alignment of an address.
+    // SAFETY: `note` is this processor's element of the map; the fields `source` and `destination` have room for an
+    // address, and the alignment of an address.
     unsafe {
         (&raw mut (*note).source).cast::<F::Addr>().write(source);
         (&raw mut (*note).destination).cast::<F::Addr>().write(destination);
@@ -139,14 +140,14 @@ fn note<F: Family>(source: F::Addr, destination: F::Addr, protocol: u8, ports: P
     field!(note, is_ipv6).store(F::ETHER_TYPE != V4::ETHER_TYPE);
 }
 
-/// Logs the verdict in this processor's record.
+/// Logs the packet and the verdict that this processor's [`Note`] contains.
 ///
 /// All texts of one table have the same length, and the function selects a text by an index. If it selected texts of
 /// different lengths by branches, the verifier would check the rest of the function once for each branch and length.
 #[inline(never)]
 fn write_log(is_reply: bool) {
     let Some(note) = trace::note() else { return };
-    // SAFETY: this processor's element, which no other program writes while this function runs.
+    // SAFETY: the note is this processor's element of the map, which no other program writes while this function runs.
     let Note { source, destination, source_port, destination_port, protocol, is_ipv6, kind, reason } =
         unsafe { &*note };
     let kind = usize::from(*kind) % KINDS;
@@ -192,7 +193,7 @@ const fn first_four(address: &[u8; 16]) -> [u8; 4] {
 
 #[inline(always)]
 const fn text<const LENGTH: usize>(padded: &Text<LENGTH>) -> &str {
-    // SAFETY: the bytes are whole UTF-8 strings and spaces.
+    // SAFETY: the bytes consist of whole UTF-8 strings and of spaces.
     unsafe { core::str::from_utf8_unchecked(padded) }
 }
 

@@ -210,7 +210,7 @@ fn decided() -> Option<*mut TraceCpu> {
 
 #[inline(always)]
 fn packet_copy<const POSITION: usize>(cpu: *mut TraceCpu) -> *mut PacketCopy {
-    // SAFETY: this CPU's element; no Rust reference is made.
+    // SAFETY: `cpu` leads to this CPU's element of the map, and the expression creates no Rust reference.
     unsafe { &raw mut (*cpu).record.packets[POSITION] }
 }
 
@@ -226,7 +226,7 @@ fn copy_packet(skb: *mut __sk_buff, l2: u32, copy: *mut PacketCopy) {
     // SAFETY: the context is valid, and the helper writes exactly `captured` bytes or fails.
     let status = unsafe { bpf_skb_load_bytes(skb.cast(), l2, to, captured) };
     let captured = if status == 0 { captured } else { 0 };
-    // SAFETY: this CPU's element.
+    // SAFETY: `copy` is in this CPU's element of the map.
     let version = unsafe { (*copy).bytes[0] } >> 4;
     if version == 6 { describe::<V6>(copy, captured) } else { describe::<V4>(copy, captured) }
 }
@@ -252,7 +252,7 @@ fn copy_frame<F: Family, const MULTI_BUFFER: bool>(frame: &Frame<MULTI_BUFFER>, 
 )]
 #[inline(always)]
 fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
-    // SAFETY: this CPU's element; the bytes are aligned to eight.
+    // SAFETY: `copy` is in this CPU's element of the map, and its bytes are aligned to eight bytes.
     let bytes = unsafe { (&raw const (*copy).bytes).cast::<u8>() };
     let is_ipv6 = const { F::ETHER_TYPE != V4::ETHER_TYPE };
     let has_addresses = captured >= F::LENGTH as u32;
@@ -317,7 +317,7 @@ extern "C" fn npl_trace_write() -> u32 {
     let mut is_lost = false;
     if !is_rate_limited {
         field!(cpu, in_second).store(in_second + 1);
-        // SAFETY: this CPU's element, which no other program writes during this call.
+        // SAFETY: `cpu` leads to this CPU's element of the map, which no other program writes during this call.
         is_lost = TRACE_RING.output(unsafe { &(*cpu).record }, 0).is_err();
     }
     // The program always writes both counters: without `CAP_PERFMON`, the verifier rejects a single increment at one of
@@ -345,7 +345,7 @@ fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
     if wanted != 0 && found != 0 && wanted != u64::from(found) {
         return false;
     }
-    // SAFETY: this CPU's element; no Rust reference is made.
+    // SAFETY: `cpu` leads to this CPU's element of the map, and the expression creates no Rust reference.
     let end = |packet: usize, end: usize| unsafe { &raw const (*cpu).record.packets[packet].ends[end] };
     let misses = misses_of(filter, end(BEFORE, 0))
         & misses_of(filter, end(BEFORE, 1))
