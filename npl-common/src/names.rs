@@ -259,8 +259,8 @@ pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
     SocketProgram { name: "npl_sendmsg6", hook: "sendmsg6" },
 ];
 
-/// The hook of the program that runs when a socket is closed. This program has another BPF program type than the other
-/// cgroup programs.
+/// The hook of the program that runs when a socket is closed. The program at this hook has another BPF program type
+/// than the other cgroup programs.
 pub const RELEASE_HOOK: &str = "sock_release";
 
 /// A cgroup program that runs in system calls of sockets.

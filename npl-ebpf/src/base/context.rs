@@ -135,7 +135,7 @@ impl Access for TcContext {
 }
 
 /// An XDP frame. `MULTI_BUFFER` is true in the program that also accepts frames that consist of several buffers (from
-/// Linux 5.18 on). Pointers reach only the first buffer of such a frame.
+/// Linux 5.18 on). Pointers reach only the first buffer of a frame with several buffers.
 pub struct Frame<const MULTI_BUFFER: bool>(pub XdpContext);
 
 impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
@@ -182,7 +182,7 @@ impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
     }
 
     /// Always `None`: the XDP program does not parse headers at variable offsets, so the TC program translates packets
-    /// with such headers.
+    /// whose headers are at variable offsets.
     #[inline(always)]
     fn load<T: Copy>(&self, _offset: usize) -> Option<T> {
         None

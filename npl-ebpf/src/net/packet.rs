@@ -115,8 +115,8 @@ impl<F: HeaderLayout> Packet<F> {
     #[inline(always)]
     pub fn syn_payload<const L2: usize>(&self, ctx: &impl Access) -> u32 {
         let headers_end = self.headers.l4 as u32 + u32::from(self.header_length);
-        // Most SYNs have no bytes after the TCP header. If a SYN has such bytes, the length in the IP header shows
-        // whether the bytes are payload or link-layer padding.
+        // Most SYNs have no bytes after the TCP header. If a SYN has bytes after the TCP header, the length in the IP
+        // header shows whether the bytes are payload or link-layer padding.
         if self.header_length == 0 || ctx.length() <= headers_end {
             return 0;
         }

@@ -275,7 +275,7 @@ fn is_mapped(call: *const bpf_sock_addr) -> bool {
 }
 
 // The verifier permits access to a context field only by one load or store of the whole field. A volatile access
-// compiles to such a load or store.
+// compiles to a single load or store of the field.
 impl AddressField for Inet {
     type Family = V4;
 

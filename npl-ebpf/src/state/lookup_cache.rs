@@ -16,9 +16,9 @@ use crate::base::{cell::Cell, clock::jiffies, mode::needs_next_hop};
 #[derive(Clone, Copy)]
 pub struct Epoch {
     number: u32,
-    /// This value is always 0, but the program computes it from the loaded epoch. A look-up whose key contains this
-    /// value depends on the load of the epoch, so the processor cannot execute the look-up before the load. The
-    /// looked-up value is therefore no older than the epoch.
+    /// This value is always 0, but the program computes it from the loaded epoch. A look-up whose key contains `zero`
+    /// depends on the load of the epoch, so the processor cannot execute the look-up before the load. The looked-up
+    /// value is therefore no older than the epoch.
     pub zero: u8,
 }
 
