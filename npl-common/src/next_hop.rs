@@ -7,7 +7,7 @@ pub const MAX_UPLINKS: u32 = 256;
 /// Maximum number of Pod addresses per family in the map.
 pub const MAX_NEXT_HOPS: u32 = 4096;
 
-/// The value of every device in `npl_uplink`.
+/// The value of every device in `npl_rd_uplinks`.
 pub const UPLINK: u32 = 1;
 
 /// The kind of device through which a Pod is reached.

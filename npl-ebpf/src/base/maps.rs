@@ -36,11 +36,11 @@ use npl_common::{
 pub static CONFIG: Array<Config, 1> = Array::new();
 
 /// Maps node addresses to their indexes. The agent writes this map.
-#[btf_map(name = "npl_nodeip_v4")]
+#[btf_map(name = "npl_addr2idx_v4")]
 pub static NODE_ADDRESS_V4: HashMap<NodeAddressV4, LocalAddress, { MAX_LOCAL_ADDRESSES as usize }> = HashMap::new();
 
 /// Maps indexes to node addresses; the element of a free index is all zero. The agent writes this map.
-#[btf_map(name = "npl_nodeidx_v4")]
+#[btf_map(name = "npl_idx2addr_v4")]
 pub static NODE_ADDRESS_INDEX_V4: Array<NodeAddressV4, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
 
 /// Maps frontends (node port and protocol) to backends (Pods). The agent writes this map. The map is a hash table,
@@ -88,11 +88,11 @@ pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 pub static NEXT_HOP_V4: HashMap<PodAddressV4, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
 /// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map.
-#[btf_map(name = "npl_lcache_v4")]
+#[btf_map(name = "npl_reqcache_v4")]
 pub static LOOKUP_CACHE_V4: Array<CachedMappingV4, { CACHED_MAPPINGS as usize }> = Array::new();
 
 /// Lookup cache of replies: the endpoints of established flows. The kernel programs write this map.
-#[btf_map(name = "npl_rcache_v4")]
+#[btf_map(name = "npl_repcache_v4")]
 pub static REPLY_CACHE_V4: Array<CachedReply, { half_open::WORDS as usize }> = Array::new();
 
 /// For offload: when the host's stack was last observed to forward each direction of a flow. The kernel programs write
@@ -101,11 +101,11 @@ pub static REPLY_CACHE_V4: Array<CachedReply, { half_open::WORDS as usize }> = A
 pub static STACK_SEEN_V4: Array<StackSeen, { offload::SLOTS as usize }> = Array::new();
 
 /// Maps node addresses to their indexes. The agent writes this map.
-#[btf_map(name = "npl_nodeip_v6")]
+#[btf_map(name = "npl_addr2idx_v6")]
 pub static NODE_ADDRESS_V6: HashMap<NodeAddressV6, LocalAddress, { MAX_LOCAL_ADDRESSES as usize }> = HashMap::new();
 
 /// Maps indexes to node addresses; the element of a free index is all zero. The agent writes this map.
-#[btf_map(name = "npl_nodeidx_v6")]
+#[btf_map(name = "npl_idx2addr_v6")]
 pub static NODE_ADDRESS_INDEX_V6: Array<NodeAddressV6, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
 
 /// Maps frontends (node port and protocol) to backends (Pods). The agent writes this map. The map is a hash table,
@@ -153,11 +153,11 @@ pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 pub static NEXT_HOP_V6: HashMap<PodAddressV6, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
 /// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map.
-#[btf_map(name = "npl_lcache_v6")]
+#[btf_map(name = "npl_reqcache_v6")]
 pub static LOOKUP_CACHE_V6: Array<CachedMappingV6, { CACHED_MAPPINGS as usize }> = Array::new();
 
 /// Lookup cache of replies: the endpoints of established flows. The kernel programs write this map.
-#[btf_map(name = "npl_rcache_v6")]
+#[btf_map(name = "npl_repcache_v6")]
 pub static REPLY_CACHE_V6: Array<CachedReply, { half_open::WORDS as usize }> = Array::new();
 
 /// For offload: when the host's stack was last observed to forward each direction of a flow. The kernel programs write
@@ -176,7 +176,7 @@ pub static SLOW_PATH: ProgramArray<{ SLOW_PATH_PROGRAMS.len() }> = ProgramArray:
 pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 
 /// Uplinks to which replies are redirected, by ifindex. The agent writes this map, and updates it when devices change.
-#[btf_map(name = "npl_uplink")]
+#[btf_map(name = "npl_rd_uplinks")]
 pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
 
 /// Devices that run the XDP program, by ifindex. The agent writes this map. Programs look up a device only if
@@ -186,20 +186,20 @@ pub static XDP_DEVICE: HashMap<u32, u32, { MAX_XDP_DEVICES as usize }> = HashMap
 
 /// The fragment buffer: copies of fragments that arrived before the first fragment of their datagram. The kernel
 /// programs write this map.
-#[btf_map(name = "npl_fragbuf")]
+#[btf_map(name = "npl_frag_buf")]
 pub static FRAGMENT_BUFFER: PerCpuArray<SavedFrame, { fragment_buffer::ELEMENTS as usize }> = PerCpuArray::new();
 
 /// The SCTP reassembly buffer: first fragments that wait for the last fragment of their packet. The kernel programs
 /// write this map.
-#[btf_map(name = "npl_sctp_reasm")]
+#[btf_map(name = "npl_sctp_frags")]
 pub static SCTP_BUFFER: Array<SavedFrame, { fragment_buffer::SCTP_FRAGMENTS as usize }> = Array::new();
 
 /// The counters of each mapping. The kernel programs write this map.
-#[btf_map(name = "npl_stats")]
+#[btf_map(name = "npl_cnt_mapping")]
 pub static STATS: PerCpuArray<MappingStats, { MAX_STATS as usize }> = PerCpuArray::new();
 
 /// The counters of each reason. The kernel programs write this map.
-#[btf_map(name = "npl_reason")]
+#[btf_map(name = "npl_cnt_reason")]
 pub static REASONS: PerCpuArray<u64, { MAX_REASONS as usize }> = PerCpuArray::new();
 
 /// The filter of packet tracing. `npl-agent trace` writes this map; after the time in [`TraceFilter::until`], a program
