@@ -180,7 +180,7 @@ pub const MAPS: &[Map] = &[
         purpose: "Node addresses by the index that half-open entries and fragment records contain; all zero if the \
                   index is free.",
         written_by: AGENT,
-        when_full: "as `npl_nodeip_v4`",
+        when_full: "as `npl_addr2idx_v4`",
     },
     Map {
         names: &[MAP_MAPPING_V4, MAP_MAPPING_V6],
@@ -349,7 +349,7 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_XDP_DEVICES,
         key: Content::U32("index of the device"),
         value: Content::U32("1"),
-        purpose: "Interface indexes of the devices on which the XDP program runs.",
+        purpose: "Interface indexes of the devices on which a packet may be translated before NPL's TC program runs: by the XDP program, or, while the agent moves its filter before Linux 6.6, by the other of its two filters.",
         written_by: AGENT,
         when_full: "TC translates requests on further devices",
     },

@@ -10,14 +10,14 @@ map_type! {
         /// The Node's primary IPv4 address, network order; all zero if unset. Programs recognize this address without a
         /// further map look-up. Address and index are in one aligned word, which is written and read atomically.
         pub primary_v4: [u8; 4],
-        /// Index of `primary_v4` in the map `npl_nodeidx_v4`.
+        /// Index of `primary_v4` in the map `npl_idx2addr_v4`.
         pub primary_v4_index: u32,
         /// First port of the node port range, host order.
         pub port_min: u16,
         /// Last port of the node port range, host order, inclusive.
         pub port_max: u16,
         /// Bit 0: [`FLAG_XDP`]. Bit 1: [`FLAG_HOST_CLIENTS`]. Bits 8 to 15: index of the Node's primary IPv6 address in
-        /// the map `npl_nodeidx_v6`. Other bits are 0.
+        /// the map `npl_idx2addr_v6`. Other bits are 0.
         pub flags: u32,
         /// [`crate::names::ABI_VERSION`], the layout version of all maps.
         pub abi: u32,
@@ -80,7 +80,7 @@ impl Config {
         Self { flags: if is_set { others | flag } else { others }, ..self }
     }
 
-    /// The index of the Node's primary IPv6 address in the map `npl_nodeidx_v6`.
+    /// The index of the Node's primary IPv6 address in the map `npl_idx2addr_v6`.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
     #[expect(clippy::cast_possible_truncation, reason = "the index is one byte of the flags")]

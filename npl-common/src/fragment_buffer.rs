@@ -19,7 +19,7 @@ pub const CURSOR: u32 = FRAGMENTS + 1;
 /// first fragment. `datagram_length` describes the current packet. `hash` is the datagram's key if the current packet
 /// is a last fragment.
 pub const LAST: u32 = FRAGMENTS + 2;
-/// Number of elements of the map `npl_fragbuf`.
+/// Number of elements of the map `npl_frag_buf`.
 pub const ELEMENTS: u32 = FRAGMENTS + 3;
 
 /// Number of slots of the SCTP reassembly buffer, a power of two.

@@ -74,7 +74,7 @@ map_type! {
         pub flags: u16,
         /// The Pod's generation. A flow with another generation belongs to an earlier Pod with the same address.
         pub generation: u32,
-        /// Index of the mapping's element in `npl_stats`.
+        /// Index of the mapping's element in `npl_cnt_mapping`.
         pub stats_index: u32,
     }
 }
@@ -158,7 +158,7 @@ map_type! {
     pub struct Endpoint: 8, align 4 {
         /// As in [`BackendV4`]; all mappings of one Pod port have the same generation.
         pub generation: u32,
-        /// Index of the mapping's element in `npl_stats`.
+        /// Index of the mapping's element in `npl_cnt_mapping`.
         pub stats_index: u32,
     }
 }

@@ -20,10 +20,10 @@ pub const MAX_NAME: usize = 15;
 /// The configuration of the kernel programs: array of one [`crate::config::Config`].
 pub const MAP_CONFIG: &str = "npl_config";
 /// IPv4 node addresses: map from [`crate::mapping::NodeAddressV4`] to [`crate::mapping::LocalAddress`].
-pub const MAP_NODE_ADDRESS_V4: &str = "npl_nodeip_v4";
+pub const MAP_NODE_ADDRESS_V4: &str = "npl_addr2idx_v4";
 /// IPv4 node addresses by the index that half-open entries and fragment records contain: array of
 /// [`crate::mapping::NodeAddressV4`].
-pub const MAP_NODE_ADDRESS_INDEX_V4: &str = "npl_nodeidx_v4";
+pub const MAP_NODE_ADDRESS_INDEX_V4: &str = "npl_idx2addr_v4";
 /// IPv4 mappings: map from [`crate::mapping::Frontend`] to [`crate::mapping::BackendV4`].
 pub const MAP_MAPPING_V4: &str = "npl_mapping_v4";
 /// LPM trie with the source allow-lists of IPv4 mappings: from a prefix length and a [`crate::mapping::SourceV4`] to
@@ -38,9 +38,9 @@ pub const MAP_HALF_OPEN_V4: &str = "npl_halfopen_v4";
 /// Fragment records of IPv4 datagrams: array of `u64`, see [`crate::fragment`].
 pub const MAP_FRAGMENT_V4: &str = "npl_frag_v4";
 /// As [`MAP_NODE_ADDRESS_V4`], IPv6.
-pub const MAP_NODE_ADDRESS_V6: &str = "npl_nodeip_v6";
+pub const MAP_NODE_ADDRESS_V6: &str = "npl_addr2idx_v6";
 /// As [`MAP_NODE_ADDRESS_INDEX_V4`], IPv6.
-pub const MAP_NODE_ADDRESS_INDEX_V6: &str = "npl_nodeidx_v6";
+pub const MAP_NODE_ADDRESS_INDEX_V6: &str = "npl_idx2addr_v6";
 /// As [`MAP_MAPPING_V4`], IPv6.
 pub const MAP_MAPPING_V6: &str = "npl_mapping_v6";
 /// As [`MAP_ALLOW_V4`], IPv6.
@@ -60,10 +60,10 @@ pub const MAP_SOCKET_RNAT_V4: &str = "npl_sk_rnat_v4";
 pub const MAP_SOCKET_RNAT_V6: &str = "npl_sk_rnat_v6";
 /// Fragment buffer, for fragments that arrived before the first fragment of their datagram: per-CPU array of
 /// [`crate::fragment_buffer::SavedFrame`].
-pub const MAP_FRAGMENT_BUFFER: &str = "npl_fragbuf";
+pub const MAP_FRAGMENT_BUFFER: &str = "npl_frag_buf";
 /// SCTP reassembly buffer, for first fragments that wait for the last fragment: array of
 /// [`crate::fragment_buffer::SavedFrame`].
-pub const MAP_SCTP_BUFFER: &str = "npl_sctp_reasm";
+pub const MAP_SCTP_BUFFER: &str = "npl_sctp_frags";
 /// Host connections, the Node's own IPv4 connections from ports of the node port range: array of `u64`, see
 /// [`crate::host_connection`].
 pub const MAP_HOST_CONNECTION_V4: &str = "npl_hostconn_v4";
@@ -79,7 +79,7 @@ pub const MAP_SLOW_PATH: &str = "npl_slow";
 /// `CRC32c` table for SCTP checksums: array of `u32` with the elements of [`crate::crc::TABLE`].
 pub const MAP_CRC: &str = "npl_crc";
 /// Uplinks to which the programs may redirect replies: map from interface index to [`crate::next_hop::UPLINK`].
-pub const MAP_UPLINK: &str = "npl_uplink";
+pub const MAP_UPLINK: &str = "npl_rd_uplinks";
 /// Devices on which another program of NPL may have translated a packet before the TC program: the XDP program or,
 /// before Linux 6.6, NPL's second filter during a move. Map from interface index to [`crate::config::XDP_ATTACHED`].
 pub const MAP_XDP_DEVICE: &str = "npl_xdp_devices";
@@ -89,22 +89,22 @@ pub const MAP_NEXT_HOP_V4: &str = "npl_nexthop_v4";
 /// As [`MAP_NEXT_HOP_V4`], IPv6.
 pub const MAP_NEXT_HOP_V6: &str = "npl_nexthop_v6";
 /// Lookup cache of IPv4 mappings: array of [`crate::lookup_cache::CachedMappingV4`].
-pub const MAP_LOOKUP_CACHE_V4: &str = "npl_lcache_v4";
+pub const MAP_LOOKUP_CACHE_V4: &str = "npl_reqcache_v4";
 /// As [`MAP_LOOKUP_CACHE_V4`], IPv6.
-pub const MAP_LOOKUP_CACHE_V6: &str = "npl_lcache_v6";
+pub const MAP_LOOKUP_CACHE_V6: &str = "npl_reqcache_v6";
 /// Lookup cache of IPv4 replies: array of [`crate::lookup_cache::CachedReply`], with the same indexes as
 /// [`MAP_HALF_OPEN_V4`].
-pub const MAP_REPLY_CACHE_V4: &str = "npl_rcache_v4";
+pub const MAP_REPLY_CACHE_V4: &str = "npl_repcache_v4";
 /// As [`MAP_REPLY_CACHE_V4`], IPv6.
-pub const MAP_REPLY_CACHE_V6: &str = "npl_rcache_v6";
+pub const MAP_REPLY_CACHE_V6: &str = "npl_repcache_v6";
 /// Stack observations of IPv4 flows: array of [`crate::offload::StackSeen`].
 pub const MAP_STACK_SEEN_V4: &str = "npl_stkseen_v4";
 /// As [`MAP_STACK_SEEN_V4`], IPv6.
 pub const MAP_STACK_SEEN_V6: &str = "npl_stkseen_v6";
 /// Counters per mapping: per-CPU array of [`crate::stats::MappingStats`], indexed by a backend's `stats_index`.
-pub const MAP_STATS: &str = "npl_stats";
+pub const MAP_STATS: &str = "npl_cnt_mapping";
 /// Counters per reason: per-CPU array of `u64`, indexed by [`crate::reason::Reason`].
-pub const MAP_REASON: &str = "npl_reason";
+pub const MAP_REASON: &str = "npl_cnt_reason";
 
 /// The filter of packet tracing: array of one [`crate::packet_trace::TraceFilter`].
 pub const MAP_TRACE_FILTER: &str = "npl_tracefilter";

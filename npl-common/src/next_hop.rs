@@ -3,12 +3,12 @@
 //! by address. A map contains an uplink or a Pod only while NPL's programs are attached to the uplink or to the Pod's
 //! device.
 
-/// Maximum number of uplinks in the map `npl_uplink`.
+/// Maximum number of uplinks in the map `npl_rd_uplinks`.
 pub const MAX_UPLINKS: u32 = 256;
 /// Maximum number of Pod addresses of one IP family in the map of next hops.
 pub const MAX_NEXT_HOPS: u32 = 4096;
 
-/// The value of every device in `npl_uplink`.
+/// The value of every device in `npl_rd_uplinks`.
 pub const UPLINK: u32 = 1;
 
 /// The kind of device through which a Pod is reached.

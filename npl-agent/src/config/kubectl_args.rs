@@ -74,8 +74,8 @@ pub enum KubectlCommand {
     #[command(after_help = "Examples:\n  kubectl npl why pod/shop/web-0\n  kubectl npl why service/shop/web")]
     Why(ClusterWhyArgs),
     /// Try every path to node ports with echo Pods on two Nodes, and remove the Pods again. Prints a row for each path,
-    /// and for a path that fails the findings of `npl-agent doctor` on the Node that serves the mapping. Ends after 4
-    /// minutes at the latest, then removes the Pods within 90 seconds. Exits with 0 if every path that can be tried
+    /// and for a path that fails the findings of `npl-agent doctor` on the Node that serves the mapping. Ends after 8
+    /// minutes at the latest, then removes the Pods within 5 minutes. Exits with 0 if every path that can be tried
     /// passes, 1 if one fails, 2 if the result of one is unknown or the Pods cannot be removed.
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestArgs),

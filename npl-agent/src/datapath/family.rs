@@ -37,7 +37,7 @@ use crate::core::{
 /// The number of batches in which the agent clears the lookup cache. Batches limit the memory that clearing needs.
 const LOOKUP_CACHE_PARTS: u32 = 16;
 
-/// The value of a mapping: its backend, and the index of the mapping's counters in `npl_stats`.
+/// The value of a mapping: its backend, and the index of the mapping's counters in `npl_cnt_mapping`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) backend: Backend,

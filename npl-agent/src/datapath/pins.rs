@@ -4,7 +4,7 @@
 //! ```text
 //! <bpffs>/npl/                   removed by `npl-agent cleanup`
 //! └── v2/                        one directory for each ABI version; an agent removes all others
-//!     ├── npl_config … npl_reason    maps, by name
+//!     ├── npl_config … npl_cnt_reason    maps, by name
 //!     ├── replaced/npl_flow_v4 …     maps with another number of elements, until their entries are copied
 //!     ├── links/<ifindex>_in         ingress: a BPF link; before Linux 6.6 an empty directory that stands for a filter
 //!     ├── links/<ifindex>_out        egress, likewise

@@ -103,7 +103,7 @@ meanings! {
     }
     WATCHED of WatchedResource {
         Pods: "The Pods of this Node.",
-        Services: "All Services.",
+        Services: "All Services that match `--service-selector`.",
         Node: "This Node.",
     }
     FAILURES of FailureKind {

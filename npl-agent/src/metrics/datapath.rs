@@ -72,7 +72,8 @@ fn mapping_counters() -> [MappingCounter; 3] {
         },
         MappingCounter {
             name: "datapath",
-            help: "Flows by state: new (the client's first packet was translated), established (the Pod answered).",
+            help: "Flows by state: new (the client's first packet was translated), established (the handshake or the first \
+                   exchange of packets is complete).",
             unit: Unit::Other("flows".to_owned()),
             label: "state",
             of: |stats| [("new", stats.new_flows), ("established", stats.established_flows)],
@@ -86,8 +87,8 @@ impl Collector for DatapathCollector {
         let unit = Unit::Other("packets".to_owned());
         let mut metric = encoder.encode_descriptor(
             "datapath_reason",
-            "Packets that were dropped, passed untranslated, or handled by the slow path, by reason; `npl-agent \
-             status` explains the reasons.",
+            "Packets that were dropped, passed untranslated, or translated in spite of a conflict, by reason; \
+             `npl-agent status` explains the reasons.",
             Some(&unit),
             MetricType::Counter,
         )?;

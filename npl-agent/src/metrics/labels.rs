@@ -148,7 +148,7 @@ impl FailureKind {
 pub enum WatchedResource {
     /// Pods of this Node.
     Pods,
-    /// All Services.
+    /// All Services that match `--service-selector`.
     Services,
     /// This Node.
     Node,

@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn anchors_are_those_of_github() {
-        assert_eq!(anchor("npl_nodeip_v4, npl_nodeip_v6"), "#npl_nodeip_v4-npl_nodeip_v6");
+        assert_eq!(anchor("npl_addr2idx_v4, npl_addr2idx_v6"), "#npl_addr2idx_v4-npl_addr2idx_v6");
         assert_eq!(anchor("run --port-range"), "#run---port-range");
     }
 

@@ -36,11 +36,11 @@ use npl_common::{
 pub static CONFIG: Array<Config, 1> = Array::new();
 
 /// Maps node addresses to their indexes. The agent writes this map.
-#[btf_map(name = "npl_nodeip_v4")]
+#[btf_map(name = "npl_addr2idx_v4")]
 pub static NODE_ADDRESS_V4: HashMap<NodeAddressV4, LocalAddress, { MAX_LOCAL_ADDRESSES as usize }> = HashMap::new();
 
 /// Maps indexes to node addresses. All bytes of the element of an unused index are zero. The agent writes this map.
-#[btf_map(name = "npl_nodeidx_v4")]
+#[btf_map(name = "npl_idx2addr_v4")]
 pub static NODE_ADDRESS_INDEX_V4: Array<NodeAddressV4, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
 
 /// Maps frontends (node port and protocol) to backends (Pods). The agent writes this map. The map is a hash table,
@@ -92,11 +92,11 @@ pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 pub static NEXT_HOP_V4: HashMap<PodAddressV4, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
 /// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map.
-#[btf_map(name = "npl_lcache_v4")]
+#[btf_map(name = "npl_reqcache_v4")]
 pub static LOOKUP_CACHE_V4: Array<CachedMappingV4, { CACHED_MAPPINGS as usize }> = Array::new();
 
 /// Lookup cache of replies: the endpoints of established flows. The kernel programs write this map.
-#[btf_map(name = "npl_rcache_v4")]
+#[btf_map(name = "npl_repcache_v4")]
 pub static REPLY_CACHE_V4: Array<CachedReply, { half_open::WORDS as usize }> = Array::new();
 
 /// Stack observations for `--forwarding offload`: when the host's stack last forwarded a packet of each direction of a
@@ -105,11 +105,11 @@ pub static REPLY_CACHE_V4: Array<CachedReply, { half_open::WORDS as usize }> = A
 pub static STACK_SEEN_V4: Array<StackSeen, { offload::SLOTS as usize }> = Array::new();
 
 /// Maps node addresses to their indexes. The agent writes this map.
-#[btf_map(name = "npl_nodeip_v6")]
+#[btf_map(name = "npl_addr2idx_v6")]
 pub static NODE_ADDRESS_V6: HashMap<NodeAddressV6, LocalAddress, { MAX_LOCAL_ADDRESSES as usize }> = HashMap::new();
 
 /// Maps indexes to node addresses. All bytes of the element of an unused index are zero. The agent writes this map.
-#[btf_map(name = "npl_nodeidx_v6")]
+#[btf_map(name = "npl_idx2addr_v6")]
 pub static NODE_ADDRESS_INDEX_V6: Array<NodeAddressV6, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
 
 /// Maps frontends (node port and protocol) to backends (Pods). The agent writes this map. The map is a hash table,
@@ -161,11 +161,11 @@ pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 pub static NEXT_HOP_V6: HashMap<PodAddressV6, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
 /// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map.
-#[btf_map(name = "npl_lcache_v6")]
+#[btf_map(name = "npl_reqcache_v6")]
 pub static LOOKUP_CACHE_V6: Array<CachedMappingV6, { CACHED_MAPPINGS as usize }> = Array::new();
 
 /// Lookup cache of replies: the endpoints of established flows. The kernel programs write this map.
-#[btf_map(name = "npl_rcache_v6")]
+#[btf_map(name = "npl_repcache_v6")]
 pub static REPLY_CACHE_V6: Array<CachedReply, { half_open::WORDS as usize }> = Array::new();
 
 /// Stack observations for `--forwarding offload`: when the host's stack last forwarded a packet of each direction of a
@@ -185,7 +185,7 @@ pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 
 /// The uplinks to which the programs may redirect replies, by ifindex. The agent writes this map, and updates the map
 /// when devices change.
-#[btf_map(name = "npl_uplink")]
+#[btf_map(name = "npl_rd_uplinks")]
 pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
 
 /// Devices on which another program of NPL may have translated a packet before the TC program, by ifindex: devices with
@@ -196,20 +196,20 @@ pub static XDP_DEVICE: HashMap<u32, u32, { MAX_XDP_DEVICES as usize }> = HashMap
 
 /// The fragment buffer: copies of fragments that arrived before the first fragment of their datagram. The kernel
 /// programs write this map.
-#[btf_map(name = "npl_fragbuf")]
+#[btf_map(name = "npl_frag_buf")]
 pub static FRAGMENT_BUFFER: PerCpuArray<SavedFrame, { fragment_buffer::ELEMENTS as usize }> = PerCpuArray::new();
 
 /// The SCTP reassembly buffer: first fragments that wait for the last fragment of their packet. The kernel programs
 /// write this map.
-#[btf_map(name = "npl_sctp_reasm")]
+#[btf_map(name = "npl_sctp_frags")]
 pub static SCTP_BUFFER: Array<SavedFrame, { fragment_buffer::SCTP_FRAGMENTS as usize }> = Array::new();
 
 /// Counters of packets, bytes and flows for each mapping. The kernel programs write this map.
-#[btf_map(name = "npl_stats")]
+#[btf_map(name = "npl_cnt_mapping")]
 pub static STATS: PerCpuArray<MappingStats, { MAX_STATS as usize }> = PerCpuArray::new();
 
 /// The number of packets for each drop reason. The kernel programs write this map.
-#[btf_map(name = "npl_reason")]
+#[btf_map(name = "npl_cnt_reason")]
 pub static REASONS: PerCpuArray<u64, { MAX_REASONS as usize }> = PerCpuArray::new();
 
 /// The filter of packet tracing, which `npl-agent trace` writes. After the time in [`TraceFilter::until`], a program

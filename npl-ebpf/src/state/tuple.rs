@@ -27,7 +27,7 @@ impl<F: HeaderLayout> FlowTuple<F> {
 /// The node address and node port that a client uses.
 pub struct NatAddress<F: HeaderLayout> {
     pub addr: F::Addr,
-    /// Index of `addr` in `npl_nodeidx_v4` or `npl_nodeidx_v6`.
+    /// Index of `addr` in `npl_idx2addr_v4` or `npl_idx2addr_v6`.
     pub addr_index: u8,
     /// The port, in host byte order.
     pub port: u16,

@@ -47,26 +47,44 @@ pub fn open_connection(
     }
 }
 
+/// The time in which a request was sent: the client sends its request at an unknown time between `started` and
+/// `observed`.
+#[derive(Debug, Clone, Copy)]
+pub struct Sent {
+    /// The time at which the client was started.
+    pub started: Elapsed,
+    /// The time at which the client's observation was read.
+    pub observed: Elapsed,
+}
+
+/// The time in which the drain must end. The agent received the request for the withdrawal at an unknown time before
+/// `latest`.
+#[derive(Debug, Clone, Copy)]
+pub struct DrainEnd {
+    /// Before this time, every request must be answered.
+    pub earliest: Elapsed,
+    /// After this time, no request may be answered.
+    pub latest: Elapsed,
+}
+
 /// The result of a new connection, which must be answered if the request was sent during the drain, and not after it.
-/// `None` if the request without answer may have been sent before or after the end of the drain: the client sends the
-/// request at an unknown time between `started` and `observed`.
-pub fn new_connection(
-    observation: &Observation,
-    started: Elapsed,
-    observed: Elapsed,
-    drain: Elapsed,
-) -> Option<(Outcome, String)> {
-    Some(match observation {
-        Observation::NoAnswer(reason) | Observation::Refused(reason) if observed < drain => {
-            (Outcome::Failed, format!("{observed} after the withdrawal, before the end of the drain: {reason}"))
+/// `None` if the request may have been sent during the drain or after it.
+pub fn new_connection(observation: &Observation, sent: Sent, end: DrainEnd) -> Option<(Outcome, String)> {
+    let Sent { started, observed } = sent;
+    match observation {
+        Observation::NoAnswer(reason) | Observation::Refused(reason) if observed < end.earliest => {
+            let detail = format!("{observed} after the withdrawal, before the end of the drain: {reason}");
+            Some((Outcome::Failed, detail))
         }
-        Observation::NoAnswer(_) | Observation::Refused(_) if started < drain => return None,
-        Observation::NoAnswer(reason) | Observation::Refused(reason) => {
-            (Outcome::Passed, format!("{started} after the withdrawal: {reason}"))
+        Observation::NoAnswer(reason) | Observation::Refused(reason) if started >= end.earliest => {
+            Some((Outcome::Passed, format!("{started} after the withdrawal: {reason}")))
         }
-        Observation::Answered(_) => (Outcome::Failed, format!("still answered {started} after the withdrawal")),
-        Observation::NotSent(reason) => (Outcome::Unknown, reason.clone()),
-    })
+        Observation::Answered(_) if started >= end.latest => {
+            Some((Outcome::Failed, format!("still answered {started} after the withdrawal")))
+        }
+        Observation::NoAnswer(_) | Observation::Refused(_) | Observation::Answered(_) => None,
+        Observation::NotSent(reason) => Some((Outcome::Unknown, reason.clone())),
+    }
 }
 
 #[cfg(test)]
@@ -99,21 +117,26 @@ mod tests {
 
     #[test]
     fn times_are_shown_in_tenths_of_a_second() {
-        let result = new_connection(&refused(), Elapsed(30_290), seconds(31), DRAIN);
+        let sent = Sent { started: Elapsed(30_290), observed: seconds(31) };
+        let result = new_connection(&refused(), sent, DrainEnd { earliest: DRAIN, latest: seconds(40) });
         let text = "30.2 s after the withdrawal: connect: connection refused".to_owned();
         assert_eq!(result, Some((Outcome::Passed, text)));
     }
 
     #[test]
-    fn a_refusal_of_a_new_connection_passes_only_if_the_client_was_started_after_the_drain() {
+    fn a_new_connection_is_judged_only_if_the_whole_request_was_before_or_after_the_end_of_the_drain() {
         let result = |observation: &Observation, started, observed| {
-            new_connection(observation, seconds(started), seconds(observed), DRAIN).map(|(result, _)| result)
+            let sent = Sent { started: seconds(started), observed: seconds(observed) };
+            let end = DrainEnd { earliest: DRAIN, latest: seconds(40) };
+            new_connection(observation, sent, end).map(|(result, _)| result)
         };
         assert_eq!(result(&refused(), 28, 29), Some(Outcome::Failed));
-        // The client sends its request some time after its start, here before or after the end of the drain.
         assert_eq!(result(&refused(), 29, 30), None);
         assert_eq!(result(&refused(), 30, 31), Some(Outcome::Passed));
-        assert_eq!(result(&answered(), 38, 39), Some(Outcome::Failed));
+        assert_eq!(result(&answered(), 1, 2), None);
+        assert_eq!(result(&answered(), 39, 41), None);
+        assert_eq!(result(&answered(), 40, 41), Some(Outcome::Failed));
+        assert_eq!(result(&Observation::NotSent("kubectl".to_owned()), 1, 2), Some(Outcome::Unknown));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::{
 use serde::Serialize;
 
 pub use self::{
-    drain::{Elapsed, new_connection, open_connection, withdrawal},
+    drain::{DrainEnd, Elapsed, Sent, new_connection, open_connection, withdrawal},
     judge::{PathFacts, judge, publication},
     probe::{Observation, Probe, Reply, UnknownProbe},
 };

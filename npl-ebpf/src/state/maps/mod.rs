@@ -27,11 +27,11 @@ pub trait Family:
 {
 }
 
-/// The Node's addresses: the primary addresses in `npl_config`, and all addresses with their indexes in `npl_nodeip_*`
-/// and `npl_nodeidx_*`.
+/// The Node's addresses: the primary addresses in `npl_config`, and all addresses with their indexes in
+/// `npl_addr2idx_*` and `npl_idx2addr_*`.
 pub trait NodeAddresses: HeaderLayout {
     /// The index of `addr` if `addr` is the Node's primary IPv4 address. The primary address is in `npl_config`, so the
-    /// program needs no look-up in `npl_nodeip_v4`.
+    /// program needs no look-up in `npl_addr2idx_v4`.
     #[inline(always)]
     fn primary_index(_config: &Config, _addr: Self::Addr) -> Option<u8> {
         None

@@ -235,7 +235,9 @@ fn conntrack_entries_move_to_a_map_of_another_size() {
 
 /// Renames the pins of maps and programs as if an earlier build of this ABI version had created them.
 fn pretend_to_be_earlier_build(pins: &Pins) {
-    for (name, former) in former_names::ABI_2 {
+    let mut renamed = BTreeSet::new();
+    // Of several former names, the earlier build has the newest, which stands last.
+    for (name, former) in former_names::ABI_2.into_iter().rev().filter(|(name, _)| renamed.insert(*name)) {
         fs::rename(pins.map(name), pins.map(former)).unwrap();
     }
     for build in pins.builds().unwrap() {

@@ -23,8 +23,8 @@ use crate::{
     core::{
         model::{Family, Protocol},
         path_test::{
-            Client, Elapsed, Observation, Outcome, Path, Probe, Row, Server, new_connection, open_connection,
-            withdrawal,
+            Client, DrainEnd, Elapsed, Observation, Outcome, Path, Probe, Row, Sent, Server, new_connection,
+            open_connection, withdrawal,
         },
     },
 };
@@ -32,7 +32,11 @@ use crate::{
 /// The longest drain for whose end the test waits.
 const LONGEST: Duration = Duration::from_secs(35);
 /// The maximum time between the end of the drain and the removal of the mapping.
-const MARGIN: Duration = Duration::from_secs(8);
+const MARGIN: Duration = Duration::from_secs(10);
+
+/// The limit for all requests that look for the end of the drain: longer than the longest drain with its margin, and
+/// some slow requests.
+const DRAIN_LIMIT: Duration = Duration::from_secs(90);
 
 /// The time limit for one request of a client Pod. The client in the Pod has shorter time limits.
 const OBSERVATION: Duration = Duration::from_secs(20);
@@ -109,6 +113,7 @@ fn follow(test: Test<'_>, published: &[Server], working: Option<&Path>, rows: &m
     let open = followed.as_ref().map(|(path, _site, pod)| OpenConnection::open(test, pod, path.probe));
     let start = Instant::now();
     scene.disable()?;
+    let disabled = start.elapsed();
     rows.extend(withdrawals(test, published, start)?);
     let (Some((path, site, pod)), Some(open)) = (followed, open) else {
         let reason = "no TCP path from a Pod has passed";
@@ -117,7 +122,7 @@ fn follow(test: Test<'_>, published: &[Server], working: Option<&Path>, rows: &m
         return Ok(());
     };
     rows.push(row(path, &site.node, "open connection during the drain", during(open, site.drain(), start)));
-    let after = after(test, (&pod, path.probe), site.drain(), start)?;
+    let after = after(test, (&pod, path.probe), site.drain(), (start, disabled))?;
     rows.push(row(path, &site.node, "new connection after the drain", after));
     Ok(())
 }
@@ -165,33 +170,34 @@ fn during(open: anyhow::Result<OpenConnection<'_>>, drain: Duration, start: Inst
     }
 }
 
-/// Waits until the node port no longer answers new connections.
+/// Sends requests until the end of the drain is certain: until one is not answered, or one that was sent after the
+/// latest possible end is answered. The withdrawal was requested between `start` and `disabled`, the time since `start`.
 fn after(
     test: Test<'_>,
     (pod, probe): (&str, Probe),
     drain: Duration,
-    start: Instant,
+    (start, disabled): (Instant, Duration),
 ) -> anyhow::Result<(Outcome, String)> {
     if drain > LONGEST {
         return Ok((Outcome::NotTried, format!("the drain lasts {drain:?}; the test waits at most {LONGEST:?}")));
     }
     note(&format!("waiting for the end of the drain, {drain:?}"));
-    let mut last = (Outcome::Unknown, "no request was sent".to_owned());
-    let limit = (drain + MARGIN).saturating_sub(start.elapsed());
-    test.interrupt.until(limit, || {
+    let end = DrainEnd { earliest: millis(drain), latest: millis(disabled + drain + MARGIN) };
+    let mut last = (Outcome::Unknown, "no request was sent after the drain".to_owned());
+    test.interrupt.until(DRAIN_LIMIT, || {
         let started = since(start);
         let observed = clients::ask_in(test.scene, pod, &[probe]);
         let observed = observed.and_then(|it| it.into_iter().next().context("the client has printed no observation"));
-        let has_no_answer = matches!(observed, Ok(Observation::NoAnswer(_) | Observation::Refused(_)));
+        let sent = Sent { started, observed: since(start) };
         let result = match observed {
-            Ok(observation) => new_connection(&observation, started, since(start), millis(drain)),
+            Ok(observation) => new_connection(&observation, sent, end),
             Err(error) => Some((Outcome::Unknown, format!("{error:#}"))),
         };
-        let is_end = has_no_answer && result.is_some();
+        let is_certain = matches!(result, Some((Outcome::Passed | Outcome::Failed, _)));
         if let Some(result) = result {
             last = result;
         }
-        Ok(is_end.then_some(()))
+        Ok(is_certain.then_some(()))
     })?;
     Ok(last)
 }

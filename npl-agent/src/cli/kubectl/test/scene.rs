@@ -41,13 +41,13 @@ const CONTAINER: &str = "echo";
 /// The hidden command of `npl-agent` that the Pods run.
 const COMMAND: &str = "echo";
 /// The limit for the start of the Pods, whose image the Nodes have pulled already.
-const START: Duration = Duration::from_secs(40);
+const START: Duration = Duration::from_mins(2);
 /// The limit for the publication of all node ports.
-pub(super) const PUBLICATION: Duration = Duration::from_secs(15);
+pub(super) const PUBLICATION: Duration = Duration::from_secs(60);
 /// The limit for the removal of all objects.
-const REMOVAL: Duration = Duration::from_secs(90);
+const REMOVAL: Duration = Duration::from_mins(5);
 /// The limit for one attempt of the removal.
-const ATTEMPT: &str = "--timeout=60s";
+const ATTEMPT: &str = "--timeout=90s";
 /// The number of attempts to remove the objects.
 const ATTEMPTS: usize = 3;
 /// The beginning of the Namespaces' names.
