@@ -189,7 +189,7 @@ pub const PROG_PODS_OFFLOAD: &str = "npl_off_pods";
 /// Records stack observations of requests at TC egress of a Pod-facing device, for `--forwarding offload`.
 pub const PROG_TO_PODS: &str = "npl_off_to_pods";
 
-/// The names of all programs that the agent attaches to TC hooks. The slow-path programs are not among them.
+/// The names of all programs that the agent attaches to TC hooks. The list does not contain the slow-path programs.
 pub const PROGRAMS: &[&str] = &[
     PROG_INGRESS,
     PROG_EGRESS,

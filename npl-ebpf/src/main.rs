@@ -99,8 +99,8 @@ pub fn npl_off_ingress(ctx: TcContext) -> i32 {
     fast_path::<Requests<OFFLOAD>, ETHERNET>(&ctx, SLOW_INGRESS)
 }
 
-/// As [`npl_egress`], for `--forwarding offload`. The program also records in `npl_stkseen_v4` or `npl_stkseen_v6` that
-/// the host's stack has forwarded a reply of the flow.
+/// As [`npl_egress`], but for `--forwarding offload`. The program also records in `npl_stkseen_v4` or `npl_stkseen_v6`
+/// that the host's stack has forwarded a reply of the flow.
 #[classifier]
 pub fn npl_off_egress(ctx: TcContext) -> i32 {
     fast_path::<Replies<OBSERVE>, ETHERNET>(&ctx, SLOW_EGRESS)

@@ -108,7 +108,7 @@ impl<'k, F: Family> Flow<'k, F> {
         Self::with_hash(tuple.hash(seed, protocol), protocol, key)
     }
 
-    /// As [`Self::new`], if the caller has already computed the tuple's hash.
+    /// As [`Self::new`], but for a caller that has already computed the tuple's hash.
     #[inline(always)]
     pub fn with_hash(hash: u64, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
         let (entry, slot) = slots::of_flow::<F>(hash)?;
