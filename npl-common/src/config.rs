@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Configuration of the kernel programs: one array element, which the agent writes.
+//! The configuration of the kernel programs: the only element of the map `npl_config`, which the agent writes.
 
 map_type! {
     /// Configuration that all programs read. A change takes effect with the next packet.
@@ -31,9 +31,10 @@ map_type! {
     }
 }
 
-/// Flag: at least one device runs the XDP program. The map `npl_xdp_devices` has the indexes of these devices. A
-/// request that XDP has translated arrives at TC with the Pod's address as destination. On these devices, the TC
-/// program therefore does not treat such a request as a packet of a direct connection.
+/// Flag: the map `npl_xdp_devices` contains at least one device, because a device runs the XDP program or, before Linux
+/// 6.6, because the agent moves a filter. A request that the XDP program or the second filter has translated arrives at
+/// the TC program with the Pod's address as destination. On the devices in the map, the TC program therefore does not
+/// treat a datagram to a Pod as a packet of a direct connection.
 pub const FLAG_XDP: u32 = 1;
 
 /// Flag: of the local clients, only those in the host's network namespace may use node ports: see
@@ -43,7 +44,7 @@ pub const FLAG_HOST_CLIENTS: u32 = 2;
 /// Position of the bits of [`Config::flags`] that contain the index of the primary IPv6 address.
 const PRIMARY_V6_SHIFT: u32 = 8;
 
-/// Maximum number of devices that run the XDP program.
+/// Maximum number of devices in the map `npl_xdp_devices`.
 pub const MAX_XDP_DEVICES: u32 = 256;
 
 /// The value of every device in `npl_xdp_devices`.
@@ -59,7 +60,7 @@ const _: () = assert!(
 const _: () = assert!(core::mem::offset_of!(Config, epoch) == 28, "both fields must be in one aligned word");
 
 impl Config {
-    /// Index of the 8-byte word with `abi` and `epoch`.
+    /// Index of the 8-byte word of [`Config`] that contains `abi` and `epoch`.
     pub const EPOCH_WORD: usize = 3;
 
     /// A copy of the configuration with [`FLAG_XDP`] set or cleared.

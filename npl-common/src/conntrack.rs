@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The connection tracking state machine: one pure function [`step`]. The kernel programs call `step` for each packet.
-//! The agent's sweeper calls `step` for each entry, with the time since a packet last refreshed the entry.
+//! The connection tracking state machine: one pure function, [`step`]. The kernel programs call `step` for each packet.
+//! The agent's sweeper calls `step` for each conntrack entry, with the time since a packet last refreshed the entry.
 //!
-//! Only a client's packet opens an entry; a Pod's packet never does. The client's next packet recreates a lost entry.
-//! Entries in phases before [`Phase::ESTABLISHED`] are words of the half-open cache ([`crate::half_open`]); established
-//! entries are elements of the flow table ([`crate::flow`]).
+//! Only a client's packet opens a conntrack entry; a Pod's packet never opens one. If an entry is lost, the client's
+//! next packet recreates the entry. Entries in phases before [`Phase::ESTABLISHED`] are words of the half-open cache
+//! ([`crate::half_open`]); entries in the phase [`Phase::ESTABLISHED`] are elements of the flow table
+//! ([`crate::flow`]).
 //!
 //! | phase | event | next phase | action |
 //! |---|---|---|---|
@@ -56,27 +57,30 @@ use crate::{
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Idle time after which an unanswered request times out, nanoseconds: as kernel conntrack's
+/// Idle timeout, in nanoseconds, of a flow whose Pod has not answered: as kernel conntrack's
 /// `nf_conntrack_udp_timeout`.
 pub const REQUESTED_NS: u64 = 30 * SECOND;
-/// Idle time after which a request that the Pod has answered times out, nanoseconds. The timeout is long, because a Pod
-/// may send further datagrams minutes after the request.
+/// Idle timeout, in nanoseconds, of a half-open flow whose Pod has answered. The timeout is long, because a Pod may
+/// send further datagrams minutes after the request.
 pub const REPLIED_NS: u64 = 300 * SECOND;
-/// Idle time after a RST of one side or a FIN of each side, nanoseconds: as `nf_conntrack_tcp_timeout_last_ack`.
+/// Idle timeout, in nanoseconds, of a connection after a RST of one side, or after a FIN of each side: as
+/// `nf_conntrack_tcp_timeout_last_ack`.
 pub const CLOSED_NS: u64 = 30 * SECOND;
-/// Idle time after a FIN of one side only, nanoseconds: as `nf_conntrack_tcp_timeout_fin_wait`.
+/// Idle timeout, in nanoseconds, of a connection of which only one side has sent a FIN: as
+/// `nf_conntrack_tcp_timeout_fin_wait`.
 pub const HALF_CLOSED_NS: u64 = 120 * SECOND;
-/// Idle time of a TCP connection whose Pod has sent only its SYN-ACK, nanoseconds: as
+/// Idle timeout, in nanoseconds, of a TCP connection whose Pod has sent only its SYN-ACK: as
 /// `nf_conntrack_tcp_timeout_syn_recv`.
 pub const UNANSWERED_NS: u64 = 60 * SECOND;
-/// Idle timeout of an established TCP connection, nanoseconds: as `nf_conntrack_tcp_timeout_established`.
+/// Idle timeout, in nanoseconds, of an established TCP connection: as `nf_conntrack_tcp_timeout_established`.
 pub const TCP_NS: u64 = 5 * 24 * 3600 * SECOND;
-/// Idle timeout of a UDP flow, nanoseconds: RFC 4787, section 4.3.
+/// Idle timeout, in nanoseconds, of an established UDP flow: the recommendation of RFC 4787, section 4.3.
 pub const UDP_NS: u64 = 300 * SECOND;
-/// Idle timeout of a UDP flow while the flow table is more than half full, nanoseconds. Most flows in such a table are
-/// one query and one response, as in DNS, and need no longer timeout.
+/// Idle timeout, in nanoseconds, of an established UDP flow while the flow table is more than half full. Most flows in
+/// a table that is more than half full consist of one query and one response, as in DNS, for which this timeout is long
+/// enough.
 pub const UDP_CROWDED_NS: u64 = 30 * SECOND;
-/// Idle timeout of an SCTP association, nanoseconds: many times the heartbeat interval of 30 s (RFC 9260).
+/// Idle timeout, in nanoseconds, of an SCTP association: many times the heartbeat interval of 30 s (RFC 9260).
 pub const SCTP_NS: u64 = 3600 * SECOND;
 
 /// The phase of a conntrack entry.
@@ -91,7 +95,8 @@ impl Phase {
     pub const REPLIED: Self = Self(1);
     /// The handshake or the first exchange of datagrams is complete; the entry is in the flow table.
     pub const ESTABLISHED: Self = Self(2);
-    /// A RST ended the handshake. Late packets of the handshake are still translated, but do not establish a flow.
+    /// A RST has ended the handshake. Late packets of the refused handshake are still translated, but do not establish
+    /// a flow.
     pub const REFUSED: Self = Self(3);
     /// No entry exists.
     pub const ABSENT: Self = Self(4);
@@ -104,7 +109,8 @@ impl Phase {
         Self(bits as u8 & 0b11)
     }
 
-    /// The two bits that encode a phase in the half-open cache. [`Self::ABSENT`] has no encoding there.
+    /// The two bits that encode a phase in the half-open cache. [`Self::ABSENT`] has no encoding in the half-open
+    /// cache.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn bits(self) -> u64 {
@@ -140,7 +146,7 @@ impl Phase {
 /// The state of one conntrack entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct State {
-    /// The phase of the flow.
+    /// The phase of the entry.
     pub phase: Phase,
     /// All TCP flags that the client has sent since the flow was established.
     pub client_flags: u8,
@@ -153,7 +159,7 @@ impl State {
     /// No entry exists.
     pub const ABSENT: Self = Self::half_open(Phase::ABSENT);
 
-    /// The state of an entry of the half-open cache.
+    /// The state of an entry of the half-open cache, which contains only the phase.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn half_open(phase: Phase) -> Self {
@@ -167,7 +173,7 @@ impl State {
         Self { phase: Phase::ESTABLISHED, client_flags, pod_flags }
     }
 
-    /// Whether the Pod has sent a segment other than its SYN-ACK. After such a segment, the Pod no longer retransmits
+    /// Whether the Pod has sent a segment other than its SYN-ACK. After another segment, the Pod no longer retransmits
     /// the SYN-ACK.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
@@ -175,7 +181,8 @@ impl State {
         self.pod_flags & ACK != 0
     }
 
-    /// Whether the Pod may still retransmit its SYN-ACK: the client's acknowledgement may be lost between Node and Pod.
+    /// Whether the Pod may still retransmit its SYN-ACK, because the client's acknowledgement may have been lost
+    /// between Node and Pod.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn may_repeat_syn_ack(self) -> bool {
@@ -183,38 +190,38 @@ impl State {
     }
 }
 
-/// Flags ([`crate::flow::tcp_flag`]), sequence and acknowledgement number of a TCP segment, or the equivalents of an
-/// SCTP packet.
+/// What connection tracking needs of a TCP segment: its flags ([`crate::flow::tcp_flag`]), sequence number and
+/// acknowledgement number. An SCTP packet is represented by the equivalent values.
 ///
 /// For SCTP, the sequence number of an INIT or INIT ACK is the initiate tag minus one. The acknowledgement number of
 /// every SCTP packet is the verification tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Segment {
-    /// Sequence and acknowledgement number as one word, because a kernel program has little stack.
+    /// Sequence and acknowledgement number in one word, because a kernel program has little stack space.
     pub numbers: Numbers,
     /// TCP flags.
     pub flags: u8,
 }
 
 impl Segment {
-    /// A datagram, which has no numbers.
+    /// The value for a datagram, which has neither flags nor numbers.
     pub const DATAGRAM: Self = Self::new(0, 0, 0);
 
-    /// Creates a segment. The numbers are in host order.
+    /// Creates a segment. `sequence` and `acknowledgement` are in host byte order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn new(sequence: u32, acknowledgement: u32, flags: u8) -> Self {
         Self { numbers: Numbers((sequence as u64) << u32::BITS | acknowledgement as u64), flags }
     }
 
-    /// The sequence number, host order.
+    /// The sequence number, in host byte order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn sequence(self) -> u32 {
         self.numbers.sequence()
     }
 
-    /// The acknowledgement number, host order.
+    /// The acknowledgement number, in host byte order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn acknowledgement(self) -> u32 {
@@ -228,7 +235,7 @@ impl Segment {
         is_syn(self.flags)
     }
 
-    /// Whether the segment has ACK, and neither opens nor aborts a connection.
+    /// Whether the segment has the ACK flag, and neither the SYN nor the RST flag.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is_mid_stream(self) -> bool {
@@ -244,22 +251,23 @@ pub const fn handshake_key(flow: u64, acknowledgement: u32) -> u64 {
     absorb(flow, 1 << 32 | acknowledgement as u64)
 }
 
-/// The key of an accepted handshake's entry: a hash of the flow's hash and of the acknowledgement number with which the
-/// client completes the handshake.
+/// The key of the entry of a handshake that the Pod has accepted: a hash of the flow's hash and of the acknowledgement
+/// number with which the client completes the handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn reply_key(flow: u64, acknowledgement: u32) -> u64 {
     absorb(flow, 2 << 32 | acknowledgement as u64)
 }
 
-/// The key of an entry that a segment in the middle of a connection opened: a hash of the flow's hash.
+/// The key of a mid-stream entry, which a client's segment in the middle of a connection opened: a hash of the flow's
+/// hash.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn mid_stream_key(flow: u64) -> u64 {
     absorb(flow, 3 << 32)
 }
 
-/// Sequence and acknowledgement number of a segment, as one word.
+/// The sequence number and the acknowledgement number of a segment, in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Numbers(pub u64);
 
@@ -268,14 +276,14 @@ impl Numbers {
     /// of the other side. The distance is at least as large as the receive window of common hosts.
     pub const WINDOW: u32 = 1 << 25;
 
-    /// The sequence number, host order.
+    /// The sequence number, in host byte order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn sequence(self) -> u32 {
         (self.0 >> u32::BITS) as u32
     }
 
-    /// The acknowledgement number, host order.
+    /// The acknowledgement number, in host byte order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     #[expect(clippy::cast_possible_truncation, reason = "only the low half is used")]
@@ -283,10 +291,10 @@ impl Numbers {
         self.0 as u32
     }
 
-    /// Whether a Pod's segment belongs to the same connection as the client's segment with these numbers. Each side's
-    /// sequence number must be within [`Self::WINDOW`] of the other side's acknowledgement number. A RST without ACK
-    /// must have exactly the sequence number that the client acknowledged. A segment of another connection is admitted
-    /// with a probability of 1 in 4096.
+    /// Whether the Pod's segment `reply` belongs to the same connection as the client's segment with these numbers.
+    /// Each side's sequence number must be within [`Self::WINDOW`] of the other side's acknowledgement number. A RST
+    /// without ACK must have exactly the sequence number that the client acknowledged. A segment of another connection
+    /// is admitted with a probability of 1 in 4096.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn admit(self, reply: Segment) -> bool {
@@ -298,7 +306,7 @@ impl Numbers {
             && is_near(reply.sequence(), acknowledgement, Self::WINDOW)
     }
 
-    /// Whether another segment from the client belongs to the same connection.
+    /// Whether `later`, the numbers of a later segment of the client, belong to the same connection as these numbers.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is_near(self, later: Self) -> bool {
@@ -315,12 +323,12 @@ impl Numbers {
 }
 
 /// Largest distance in bytes, in either direction, between the sequence number of a client's FIN or RST and the Pod's
-/// last recorded acknowledgement number. An off-path sender's guess is within this distance with a probability of 1 in
-/// 4096.
+/// last recorded acknowledgement number. The random guess of an off-path sender is within this distance with a
+/// probability of 1 in 4096.
 pub const CLOSING_WINDOW: u32 = 1 << 19;
 
 /// Whether a client's sequence number is within [`CLOSING_WINDOW`] of the Pod's last recorded acknowledgement number.
-/// Otherwise, a FIN or RST of the client does not change the entry.
+/// If the sequence number of a client's FIN or RST is not within this distance, the segment does not change the entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {
@@ -334,7 +342,7 @@ const fn is_near(a: u32, b: u32, window: u32) -> bool {
     a.wrapping_sub(b).wrapping_add(window) < 2 * window
 }
 
-/// An event that changes the state of an entry.
+/// An event that may change the state of a conntrack entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
     /// The client's TCP segment or SCTP packet.
@@ -355,24 +363,24 @@ pub enum Event {
     },
     /// The Pod's datagram.
     PodDatagram,
-    /// No packet has refreshed the entry for some time.
+    /// The sweep has found that no packet has refreshed the entry for the time `ns`.
     Silence {
-        /// The time since the last refresh, nanoseconds.
+        /// The time, in nanoseconds, since a packet last refreshed the entry.
         ns: u64,
         /// The flow's protocol: [`protocol`].
         protocol: u8,
         /// Whether the flow table is more than half full.
         is_crowded: bool,
     },
-    /// The client's packet has the flow tuple of the entry, but another NAT address, or its mapping has another
-    /// generation.
+    /// The client's packet has the flow tuple of the entry, but another NAT address than the entry, or a mapping with
+    /// another generation.
     ClientMismatch {
         /// The flow's protocol: [`protocol`].
         protocol: u8,
         /// Whether the packet's NAT address is the entry's NAT address.
         is_same_nat: bool,
     },
-    /// The kernel has evicted the flow table's entry; the copy in the half-open cache is left.
+    /// The kernel has evicted the flow's entry from the flow table, but the copy in the half-open cache remains.
     Eviction,
     /// A direct connection between client and Pod has the same flow tuple.
     DirectConnection,
@@ -397,7 +405,8 @@ impl Event {
 /// The action that the caller of [`step`] executes on the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// No entry matches the packet, and no entry is created: the packet is not translated.
+    /// Leave the entry, because the Pod's packet does not belong to it, and create no entry. The program does not
+    /// translate the packet by this entry.
     Ignore,
     /// Leave the entry unchanged.
     Keep,
@@ -411,12 +420,12 @@ pub enum Action {
     Establish,
     /// Replace the entry in the flow table by a new one.
     Replace,
-    /// Remove the entry.
+    /// Remove the entry from the half-open cache or the flow table.
     Remove,
 }
 
-/// The next state of an entry after an event, and the action that the caller executes on the entry: see the table
-/// above.
+/// The next state of an entry after an event, and the action that the caller executes on the entry: see the table at
+/// the top of this module.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn step(state: State, event: Event) -> (State, Action) {
@@ -493,7 +502,7 @@ const fn pod_packet(state: State, flags: u8, is_proven: bool) -> (State, Action)
     }
 }
 
-/// Idle timeout of an established entry, nanoseconds.
+/// The idle timeout, in nanoseconds, of an established entry with this state.
 pub const fn established_timeout_ns(state: State, protocol: u8, is_crowded: bool) -> u64 {
     let (client, pod) = (state.client_flags, state.pod_flags);
     let is_closed = client & pod & FIN != 0 || (client | pod) & RST != 0;
@@ -515,7 +524,7 @@ pub const fn is_syn(flags: u8) -> bool {
     flags & (SYN | ACK) == SYN
 }
 
-/// Whether a segment has ACK, and neither opens nor aborts a connection.
+/// Whether the flags of a segment contain ACK, and neither SYN nor RST.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn is_mid_stream(flags: u8) -> bool {
@@ -544,7 +553,7 @@ mod tests {
         State::half_open(phase)
     }
 
-    /// A segment of the client whose numbers match the connection.
+    /// A proven segment of the client: its numbers match the connection.
     fn client(flags: u8) -> Event {
         Event::ClientSegment { flags, is_proven: true }
     }
@@ -816,7 +825,7 @@ mod tests {
         }
 
         /// A sender who guesses neither a sequence number nor an acknowledgement number correctly can at most open an
-        /// entry. This entry matches no reply of another connection.
+        /// entry. An entry that a forged segment opened matches no reply of another connection.
         #[test]
         fn no_sequence_of_forged_segments_matches_a_reply_of_another_connection(
             flags in vec((select(ALL_FLAGS.to_vec()), any::<bool>()), 1..20),

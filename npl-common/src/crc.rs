@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Incremental update of SCTP's checksum, `CRC32c` (RFC 9260, appendix A), without reading the packet.
+//! Incremental update of the SCTP checksum, a `CRC32c` (RFC 9260, appendix A), without reading the whole packet.
 //!
-//! For messages of one length, a CRC is linear: its change depends only on the changed bits, and on the number of bytes
-//! after these bits. The ports are the first four bytes of an SCTP packet, so
+//! For messages of one length, a CRC is linear: the change of the CRC depends only on the changed bits, and on the
+//! number of bytes after these bits. The ports are the first four bytes of an SCTP packet, so
 //!
 //! ```text
 //! crc' = crc + (ports' - ports) x^8n   modulo the polynomial, for a packet of n bytes
@@ -16,14 +16,15 @@
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 /// The polynomial `x^0`, which is the number 1.
 const ONE: u32 = 1 << 31;
-/// The polynomial `x^8`, the factor for one more byte in the message.
+/// The polynomial `x^8`: the factor by which one more byte of message multiplies a change.
 const BYTE: u32 = 1 << 23;
 /// The number of values that a byte can have.
 const BYTES: usize = 256;
-/// Mask of every fourth bit. In a product of masked words, no carry reaches another masked bit.
+/// Mask that selects every fourth bit of a word. In a product of masked words, no carry reaches another masked bit.
 const LANES: u64 = 0x1111_1111_1111_1111;
 
-/// Offset in [`TABLE`] of the products of each byte and `x^32`, which divide a word byte by byte.
+/// Offset in [`TABLE`] of the products of each byte and `x^32`. With these products, a word is divided by the CRC
+/// polynomial byte by byte.
 const REMAINDERS: u32 = 0;
 /// Offset in [`TABLE`] of the powers of `x` whose exponent is 8 times the index.
 const POWERS: u32 = 256;
@@ -37,7 +38,8 @@ pub const ELEMENTS: usize = 3 * BYTES;
 pub static TABLE: [u32; ELEMENTS] = table();
 
 /// The checksum of an SCTP packet of `length` bytes after a change of its ports. Checksums and ports are words as
-/// loaded by a little-endian processor. `times` is [`times_element`] or a function that calls [`times_element`].
+/// loaded by a little-endian processor. `times` multiplies a polynomial by an element of [`TABLE`], as
+/// [`times_element`] does.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times: impl Fn(u32, u32) -> u32) -> u32 {
@@ -66,8 +68,8 @@ pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -
 
 /// The carry-less product of two words.
 ///
-/// Ordinary multiplication produces carries. If both factors have only every fourth bit, at most eight ones are added
-/// at one position, so a carry never reaches the next used bit.
+/// Ordinary multiplication produces carries. If both factors contain only every fourth bit, at most eight ones are
+/// added at one position, so a carry never reaches the next position that is used.
 #[inline(always)]
 #[expect(
     clippy::inline_always,
@@ -108,8 +110,8 @@ const fn table() -> [u32; ELEMENTS] {
     }
 }
 
-/// The product of two polynomials modulo the CRC polynomial, computed bit by bit. Used only at compile time, for the
-/// table.
+/// The product of two polynomials modulo the CRC polynomial, computed bit by bit. This function is used only at compile
+/// time, for [`TABLE`].
 const fn times_bitwise(a: u32, b: u32) -> u32 {
     let mut product = 0;
     let mut power = 0;
@@ -122,7 +124,7 @@ const fn times_bitwise(a: u32, b: u32) -> u32 {
     product
 }
 
-/// The product of a polynomial and `x` to the power `power`.
+/// The product of the polynomial `word` and `x` to the power `power`, modulo the CRC polynomial.
 const fn shifted(mut word: u32, power: u32) -> u32 {
     let mut step = 0;
     while step < power {
@@ -146,7 +148,8 @@ mod tests {
         super::times_element(a, index, |index| TABLE.get(index as usize).copied()).unwrap()
     }
 
-    /// The CRC computed from its definition, bit by bit, as an independent check of the table-driven functions.
+    /// The CRC of a message, computed bit by bit from the definition of the CRC. The tests compare the table-driven
+    /// functions with this function.
     fn full(bytes: &[u8]) -> u32 {
         let mut register = u32::MAX;
         for byte in bytes {
@@ -173,7 +176,7 @@ mod tests {
         assert_eq!(full(&[0; 32]), 0x8a91_36aa);
     }
 
-    /// The longest packet of either family, and the lengths at which the high byte changes.
+    /// Tests the longest packet of either IP family, and the lengths around each change of the length's high byte.
     #[test]
     fn the_longest_packet_and_lengths_around_each_high_byte_have_the_right_crc() {
         for length in [12, 13, 255, 256, 257, 511, 512, 1500, 4095, 4096, 9000, 32_767, 32_768, 65_535] {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Incremental update of the Internet checksum (RFC 1624, equation 3).
 //!
-//! Checksums and words have the byte order in which they are loaded from the packet. A ones-complement sum is
-//! independent of the byte order if all words have the same byte order.
+//! Checksums and words have the byte order in which they are loaded from the packet. A ones-complement sum does not
+//! depend on the byte order, as long as all words have the same byte order.
 
 /// Adds the carries of a sum of up to 65 536 16-bit words to the low 16 bits.
 #[inline(always)]
@@ -35,8 +35,8 @@ pub const fn replace32(check: u16, old: u32, new: u32) -> u16 {
     !fold(!check as u32 + difference32(old, new))
 }
 
-/// The difference to pass to `bpf_l4_csum_replace` when a 32-bit word changes from `old` to `new`. The sum of four such
-/// differences does not overflow.
+/// The difference to pass to `bpf_l4_csum_replace` if a 32-bit word changes from `old` to `new`. The sum of four
+/// differences does not overflow, so an IPv6 address can be passed as one difference.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn difference32(old: u32, new: u32) -> u32 {
@@ -44,8 +44,8 @@ pub const fn difference32(old: u32, new: u32) -> u32 {
 }
 
 /// The sum of a pseudo-header (RFC 9293, RFC 8200). The transport checksum field contains this sum if hardware
-/// completes the checksum. `addresses` is the sum of both addresses, `length` is in host order; the result is in
-/// network order.
+/// completes the checksum. `addresses` is the sum of both addresses, and `length` is in host byte order. The result is
+/// in network byte order.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn pseudo_header(addresses: u32, protocol: u8, length: u16) -> u16 {
@@ -62,7 +62,7 @@ pub const fn same(a: u16, b: u16) -> bool {
 /// The content of a transport checksum field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
-    /// The checksum: the complement of the sum of pseudo-header and segment.
+    /// A complete checksum: the complement of the sum of pseudo-header and segment.
     Checksum,
     /// Only the sum of the pseudo-header, not complemented, to which hardware adds the sum of the segment
     /// (`CHECKSUM_PARTIAL`).
@@ -73,8 +73,8 @@ pub enum Field {
 /// field. `difference` is the change of the pseudo-header's sum.
 ///
 /// Programs cannot read whether a field contains a complete checksum or only the pseudo-header sum. The helper
-/// subtracts the change from a complete checksum, and adds the change to a pseudo-header sum. `None` if the change is
-/// zero.
+/// subtracts the change from a complete checksum, and adds the change to a pseudo-header sum. The result is `None` if
+/// the change is zero.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn field_kind(before: u16, after: u16, difference: u32) -> Option<Field> {
@@ -94,7 +94,8 @@ mod tests {
 
     use super::{Field, difference32, field_kind, fold, pseudo_header, replace16, replace32, same, sum32};
 
-    /// The checksum computed from its definition (RFC 1071), as an independent check of the incremental updates.
+    /// The Internet checksum, computed from its definition (RFC 1071). The tests compare the incremental updates with
+    /// this checksum.
     fn full(words: &[u16]) -> u16 {
         let mut sum = 0_u64;
         for word in words {

@@ -2,12 +2,12 @@
 //! The flow table: conntrack entries of established flows, which reverse NAT of replies needs. The translation of
 //! requests needs no entry, because the mapping alone determines the destination of a request.
 
-/// Maximum number of entries per IP family; 131 072 entries take about 14 MiB.
+/// Maximum number of flow table entries per IP family in the kernel object; 131 072 entries take about 14 MiB.
 pub const MAX_FLOWS: u32 = 131_072;
 
-/// Interval in jiffies after which a packet refreshes an entry's time, and after which a
-/// [`crate::lookup_cache::CachedReply`] expires. Without the interval, every packet would write the time, and move the
-/// entry's cache line to another processor. 256 jiffies are 0.25 s (HZ=1000) to 2.6 s (HZ=100).
+/// Interval in jiffies after which a packet refreshes the time of its flow table entry, and after which a
+/// [`crate::lookup_cache::CachedReply`] expires. Without the interval, every packet would write the time, and thereby
+/// move the entry's cache line to another processor. 256 jiffies are 0.25 s (HZ=1000) to 2.6 s (HZ=100).
 pub const REFRESH_INTERVAL_JIFFIES: u32 = 256;
 
 /// TCP flags, in the byte at offset 13 of the TCP header (RFC 9293). SCTP chunks are recorded as the TCP flags with the
@@ -105,7 +105,7 @@ map_type! {
 }
 
 impl FlowV4 {
-    /// Creates an entry. The address is in network order.
+    /// Creates a flow table entry. `node_addr` is in network byte order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn new(state: FlowState, node_addr: [u8; 4]) -> Self {
@@ -122,5 +122,5 @@ impl FlowV6 {
     }
 }
 
-// Programs cast a pointer to an entry of either family to a pointer to its state.
+// Programs cast a pointer to an IPv4 or IPv6 entry to a pointer to the entry's state.
 const _: () = assert!(core::mem::offset_of!(FlowV4, state) == 0 && core::mem::offset_of!(FlowV6, state) == 0);

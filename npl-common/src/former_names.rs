@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Names that maps had in earlier builds. At an upgrade, the agent copies the entries of maps of an earlier ABI
-//! version. Maps of the agent's own ABI version keep their entries; the agent only renames their pins.
+//! Names that maps had in builds before the current one. If an upgrade changes the ABI version, the agent copies the
+//! entries of the previous version's maps. Within one ABI version, the maps keep their entries, and the agent only
+//! renames the pins.
 
 use crate::names::{
     MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_FRAGMENT_BUFFER, MAP_LOOKUP_CACHE_V4,
@@ -23,8 +24,8 @@ pub const ABI_1: [(&str, &str); 8] = [
     (MAP_SOCKET_RNAT_V6, "npl_peer_v6"),
 ];
 
-/// Maps of ABI 2 that had the same layout but another name in earlier builds: today's name, and the former name. If a
-/// map had several former names, the newest stands last.
+/// Maps of ABI 2 that had another name, but the same layout, in earlier builds of ABI 2: today's name, and the former
+/// name. If a map had several former names, the most recent former name stands last.
 pub const ABI_2: [(&str, &str); 17] = [
     (MAP_UNMAPPED_V4, "npl_unmap_v4"),
     (MAP_UNMAPPED_V6, "npl_unmap_v6"),

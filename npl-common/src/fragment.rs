@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Fragment tracking. Only the first fragment of a datagram has ports. The programs therefore record how they
-//! translated the first fragment, and translate later fragments by this record.
+//! translated the first fragment, and translate the later fragments of the datagram by this record.
 //!
-//! One 64-bit word per slot, as in [`crate::half_open`]: a flood of fragments overwrites slots and allocates no memory.
+//! A record is one 64-bit word in a slot of an array, as in [`crate::half_open`]: a flood of fragments overwrites
+//! records, but allocates no memory.
 //!
 //! ```text
 //! 63        34 33       33 32      26 25      24 23        16 15        0
@@ -11,7 +12,7 @@
 
 use crate::mapping::protocol;
 
-/// Number of slots, a power of two. The slots take 512 KiB.
+/// Number of slots for fragment records per IP family, a power of two. The slots of a family take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
 /// Lifetime of a record in the unit of [`time`]: 32 s, near the kernel's reassembly timeout of 30 s. A record is not
@@ -30,26 +31,27 @@ const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
 const PROTOCOL_MASK: u64 = 0x3;
 const TIME_MASK: u64 = 0x7f;
 
-// Codes of protocols in a record; 0 is UDP.
+// Codes of the transport protocol in a record; the code of UDP is 0.
 const TCP: u64 = 1;
 const SCTP: u64 = 2;
 
 /// How a datagram's first fragment was translated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// Node port of the mapping, host order; 0 if the first fragment was not translated.
+    /// The mapping's node port, in host byte order; 0 if the first fragment was not translated.
     pub node_port: u16,
-    /// Index of the node address.
+    /// Index of the node address that the client uses.
     pub address_index: u8,
     /// The datagram's transport protocol, which later IPv6 fragments need not name.
     pub protocol: u8,
 }
 
 impl Record {
-    /// The first fragment was not translated.
+    /// The record of a datagram whose first fragment was not translated.
     pub const UNTRANSLATED: Self = Self { node_port: 0, address_index: 0, protocol: protocol::UDP };
 
-    /// Packs the record of a datagram with this hash, written at this [`time`].
+    /// Packs the record into the word of a slot. `hash` is the datagram's hash, and `time` is the [`time`] at which the
+    /// record is written.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
     pub const fn to_word(&self, hash: u64, time: u64) -> u64 {
@@ -86,29 +88,29 @@ impl Record {
     }
 }
 
-/// Whether a record has not expired at this [`time`].
+/// Whether the record in a slot has not expired at this [`time`].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 const fn is_young(word: u64, time: u64) -> bool {
     time.wrapping_sub(word >> TIME_SHIFT) & TIME_MASK <= LIFETIME
 }
 
-/// Whether a record belongs to a datagram with this hash, expired or not.
+/// Whether the record in a slot belongs to a datagram with this hash. The record may have expired.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
 }
 
-/// Whether a record translates the later fragments of some datagram at this [`time`]. The record of an untranslated
-/// datagram does not overwrite such a record.
+/// Whether a slot contains a record by which later fragments are still translated at this [`time`]. The record of an
+/// untranslated datagram does not overwrite the record of a translated datagram.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn translates(word: u64, time: u64) -> bool {
     word & NODE_PORT_MASK != 0 && is_young(word, time)
 }
 
-/// Sets the record's flag that the host's stack forwarded the first fragment. The stack must then forward all fragments
+/// Sets a record's flag for a first fragment that the host's stack forwarded. The stack must then forward all fragments
 /// of the datagram, because kernel conntrack reassembles a datagram only from fragments that pass through the stack.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
@@ -123,7 +125,7 @@ pub const fn is_by_stack(word: u64) -> bool {
     word & BY_STACK != 0
 }
 
-/// A copy of a record whose time is earlier by `units` of [`time`].
+/// A copy of a record with an earlier time: earlier by `units`, in the unit of [`time`].
 pub const fn aged(word: u64, units: u64) -> u64 {
     let time = (word >> TIME_SHIFT).wrapping_sub(units) & TIME_MASK;
     word & !(TIME_MASK << TIME_SHIFT) | time << TIME_SHIFT
@@ -136,7 +138,8 @@ pub const fn is_over(time: u64, now: u64) -> bool {
     now.wrapping_sub(time) > LIFETIME
 }
 
-/// The slot of a hash, chosen by bits that are not part of the tag.
+/// The slot for the record of a datagram with this hash. The slot depends only on bits of the hash that are not part of
+/// the tag.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 #[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
@@ -144,7 +147,7 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// Converts nanoseconds to units of 2^30 ns (1.07 s). A record has the low seven bits of the result.
+/// Converts nanoseconds to units of 2^30 ns (1.07 s). A record contains the low seven bits of the result.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn time(nanoseconds: u64) -> u64 {

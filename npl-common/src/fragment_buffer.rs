@@ -2,30 +2,31 @@
 //! Buffers for copies of fragments that cannot be translated before another fragment of their datagram has arrived.
 //!
 //! The fragment buffer has, for each processor, copies of the latest fragments that arrived before the first fragment
-//! of their datagram. The SCTP reassembly buffer has copies of first fragments of SCTP packets. The update of their
+//! of their datagram. The SCTP reassembly buffer has copies of first fragments of SCTP packets. The update of an SCTP
 //! checksum needs the datagram's length, which only the last fragment shows. All processors share the SCTP reassembly
 //! buffer: a network card may deliver the first fragment to another processor than the later fragments.
 
-/// Number of early fragments that each processor saves. At an MTU of 1500 bytes, a datagram of 16 KiB has only 12
+/// Number of early fragments that each processor saves. With an MTU of 1500 bytes, a datagram of 16 KiB has only 12
 /// fragments.
 pub const FRAGMENTS: u32 = 16;
-/// Index of the element that contains the first fragment while saved fragments overwrite its skb.
+/// Index of the element that contains the first fragment while saved fragments overwrite the first fragment's skb.
 pub const SAVED: u32 = FRAGMENTS;
-/// Index of the element with the state of the buffer: `excess` is the next slot to overwrite, and `time` is the time of
-/// the last save. `hash` is the key of the datagram whose first fragment the current program has translated.
+/// Index of the element with the state of the fragment buffer: `excess` is the next slot to overwrite, `time` is the
+/// time of the last save, and `hash` is the key of the datagram whose first fragment the current program has
+/// translated.
 pub const CURSOR: u32 = FRAGMENTS + 1;
-/// Index of the element that contains the last fragment of an SCTP packet while its skb contains the first fragment.
-/// `datagram_length` describes the current packet. `hash` is the datagram's key if the current packet is a last
-/// fragment.
+/// Index of the element that contains the last fragment of an SCTP packet while the last fragment's skb contains the
+/// first fragment. `datagram_length` describes the current packet. `hash` is the datagram's key if the current packet
+/// is a last fragment.
 pub const LAST: u32 = FRAGMENTS + 2;
-/// Elements of the map.
+/// Number of elements of the map `npl_frag_buf`.
 pub const ELEMENTS: u32 = FRAGMENTS + 3;
 
-/// Slots of the SCTP reassembly buffer, a power of two.
+/// Number of slots of the SCTP reassembly buffer, a power of two.
 pub const SCTP_FRAGMENTS: u32 = 64;
 /// Time for which a waiting first fragment keeps its slot, nanoseconds. A flood of fragments evicts no waiting
-/// fragment: during this time, the length of another datagram with the same slot is estimated from the datagram's
-/// chunks.
+/// fragment: while the slot is occupied, the length of another datagram with the same slot is estimated from that
+/// datagram's chunks.
 pub const WAIT_NS: u64 = 1_000_000_000;
 /// Flag in [`SavedFrame::datagram_length`]: the first fragment has waited for the last fragment, and is being
 /// re-injected.
@@ -36,7 +37,7 @@ pub const WAITING: u32 = 1 << 17;
 /// Mask of the length in [`SavedFrame::datagram_length`], without the flags.
 pub const LENGTH_MASK: u32 = REINJECTED - 1;
 
-/// The slot of a datagram's first fragment.
+/// The slot of the SCTP reassembly buffer for the first fragment of a datagram.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 #[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
@@ -46,10 +47,10 @@ pub const fn sctp_slot(hash: u64) -> u32 {
 
 const _: () = assert!(SCTP_FRAGMENTS.is_power_of_two(), "slots are chosen by a mask");
 
-/// Bytes of the longest frame that is saved.
+/// Length in bytes of the longest frame that is saved.
 pub const MAX_FRAME: u32 = 2024;
-/// Bytes of the shortest frame: an IPv4 header and one byte of payload, which a last fragment may have, without a
-/// link-layer header.
+/// Length in bytes of the shortest frame, that of a last fragment on a device without link-layer header: an IPv4 header
+/// and one byte of payload.
 pub const MIN_FRAME: u32 = 21;
 /// The largest [`SavedFrame::excess`].
 pub const FRAME_EXCESS: u32 = MAX_FRAME - MIN_FRAME;

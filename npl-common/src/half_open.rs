@@ -3,8 +3,8 @@
 //! exchange of packets is not complete.
 //!
 //! The cache is never full: a flood of packets overwrites slots, but allocates no memory and evicts no entries of the
-//! flow table. A flow has two candidate slots. The flow uses the second slot only if the first slot has the entry of
-//! another flow that waits for the Pod's first reply. A word is read and written atomically:
+//! flow table. A flow has two candidate slots. The flow uses the second slot only if the first slot contains the entry
+//! of another flow that waits for the Pod's first reply. Programs read and write each word atomically:
 //!
 //! ```text
 //! 63            26 25  24 23        16 15        0
@@ -19,14 +19,14 @@
 
 use crate::conntrack::Phase;
 
-/// Number of slots for flows, a power of two. These slots take 512 KiB.
+/// Number of slots for flows per IP family, a power of two. The slots for flows take 512 KiB.
 pub const SLOTS: u32 = 65_536;
-/// Number of slots for handshakes, a power of two. These slots take 128 KiB.
+/// Number of slots for handshakes per IP family, a power of two. The slots for handshakes take 128 KiB.
 pub const HANDSHAKE_SLOTS: u32 = 16_384;
-/// Number of elements of the map.
+/// Number of elements of the half-open cache: all slots for flows and for handshakes.
 pub const WORDS: u32 = SLOTS + HANDSHAKE_SLOTS;
-/// `BPF_F_MMAPABLE`: the agent maps the array into its memory. With one system call for each slot, the system calls
-/// would take most of the time of a sweep.
+/// `BPF_F_MMAPABLE`: the agent maps the array into its memory. If the agent read each slot by a system call, the system
+/// calls would take most of the time of a sweep.
 pub const MAP_FLAGS: u32 = 1 << 10;
 
 const PHASE_SHIFT: u32 = 24;
@@ -43,8 +43,8 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// The second candidate slot of a flow: one of four slots in the same group of eight slots as [`slot`]. Such a group is
-/// usually one cache line.
+/// The second candidate slot of a flow: one of four slots in the same group of eight slots as [`slot`]. A group of
+/// eight slots is usually one cache line.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn second_slot(hash: u64) -> u32 {
@@ -65,7 +65,8 @@ pub const fn second_handshake_slot(hash: u64) -> u32 {
     SLOTS | second_slot(hash) & (HANDSHAKE_SLOTS - 1)
 }
 
-/// Packs an entry. `address_index` is the index of the node address, `node_port` is in host byte order.
+/// Packs a half-open entry into one word. `address_index` is the index of the node address, and `node_port` is in host
+/// byte order.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn entry(hash: u64, phase: Phase, address_index: u8, node_port: u16) -> u64 {
@@ -79,8 +80,8 @@ pub const fn matches(entry: u64, hash: u64) -> bool {
     (entry ^ hash) & TAG_MASK == 0 && node_port(entry) != 0
 }
 
-/// Whether an entry's flow waits for the Pod's first reply. If such an entry were overwritten, the first reply would
-/// not be translated.
+/// Whether an entry's flow waits for the Pod's first reply. If the entry of a waiting flow were overwritten, the first
+/// reply would not be translated.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_waiting(entry: u64) -> bool {
@@ -101,7 +102,7 @@ pub const fn with_phase(entry: u64, phase: Phase) -> u64 {
     (entry & !PHASE_MASK) | phase.bits() << PHASE_SHIFT
 }
 
-/// The node port of an entry, host byte order.
+/// The node port of an entry, in host byte order.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the low 16 bits are the port")]
@@ -165,7 +166,7 @@ mod tests {
         }
     }
 
-    /// The clients in this test have consecutive addresses and ports, as those of a load balancer.
+    /// The clients in this test have consecutive addresses and ports, like the connections of a load balancer.
     #[test]
     fn neighbouring_flows_spread_over_the_slots() {
         let mut taken = vec![0_u32; SLOTS as usize];
@@ -221,7 +222,7 @@ mod tests {
         assert!(lost < 16, "{lost} of {}", SLOTS / 16);
     }
 
-    /// Hashes of one client's flows to one Pod.
+    /// Returns the hashes of `count` flows of one client to one Pod.
     fn hashes(count: u32) -> impl Iterator<Item = u64> {
         (0..u64::from(count)).map(|port| hash(7, 0xc000_0200 << 32 | 0x0a00_0005, port << 32 | 8080 << 8 | 6))
     }

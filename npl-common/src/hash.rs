@@ -5,12 +5,13 @@
 /// Hashes a flow's addresses, ports and protocol to 64 bits: the low bits choose a slot, and the high bits are the
 /// flow's tag.
 ///
-/// The hash is two rounds of multiplication and xor-shift, which are few instructions for the processor and the
-/// verifier.
+/// The hash consists of two rounds of multiplication and xor-shift, so that the processor executes, and the verifier
+/// checks, few instructions.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn flow(seed: u64, addresses: u64, ports_and_protocol: u64) -> u64 {
-    // Odd constants with well-spread bits (the fractional parts of the golden ratio and of the square root of two).
+    // The factors are odd constants with well-spread bits: the fractional parts of the golden ratio and of the square
+    // root of two.
     let mut h = (addresses ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     h ^= h >> 32;
     h = (h ^ ports_and_protocol).wrapping_mul(0x6a09_e667_f3bc_c909);
@@ -19,7 +20,7 @@ pub const fn flow(seed: u64, addresses: u64, ports_and_protocol: u64) -> u64 {
     h ^ (h >> 32)
 }
 
-/// Mixes another 64-bit word, such as a part of an IPv6 address, into the seed of [`flow`].
+/// Mixes a further 64-bit word of input, such as a part of an IPv6 address, into the seed of [`flow`].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn absorb(seed: u64, word: u64) -> u64 {
@@ -47,7 +48,8 @@ mod tests {
     use super::absorb_both;
 
     proptest! {
-        /// Two client addresses with the same hash would share their conntrack entries.
+        /// Two client addresses with the same hash would share their slots and tags, and therefore their half-open
+        /// entries.
         #[test]
         fn no_bits_of_one_word_cancel_out_those_of_the_other(seed: u64, first: u64, second: u64) {
             let other = absorb_both(seed, first ^ 1 << 63, second ^ (1 << 63 | 1 << 31));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Host connections: the Node's own connections from ports of the node port range. The kernel's NAT may masquerade a
-//! connection to any source port, even to a port that a socket or a mapping uses. Packets that answer such a connection
-//! are not translated.
+//! connection to any source port, even to a port that a socket or a mapping uses. NPL does not translate packets that
+//! answer a host connection.
 //!
-//! One 64-bit word per slot, as in [`crate::half_open`]. Each connection has two candidate slots, so that two
-//! connections with the same first slot can both have an entry:
+//! The entry of a host connection is one 64-bit word in a slot of an array, as in [`crate::half_open`]. Each connection
+//! has two candidate slots, so that two connections with the same first slot can both have an entry:
 //!
 //! ```text
 //! 63            24 23       0
@@ -13,57 +13,58 @@
 
 use crate::mapping::protocol;
 
-/// Number of slots, a power of two. The slots take 512 KiB.
+/// Number of slots for host connections per IP family, a power of two. The slots of a family take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
-/// Lifetime of a UDP entry in units of 1.07 s ([`crate::fragment::time`]): 129 s, near the 120 s of
-/// `nf_conntrack_udp_timeout_stream`. Entries of other protocols do not expire.
+/// Lifetime of the entry of a UDP host connection, in units of 1.07 s ([`crate::fragment::time`]): 129 s, near the 120
+/// s of `nf_conntrack_udp_timeout_stream`. The entries of TCP and SCTP host connections do not expire.
 pub const LIFETIME: u64 = 120;
 
-/// Number of distinguishable ages of an entry, in units of 1.07 s. An older entry looks younger, because the time
-/// wraps.
+/// Number of distinguishable ages of an entry, in units of 1.07 s. An entry whose age exceeds this number looks younger
+/// than it is, because the time wraps.
 const AGES: u64 = TIME_MASK + 1;
 
 const TIME_MASK: u64 = (1 << 24) - 1;
 
-/// Packs the entry of a connection with this hash. `time` is the [`crate::fragment::time`] of the connection's last
-/// packet.
+/// Packs the entry of a host connection with this hash. `time` is the [`crate::fragment::time`] of the connection's
+/// last packet.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn entry(hash: u64, time: u64) -> u64 {
     hash & !TIME_MASK | time & TIME_MASK
 }
 
-/// Whether an entry belongs to a connection with this hash.
+/// Whether an entry belongs to a host connection with this hash.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn matches(word: u64, hash: u64) -> bool {
     word != 0 && (word ^ hash) & !TIME_MASK == 0
 }
 
-/// Whether an entry belongs to a connection with this hash and has not expired.
+/// Whether an entry belongs to a host connection with this hash and has not expired.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_alive(word: u64, hash: u64, protocol: u8, time: u64) -> bool {
     matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= LIFETIME)
 }
 
-/// Whether a connection's entry is in its second slot. A new entry is written to an empty slot or, if both slots are
-/// occupied, over the older entry.
+/// Whether a connection's entry is in the connection's second slot, or a new entry belongs there. A new entry is
+/// written to an empty slot or, if both slots are occupied, over the older entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_second(first: u64, second: u64, hash: u64, time: u64) -> bool {
     !matches(first, hash) && (matches(second, hash) || age(first, time) < age(second, time))
 }
 
-/// The time since an entry was written; for an empty slot, more than the age of every entry.
+/// The time since an entry was written. For an empty slot, the result is larger than the age of any entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn age(word: u64, time: u64) -> u64 {
     if word == 0 { AGES } else { time.wrapping_sub(word) & TIME_MASK }
 }
 
-/// The first candidate slot of a hash, chosen by bits that are not part of the tag.
+/// The first candidate slot for a host connection with this hash. The slot depends only on bits of the hash that are
+/// not part of the tag.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
@@ -71,7 +72,7 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// The second candidate slot of a hash.
+/// The second candidate slot for a host connection with this hash.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
@@ -79,7 +80,7 @@ pub const fn second_slot(hash: u64) -> u32 {
     (hash >> SECOND_SHIFT) as u32 & (SLOTS - 1)
 }
 
-/// Position of the hash bits that choose the second slot. These bits differ from the bits that choose the first slot,
+/// Position of the hash bits that choose the second slot. The bits that choose the first slot are at another position,
 /// so that connections with the same first slot usually have different second slots.
 const SECOND_SHIFT: u32 = 24;
 

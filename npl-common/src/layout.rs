@@ -2,16 +2,16 @@
 //! A macro that declares map types. The macro asserts the size of each type at compile time, and contains the only
 //! `unsafe` code for map types.
 
-/// Description of one map type, for the committed layout snapshot and the reference page of maps.
+/// The description of one map type, for `layout.snap` and for the reference page of maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// The type's name.
     pub name: &'static str,
     /// The doc comment of the type.
     pub help: &'static str,
-    /// Size in bytes.
+    /// Size of the type in bytes.
     pub size: usize,
-    /// Alignment in bytes.
+    /// Alignment of the type in bytes.
     pub align: usize,
     /// The fields in the order of their offsets.
     pub fields: &'static [FieldLayout],
@@ -119,8 +119,8 @@ pub const LAYOUTS: &[Layout] = &[
 mod tests {
     use core::fmt::Write as _;
 
-    /// If this test fails because a layout changed, the ABI has changed: increment `ABI_VERSION`, then run
-    /// `UPDATE_EXPECT=1 cargo test -p npl-common`.
+    /// If this test fails because the layout of a map type has changed, the ABI has changed: increment `ABI_VERSION`,
+    /// then run `UPDATE_EXPECT=1 cargo test -p npl-common`.
     #[test]
     fn layouts_are_the_committed_ones() {
         let mut text = format!("ABI {}\n", crate::names::ABI_VERSION);

@@ -8,10 +8,11 @@
 //! * Addresses are byte arrays in network order, so that a dump of a map shows `[10,0,0,5]`.
 //! * Ports are `u16` in **host** order, so that a dump of a map shows `61000`. The kernel programs convert a packet's
 //!   ports once.
-//! * Times are nanoseconds of `CLOCK_MONOTONIC`. In 64-bit words that have no room for nanoseconds, times are in units
-//!   of 2^30 ns (1.07 s, [`fragment::time`]) or are the low half of `jiffies`.
-//! * Every type is `#[repr(C)]` with explicit padding that is always zero: the kernel compares keys byte by byte.
-//! * A change of any layout, name or discriminant increments [`names::ABI_VERSION`].
+//! * Times are nanoseconds of `CLOCK_MONOTONIC`. In 64-bit words that have no room for nanoseconds, a time is in units
+//!   of 2^30 ns (1.07 s, [`fragment::time`]), or consists of the low 32 bits of `jiffies`.
+//! * Every map type is `#[repr(C)]`. Its padding is explicit and always zero, because the kernel compares keys byte by
+//!   byte.
+//! * A change of the layout or name of a map, or of a discriminant in a map, increments [`names::ABI_VERSION`].
 
 #![cfg_attr(not(test), no_std)]
 #![warn(missing_docs)]

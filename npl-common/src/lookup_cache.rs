@@ -4,8 +4,8 @@
 //! look-ups of endpoint and flow.
 //!
 //! Each copy has a checksum over the copy's words, the look-up's key, the seed and the epoch. If the checksum does not
-//! match, the copy is invalid, and the program looks up the hash tables. Whenever a mapping, an endpoint, a next hop or
-//! a node address changes, the agent writes a new epoch, which invalidates all copies atomically.
+//! match, the copy is invalid, and the program makes the look-ups in the hash tables. Whenever a mapping, an endpoint,
+//! a next hop or a node address changes, the agent writes a new epoch, which invalidates all copies atomically.
 
 use crate::{
     config::Config,
@@ -15,8 +15,8 @@ use crate::{
     next_hop::PodNextHop,
 };
 
-/// Number of cached mappings per IP family, a power of two. One half is for UDP, the other half for all other
-/// protocols.
+/// Number of cached mappings per IP family, a power of two. One half of the cache is for UDP, the other half is for TCP
+/// and SCTP.
 pub const CACHED_MAPPINGS: u32 = 2 * PER_PROTOCOL;
 const PER_PROTOCOL: u32 = MAX_MAPPINGS;
 
@@ -49,7 +49,7 @@ map_type! {
 }
 
 impl CachedMappingV4 {
-    /// An empty slot.
+    /// The content of an empty slot.
     pub const NONE: Self = Self {
         backend: BackendV4 { pod_addr: [0; 4], pod_port: 0, flags: 0, generation: 0, stats_index: 0 },
         next_hop: no_next_hop::UNREACHABLE,
@@ -67,7 +67,7 @@ impl CachedMappingV6 {
     };
 }
 
-/// Values of a cached mapping's `next_hop` if the copy has no next hop.
+/// Values of [`CachedMappingV4::next_hop`] and [`CachedMappingV6::next_hop`] if a cached mapping has no next hop.
 pub mod no_next_hop {
     use crate::next_hop::PodNextHop;
 
@@ -77,8 +77,8 @@ pub mod no_next_hop {
     pub const NOT_LOOKED_UP: PodNextHop = PodNextHop { kind: 1, ..UNREACHABLE };
 }
 
-/// The slot of a frontend; several frontends may share one slot. Consecutive ports have adjacent slots, so that a cache
-/// line contains the copies of two ports.
+/// The slot for the cached mapping of a frontend; several frontends may share one slot. Consecutive ports have adjacent
+/// slots, so that a cache line contains the copies of two ports.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn slot(frontend: Frontend) -> u32 {
@@ -112,11 +112,11 @@ map_type! {
     }
 }
 
-/// The checksum of a cached reply. `hash` is the flow's hash, and `entry` is the flow's entry in the half-open cache.
-/// `epoch` is [`Config::epoch`], and `jiffies` is the low half of the kernel's `jiffies`.
+/// Returns the checksum of a cached reply. `hash` is the flow's hash, and `entry` is the flow's entry in the half-open
+/// cache. `epoch` is [`Config::epoch`], and `jiffies` is the low 32 bits of the kernel's `jiffies`.
 ///
-/// The copy expires at the next multiple of [`REFRESH_INTERVAL_JIFFIES`]. The next reply then looks up the flow table's
-/// entry, and refreshes the entry.
+/// The cached reply expires when `jiffies` reaches the next multiple of [`REFRESH_INTERVAL_JIFFIES`]. For the next
+/// reply of the flow, the program then looks up the flow table's entry, and refreshes the entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn reply_checksum(hash: u64, entry: u64, epoch: u32, jiffies: u32, endpoint: &Endpoint) -> u64 {
@@ -178,7 +178,7 @@ mod tests {
             of([others[0], words[1]], 7, tcp(61_000)),
             of([words[1], words[0]], 7, tcp(61_000)),
             checksum(&Config { seed: 1, ..CONFIG }, 7, tcp(61_000), &words),
-            // An array element that no program has written.
+            // Zero is the content of an array element that no program has written.
             0,
         ];
         assert_eq!(checks.iter().collect::<BTreeSet<_>>().len(), checks.len(), "{checks:x?}");

@@ -12,8 +12,8 @@ pub mod protocol {
     pub const SCTP: u8 = 132;
 }
 
-/// Maximum number of mappings per IP family. A node port range may have more ports (up to 65 535, each for three
-/// protocols) than the map has room for mappings.
+/// Maximum number of mappings per IP family. A node port range may allow more mappings than this number: up to 65 535
+/// ports, each for three protocols.
 pub const MAX_MAPPINGS: u32 = 16_384;
 /// Maximum number of source ranges per IP family, of all mappings together. The kernel allocates memory only for
 /// existing ranges.
@@ -116,8 +116,8 @@ map_type! {
     }
 }
 
-/// Number of bits of a frontend. The prefix length of an allow-list entry is this number plus the prefix length of the
-/// source range.
+/// Number of bits of a [`Frontend`] in the key of an allow-list entry. The prefix length of an entry is this number
+/// plus the prefix length of the source range.
 pub const FRONTEND_BITS: u32 = 32;
 
 const _: () = assert!(

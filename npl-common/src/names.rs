@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Names of maps, programs and pins. Kernel programs, agent, tests and `bpftool` use the same names.
+//! Names of maps, programs and pins. The kernel programs, the agent, the tests and `bpftool` use these names.
 
-/// Version of the layout of all maps. The version is part of the pin path, so that agents of different ABI versions
-/// never share a map.
+/// The ABI version, which identifies the layout of all maps. The version is part of the path of the pins, so that
+/// agents of different ABI versions never share a map.
 pub const ABI_VERSION: u32 = 2;
 
 /// Directory below the BPF file system that contains the pins of every ABI version of NPL.
@@ -17,7 +17,7 @@ pub const PROGRAM_DIR: &str = "programs";
 /// Maximum length in bytes of a map's or program's name in the kernel, without the terminating zero.
 pub const MAX_NAME: usize = 15;
 
-/// Configuration: array of one [`crate::config::Config`].
+/// The configuration of the kernel programs: array of one [`crate::config::Config`].
 pub const MAP_CONFIG: &str = "npl_config";
 /// IPv4 node addresses: map from [`crate::mapping::NodeAddressV4`] to [`crate::mapping::LocalAddress`].
 pub const MAP_NODE_ADDRESS_V4: &str = "npl_addr2idx_v4";
@@ -26,7 +26,7 @@ pub const MAP_NODE_ADDRESS_V4: &str = "npl_addr2idx_v4";
 pub const MAP_NODE_ADDRESS_INDEX_V4: &str = "npl_idx2addr_v4";
 /// IPv4 mappings: map from [`crate::mapping::Frontend`] to [`crate::mapping::BackendV4`].
 pub const MAP_MAPPING_V4: &str = "npl_mapping_v4";
-/// Source allow-lists of IPv4 mappings, an LPM trie. Key: a prefix length and [`crate::mapping::SourceV4`]; value:
+/// LPM trie with the source allow-lists of IPv4 mappings: from a prefix length and a [`crate::mapping::SourceV4`] to
 /// [`crate::mapping::ALLOWED`].
 pub const MAP_ALLOW_V4: &str = "npl_allow_v4";
 /// IPv4 endpoints, the Pod side of mappings: map from [`crate::mapping::EndpointV4`] to [`crate::mapping::Endpoint`].
@@ -35,7 +35,7 @@ pub const MAP_ENDPOINT_V4: &str = "npl_endpoint_v4";
 pub const MAP_FLOW_V4: &str = "npl_flow_v4";
 /// Conntrack entries of half-open IPv4 flows: array of `u64`, see [`crate::half_open`].
 pub const MAP_HALF_OPEN_V4: &str = "npl_halfopen_v4";
-/// Fragment tracking, IPv4: array of `u64`, see [`crate::fragment`].
+/// Fragment records of IPv4 datagrams: array of `u64`, see [`crate::fragment`].
 pub const MAP_FRAGMENT_V4: &str = "npl_frag_v4";
 /// As [`MAP_NODE_ADDRESS_V4`], IPv6.
 pub const MAP_NODE_ADDRESS_V6: &str = "npl_addr2idx_v6";
@@ -64,22 +64,24 @@ pub const MAP_FRAGMENT_BUFFER: &str = "npl_frag_buf";
 /// SCTP reassembly buffer, for first fragments that wait for the last fragment: array of
 /// [`crate::fragment_buffer::SavedFrame`].
 pub const MAP_SCTP_BUFFER: &str = "npl_sctp_frags";
-/// The Node's own connections from ports of the range, IPv4: array of `u64`, see [`crate::host_connection`].
+/// Host connections, the Node's own IPv4 connections from ports of the node port range: array of `u64`, see
+/// [`crate::host_connection`].
 pub const MAP_HOST_CONNECTION_V4: &str = "npl_hostconn_v4";
 /// As [`MAP_HOST_CONNECTION_V4`], IPv6.
 pub const MAP_HOST_CONNECTION_V6: &str = "npl_hostconn_v6";
-/// Time of the last packet to an unmapped node port, or of the removal of its mapping, IPv4: array of `u64` by port, see
-/// [`crate::unmapped`].
+/// Time of the last IPv4 packet to an unmapped node port, or of the removal of the port's mapping: array of `u64`,
+/// indexed by the port, see [`crate::unmapped`].
 pub const MAP_UNMAPPED_V4: &str = "npl_unmapped_v4";
 /// As [`MAP_UNMAPPED_V4`], IPv6.
 pub const MAP_UNMAPPED_V6: &str = "npl_unmapped_v6";
-/// Slow-path programs for tail calls: program array of [`SLOW_PATH_PROGRAMS`].
+/// The slow-path programs, for tail calls: program array with the programs of [`SLOW_PATH_PROGRAMS`].
 pub const MAP_SLOW_PATH: &str = "npl_slow";
-/// `CRC32c` table for SCTP checksums: array of [`crate::crc::TABLE`].
+/// `CRC32c` table for SCTP checksums: array of `u32` with the elements of [`crate::crc::TABLE`].
 pub const MAP_CRC: &str = "npl_crc";
-/// Uplinks to which replies are redirected: map from interface index to [`crate::next_hop::UPLINK`].
+/// Uplinks to which the programs may redirect replies: map from interface index to [`crate::next_hop::UPLINK`].
 pub const MAP_UPLINK: &str = "npl_rd_uplinks";
-/// Devices on which a packet may be translated before NPL's TC program runs: map from interface index to [`crate::config::XDP_ATTACHED`].
+/// Devices on which another program of NPL may have translated a packet before the TC program: the XDP program or,
+/// before Linux 6.6, NPL's second filter during a move. Map from interface index to [`crate::config::XDP_ATTACHED`].
 pub const MAP_XDP_DEVICE: &str = "npl_xdp_devices";
 /// Next hops of Pods in redirect and offload mode, IPv4: map from [`crate::next_hop::PodAddressV4`] to
 /// [`crate::next_hop::PodNextHop`].
@@ -90,7 +92,8 @@ pub const MAP_NEXT_HOP_V6: &str = "npl_nexthop_v6";
 pub const MAP_LOOKUP_CACHE_V4: &str = "npl_reqcache_v4";
 /// As [`MAP_LOOKUP_CACHE_V4`], IPv6.
 pub const MAP_LOOKUP_CACHE_V6: &str = "npl_reqcache_v6";
-/// Lookup cache of IPv4 replies: array of [`crate::lookup_cache::CachedReply`], with the slots of [`MAP_HALF_OPEN_V4`].
+/// Lookup cache of IPv4 replies: array of [`crate::lookup_cache::CachedReply`], with the same indexes as
+/// [`MAP_HALF_OPEN_V4`].
 pub const MAP_REPLY_CACHE_V4: &str = "npl_repcache_v4";
 /// As [`MAP_REPLY_CACHE_V4`], IPv6.
 pub const MAP_REPLY_CACHE_V6: &str = "npl_repcache_v6";
@@ -110,7 +113,7 @@ pub const MAP_TRACE_CPU: &str = "npl_trace_cpu";
 /// The ring buffer of packet tracing, with records of the type [`crate::packet_trace::TraceRecord`].
 pub const MAP_TRACE_RING: &str = "npl_trace_ring";
 
-/// Every map that is pinned, by name.
+/// The names of all maps that the agent pins.
 pub const PINNED_MAPS: &[&str] = &[
     MAP_CONFIG,
     MAP_NODE_ADDRESS_V4,
@@ -156,11 +159,11 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_TRACE_RING,
 ];
 
-/// A one-byte constant of the kernel object, which the loader sets. With 1, programs read packets through pointers;
-/// with 0, through a kernel helper.
+/// A one-byte constant of the kernel object, which the loader sets. If the constant is 1, the programs read packets
+/// through pointers; if the constant is 0, through a kernel helper.
 ///
-/// Before Linux 6.6, and before stable kernels with the same change, only a loader with `CAP_PERFMON` may load programs
-/// that compare packet pointers.
+/// Before Linux 6.6 (or a stable kernel to which the change was backported), only a loader with `CAP_PERFMON` may load
+/// programs that compare packet pointers.
 pub const GLOBAL_DIRECT_READS: &str = "NPL_DIRECT_READS";
 
 /// Translates requests at TC ingress of a device with Ethernet headers.
@@ -172,21 +175,21 @@ pub const PROG_INGRESS_L3: &str = "npl_ingress_l3";
 /// Translates replies at TC egress of a device without link-layer header.
 pub const PROG_EGRESS_L3: &str = "npl_egress_l3";
 
-/// As [`PROG_INGRESS`], for `--forwarding redirect`.
+/// As [`PROG_INGRESS`], but for `--forwarding redirect`.
 pub const PROG_INGRESS_REDIRECT: &str = "npl_rd_ingress";
 /// Translates replies at TC ingress of a Pod-facing device, for `--forwarding redirect`.
 pub const PROG_PODS_REDIRECT: &str = "npl_rd_pods";
 
-/// As [`PROG_INGRESS`], for `--forwarding offload`.
+/// As [`PROG_INGRESS`], but for `--forwarding offload`.
 pub const PROG_INGRESS_OFFLOAD: &str = "npl_off_ingress";
-/// As [`PROG_EGRESS`], for `--forwarding offload`; also records stack observations of replies.
+/// As [`PROG_EGRESS`], but for `--forwarding offload`: also records stack observations of replies.
 pub const PROG_EGRESS_OFFLOAD: &str = "npl_off_egress";
-/// As [`PROG_PODS_REDIRECT`], for `--forwarding offload`.
+/// As [`PROG_PODS_REDIRECT`], but for `--forwarding offload`.
 pub const PROG_PODS_OFFLOAD: &str = "npl_off_pods";
 /// Records stack observations of requests at TC egress of a Pod-facing device, for `--forwarding offload`.
 pub const PROG_TO_PODS: &str = "npl_off_to_pods";
 
-/// Every TC program.
+/// The names of all programs that the agent attaches to TC hooks. The list does not contain the slow-path programs.
 pub const PROGRAMS: &[&str] = &[
     PROG_INGRESS,
     PROG_EGRESS,
@@ -202,32 +205,33 @@ pub const PROGRAMS: &[&str] = &[
 
 /// Translates requests of the fast path at the XDP hook of a device with Ethernet headers.
 pub const PROG_XDP: &str = "npl_xdp";
-/// As [`PROG_XDP`], also for multi-buffer frames (Linux 5.18).
+/// As [`PROG_XDP`], but also for frames that consist of several buffers (from Linux 5.18 on).
 pub const PROG_XDP_FRAGS: &str = "npl_xdp_frags";
 
-/// Every XDP program. The agent attaches [`PROG_XDP_FRAGS`] if the kernel supports multi-buffer frames, otherwise
-/// [`PROG_XDP`].
+/// The names of all XDP programs. The agent attaches [`PROG_XDP_FRAGS`] if the kernel supports frames that consist of
+/// several buffers, and otherwise [`PROG_XDP`].
 pub const XDP_PROGRAMS: &[&str] = &[PROG_XDP, PROG_XDP_FRAGS];
 
-/// Every slow-path program. The position in this list is the program's index in [`MAP_SLOW_PATH`], see
+/// The names of all slow-path programs. The position in this list is the program's index in [`MAP_SLOW_PATH`], see
 /// [`slow_path_of`].
 pub const SLOW_PATH_PROGRAMS: &[&str] =
     &["npl_in_slow", "npl_out_slow", "npl_in_l3_slow", "npl_out_l3_slow", "npl_rd_in_slow", "npl_rd_pod_slow"];
-/// Index of the slow path of [`PROG_INGRESS`].
+/// Index in [`MAP_SLOW_PATH`] of the slow-path program of [`PROG_INGRESS`].
 pub const SLOW_INGRESS: u32 = 0;
-/// Index of the slow path of [`PROG_EGRESS`].
+/// Index in [`MAP_SLOW_PATH`] of the slow-path program of [`PROG_EGRESS`].
 pub const SLOW_EGRESS: u32 = 1;
-/// Index of the slow path of [`PROG_INGRESS_L3`].
+/// Index in [`MAP_SLOW_PATH`] of the slow-path program of [`PROG_INGRESS_L3`].
 pub const SLOW_INGRESS_L3: u32 = 2;
-/// Index of the slow path of [`PROG_EGRESS_L3`].
+/// Index in [`MAP_SLOW_PATH`] of the slow-path program of [`PROG_EGRESS_L3`].
 pub const SLOW_EGRESS_L3: u32 = 3;
 
-/// Index of the slow path of [`PROG_INGRESS_REDIRECT`].
+/// Index in [`MAP_SLOW_PATH`] of the slow-path program of [`PROG_INGRESS_REDIRECT`].
 pub const SLOW_INGRESS_REDIRECT: u32 = 4;
-/// Index of the slow path of [`PROG_PODS_REDIRECT`].
+/// Index in [`MAP_SLOW_PATH`] of the slow-path program of [`PROG_PODS_REDIRECT`].
 pub const SLOW_PODS_REDIRECT: u32 = 5;
 
-/// The index of the slow-path program that the program `program` tail-calls; `None` if there is none.
+/// The index in [`MAP_SLOW_PATH`] of the slow-path program that `program` tail-calls; `None` if `program` has no slow
+/// path.
 pub fn slow_path_of(program: &str) -> Option<u32> {
     match program {
         PROG_INGRESS | PROG_INGRESS_OFFLOAD => Some(SLOW_INGRESS),
@@ -240,9 +244,9 @@ pub fn slow_path_of(program: &str) -> Option<u32> {
     }
 }
 
-/// Every cgroup program, in the order of attachment. Programs that translate addresses for the client (`recvmsg`,
-/// `getpeername`) are attached before those that translate destinations (`connect`, `sendmsg`), so that no client sees
-/// the Pod's address.
+/// All cgroup programs, in the order in which the agent attaches them. Programs that translate the addresses that a
+/// client sees (`recvmsg`, `getpeername`) are attached before programs that translate destinations (`connect`,
+/// `sendmsg`), so that no client sees the Pod's address.
 pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
     SocketProgram { name: "npl_release", hook: RELEASE_HOOK },
     SocketProgram { name: "npl_recvmsg4", hook: "recvmsg4" },
@@ -255,8 +259,8 @@ pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
     SocketProgram { name: "npl_sendmsg6", hook: "sendmsg6" },
 ];
 
-/// The hook of the program that runs when a socket is closed. This program has another program type than the programs
-/// of the other hooks.
+/// The hook of the program that runs when a socket is closed. The program at this hook has another BPF program type
+/// than the other cgroup programs.
 pub const RELEASE_HOOK: &str = "sock_release";
 
 /// A cgroup program that runs in system calls of sockets.
@@ -264,7 +268,7 @@ pub const RELEASE_HOOK: &str = "sock_release";
 pub struct SocketProgram {
     /// The program's name in the kernel object file and in the kernel.
     pub name: &'static str,
-    /// The kernel's name of the hook, which is part of the pin's name.
+    /// The kernel's name of the hook, which is also part of the name of the link's pin.
     pub hook: &'static str,
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Next hops for `--forwarding redirect` and `offload`: uplinks by device index, and Pods by address. The maps contain
-//! an uplink or a Pod only while NPL's programs are attached to the uplink or to the Pod's device.
+//! Next hops for `--forwarding redirect` and `offload`: the map of uplinks, by interface index, and the maps of Pods,
+//! by address. A map contains an uplink or a Pod only while NPL's programs are attached to the uplink or to the Pod's
+//! device.
 
-/// Maximum number of uplinks in the map.
+/// Maximum number of uplinks in the map `npl_rd_uplinks`.
 pub const MAX_UPLINKS: u32 = 256;
-/// Maximum number of Pod addresses per family in the map.
+/// Maximum number of Pod addresses of one IP family in the map of next hops.
 pub const MAX_NEXT_HOPS: u32 = 4096;
 
 /// The value of every device in `npl_rd_uplinks`.

@@ -7,8 +7,8 @@
 //! per direction of a live flow, and a new rule that drops the flow takes effect.
 //!
 //! The stack forwards all packets that open or end a connection, and all packets after the connection's end. Several
-//! flows may have the same slot. While the first flow is offloaded, this flow keeps the slot, and the stack forwards
-//! the packets of the other flows.
+//! flows may have the same slot. While one of these flows is offloaded, it keeps the slot, and the stack forwards the
+//! packets of the other flows.
 //!
 //! Each direction of a flow has one aligned 64-bit word, which is read and written atomically:
 //!
@@ -17,12 +17,13 @@
 //! [ tag: 32 bits ][ jiffies, or one of `since` ]
 //! ```
 
-/// Number of slots per IP family. The slots take 1 MiB. [`crate::half_open::slot`] gives the slot of a flow.
+/// Number of slots for stack observations per IP family. The slots of a family take 1 MiB. [`crate::half_open::slot`]
+/// gives the slot of a flow.
 pub const SLOTS: u32 = crate::half_open::SLOTS;
 
-/// Time for which a direction is offloaded after a stack observation, in jiffies: 0.25 s (HZ=1000) to 2.6 s (HZ=100).
-/// Kernel conntrack's timeouts of established flows are far longer, so no entry of kernel conntrack expires during the
-/// interval.
+/// Time in jiffies for which packets of a direction bypass the stack after a stack observation: 0.25 s (HZ=1000) to 2.6
+/// s (HZ=100). Kernel conntrack's timeouts of established flows are far longer, so no entry of kernel conntrack expires
+/// during the interval.
 pub const INTERVAL_JIFFIES: u32 = 256;
 
 map_type! {
@@ -36,7 +37,7 @@ map_type! {
     }
 }
 
-/// Values that a direction's word contains in place of a time.
+/// Values that the word of a direction contains in place of the time of a stack observation.
 pub mod since {
     /// The stack has not been observed to forward a packet of this direction.
     pub const NEVER: u32 = 0;
@@ -44,11 +45,12 @@ pub mod since {
     pub const PENDING: u32 = 1;
     /// The connection has ended or is ending.
     pub const ENDED: u32 = 2;
-    /// The lowest value that is a time; lower values are the constants above.
+    /// The lowest value that is a time in jiffies. The values below this number are [`NEVER`], [`PENDING`] and
+    /// [`ENDED`].
     pub const FIRST_TIME: u32 = 3;
 }
 
-/// Whether a packet bypasses the host's stack.
+/// How a packet of an established flow is forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     /// The packet bypasses the stack.
@@ -67,14 +69,16 @@ pub const fn tag(hash: u64, generation: u32) -> u32 {
     (hash >> u32::BITS) as u32 ^ generation
 }
 
-/// Packs the word of a direction. `since` is a time or one of the values in [`mod@since`].
+/// Packs the word that stores the stack observation of a direction. `since` is a time or one of the values in
+/// [`mod@since`].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn word(tag: u32, since: u32) -> u64 {
     (tag as u64) << u32::BITS | since as u64
 }
 
-/// The time of a direction's observation; [`since::NEVER`] if the word belongs to another flow.
+/// The time of the stack observation in the word of a direction, or one of the values in [`mod@since`];
+/// [`since::NEVER`] if the word belongs to another flow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "only the low half is used")]
@@ -83,7 +87,7 @@ pub const fn since_of(word: u64, tag: u32) -> u32 {
 }
 
 /// Decides whether a packet that neither opens nor ends a connection bypasses the stack. `mine` is the word of the
-/// packet's direction, and `other` is the word of the opposite direction. `now` is the low half of `jiffies`.
+/// packet's direction, and `other` is the word of the opposite direction. `now` is the low 32 bits of `jiffies`.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
@@ -98,7 +102,7 @@ pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
 /// The new word of a direction after a stack observation; `None` if the word does not change.
 ///
 /// While a direction is offloaded, its word is unchanged. On a bridge, the observing program also runs for redirected
-/// packets, so that an observation during this time would not prove that the stack forwarded the packet.
+/// packets, so an observation while the direction is offloaded would not prove that the stack forwarded the packet.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "only the low half is used")]
@@ -108,7 +112,7 @@ pub const fn observe(old: u64, tag: u32, now: u32) -> Option<u64> {
     if since == since::PENDING {
         return Some(word(tag, time));
     }
-    // If another flow with the same slot is offloaded, that flow keeps the slot.
+    // If another flow with the same slot is offloaded, the other flow keeps the slot.
     let is_taken = old as u32 >= since::FIRST_TIME && now.wrapping_sub(old as u32) < INTERVAL_JIFFIES;
     if since != since::NEVER || is_taken { None } else { Some(word(tag, time)) }
 }

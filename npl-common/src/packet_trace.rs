@@ -11,11 +11,11 @@ pub const RING_BYTES: u32 = 256 * 1024;
 /// Largest number of node ports and Pod endpoints that a filter can select.
 pub const MAX_ENDPOINTS: usize = 8;
 
-/// Value of [`EndpointFilter::unused`] in an unused element, which no packet matches.
+/// Value of [`EndpointFilter::unused`] in an unused [`EndpointFilter`], which no packet matches.
 pub const UNUSED: u64 = 1;
-/// Flag in a field `port`: the address of the same element is an IPv6 address.
+/// Flag in [`EndpointFilter::port`] and [`PacketEnd::port`]: the address of the same element is an IPv6 address.
 pub const IPV6: u32 = 1 << 16;
-/// Mask of the port number in a field `port`, without the flag [`IPV6`].
+/// Mask of the port number in [`EndpointFilter::port`] and [`PacketEnd::port`], without the flag [`IPV6`].
 pub const PORT_MASK: u32 = 0xffff;
 /// Flag in [`PacketCopy::protocol`]: the packet is an ICMP error. Every filter matches an ICMP error, because
 /// `npl-agent trace` compares the packet that the error quotes.
@@ -156,7 +156,7 @@ impl EndpointFilter {
     /// A filter that matches no packet.
     pub const NONE: Self = Self { unused: UNUSED, ..Self::ANY };
 
-    /// 0 if the filter matches the address and port; any other value otherwise.
+    /// Returns 0 if the filter matches the address and port, and a nonzero value if it does not.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
     pub const fn difference(&self, end: &PacketEnd) -> u64 {

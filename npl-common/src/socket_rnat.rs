@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Socket reverse NAT: the address that a local client connected to, which `getpeername` and `recvmsg` return. If an
-//! entry is lost, the client sees the Pod's address, and the connection continues.
+//! Socket reverse NAT: the address that a local client connected to, which `getpeername` and `recvmsg` return. If the
+//! entry of a socket is lost, the connection continues, but the client sees the Pod's address.
 //!
-//! For each socket, one more entry has Pod port 0 in its key, and the socket's last Pod as value. The program that runs
-//! when a socket is closed reads this entry, and removes the socket's two entries. If a datagram socket has sent to
-//! several Pods, the entries of the earlier Pods remain until newer entries evict them.
+//! For each socket, a second entry has Pod port 0 in its key, and the socket's most recent Pod as value. The program
+//! that runs when a socket is closed reads the second entry, and removes both entries of the socket. If a datagram
+//! socket has sent to several Pods, the entries for all Pods but the most recent one remain until new entries evict
+//! them.
 //!
-//! If a socket receives a datagram from a node address and a port of the range, the Node has masqueraded the sender,
-//! and the socket's answer must not be translated. The entry of such a socket has the sender's address in both key and
-//! value. A socket that has sent through a mapping gets no such entry, so that a forged datagram cannot end the
-//! translation of the socket's datagrams.
+//! If a socket receives a datagram from a node address and a port of the node port range, the Node has masqueraded the
+//! sender, and the socket's answer must not be translated. The program then writes an entry that has the sender's
+//! address in both key and value. For a socket that has sent through a mapping, the program does not write this entry,
+//! so that a forged datagram cannot end the translation of the socket's datagrams.
 
-/// Maximum number of entries per IP family; `--max-flows` may raise the number. Each open socket of a local client uses
-/// two entries. 16 384 entries take less than 2 MiB.
+/// Maximum number of socket reverse NAT entries per IP family; a high `--max-flows` raises the number. Each open socket
+/// of a local client uses two entries. 16 384 entries take less than 2 MiB.
 pub const MAX_SOCKET_RNAT: u32 = 16_384;
 
 map_type! {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Counters per mapping. Each processor has a separate copy of the counters, so that counting needs no lock.
+//! Counters of packets, bytes and flows for each mapping. Each processor has its own counters, so that counting needs
+//! no lock.
 
 /// Largest number of mappings with separate counters, of both IP families together. The counters of a mapping take 48
 /// bytes per possible processor. With 128 processors, all counters take 24 MiB, which count against the container's
@@ -7,9 +8,9 @@
 pub const COUNTED_MAPPINGS: u32 = 4096;
 
 /// Index of the element with the sum of the counters of all removed IPv4 mappings, so that sums over all elements never
-/// decrease. Mappings without a separate element are counted here too.
+/// decrease. The element also contains the counts of IPv4 mappings that have no separate element.
 pub const SHARED_V4: u32 = COUNTED_MAPPINGS;
-/// As [`SHARED_V4`], for IPv6.
+/// As [`SHARED_V4`], but for IPv6 mappings.
 pub const SHARED_V6: u32 = COUNTED_MAPPINGS + 1;
 
 /// Number of elements of the map of per-mapping counters.

@@ -2,17 +2,18 @@
 //! Settings of the packet generator and packet counter of `npl-bench`. The maps with these settings are never pinned,
 //! and are not part of the agent's ABI.
 
-/// Bytes of a generated frame. With the frame check sequence of four bytes, the frame has 64 bytes on the wire.
+/// Length in bytes of a generated frame, without the frame check sequence. With the frame check sequence of four bytes,
+/// the frame has 64 bytes on the wire.
 pub const FRAME_BYTES: usize = 60;
 
-/// The generator's settings: array of one [`Traffic`].
+/// The map with the settings of the packet generator: array of one [`Traffic`].
 pub const MAP_TRAFFIC: &str = "npl_traffic";
-/// The counter's settings: array of one [`Target`].
+/// The map with the destination whose packets are counted: array of one [`Target`].
 pub const MAP_TARGET: &str = "npl_target";
-/// The number of packets that arrived: per-CPU array of one `u64`.
+/// The map with the number of counted packets: per-CPU array of one `u64`.
 pub const MAP_ARRIVED: &str = "npl_arrived";
 
-/// Number of random low bits in a client's address. The other bits are those of the first packet's source address.
+/// Number of random low bits in a client's address. The high bits are those of the first packet's source address.
 pub const RANDOM_ADDRESS_BITS: u32 = 28;
 
 /// The XDP program that generates one packet in each run.
@@ -23,7 +24,7 @@ pub const PROG_IDLE: &str = "npl_idle";
 pub const PROG_SHORTCUT: &str = "npl_shortcut";
 /// The XDP program that passes every packet unchanged.
 pub const PROG_IDLE_XDP: &str = "npl_idle_xdp";
-/// The TC program that counts packets at the Pod's device.
+/// The TC program that counts the packets that arrive at the Pod's device.
 pub const PROG_COUNT: &str = "npl_count";
 
 /// Number of random bits in a client's address and port together.

@@ -1,28 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Unmapped traffic: packets of any protocol to a node port without a mapping. The sender may be a load balancer that
-//! still probes a removed member; if the agent assigned the port to a new mapping, the sender would reach the new Pod.
-//! Until the traffic ceases, the agent therefore assigns the port only if no other port is free.
+//! still probes a removed member; if the agent assigned the node port to a new mapping, the sender would reach the new
+//! Pod. Until the unmapped traffic to a port ceases, the agent therefore assigns the port only if no other port is
+//! free.
 //!
-//! One word per port: the time of the last packet, or of the removal of the last mapping if no packet arrived since, in
-//! [`crate::fragment::time`]'s unit; 0 if there was neither. The words outlive the agent, so that a port stays in
+//! The array has one word for each port: the time of the last packet to the unmapped port or, if no packet arrived
+//! after the port's last mapping was removed, the time of this removal. The unit is that of [`crate::fragment::time`].
+//! The word is 0 if there was neither a packet nor a removal. The words outlive the agent, so that a port stays in
 //! quarantine across a restart of the agent.
 
-/// Number of elements, one for each port. The elements take 512 KiB.
+/// Number of elements of the array, one for each port. The elements take 512 KiB.
 pub const PORTS: u32 = 65_536;
 
 /// Time without packets after which unmapped traffic counts as ceased, in units of [`crate::fragment::time`]: 129 s,
 /// near the 120 s of `nf_conntrack_udp_timeout_stream`.
 pub const LIFETIME: u64 = 120;
 
-/// Time since the last packet or removal, in units of [`crate::fragment::time`]. `None` if the time is longer than
-/// [`LIFETIME`], or if there was neither.
+/// Time since the last packet to the unmapped port, or since the removal of its mapping, in units of
+/// [`crate::fragment::time`]. `None` if the time is longer than [`LIFETIME`], or if there was neither a packet nor a
+/// removal.
 pub const fn silence(word: u64, now: u64) -> Option<u64> {
     let silence = now.saturating_sub(word);
     if word == 0 || silence > LIFETIME { None } else { Some(silence) }
 }
 
-/// A lower bound, in nanoseconds, of the time from the last packet or removal to `now`; `None` if there was neither.
-/// Both times are rounded down, so one unit is subtracted.
+/// The minimum number of nanoseconds that have passed from the last packet, or the removal of the mapping, to `now`;
+/// `None` if there was neither a packet nor a removal. The recorded time and `now` are rounded down, so one unit is
+/// subtracted.
 pub const fn least_age(word: u64, now: u64) -> Option<u64> {
     if word == 0 { None } else { Some(now.saturating_sub(word).saturating_sub(1).saturating_mul(1 << 30)) }
 }

@@ -4,7 +4,7 @@
 //! At TC ingress, before netfilter, a program rewrites the destination of requests from node address and node port to
 //! Pod address and Pod port. At TC egress, after netfilter, a program rewrites the source of replies from Pod address
 //! and Pod port back to node address and node port. Between the two hooks, the host and the CNI see one flow between
-//! the client and the Pod's address. Packets that match no mapping continue unchanged to the hook's other programs.
+//! the client and the Pod's address. Packets that match no mapping continue unchanged to the next program of the hook.
 
 #![no_std]
 #![no_main]
@@ -51,10 +51,10 @@ use crate::{
     },
 };
 
-/// The parameter `L2` for a device without link-layer headers: the IP header starts at offset 0.
+/// The value of the parameter `L2` for a device without link-layer headers: the IP header starts at offset 0.
 const NONE: usize = 0;
-/// The return value of every cgroup program: the kernel continues the system call, with the addresses that the program
-/// has set.
+/// The return value of every cgroup program: the kernel continues the system call with the address and port that the
+/// program has left in the call's context.
 const ALLOW: i32 = 1;
 
 /// Translates requests at TC ingress of a device with Ethernet headers.
@@ -99,16 +99,16 @@ pub fn npl_off_ingress(ctx: TcContext) -> i32 {
     fast_path::<Requests<OFFLOAD>, ETHERNET>(&ctx, SLOW_INGRESS)
 }
 
-/// As [`npl_egress`], for `--forwarding offload`. The program also records in `npl_stkseen_v4` or `npl_stkseen_v6` that
-/// the host's stack has forwarded a reply of the flow.
+/// As [`npl_egress`], but for `--forwarding offload`. The program also records in `npl_stkseen_v4` or `npl_stkseen_v6`
+/// that the host's stack has forwarded a reply of the flow.
 #[classifier]
 pub fn npl_off_egress(ctx: TcContext) -> i32 {
     fast_path::<Replies<OBSERVE>, ETHERNET>(&ctx, SLOW_EGRESS)
 }
 
 /// Translates replies of offloaded flows at TC ingress of a Pod-facing device, for `--forwarding offload`. This program
-/// has no slow path. Packets such as fragments and ICMP errors are passed to the host's stack, and the program at the
-/// uplink translates them.
+/// has no slow path. The program passes slow-path packets, such as fragments and ICMP errors, to the host's stack, and
+/// the program at TC egress of the uplink translates these packets.
 #[classifier]
 pub fn npl_off_pods(ctx: TcContext) -> i32 {
     hook::translate::<Replies<OFFLOAD>, ETHERNET>(&ctx).into_action()
@@ -128,7 +128,7 @@ pub fn npl_xdp(ctx: XdpContext) -> u32 {
     xdp::translate::<false>(ctx)
 }
 
-/// As [`npl_xdp`], but also for frames of several buffers (Linux 5.18).
+/// As [`npl_xdp`], but also for frames that consist of several buffers (from Linux 5.18 on).
 #[xdp(frags)]
 pub fn npl_xdp_frags(ctx: XdpContext) -> u32 {
     xdp::translate::<true>(ctx)
@@ -184,7 +184,7 @@ pub fn npl_connect4(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// As [`npl_connect4`], for IPv6 sockets.
+/// As [`npl_connect4`], but for calls of IPv6 sockets.
 #[cgroup_sock_addr(connect6)]
 pub fn npl_connect6(ctx: SockAddrContext) -> i32 {
     socket::request6(&ctx, Call::Connect);
@@ -198,7 +198,7 @@ pub fn npl_sendmsg4(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// As [`npl_sendmsg4`], for IPv6 sockets.
+/// As [`npl_sendmsg4`], but for calls of IPv6 sockets.
 #[cgroup_sock_addr(sendmsg6)]
 pub fn npl_sendmsg6(ctx: SockAddrContext) -> i32 {
     socket::request6(&ctx, Call::Send);
@@ -212,7 +212,7 @@ pub fn npl_recvmsg4(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// As [`npl_recvmsg4`], for IPv6 sockets.
+/// As [`npl_recvmsg4`], but for calls of IPv6 sockets.
 #[cgroup_sock_addr(recvmsg6)]
 pub fn npl_recvmsg6(ctx: SockAddrContext) -> i32 {
     socket::reply6(&ctx, ReplyCall::Receive);
@@ -226,7 +226,7 @@ pub fn npl_getpeer4(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// As [`npl_getpeer4`], for IPv6 sockets.
+/// As [`npl_getpeer4`], but for calls of IPv6 sockets.
 #[cgroup_sock_addr(getpeername6)]
 pub fn npl_getpeer6(ctx: SockAddrContext) -> i32 {
     socket::reply6(&ctx, ReplyCall::PeerName);
@@ -251,7 +251,8 @@ fn fast_path<H: Hook, const L2: usize>(ctx: &TcContext, slow_path: u32) -> i32 {
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 4] = *b"GPL\0";
 
-/// Never reached: no code of this crate panics, and the verifier rejects a reachable endless loop.
+/// The panic handler that Rust requires. The panic handler is never reached: no code of this crate panics, and the
+/// verifier rejects a reachable endless loop.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {

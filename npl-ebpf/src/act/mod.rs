@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Actions on a packet that is translated: the rewrite of the headers, and redirect. Imports `base`, `net` and `state`.
+//! The actions on a translated packet: the rewrite of its headers, and the redirect to another device. This layer
+//! imports `base`, `net` and `state`.
 
 pub mod redirect;
 pub mod rewrite;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Forwarding from device to device: translated packets go from the uplink to the Pod's device, or back, without
-//! passing through the host's stack.
+//! Redirect: translated requests go from the uplink directly to the Pod's device, and translated replies from the Pod's
+//! device directly to the uplink, without passing through the host's stack.
 //!
-//! With `--forwarding redirect`, either both directions of a Pod's traffic are redirected, or none. Kernel conntrack
-//! cannot track a connection if only one direction passes through the stack. The Pod's entry in `npl_nexthop_v4` or
-//! `npl_nexthop_v6`, which the agent writes, enables redirect for both directions. The kernel's routes and neighbor
-//! table determine the next hop of a reply. The stack forwards packets whose TTL expires at this Node, packets above
-//! the MTU, and replies whose route leaves through a device that is no uplink.
+//! With `--forwarding redirect`, the programs redirect both directions of a Pod's traffic or none, because kernel
+//! conntrack cannot track a connection if only one direction passes through the stack. The Pod's entry in
+//! `npl_nexthop_v4` or `npl_nexthop_v6`, which the agent writes, enables redirect for both directions. The kernel's
+//! routes and neighbor table determine the next hop of a reply. The stack forwards packets whose TTL expires at this
+//! Node, packets above the MTU, and replies whose route leaves through a device that is no uplink.
 
 use aya_ebpf::{
     bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup__bindgen_ty_1, bpf_redir_neigh},
@@ -35,7 +35,7 @@ use crate::{
     state::maps::Family,
 };
 
-/// The receiver of a redirected packet, which selects the helper that redirects the packet.
+/// The kind of receiver of a redirected packet, by which [`forward`] selects the kernel's helper.
 #[derive(Clone, Copy)]
 enum Receiver {
     /// The other end of a veth or netkit pair, in the Pod's network namespace.
@@ -88,8 +88,8 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     if !needs_next_hop::<MODE>() {
         return stack;
     }
-    // Each result is checked before the next look-up: if a value is saved on the stack during a function call, the
-    // verifier forgets the value's bounds.
+    // The result of each look-up is checked before the next look-up: if the program saves a value on the stack during a
+    // function call, the verifier forgets the value's bounds.
     let Some(ttl_fields) = F::decrement_ttl(headers.ttl_fields) else { return stack };
     let next_hop = lookup();
     if !next_hop.is_reachable() || is_sctp_gso(ctx, headers.protocol) {
@@ -103,7 +103,7 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     NextHop { ifindex: next_hop.ifindex, receiver, neighbor: pod, ttl_fields }
 }
 
-/// Whether a packet arrived on the device to which requests to the packet's sender are redirected.
+/// Whether a packet arrived on the device to which the programs redirect requests for the packet's sender.
 #[inline(always)]
 pub fn is_from_pod<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> bool {
     F::next_hop(headers.source).ifindex == ctx.ifindex()
@@ -130,7 +130,7 @@ pub fn to_client<F: Family, const L2: usize>(
     if let Some(tot_len) = segment_length::<F>(ctx, headers) {
         lookup.__bindgen_anon_1 = bpf_fib_lookup__bindgen_ty_1 { tot_len };
     }
-    // SAFETY: the context is valid, and the kernel reads and writes exactly this structure.
+    // SAFETY: the context is valid, and the helper reads and writes only `lookup`, whose size is an argument.
     let status = unsafe { bpf_fib_lookup(skb(ctx).cast(), &raw mut lookup, size_of::<RouteLookup>() as i32, 0) };
     let is_found = status == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || status == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
     // SAFETY: only the agent writes this map.
@@ -144,44 +144,45 @@ pub fn to_client<F: Family, const L2: usize>(
 }
 
 /// Marks a reply that was translated at the Pod's device. The program on the uplink passes a marked packet without
-/// parsing it. If another program overwrites the mark, the program on the uplink parses the packet. The packet's source
-/// is no longer an endpoint of a mapping, so the packet passes as well.
+/// parsing it. If another program overwrites the mark, the program on the uplink parses the packet, and also passes it:
+/// the packet's source is no longer an endpoint of a mapping.
 #[inline(always)]
 pub fn mark_translated(ctx: &TcContext, config: &Config) {
-    // SAFETY: the context is valid; the kernel preserves this field between the programs of two hooks.
+    // SAFETY: the context is valid, and the kernel preserves `skb->cb` between the programs of two hooks.
     unsafe { (*skb(ctx)).cb[MARK] = config.seed as u32 };
 }
 
-/// Whether a packet has the mark of [`mark_translated`]. Zero is no mark: the field is zero in most packets, and the
-/// seed is zero until the agent has written the configuration.
+/// Whether a packet has the mark of [`mark_translated`]. The value 0 does not count as the mark: the field is 0 in most
+/// packets, and the seed is 0 until the agent has written the configuration.
 #[inline(always)]
 pub fn is_marked(ctx: &TcContext) -> bool {
-    // SAFETY: as above.
+    // SAFETY: the context is valid, and the verifier allows a program to read `skb->cb`.
     let mark = unsafe { (*skb(ctx)).cb[MARK] };
     mark != 0 && CONFIG.get(0).is_some_and(|config| config.seed as u32 == mark)
 }
 
-/// Index of the word of `skb->cb` that contains the mark: the last word that programs may use, which the stack does not
-/// overwrite.
+/// Index of the word of `skb->cb` that contains the mark. This is the last word that programs may use, and the stack
+/// does not overwrite this word.
 const MARK: usize = 4;
 
-/// Redirects a rewritten packet to its next hop. Drops the packet if the rewrite failed; passes the packet to the stack
+/// Redirects a rewritten packet to its next hop. Drops the packet if the rewrite failed. Passes the packet to the stack
 /// if `next_hop` is [`NextHop::stack`].
 #[inline(always)]
 pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, next_hop: NextHop<F>) -> Verdict {
     if rewritten.is_err() || next_hop.is_stack() {
         return rewritten.into();
     }
-    // Removes a VLAN tag that contains only a priority. Such a tag is valid only on the link on which the packet
-    // arrived, and routing removes the tag too. SAFETY: the context is valid, the verifier allows this field, and no
-    // pointer into the packet is held.
+    // Removes a VLAN tag that contains only a priority. A priority tag is valid only on the link on which the packet
+    // arrived, and routing by the stack would also remove the tag. SAFETY: the context is valid, the verifier allows
+    // access to this field, and the program holds no pointer into the packet.
     unsafe {
         if (*skb(ctx)).vlan_present != 0 {
             let _status = bpf_skb_vlan_pop(skb(ctx));
         }
     }
     let (ifindex, size) = (next_hop.ifindex, size_of::<bpf_redir_neigh>() as i32);
-    // SAFETY: these helpers only record the egress device; the kernel reads exactly this structure.
+    // SAFETY: the redirect helpers only record the egress device, and `bpf_redirect_neigh` reads only `neighbor`, whose
+    // size is an argument.
     let action = unsafe {
         match next_hop.receiver {
             Receiver::Peer => bpf_redirect_peer(ifindex, 0),
@@ -195,14 +196,15 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
     Verdict::redirected(action as i32)
 }
 
-/// Whether this is a GSO packet of SCTP. Programs cannot read the segment lengths of such a packet, and therefore
-/// cannot compare the segments with an MTU.
+/// Whether this is a GSO packet of SCTP. Programs cannot read the segment lengths of a GSO packet of SCTP, and
+/// therefore cannot compare the segments with an MTU.
 #[inline(always)]
 fn is_sctp_gso(ctx: &TcContext, protocol: u8) -> bool {
     protocol == protocol::SCTP && gso_size(ctx) != 0
 }
 
-/// The length in bytes of each IP packet into which the kernel will segment a GSO packet; `None` for other packets.
+/// The length in bytes of each IP packet into which the kernel will segment a GSO packet; `None` if the packet is no
+/// GSO packet.
 #[inline(always)]
 fn segment_length<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> Option<u16> {
     let payload = gso_size(ctx);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Access to map memory that other processors may write concurrently.
 //!
-//! A Rust reference to such memory would assert that no other processor writes the memory. A [`Cell`] reads and writes
-//! one aligned integer with a single volatile access, so that a reader sees either the old or the new value, never a
-//! mixture.
+//! A Rust reference to the memory of a map would assert that no other processor writes this memory. A [`Cell`] reads
+//! and writes one aligned integer with a single volatile access, so that a reader sees either the old or the new value,
+//! never a mixture.
 
 /// A pointer to one integer in a map element: one word or one field.
 pub struct Cell<T>(*mut T);
@@ -18,8 +18,8 @@ impl<T> Clone for Cell<T> {
 impl<T> Copy for Cell<T> {}
 
 impl<T: Copy> Cell<T> {
-    /// `pointer` must be aligned and point into a map element; the element's memory keeps its type while the program
-    /// runs.
+    /// `pointer` must be aligned and must point into a map element. The element's memory must keep the type `T` while
+    /// the program runs.
     #[inline(always)]
     pub const fn new(pointer: *mut T) -> Self {
         Self(pointer)
@@ -37,7 +37,8 @@ impl<T: Copy> Cell<T> {
         unsafe { self.0.write_volatile(value) };
     }
 
-    /// Sets the value and returns the previous one. Not atomic, and therefore only for elements of per-CPU maps.
+    /// Sets the value and returns the previous value. The two steps are not atomic, so this function is only for
+    /// elements of per-CPU maps.
     #[inline(always)]
     pub fn replace(self, value: T) -> T {
         let previous = self.load();

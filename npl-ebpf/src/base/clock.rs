@@ -4,18 +4,18 @@
 use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_ns};
 use npl_common::fragment;
 
-/// The low half of `jiffies`. Reading `jiffies` is cheaper than reading a clock, because the verifier replaces the
-/// helper call by a single load from memory.
+/// The low 32 bits of the kernel's `jiffies`. Reading `jiffies` is cheaper than reading a clock, because the verifier
+/// replaces the helper call by a single load from memory.
 #[inline(always)]
 pub fn jiffies() -> u32 {
-    // SAFETY: a helper without arguments.
+    // SAFETY: the helper has no arguments, and only reads a clock.
     (unsafe { bpf_jiffies64() }) as u32
 }
 
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 #[inline(always)]
 pub fn nanoseconds() -> u64 {
-    // SAFETY: a helper without arguments.
+    // SAFETY: the helper has no arguments, and only reads a clock.
     unsafe { bpf_ktime_get_ns() }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Program contexts and bounds-checked access to packet bytes. Only this module creates pointers into packets. All
-//! other modules read packets through [`Access`] or [`load`]; only `act::rewrite` writes packet headers.
+//! Program contexts and bounds-checked access to packet bytes. Only this module creates pointers into packets. Other
+//! modules read packets through [`Access`] or [`load`]; of these modules, only `act::rewrite` writes packet headers.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -9,23 +9,24 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 
-/// Bytes of an Ethernet header.
+/// Length in bytes of an Ethernet header.
 pub const ETHERNET: usize = 14;
 
 /// `PACKET_OTHERHOST`: the packet's link-layer address is that of another machine.
 const PACKET_OTHERHOST: u32 = 3;
-/// The VLAN identifier of a tag; the other bits are the priority.
+/// The bits of a VLAN tag's control information that contain the VLAN identifier.
 const VLAN_ID: u32 = 0x0fff;
 
 /// The packet's `EtherType` in network byte order. `None` for a packet to another machine's link-layer address, and for
-/// a packet with a VLAN tag: the program on the VLAN device translates that packet. A tag with VLAN 0 contains only a
-/// priority, so the packet counts as untagged.
+/// a packet with a VLAN tag, which the program on the VLAN device translates. A tag with VLAN 0 contains only a
+/// priority, so a packet with this tag counts as untagged.
 #[inline(always)]
 pub fn ether_type(ctx: &TcContext) -> Option<u32> {
     let skb = skb(ctx);
-    // SAFETY: the context is valid for the program's run; the verifier allows these fields.
+    // SAFETY: the context is valid for the program's run, and the verifier allows a program to read these three fields.
     let (protocol, is_tagged, kind) = unsafe { ((*skb).protocol, (*skb).vlan_present, (*skb).pkt_type) };
-    // SAFETY: as above. The field is read only if the packet has a tag; otherwise its value is undefined.
+    // SAFETY: the verifier allows a program to read `vlan_tci`. The field is read only if the packet has a tag, because
+    // its value is undefined in packets without a tag.
     let in_vlan = is_tagged != 0 && unsafe { (*skb).vlan_tci } & VLAN_ID != 0;
     if in_vlan || kind == PACKET_OTHERHOST { None } else { Some(protocol) }
 }
@@ -39,7 +40,8 @@ pub fn skb(ctx: &TcContext) -> *mut __sk_buff {
 /// Payload bytes of each segment into which the kernel will segment a GSO packet; 0 for any other packet.
 #[inline(always)]
 pub fn gso_size(ctx: &TcContext) -> u32 {
-    // SAFETY: the context is valid for the program's run; the verifier allows this field.
+    // SAFETY: the context is valid for the program's run, and the verifier allows a program to read this field of the
+    // context.
     unsafe { (*skb(ctx)).gso_size }
 }
 
@@ -52,13 +54,14 @@ fn pointer<T, const OFFSET: usize>(data: usize, data_end: usize) -> Option<*cons
 
 /// Whether programs read packets through pointers: the constant
 /// [`GLOBAL_DIRECT_READS`](npl_common::names::GLOBAL_DIRECT_READS), which the loader sets before it loads the programs.
-/// The verifier knows the constant's value, and removes the branches that cannot run.
+/// The verifier knows the constant's value, and removes the branches that cannot run with this value.
 #[unsafe(no_mangle)]
 static NPL_DIRECT_READS: u8 = 1;
 
 #[inline(always)]
 fn has_direct_access() -> bool {
-    // SAFETY: a static of this object. The read is volatile, so that the compiler does not assume the initial value.
+    // SAFETY: the pointer leads to a static of this kernel object. The read is volatile, so that the compiler does not
+    // assume the initial value.
     unsafe { core::ptr::read_volatile(&raw const NPL_DIRECT_READS) != 0 }
 }
 
@@ -78,8 +81,8 @@ pub trait Access {
 }
 
 impl Access for TcContext {
-    /// If the header is in a page fragment of the skb, the kernel's helper first copies the header into the skb's
-    /// linear part.
+    /// If the header is in a page fragment of the skb, the program first lets the kernel's helper copy the header into
+    /// the skb's linear part.
     #[inline(always)]
     fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T> {
         if !has_direct_access() {
@@ -88,15 +91,16 @@ impl Access for TcContext {
         let header = if let Some(header) = pointer::<T, OFFSET>(self.data(), self.data_end()) {
             header
         } else {
-            // SAFETY: the context is valid; all pointers into the packet are recomputed after this call.
+            // SAFETY: the context is valid, and the program recomputes all pointers into the packet after the call of
+            // the helper.
             let pulled = unsafe { bpf_skb_pull_data(skb(self), (OFFSET + size_of::<T>()) as u32) };
             if pulled != 0 {
                 return None;
             }
             pointer::<T, OFFSET>(self.data(), self.data_end())?
         };
-        // SAFETY: in bounds as checked. IP headers are aligned to at least two bytes, and on every supported processor,
-        // programs may load unaligned words.
+        // SAFETY: `pointer` has checked that the packet contains the whole header. IP headers are aligned to at least
+        // two bytes, and on every supported processor, programs may load unaligned words.
         Some(unsafe { *header })
     }
 
@@ -106,8 +110,8 @@ impl Access for TcContext {
             return false;
         }
         let Some(header) = pointer::<T, OFFSET>(self.data(), self.data_end()) else { return false };
-        // SAFETY: in bounds and aligned as in `read`. Before a program with direct writes runs, the kernel unshares the
-        // skb's header.
+        // SAFETY: the packet contains the whole header, which is aligned as in `read`. Before a program with direct
+        // writes runs, the kernel unshares the skb's header.
         unsafe { header.cast_mut().write(value) };
         true
     }
@@ -124,17 +128,18 @@ impl Access for TcContext {
 
     #[inline(always)]
     fn ifindex(&self) -> u32 {
-        // SAFETY: the context is valid for the program's run; the verifier allows this field.
+        // SAFETY: the context is valid for the program's run, and the verifier allows a program to read this field of
+        // the context.
         unsafe { (*skb(self)).ifindex }
     }
 }
 
-/// An XDP frame. `MULTI_BUFFER` is set for the program that also accepts frames of several buffers (Linux 5.18).
-/// Pointers reach only a frame's first buffer.
+/// An XDP frame. `MULTI_BUFFER` is true in the program that also accepts frames that consist of several buffers (from
+/// Linux 5.18 on). Pointers reach only the first buffer of a frame with several buffers.
 pub struct Frame<const MULTI_BUFFER: bool>(pub XdpContext);
 
 impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
-    /// The frame's `EtherType`; for a frame with a VLAN tag, the `EtherType` of VLAN.
+    /// The frame's `EtherType`; for a frame with a VLAN tag, the `EtherType` of the tag.
     #[inline(always)]
     pub fn ether_type(&self) -> Option<u32> {
         self.read::<u16, { ETHERNET - size_of::<u16>() }>().map(u32::from)
@@ -150,8 +155,8 @@ impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
             if start + size_of::<u64>() > self.0.data_end() {
                 break;
             }
-            // SAFETY: the frame has these bytes as checked, and `to` has room for `WORDS` words. The load may be
-            // unaligned, as in `read`.
+            // SAFETY: the program has checked that the frame contains these bytes, and `to` has room for `WORDS` words.
+            // The load may be unaligned, as in `read`.
             unsafe { to.add(copied).write((start as *const u64).read_unaligned()) };
             copied += 1;
         }
@@ -163,20 +168,21 @@ impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
     #[inline(always)]
     fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T> {
         let header = pointer::<T, OFFSET>(self.0.data(), self.0.data_end())?;
-        // SAFETY: in bounds as checked; aligned as an `skb`'s header.
+        // SAFETY: `pointer` has checked that the frame contains the whole header, which is aligned like that of an skb.
         Some(unsafe { *header })
     }
 
     #[inline(always)]
     fn write<T: Copy, const OFFSET: usize>(&self, value: T) -> bool {
         let Some(header) = pointer::<T, OFFSET>(self.0.data(), self.0.data_end()) else { return false };
-        // SAFETY: in bounds and aligned as in `read`; the frame belongs to this program.
+        // SAFETY: the frame contains the whole header, which is aligned as in `read`; while the program runs, only the
+        // program writes the frame.
         unsafe { header.cast_mut().write(value) };
         true
     }
 
     /// Always `None`: the XDP program does not parse headers at variable offsets, so the TC program translates packets
-    /// with such headers.
+    /// whose headers are at variable offsets.
     #[inline(always)]
     fn load<T: Copy>(&self, _offset: usize) -> Option<T> {
         None
@@ -185,7 +191,7 @@ impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
     #[inline(always)]
     fn length(&self) -> u32 {
         if MULTI_BUFFER {
-            // SAFETY: the context is valid.
+            // SAFETY: the context is valid, and the helper only reads it.
             (unsafe { bpf_xdp_get_buff_len(self.0.ctx) }) as u32
         } else {
             (self.0.data_end() - self.0.data()) as u32
@@ -198,7 +204,7 @@ impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
     }
 }
 
-/// Copies a header at a variable offset by the kernel's helper.
+/// Copies a header at a variable offset with the helper `bpf_skb_load_bytes`.
 #[inline(always)]
 pub fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Option<T> {
     let mut header = core::mem::MaybeUninit::<T>::uninit();

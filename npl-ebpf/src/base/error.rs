@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Error types that several layers use.
+//! Error types that several layers of the kernel programs use.
 
 /// A helper of the kernel failed to write the packet. The packet may now be partly rewritten.
 pub struct RewriteError;

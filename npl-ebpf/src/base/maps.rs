@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The statics that declare all maps. The agent pins each map under the name in `npl_common::names`.
 //!
-//! A flood of packets fills no map: a map whose entries packets create is an LRU hash, or an array in which new entries
-//! overwrite old ones. Each word of an array is written by one aligned store, so that no reader sees a half-written
-//! word.
+//! A flood of packets cannot make a map reject new entries: a map whose entries packets create is an LRU hash, or an
+//! array in which new entries overwrite old ones. The programs write each word of an array by one aligned store, so
+//! that no reader sees a half-written word.
 
 use aya_ebpf::{
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf},
@@ -39,7 +39,7 @@ pub static CONFIG: Array<Config, 1> = Array::new();
 #[btf_map(name = "npl_addr2idx_v4")]
 pub static NODE_ADDRESS_V4: HashMap<NodeAddressV4, LocalAddress, { MAX_LOCAL_ADDRESSES as usize }> = HashMap::new();
 
-/// Maps indexes to node addresses; the element of a free index is all zero. The agent writes this map.
+/// Maps indexes to node addresses. All bytes of the element of an unused index are zero. The agent writes this map.
 #[btf_map(name = "npl_idx2addr_v4")]
 pub static NODE_ADDRESS_INDEX_V4: Array<NodeAddressV4, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
 
@@ -52,7 +52,8 @@ pub static MAPPING_V4: HashMap<Frontend, BackendV4, { MAX_MAPPINGS as usize }> =
 #[btf_map(name = "npl_allow_v4")]
 pub static ALLOW_V4: LpmTrie<SourceV4, u32, { MAX_SOURCE_RANGES as usize }> = LpmTrie::new();
 
-/// Pod endpoints of mappings, by which programs recognize replies. The agent writes this map.
+/// The Pod endpoints (address, port and protocol) of all mappings, by which the programs recognize replies. The agent
+/// writes this map.
 #[btf_map(name = "npl_endpoint_v4")]
 pub static ENDPOINT_V4: HashMap<EndpointV4, Endpoint, { MAX_MAPPINGS as usize }> = HashMap::new();
 
@@ -66,11 +67,13 @@ pub static FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_FLOWS as usize }> = LruH
 #[btf_map(name = "npl_halfopen_v4")]
 pub static HALF_OPEN_V4: Array<u64, { half_open::WORDS as usize }, { half_open::MAP_FLAGS as usize }> = Array::new();
 
-/// Fragment tracking: how the first fragment of each datagram was translated. The kernel programs write this map.
+/// Fragment tracking: records of how the first fragment of each datagram was translated. The kernel programs write this
+/// map.
 #[btf_map(name = "npl_frag_v4")]
 pub static FRAGMENT_V4: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 
-/// Connections of the Node itself whose source port is in the node port range. The kernel programs write this map.
+/// Host connections: the Node's own connections whose source port is in the node port range. The kernel programs write
+/// this map.
 #[btf_map(name = "npl_hostconn_v4")]
 pub static HOST_CONNECTION_V4: Array<u64, { host_connection::SLOTS as usize }> = Array::new();
 
@@ -83,7 +86,8 @@ pub static SOCKET_RNAT_V4: LruHashMap<SocketRnatKeyV4, SocketRnatV4, { MAX_SOCKE
 #[btf_map(name = "npl_unmapped_v4")]
 pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
-/// Next hops of Pods to which packets are redirected. The agent writes this map, and updates it when routes change.
+/// The next hops by which the programs redirect packets to Pods. The agent writes this map, and updates it when routes
+/// change.
 #[btf_map(name = "npl_nexthop_v4")]
 pub static NEXT_HOP_V4: HashMap<PodAddressV4, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
@@ -95,8 +99,8 @@ pub static LOOKUP_CACHE_V4: Array<CachedMappingV4, { CACHED_MAPPINGS as usize }>
 #[btf_map(name = "npl_repcache_v4")]
 pub static REPLY_CACHE_V4: Array<CachedReply, { half_open::WORDS as usize }> = Array::new();
 
-/// For offload: when the host's stack was last observed to forward each direction of a flow. The kernel programs write
-/// this map.
+/// Stack observations for `--forwarding offload`: when the host's stack last forwarded a packet of each direction of a
+/// flow. The kernel programs write this map.
 #[btf_map(name = "npl_stkseen_v4")]
 pub static STACK_SEEN_V4: Array<StackSeen, { offload::SLOTS as usize }> = Array::new();
 
@@ -104,7 +108,7 @@ pub static STACK_SEEN_V4: Array<StackSeen, { offload::SLOTS as usize }> = Array:
 #[btf_map(name = "npl_addr2idx_v6")]
 pub static NODE_ADDRESS_V6: HashMap<NodeAddressV6, LocalAddress, { MAX_LOCAL_ADDRESSES as usize }> = HashMap::new();
 
-/// Maps indexes to node addresses; the element of a free index is all zero. The agent writes this map.
+/// Maps indexes to node addresses. All bytes of the element of an unused index are zero. The agent writes this map.
 #[btf_map(name = "npl_idx2addr_v6")]
 pub static NODE_ADDRESS_INDEX_V6: Array<NodeAddressV6, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
 
@@ -117,7 +121,8 @@ pub static MAPPING_V6: HashMap<Frontend, BackendV6, { MAX_MAPPINGS as usize }> =
 #[btf_map(name = "npl_allow_v6")]
 pub static ALLOW_V6: LpmTrie<SourceV6, u32, { MAX_SOURCE_RANGES as usize }> = LpmTrie::new();
 
-/// Pod endpoints of mappings, by which programs recognize replies. The agent writes this map.
+/// The Pod endpoints (address, port and protocol) of all mappings, by which the programs recognize replies. The agent
+/// writes this map.
 #[btf_map(name = "npl_endpoint_v6")]
 pub static ENDPOINT_V6: HashMap<EndpointV6, Endpoint, { MAX_MAPPINGS as usize }> = HashMap::new();
 
@@ -131,11 +136,13 @@ pub static FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_FLOWS as usize }> = LruH
 #[btf_map(name = "npl_halfopen_v6")]
 pub static HALF_OPEN_V6: Array<u64, { half_open::WORDS as usize }, { half_open::MAP_FLAGS as usize }> = Array::new();
 
-/// Fragment tracking: how the first fragment of each datagram was translated. The kernel programs write this map.
+/// Fragment tracking: records of how the first fragment of each datagram was translated. The kernel programs write this
+/// map.
 #[btf_map(name = "npl_frag_v6")]
 pub static FRAGMENT_V6: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 
-/// Connections of the Node itself whose source port is in the node port range. The kernel programs write this map.
+/// Host connections: the Node's own connections whose source port is in the node port range. The kernel programs write
+/// this map.
 #[btf_map(name = "npl_hostconn_v6")]
 pub static HOST_CONNECTION_V6: Array<u64, { host_connection::SLOTS as usize }> = Array::new();
 
@@ -148,7 +155,8 @@ pub static SOCKET_RNAT_V6: LruHashMap<SocketRnatKeyV6, SocketRnatV6, { MAX_SOCKE
 #[btf_map(name = "npl_unmapped_v6")]
 pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
-/// Next hops of Pods to which packets are redirected. The agent writes this map, and updates it when routes change.
+/// The next hops by which the programs redirect packets to Pods. The agent writes this map, and updates it when routes
+/// change.
 #[btf_map(name = "npl_nexthop_v6")]
 pub static NEXT_HOP_V6: HashMap<PodAddressV6, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
@@ -160,27 +168,29 @@ pub static LOOKUP_CACHE_V6: Array<CachedMappingV6, { CACHED_MAPPINGS as usize }>
 #[btf_map(name = "npl_repcache_v6")]
 pub static REPLY_CACHE_V6: Array<CachedReply, { half_open::WORDS as usize }> = Array::new();
 
-/// For offload: when the host's stack was last observed to forward each direction of a flow. The kernel programs write
-/// this map.
+/// Stack observations for `--forwarding offload`: when the host's stack last forwarded a packet of each direction of a
+/// flow. The kernel programs write this map.
 #[btf_map(name = "npl_stkseen_v6")]
 pub static STACK_SEEN_V6: Array<StackSeen, { offload::SLOTS as usize }> = Array::new();
 
-/// Slow-path programs, which the fast path tail-calls. The agent writes this map.
+/// The slow-path programs, which the fast-path programs tail-call. The agent writes this map.
 #[btf_map(name = "npl_slow")]
 pub static SLOW_PATH: ProgramArray<{ SLOW_PATH_PROGRAMS.len() }> = ProgramArray::new();
 
-/// The CRC tables, which the agent writes once. An element is only one word, because a program would address the words
-/// of a larger element by a variable offset. Without `CAP_PERFMON`, the verifier would check the rest of the program
-/// once for each such offset.
+/// The CRC tables, which the agent writes once. Each element has only one word: a program would address the words of a
+/// larger element by a variable offset, and without `CAP_PERFMON`, the verifier would check the rest of the program
+/// once for each value of the offset.
 #[btf_map(name = "npl_crc")]
 pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 
-/// Uplinks to which replies are redirected, by ifindex. The agent writes this map, and updates it when devices change.
+/// The uplinks to which the programs may redirect replies, by ifindex. The agent writes this map, and updates the map
+/// when devices change.
 #[btf_map(name = "npl_rd_uplinks")]
 pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
 
-/// Devices that run the XDP program, by ifindex. The agent writes this map. Programs look up a device only if
-/// [`npl_common::config::FLAG_XDP`] is set.
+/// Devices on which another program of NPL may have translated a packet before the TC program, by ifindex: devices with
+/// the XDP program and, before Linux 6.6, devices on which the agent moves NPL's filter. The agent writes this map.
+/// Programs look up a device only if [`npl_common::config::FLAG_XDP`] is set.
 #[btf_map(name = "npl_xdp_devices")]
 pub static XDP_DEVICE: HashMap<u32, u32, { MAX_XDP_DEVICES as usize }> = HashMap::new();
 
@@ -194,16 +204,16 @@ pub static FRAGMENT_BUFFER: PerCpuArray<SavedFrame, { fragment_buffer::ELEMENTS 
 #[btf_map(name = "npl_sctp_frags")]
 pub static SCTP_BUFFER: Array<SavedFrame, { fragment_buffer::SCTP_FRAGMENTS as usize }> = Array::new();
 
-/// The counters of each mapping. The kernel programs write this map.
+/// Counters of packets, bytes and flows for each mapping. The kernel programs write this map.
 #[btf_map(name = "npl_cnt_mapping")]
 pub static STATS: PerCpuArray<MappingStats, { MAX_STATS as usize }> = PerCpuArray::new();
 
-/// The counters of each reason. The kernel programs write this map.
+/// The number of packets for each drop reason. The kernel programs write this map.
 #[btf_map(name = "npl_cnt_reason")]
 pub static REASONS: PerCpuArray<u64, { MAX_REASONS as usize }> = PerCpuArray::new();
 
-/// The filter of packet tracing. `npl-agent trace` writes this map; after the time in [`TraceFilter::until`], a program
-/// sets this field to 0, which turns tracing off.
+/// The filter of packet tracing, which `npl-agent trace` writes. After the time in [`TraceFilter::until`], a program
+/// sets the field `until` to 0, which turns tracing off.
 #[btf_map(name = "npl_tracefilter")]
 pub static TRACE_FILTER: Array<TraceFilter, 1> = Array::new();
 
@@ -211,6 +221,7 @@ pub static TRACE_FILTER: Array<TraceFilter, 1> = Array::new();
 #[btf_map(name = "npl_trace_cpu")]
 pub static TRACE_CPU: PerCpuArray<TraceCpu, 1> = PerCpuArray::new();
 
-/// Records of packet tracing. The kernel programs write this map.
+/// The ring buffer from which `npl-agent trace` reads the records of packet tracing. The kernel programs write this
+/// map.
 #[btf_map(name = "npl_trace_ring")]
 pub static TRACE_RING: RingBuf<TraceRecord, { RING_BYTES as usize }> = RingBuf::new();

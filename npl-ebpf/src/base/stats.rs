@@ -8,11 +8,12 @@ use super::{
     maps::{REASONS, STATS},
 };
 
-/// Counts one packet under a reason, given by its number.
+/// Counts one packet under the reason with the number `reason`.
 #[inline(always)]
 pub fn count_reason(reason: u32) {
     if let Some(counter) = REASONS.get_ptr_mut(reason) {
-        // SAFETY: this processor's element; no other program writes it during this update.
+        // SAFETY: the pointer leads to this processor's element of the map, and no other program writes this element
+        // during the update.
         unsafe { *counter = (*counter).wrapping_add(1) };
     }
 }
@@ -33,7 +34,8 @@ pub fn count_local_flow(stats_index: u32) {
 #[inline(always)]
 pub fn update_mapping(stats_index: u32, update: impl FnOnce(&mut MappingStats)) {
     if let Some(stats) = STATS.get_ptr_mut(stats_index) {
-        // SAFETY: this processor's element; no other program writes it during this update.
+        // SAFETY: the pointer leads to this processor's element of the map, and no other program writes this element
+        // during the update.
         update(unsafe { &mut *stats });
     }
 }

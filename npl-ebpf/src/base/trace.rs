@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The trace build's record of one packet and its verdict, which `path::trace` logs.
 //!
-//! The record is in a map, because most programs have too little free stack space for it.
+//! The record is in a map, because most programs have too little free stack space for a [`Note`].
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 
@@ -10,7 +10,7 @@ use super::{cell::field, verdict::Verdict};
 /// The addresses and ports of a packet before its rewrite, and the verdict on the packet.
 #[repr(C, align(8))]
 pub struct Note {
-    /// An IPv6 address; an IPv4 address is in the first four bytes.
+    /// The packet's source address. An IPv4 address is in the first four bytes.
     pub source: [u8; 16],
     pub destination: [u8; 16],
     pub source_port: u16,
@@ -24,7 +24,7 @@ pub struct Note {
     pub reason: u8,
 }
 
-/// One record per processor, written and read within one run of a program.
+/// One [`Note`] for each processor. A program writes and reads the note within one run.
 #[btf_map(name = "npl_log_note")]
 static NOTE: PerCpuArray<Note, 1> = PerCpuArray::new();
 
@@ -34,7 +34,7 @@ pub fn note() -> Option<*mut Note> {
     NOTE.get_ptr_mut(0)
 }
 
-/// Stores the verdict in this processor's record.
+/// Stores the verdict in this processor's [`Note`].
 #[inline(always)]
 pub fn note_verdict(verdict: Verdict) {
     if let Some(note) = note() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Verdicts on packets and the reasons of verdicts. Only this module uses the action codes of TC and XDP.
+//! Verdicts on packets, with the drop reasons of verdicts. Only this module uses the action codes of TC and XDP.
 
 use aya_ebpf::{
     bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
@@ -14,8 +14,8 @@ use super::{
 
 /// The outcome of a program: a [`kind`] in the low bits, and the number of a reason or of a TC action in the high bits.
 ///
-/// The type is one word instead of an enum, because an enum's variant without a payload leaves the payload's bytes
-/// uninitialized. Without `CAP_PERFMON`, the verifier rejects a speculative read of these bytes.
+/// The type is one word instead of an enum: an enum's variant without a payload would leave the payload's bytes
+/// uninitialized, and without `CAP_PERFMON`, the verifier rejects a speculative read of uninitialized bytes.
 #[must_use]
 #[derive(Clone, Copy)]
 pub struct Verdict(u32);
@@ -25,11 +25,11 @@ const NO_DEVICE: u32 = u32::MAX;
 
 /// The TC action for a fragment of which the program has saved a copy for later re-injection.
 ///
-/// The action redirects the fragment to a nonexistent device, because the kernel counts a redirected packet as sent.
-/// After a drop, a local sender would get an error and stop sending the datagram's fragments.
+/// The action redirects the fragment to a nonexistent device, because the kernel counts a redirected packet as sent. If
+/// the program dropped the fragment, a local sender would get an error and stop sending the datagram's fragments.
 #[inline(always)]
 pub fn consume() -> i32 {
-    // SAFETY: a helper whose arguments are integers.
+    // SAFETY: the helper takes only integers as arguments.
     (unsafe { bpf_redirect(NO_DEVICE, 0) }) as i32
 }
 
@@ -39,7 +39,7 @@ pub const fn is_redirect(action: i32) -> bool {
     action == TC_ACT_REDIRECT
 }
 
-/// Kinds of verdicts. The numbers are those in records of packet tracing.
+/// Kinds of verdicts, with the numbers that the records of packet tracing contain.
 pub mod kind {
     use npl_common::packet_trace::verdict;
 
@@ -117,7 +117,7 @@ impl Verdict {
         self.0
     }
 
-    /// The inverse of [`Self::bits`].
+    /// Converts the result of [`Self::bits`] back to the verdict.
     #[cfg(not(feature = "trace"))]
     #[inline(always)]
     pub const fn of_bits(bits: u32) -> Self {
@@ -166,8 +166,8 @@ impl Verdict {
         }
     }
 
-    /// The XDP action of the verdict. Counts the reason of a drop only: a packet that passes unchanged reaches the TC
-    /// program, which counts the reason.
+    /// The XDP action of the verdict. Counts only the reason of a dropped packet: a packet that passes unchanged
+    /// reaches the TC program, which counts the packet's reason.
     #[inline(always)]
     pub fn into_frame_action(self) -> u32 {
         if self.is_drop() {

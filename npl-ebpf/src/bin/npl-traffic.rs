@@ -2,10 +2,10 @@
 //! Kernel programs of the bench: an XDP program generates packets, and a TC program counts the packets that arrive at
 //! the Pod's device.
 //!
-//! Sending a packet from a socket in user space costs more than the whole measured path. `BPF_PROG_TEST_RUN` with live
-//! frames runs an XDP program in a loop on frames in memory, and executes the program's verdict. With `XDP_PASS`, the
-//! stack gets the frames in bulk, as if the driver of the Node's uplink had received them. With `XDP_TX`, the client's
-//! device sends the frames, so that the uplink's driver receives them and runs an XDP program.
+//! Sending a packet from a socket in user space takes more CPU time than the whole measured path. `BPF_PROG_TEST_RUN`
+//! with live frames runs an XDP program in a loop on frames in memory, and executes the program's verdict. With
+//! `XDP_PASS`, the stack gets the frames in bulk, as if the driver of the Node's uplink had received them. With
+//! `XDP_TX`, the client's device sends the frames, so that the uplink's driver receives them and runs an XDP program.
 
 #![no_std]
 #![no_main]
@@ -29,22 +29,24 @@ use npl_common::{
     traffic::{FRAME_BYTES, Target, Traffic, fate, random_client},
 };
 
-/// The parameters of the traffic. The bench writes this map; the generator increments the packet number in it.
+/// The parameters of the generated traffic, and the number of the next packet. The bench writes this map; the generator
+/// increments the packet number.
 #[btf_map(name = "npl_traffic")]
 pub static TRAFFIC: Array<Traffic, 1> = Array::new();
 
-/// The expected destination. The bench writes this map.
+/// The destination at which arriving packets are counted. The bench writes this map.
 #[btf_map(name = "npl_target")]
 pub static TARGET: Array<Target, 1> = Array::new();
 
-/// The number of arrived packets, which the counting program increments.
+/// The number of packets that arrived at the expected destination. The program `npl_count` increments this number.
 #[btf_map(name = "npl_arrived")]
 pub static ARRIVED: PerCpuArray<u64, 1> = PerCpuArray::new();
 
 /// `ETH_P_IP` in network byte order, as a load from the frame returns it.
 const ETH_P_IP: u16 = 0x0800_u16.to_be();
 
-/// The headers of a frame without IP options, up to the ports. All fields are in network byte order.
+/// The headers of a frame from the Ethernet header up to the ports, without IP options. All fields are in network byte
+/// order.
 #[repr(C)]
 struct Headers {
     link_addresses: [u16; 6],
@@ -82,7 +84,8 @@ pub fn npl_generate(ctx: XdpContext) -> u32 {
     generate(&ctx).unwrap_or(xdp_action::XDP_ABORTED)
 }
 
-/// Counts and drops packets that arrived at the intended Pod port; passes all other packets to the Pod.
+/// Counts and drops packets that arrived at the intended Pod port; passes packets with another destination or source to
+/// the Pod.
 #[classifier]
 pub fn npl_count(ctx: TcContext) -> i32 {
     if arrived(&ctx).is_some() { TC_ACT_SHOT } else { TC_ACT_UNSPEC }
@@ -94,11 +97,11 @@ pub fn npl_idle(_ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Redirects every packet, without other work, to the Pod's device.
+/// Redirects every packet to the Pod's device, without any other work.
 #[classifier]
 pub fn npl_shortcut(_ctx: TcContext) -> i32 {
     let Some(target) = TARGET.get(0) else { return TC_ACT_SHOT };
-    // SAFETY: a helper that records the target device of the packet.
+    // SAFETY: the helper takes only integers, and records the target device of the packet.
     unsafe { bpf_redirect_peer(target.ifindex, 0) as i32 }
 }
 
@@ -120,7 +123,7 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
     let action = match traffic.fate {
         fate::RECEIVED => xdp_action::XDP_PASS,
         fate::SENT => xdp_action::XDP_TX,
-        // SAFETY: a helper that records the target device of the frame.
+        // SAFETY: the helper takes only integers, and records the target device of the frame.
         _ => unsafe { bpf_redirect(TARGET.get(0)?.ifindex, 0) }.cast_unsigned() as u32,
     };
     let client = if traffic.random != 0 {
@@ -132,7 +135,7 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
         return Some(action);
     };
     let mapping = number.checked_rem(u64::from(traffic.mappings))? as u16;
-    // SAFETY: in bounds as checked.
+    // SAFETY: `pointer` has checked that the packet contains all bytes of this structure.
     vary(unsafe { &mut *frame }, client, mapping);
     Some(action)
 }
@@ -152,8 +155,8 @@ fn write(frame: *mut Frame, template: &[u8; FRAME_BYTES]) {
     }
 }
 
-/// Turns the template into a packet of another flow: adds offsets to the client's address and port, and to the node
-/// port.
+/// Turns the template frame into a packet of another flow: adds offsets to the client's address and port, and to the
+/// node port.
 #[inline(always)]
 fn vary(frame: &mut Frame, (client, client_port): (u32, u16), mapping: u16) {
     let Frame { headers, transport } = frame;
@@ -174,7 +177,7 @@ fn vary(frame: &mut Frame, (client, client_port): (u32, u16), mapping: u16) {
     headers.id = id;
 }
 
-/// Adds to a 16-bit word in network byte order.
+/// Adds `summand` to a 16-bit word in network byte order.
 #[inline(always)]
 const fn plus(word: u16, summand: u16) -> u16 {
     u16::from_be(word).wrapping_add(summand).to_be()
@@ -183,9 +186,9 @@ const fn plus(word: u16, summand: u16) -> u16 {
 /// Counts a packet that has reached the expected address and port and, if a source is set, comes from this source.
 #[inline(always)]
 fn arrived(ctx: &TcContext) -> Option<()> {
-    // The frame may be shorter than the generated frame, because the Node has removed the padding.
+    // The arrived frame may be shorter than the generated frame, because the Node has removed the padding.
     let headers = pointer::<Headers>(ctx.data(), ctx.data_end())?;
-    // SAFETY: in bounds as checked.
+    // SAFETY: `pointer` has checked that the packet contains all bytes of this structure.
     let headers = unsafe { &*headers };
     let target = TARGET.get(0)?;
     let port = u16::from_be(headers.destination_port);
@@ -200,7 +203,8 @@ fn arrived(ctx: &TcContext) -> Option<()> {
         return None;
     }
     let counter = ARRIVED.get_ptr_mut(0)?;
-    // SAFETY: this processor's element; no other program on this processor runs during the update.
+    // SAFETY: the pointer leads to this processor's element of the map, and no other program on this processor runs
+    // during the update.
     unsafe { *counter = (*counter).wrapping_add(1) };
     Some(())
 }
@@ -216,7 +220,8 @@ fn pointer<T>(start: usize, end: usize) -> Option<*mut T> {
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 4] = *b"GPL\0";
 
-/// Never reached: no code of this crate can panic, and the verifier would reject a reachable endless loop.
+/// The panic handler that Rust requires. The panic handler is never reached: no code of this crate can panic, and the
+/// verifier would reject a reachable endless loop.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {

@@ -12,7 +12,7 @@ const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const DESTINATION: u8 = 60;
 
-/// Largest number of extension headers that the programs parse. Senders in practice use fewer.
+/// Largest number of extension headers that the programs parse. Senders in practice use fewer extension headers.
 const MAX_EXTENSIONS: usize = 6;
 /// Mask of the fragment offset, in network byte order.
 const FRAGMENT_OFFSET_MASK: u16 = 0xfff8_u16.to_be();
@@ -26,8 +26,8 @@ struct Extension {
     protocol: u8,
     /// Length of the header after its first eight bytes, in units of eight bytes; 0 in a fragment header.
     length: u8,
-    /// In a routing header: the routing type, then the number of segments left. The programs do not use these bytes of
-    /// other headers.
+    /// In a routing header: the routing type, then the number of segments left. Of extension headers other than routing
+    /// headers, the programs do not use these bytes.
     type_and_segments: [u8; 2],
 }
 
@@ -41,8 +41,9 @@ struct FragmentHeader {
     id: u32,
 }
 
-/// Skips the extension headers up to the transport header; in a later fragment, up to the end of the fragment header.
-/// `None` if there are too many extension headers, an extension header is cut off, or a source route has segments left.
+/// Skips the extension headers up to the transport header or, in a later fragment, up to the end of the fragment
+/// header. `None` if there are too many extension headers, an extension header is cut off, or a source route has
+/// segments left.
 #[inline(always)]
 pub fn skip_extensions(ctx: &TcContext, chain: &mut HeaderChain<V6>) -> Option<()> {
     let headers = &mut chain.headers;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Traits that IPv4 and IPv6 implement: addresses and header layout. All other code is generic over these traits.
+//! Traits that IPv4 and IPv6 implement: addresses and header layout. Code outside of `v4` and `v6` is generic over
+//! these traits.
 
 use aya_ebpf::programs::TcContext;
 
@@ -11,12 +12,12 @@ pub trait Addressing: Sized {
 
     /// The address in which every 32-bit word is `word`.
     fn of_repeated(word: u32) -> Self::Addr;
-    /// Contribution of an address to the sum of an Internet checksum. The contributions of two addresses plus two
-    /// 16-bit words fit in 32 bits.
+    /// Contribution of an address to the sum of an Internet checksum. The contributions of two addresses, plus two
+    /// 16-bit words, fit in 32 bits.
     fn sum(addr: Self::Addr) -> u32;
     /// Change of the sum of an Internet checksum if the address `new` replaces `old`.
     fn difference(old: Self::Addr, new: Self::Addr) -> u32;
-    /// The seeded hash of both addresses, ports and protocol.
+    /// The seeded hash of a flow: client address, Pod address, ports and protocol.
     fn hash(seed: u64, client: Self::Addr, pod: Self::Addr, ports_and_protocol: u64) -> u64;
     /// Replaces the unspecified address by the loopback address, as the kernel does when a socket connects.
     fn unspecified_as_loopback(addr: Self::Addr) -> Self::Addr;
@@ -30,9 +31,9 @@ pub trait HeaderLayout: Addressing {
     const ETHER_TYPE: u32;
     /// Flags of `bpf_skb_store_bytes` for a write of [`Self::Tail`]: whether the kernel must update `skb->csum`.
     const STORE_FLAGS: u64;
-    /// Offset of [`Self::Tail`] in the IP header.
+    /// Offset in bytes of [`Self::Tail`] in the IP header.
     const TAIL: usize;
-    /// Bytes of the header without options.
+    /// Length in bytes of the IP header without options.
     const LENGTH: usize;
     /// ICMP's protocol number.
     const ICMP: u8;
@@ -42,29 +43,31 @@ pub trait HeaderLayout: Addressing {
     /// The last part of the IP header: from the first byte that a rewrite changes to the end of the destination
     /// address.
     type Tail: Copy;
-    /// The fields of the tail before the addresses. In IPv4: TTL, protocol, checksum. In IPv6: payload length, next
-    /// header, hop limit.
+    /// The fields of [`Self::Tail`] before the addresses. In IPv4, these are TTL, protocol and checksum; in IPv6,
+    /// payload length, next header and hop limit.
     type TtlFields: Copy;
 
     /// Reads the IP header at offset `L2`, and locates the transport header of a fast-path packet.
     fn locate<const L2: usize>(ctx: &impl Access) -> Result<Headers<Self>, Unparsed>;
     /// Reads the IP header at offset `l3`, and skips the IPv4 options or IPv6 extension headers up to the transport
-    /// header. `None` if the packet has no IP header, if the headers are cut off or too many, or if a source route has
-    /// segments left.
+    /// header. `None` if the packet has no IP header, if the headers are cut off, if there are too many extension
+    /// headers, or if a source route has segments left.
     fn parse_chain(ctx: &TcContext, l3: usize) -> Option<HeaderChain<Self>>;
     /// Whether an ICMP type is that of an error message.
     fn is_error(kind: u8) -> bool;
     /// Copies the transport header of a packet whose IP header has no options.
     fn read_transport<T: Copy, const L2: usize>(ctx: &impl Access) -> Option<T>;
-    /// Overwrites the packet from the IP header's tail on. Returns `false` as [`Access::write`] does.
+    /// Overwrites the packet with `value`, from the IP header's tail on. Returns `false` in the same cases as
+    /// [`Access::write`].
     fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool;
-    /// The header's tail with new addresses. `difference` is the sum of the new addresses minus the sum of the old
-    /// ones.
+    /// Returns the IP header's tail with new addresses. `difference` is the checksum contribution of the new addresses
+    /// minus that of the old addresses.
     fn tail(ttl_fields: Self::TtlFields, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
     /// The change of `skb->csum` by a rewrite that also updates the transport checksum. `difference` is the change of
-    /// the addresses' sum. `ttl_fields` are the fields after the rewrite; the packet still has the old fields.
+    /// the addresses' checksum contribution. `ttl_fields` are the fields after the rewrite; the packet itself still has
+    /// the fields from before the rewrite.
     fn sum_change<const L2: usize>(ctx: &impl Access, ttl_fields: Self::TtlFields, difference: u32) -> u16;
-    /// The fields with a decremented TTL; `None` if the TTL would reach 0.
+    /// `ttl_fields` with a decremented TTL (IPv6: hop limit); `None` if the TTL would reach 0.
     fn decrement_ttl(ttl_fields: Self::TtlFields) -> Option<Self::TtlFields>;
     /// The length of a packet in bytes according to its IP header, which starts at offset `L2`.
     fn packet_length<const L2: usize>(ctx: &impl Access, ttl_fields: Self::TtlFields) -> Option<u16>;
@@ -82,7 +85,7 @@ pub struct Headers<F: HeaderLayout> {
     pub ttl_fields: F::TtlFields,
     /// The transport protocol.
     pub protocol: u8,
-    /// Offset of the transport header.
+    /// Offset in bytes of the transport header in the packet.
     pub l4: usize,
     /// Whether the transport header follows the IP header directly, so that both headers are at constant offsets.
     pub is_fast_path: bool,
@@ -90,11 +93,11 @@ pub struct Headers<F: HeaderLayout> {
 
 /// The parsed IP header, options and extension headers of a packet, or of the packet that an ICMP error quotes.
 pub struct HeaderChain<F: HeaderLayout> {
-    /// Offset of the IP header.
+    /// Offset in bytes of the IP header in the packet.
     pub l3: usize,
     pub headers: Headers<F>,
     pub fragment: Fragment,
-    /// Offset of the packet's end according to its IP header.
+    /// Offset in bytes of the packet's end, according to the IP header.
     pub end: usize,
 }
 
@@ -115,18 +118,19 @@ pub struct Fragment {
     pub protocol: u8,
     /// Whether the packet is a later fragment, which has no ports.
     pub is_later: bool,
-    /// Whether the packet is the first of several fragments.
+    /// Whether the packet is the first fragment of a fragmented datagram.
     pub is_first: bool,
-    /// Whether the packet is the last of several fragments.
+    /// Whether the packet is the last fragment of a fragmented datagram.
     pub is_last: bool,
-    /// Protocol number of the first header in the fragmented part of the datagram, as stated in this fragment.
+    /// Protocol number of the first header in the fragmented part of the datagram, according to this fragment's IP
+    /// header.
     pub content: u8,
     /// The fragment offset, in bytes.
     pub offset: u16,
 }
 
 impl Fragment {
-    /// A datagram that is not fragmented.
+    /// The value for a datagram that is not fragmented.
     pub const NONE: Self =
         Self { id: 0, protocol: 0, is_later: false, is_first: false, is_last: false, content: 0, offset: 0 };
 }

@@ -17,7 +17,7 @@ impl Ports {
     /// The value for a packet without ports.
     pub const NONE: Self = Self { source: 0, destination: 0 };
 
-    /// Both ports as one 32-bit word.
+    /// The source and the destination port in one 32-bit word.
     #[inline(always)]
     pub const fn as_u32(self) -> u32 {
         self.source as u32 | (self.destination as u32) << u16::BITS
@@ -65,7 +65,7 @@ pub struct IcmpHeader {
     pub body: u32,
 }
 
-/// Whether the fast path translates this protocol.
+/// Whether the fast path translates packets of this protocol.
 #[inline(always)]
 pub const fn is_fast_path_protocol(protocol: u8) -> bool {
     matches!(protocol, protocol::TCP | protocol::UDP)

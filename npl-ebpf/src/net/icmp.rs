@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! ICMP errors, and the packets that ICMP errors quote. The quoted packet has the addresses and ports with which the
-//! sender of the error received the packet.
+//! ICMP errors, and the packets that ICMP errors quote. The quoted packet has the addresses and ports that the packet
+//! had when the sender of the error received it.
 
 use core::{mem::offset_of, num::NonZeroUsize};
 
@@ -37,8 +37,8 @@ pub fn error_header<F: HeaderLayout>(ctx: &TcContext, outer: &HeaderChain<F>) ->
     if F::is_error(header.kind) { Some(header) } else { None }
 }
 
-/// Parses the quoted packet. `Err` is the verdict on an ICMP error that is not translated. `sctp_end` is as in
-/// [`Packet::from_chain`].
+/// Parses the quoted packet. `Err` is the verdict on an ICMP error that is not translated. `sctp_end` has the same
+/// meaning as in [`Packet::from_chain`].
 #[inline(always)]
 pub fn parse_quote<F: HeaderLayout>(
     ctx: &TcContext,
@@ -56,14 +56,15 @@ pub fn parse_quote<F: HeaderLayout>(
     Packet::from_chain(ctx, chain, sctp_end).ok_or(UNREADABLE)
 }
 
-/// The sequence and acknowledgement numbers of the quoted segment. RFC 792 requires at least 8 bytes of the transport
-/// header in a quote, which include TCP's sequence number. A field that lies after the end of the packet counts as 0.
+/// The sequence and acknowledgement numbers of the quoted segment. According to RFC 792, a quote has at least 8 bytes
+/// of the transport header, and these bytes include TCP's sequence number. A number that lies after the end of the
+/// packet counts as 0.
 #[inline(always)]
 pub fn quoted_numbers<F: HeaderLayout>(ctx: &TcContext, quote: &Packet<F>) -> Numbers {
     Numbers(load_numbers(context::skb(ctx), quote.headers.l4, quote.headers.protocol))
 }
 
-/// Not inlined, because the callers have no free stack space.
+/// This function is not inlined, because its callers have no free stack space.
 #[inline(never)]
 fn load_numbers(skb: *mut __sk_buff, l4: usize, protocol: u8) -> u64 {
     let ctx = &TcContext::new(skb);

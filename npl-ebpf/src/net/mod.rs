@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Packet formats: headers, parsing, IPv4, IPv6, ICMP and SCTP. Imports only `base`, and accesses no map.
+//! Packet formats: headers, parsing, IPv4, IPv6, ICMP and SCTP. This layer imports only `base`, and accesses no map.
 
 mod extension;
 pub mod family;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Parsing of packets with ports. Each packet is parsed once, and all later steps use the parsed packet.
+//! Parsing of packets with ports. A program parses each packet once, and all later steps use the parsed [`Packet`].
 
 use core::num::NonZeroUsize;
 
@@ -18,7 +18,7 @@ use crate::base::{
 
 /// A parsed packet with ports.
 pub struct Packet<F: HeaderLayout> {
-    /// Offset of the IP header.
+    /// Offset in bytes of the IP header in the packet.
     pub l3: usize,
     pub headers: Headers<F>,
     pub ports: Ports,
@@ -29,7 +29,7 @@ pub struct Packet<F: HeaderLayout> {
     header_length: u8,
     /// Whether the transport header of a fast-path packet is cut off.
     is_truncated: bool,
-    /// Flags, sequence and acknowledgement number of a TCP segment on the fast path.
+    /// For a fast-path packet of TCP: flags, sequence number and acknowledgement number of the segment.
     segment: Segment,
 }
 
@@ -54,8 +54,8 @@ impl<F: HeaderLayout> Packet<F> {
         let is_truncated = whole.is_none();
         let (ports, segment, header_length) = match whole {
             Some(whole) => whole,
-            // The helper reads the ports of a truncated header. Such packets are rare, and a helper call takes less
-            // code than direct packet access.
+            // The kernel's helper reads the ports of a truncated header. Packets with a truncated header are rare, and
+            // a helper call takes less code than direct packet access.
             None => (ctx.load::<Ports>(headers.l4).ok_or(Unparsed::Unrelated)?, Segment::DATAGRAM, 0),
         };
         Ok(Self { l3: L2, headers, ports, end: None, header_length, is_truncated, segment })
@@ -115,8 +115,8 @@ impl<F: HeaderLayout> Packet<F> {
     #[inline(always)]
     pub fn syn_payload<const L2: usize>(&self, ctx: &impl Access) -> u32 {
         let headers_end = self.headers.l4 as u32 + u32::from(self.header_length);
-        // Most SYNs have no bytes after the TCP header. For the other SYNs, the length in the IP header shows whether
-        // these bytes are payload or link-layer padding.
+        // Most SYNs have no bytes after the TCP header. If a SYN has bytes after the TCP header, the length in the IP
+        // header shows whether the bytes are payload or link-layer padding.
         if self.header_length == 0 || ctx.length() <= headers_end {
             return 0;
         }
@@ -124,7 +124,7 @@ impl<F: HeaderLayout> Packet<F> {
         (L2 as u32 + u32::from(length)).saturating_sub(headers_end)
     }
 
-    /// Copies the beginning of the transport header.
+    /// Copies a `T` from the beginning of the transport header.
     ///
     /// After IP options or extension headers, the transport header has no constant offset. Without `CAP_PERFMON`, a
     /// program may add only constants to packet pointers, so the kernel's helper copies the header.

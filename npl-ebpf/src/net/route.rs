@@ -32,8 +32,8 @@ pub const EMPTY: RouteLookup = FibLookup {
 
 /// Route look-ups of one IP family.
 pub trait Routing: HeaderLayout {
-    /// The parameters for a packet from `source` to `destination`. The other parameters come from the IP header at
-    /// offset `L2`.
+    /// The parameters of a route look-up for a packet from `source` to `destination`. Parameters other than the two
+    /// addresses come from the IP header at offset `L2`.
     fn route_lookup<const L2: usize>(
         ctx: &TcContext,
         source: Self::Addr,

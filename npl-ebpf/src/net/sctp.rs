@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! SCTP packets (RFC 9260): a common header, then chunks.
+//! SCTP packets (RFC 9260). An SCTP packet has a common header, which is followed by chunks.
 
 use core::mem::offset_of;
 
@@ -9,7 +9,7 @@ use npl_common::conntrack::Segment;
 use super::headers::{Ports, tcp_flag};
 use crate::base::context::{self, Access};
 
-/// The common header. All fields are in network byte order.
+/// The common header of an SCTP packet. All fields are in network byte order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct SctpHeader {
@@ -51,9 +51,9 @@ impl Chunk {
     }
 }
 
-/// Largest number of chunks that the program parses. Senders put fewer chunks before a chunk that IP fragmentation
-/// cuts. The number is small enough for the compiler to unroll the loop. Without `CAP_PERFMON`, the verifier of Linux
-/// 6.12 also follows mispredicted branches, and would find no end of a loop.
+/// Largest number of chunks that the program parses. Senders put fewer chunks than this number before a chunk that IP
+/// fragmentation cuts. The number is small enough for the compiler to unroll the loop: without `CAP_PERFMON`, the
+/// verifier of Linux 6.12 also follows mispredicted branches, and would find no end of a loop.
 const MAX_CHUNKS: usize = 6;
 
 /// The beginning of an INIT or INIT ACK chunk. All fields are in network byte order.
@@ -88,9 +88,9 @@ pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
 /// The likely end of the packet whose first fragment ends at `end`: the end of the chunk that extends beyond the
 /// fragment. 0 if there is no such chunk among the first [`MAX_CHUNKS`] chunks.
 ///
-/// The result is correct if the sender itself fragmented the packet. A sender limits chunks to the path MTU. The sender
-/// fragments a packet only if the path MTU has become smaller than a chunk that is already built, and such a chunk is
-/// the last chunk of its packet.
+/// The result is correct if the sender itself fragmented the packet. A sender limits each chunk to the path MTU, so it
+/// fragments a packet only if the path MTU has become smaller than a chunk that is already built. A chunk of this size
+/// is the last chunk of its packet.
 #[inline(always)]
 pub fn end_of_cut_chunk(ctx: &TcContext, l4: u32, end: u32) -> u32 {
     let mut offset = l4 as usize + size_of::<SctpHeader>();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! IPv4 headers.
+//! IPv4 headers: reading and rewriting.
 
 use core::mem::offset_of;
 
@@ -34,7 +34,7 @@ struct Header {
     tail: Tail,
 }
 
-/// The end of the header, from the time to live on.
+/// The end of the IPv4 header, from the time to live on.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tail {
@@ -43,7 +43,7 @@ pub struct Tail {
     destination: u32,
 }
 
-/// Time to live, protocol and checksum.
+/// The fields of the IPv4 header before the addresses: time to live, protocol and checksum.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct TtlFields {
@@ -74,7 +74,7 @@ const AF_INET: u8 = 2;
 const LOOPBACK: u32 = 0x7f00_0001_u32.to_be();
 /// First byte of every loopback address.
 const LOOPBACK_NETWORK: u8 = 127;
-/// Bytes of the header without options.
+/// Length in bytes of the IPv4 header without options.
 const LENGTH: usize = size_of::<Header>();
 
 impl Addressing for V4 {
@@ -113,7 +113,8 @@ impl Addressing for V4 {
 
 impl HeaderLayout for V4 {
     const ETHER_TYPE: u32 = 0x0800_u16.to_be() as u32;
-    /// No flag is set: in `skb->csum`, the change of the address and the change of the header checksum add up to zero.
+    /// No flag is set, because in `skb->csum`, the change of the address and the change of the IPv4 header checksum add
+    /// up to zero.
     const STORE_FLAGS: u64 = 0;
     const TAIL: usize = offset_of!(Header, tail);
     const LENGTH: usize = LENGTH;
@@ -163,7 +164,8 @@ impl HeaderLayout for V4 {
                 content: protocol,
                 offset,
             },
-            // A GSO packet of more than 64 KiB has a total length of 0; its end is then that of the IP header.
+            // A GSO packet of more than 64 KiB has a total length of 0. The end of a packet with this length is set to
+            // the end of its IP header.
             end: l3 + usize::from(u16::from_be(ip.total_length)).max(length),
         })
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! IPv6 headers.
+//! IPv6 headers: reading and rewriting.
 
 use core::mem::offset_of;
 
@@ -34,7 +34,7 @@ struct Header {
     tail: Tail,
 }
 
-/// The end of the header, from the payload length on.
+/// The end of the IPv6 header, from the payload length on.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tail {
@@ -43,7 +43,8 @@ pub struct Tail {
     destination: Addr,
 }
 
-/// Payload length, next header and hop limit.
+/// The fields of the IPv6 header before the addresses, without the first word: payload length, next header and hop
+/// limit.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct TtlFields {
@@ -52,7 +53,7 @@ pub struct TtlFields {
     hop_limit: u8,
 }
 
-/// The lowest `ICMPv6` type of an informational message; lower types are errors (RFC 4443, section 2.1).
+/// The lowest `ICMPv6` type of an informational message. Types below this number are errors (RFC 4443, section 2.1).
 const FIRST_INFORMATION: u8 = 128;
 /// `AF_INET6`: the kernel's number of the IPv6 address family.
 const AF_INET6: u8 = 10;
@@ -60,7 +61,7 @@ const AF_INET6: u8 = 10;
 const CLASS_AND_LABEL: u32 = 0x0fff_ffff_u32.to_be();
 /// `::1`.
 const LOOPBACK: Addr = [0, 0, 0, 1_u32.to_be()];
-/// Bytes of the header.
+/// Length in bytes of the IPv6 header.
 const LENGTH: usize = size_of::<Header>();
 
 impl Addressing for V6 {

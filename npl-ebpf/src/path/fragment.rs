@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Translation of later fragments of requests and replies, by the record of the datagram's first fragment. The rewrite
-//! changes only the addresses and the IP header checksum: ports and transport checksum are in the first fragment.
+//! of a later fragment changes only the addresses and the IP header checksum, because only the first fragment contains
+//! ports and transport checksum.
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{fragment::Record, lookup_cache::no_next_hop, mapping::Frontend, reason::Reason};
@@ -47,8 +48,9 @@ pub fn request<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut 
     redirect::forward(ctx, rewrite::apply_address::<F, DESTINATION>(ctx, &chain, backend.addr), next_hop)
 }
 
-/// Translates, passes or drops a later fragment of a reply. If there is no record, either the datagram is no translated
-/// reply, or the fragment arrived before the first one. The fragment then passes unchanged, and a copy is saved.
+/// Translates, passes or drops a later fragment of a reply. If the datagram has no record, the datagram is no
+/// translated reply, or this fragment arrived before the first fragment. In both cases, the fragment passes unchanged,
+/// and the program saves a copy.
 #[inline(always)]
 pub fn reply<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut chain: HeaderChain<F>) -> Verdict {
     if MODE == REDIRECT && !redirect::is_from_pod(ctx, &chain.headers) {
@@ -69,8 +71,8 @@ pub fn reply<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut ch
     if MODE == REDIRECT && next_hop.is_stack() {
         return Verdict::UNRELATED;
     }
-    // If the mapping was removed, the reply is translated but not counted. The flow continues while another mapping of
-    // the same Pod port exists.
+    // If the mapping was removed, the program translates the reply without counting it: the flow continues while
+    // another mapping of the same Pod port exists.
     if let Some((_, backend)) = backend::<F>(&record) {
         stats::update_mapping(backend.stats_index, |stats| {
             stats.reply_packets += 1;

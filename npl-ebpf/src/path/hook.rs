@@ -17,16 +17,17 @@ use crate::{
     state::{maps::Family, tuple::NatAddress},
 };
 
-/// The translation of packets at one hook.
+/// How one kind of program translates packets: [`Requests`](super::request::Requests) or
+/// [`Replies`](super::reply::Replies).
 pub trait Hook {
-    /// The address and port that the hook rewrites: [`SOURCE`](crate::act::rewrite::SOURCE) or
+    /// Which address and port the program rewrites: [`SOURCE`](crate::act::rewrite::SOURCE) or
     /// [`DESTINATION`](crate::act::rewrite::DESTINATION).
     const END: bool;
-    /// Whether the program runs at TC ingress of a device; otherwise it runs at TC egress.
+    /// True if the program runs at TC ingress of a device, and false if the program runs at TC egress.
     const ON_ARRIVAL: bool;
 
-    /// Translates, passes or drops a packet with ports. `on_nat` is called with the NAT address of a packet that is
-    /// translated, or that the allow-list drops.
+    /// Translates, passes or drops a packet with ports. The function calls `on_nat` with the NAT address if the packet
+    /// is translated, or if the allow-list drops the packet.
     fn packet<F: Family, const L2: usize, const FAST_PATH: bool>(
         ctx: &TcContext,
         packet: &Packet<F>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Records for `--forwarding offload` that the host's stack forwarded a request. The program runs at TC egress of a
-//! Pod-facing device, after the host's stack, and changes no packet.
+//! Stack observations of requests, for `--forwarding offload`. The program records that the host's stack forwarded a
+//! request. This program runs at TC egress of a Pod-facing device, after the host's stack, and changes no packet.
 
 use aya_ebpf::programs::TcContext;
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Records that the host's stack forwards this request to a Pod. The packet's IP header starts at offset `L2`.
-/// Slow-path packets are not recorded, because they are never offloaded.
+/// Slow-path packets are not recorded, because slow-path packets are never offloaded.
 #[inline(always)]
 pub fn observe_request<const L2: usize>(ctx: &TcContext) {
     let _recorded = match context::ether_type(ctx) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Translation of replies from Pods to clients. Only packets with a conntrack entry are rewritten; other packets pass
-//! unchanged.
+//! Translation of replies from Pods to clients. The program rewrites only packets whose flow has a conntrack entry.
+//! Packets without a conntrack entry pass unchanged.
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{
@@ -78,8 +78,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
             return if leaves_node { Verdict::SLOW_PATH } else { Verdict::UNRELATED };
         };
         let endpoint = &sender.endpoint;
-        // A packet that did not arrive on the device of its sending Pod is passed to the stack. The program on the
-        // uplink translates and counts such a packet.
+        // If a packet did not arrive on the device of the Pod that sent it, the program passes the packet to the stack.
+        // The program on the uplink then translates and counts the packet.
         if Self::AT_POD && !redirect::is_from_pod(ctx, &packet.headers) {
             return Verdict::UNRELATED;
         }
@@ -127,9 +127,9 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         fragment::reply::<F, MODE, L2>(ctx, chain)
     }
 
-    /// Translates an ICMP error about a request. In the quote, the node address replaces the Pod's address, which the
-    /// client does not know. The node address also replaces the source of the error, whether the Pod or a router sent
-    /// the error.
+    /// Translates an ICMP error about a request. The client does not know the Pod's address, so the node address
+    /// replaces the Pod's address in the quote. The node address also replaces the source address of the error, whether
+    /// the Pod or a router sent the error.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
         if MODE == REDIRECT && !redirect::is_from_pod(ctx, &outer.headers) {
@@ -151,9 +151,9 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
         let key = F::flow_key(&tuple, protocol);
         let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
-        // Flows are looked up by the sequence numbers of a reply. `segment` is therefore the segment with which the Pod
-        // would answer the quoted segment. The error changes no conntrack entry, because any host can send an ICMP
-        // error.
+        // The look-up of a flow needs the sequence numbers of a reply. `segment` is therefore the segment with which
+        // the Pod would answer the quoted segment. The ICMP error changes no conntrack entry, because any host can send
+        // an ICMP error.
         let quoted = icmp::quoted_numbers(ctx, &quote);
         let segment = Segment::new(quoted.acknowledgement(), quoted.sequence().wrapping_add(1), tcp_flag::ACK);
         let Some(ResolvedFlow { nat, .. }) = ResolvedFlow::of(&Reply { flow, tuple, segment }, &sender) else {
@@ -175,11 +175,11 @@ impl<const MODE: u8> Hook for Replies<MODE> {
     }
 }
 
-/// The endpoint that sent a packet.
+/// The endpoint (Pod address, port and protocol) that sent a packet.
 struct Sender {
     endpoint: Endpoint,
-    /// The flow's entry in the half-open cache, if the reply cache has a valid copy for the flow; otherwise 0. A valid
-    /// copy proves that the flow is established.
+    /// The flow's entry in the half-open cache, if the reply cache has a valid copy of the flow's endpoint; otherwise
+    /// 0. A valid copy proves that the flow is established.
     entry: u64,
 }
 
@@ -212,17 +212,17 @@ enum FlowSource {
     HalfOpenCache,
 }
 
-/// The conntrack entry of a reply's flow.
+/// The conntrack entry of a reply's flow, and where the entry was found.
 ///
 /// All fields are always initialized: without `CAP_PERFMON`, the verifier also checks the branches of a mispredicted
-/// [`FlowSource`], and rejects an uninitialized pointer in these branches.
+/// [`FlowSource`], and rejects the program if a pointer is uninitialized in one of these branches.
 struct ResolvedFlow<F: Family> {
     source: FlowSource,
-    /// The flow table's entry if the source is [`FlowSource::FlowTable`]; otherwise a pointer to unused memory of the
-    /// same size.
+    /// The flow table's entry if the entry was found in the flow table ([`FlowSource::FlowTable`]); otherwise a pointer
+    /// to unused memory of the same size.
     table_entry: *mut F::FlowEntry,
-    /// The slot of the half-open cache that has the entry if the source is [`FlowSource::HalfOpenCache`]; otherwise the
-    /// flow's own slot.
+    /// If the entry was found in the half-open cache ([`FlowSource::HalfOpenCache`]), the slot that contains the entry;
+    /// otherwise the flow's own slot of the half-open cache.
     half_open: Cell<u64>,
     nat: NatAddress<F>,
 }
@@ -250,8 +250,9 @@ impl<F: Family> ResolvedFlow<F> {
                 return Some(Self { source: FlowSource::FlowTable, table_entry, half_open: own_slot, nat });
             }
             if reply.segment.flags & tcp_flag::SYN != 0 {
-                // The Pod accepts or opens a direct connection, which replaces the translated connection with the same
-                // flow tuple. The translated connection's entries are therefore removed.
+                // The Pod accepts or opens a direct connection with the same flow tuple as a translated connection, and
+                // thereby ends the translated connection. The entries of the translated connection are therefore
+                // removed.
                 reply.flow.remove();
                 return None;
             }
@@ -270,8 +271,8 @@ impl<F: Family> ResolvedFlow<F> {
         FRAGMENT_BUFFER.get_ptr_mut(SAVED).map(<*mut SavedFrame>::cast)
     }
 
-    /// Updates the conntrack entry and the reply cache for a reply that will be translated. In mode [`OBSERVE`], also
-    /// records the stack observation.
+    /// Updates the conntrack entry and the reply cache for a reply that will be translated. In the mode [`OBSERVE`],
+    /// also records that the stack forwarded the reply.
     #[inline(always)]
     fn track<const MODE: u8, const CACHES_REPLY: bool>(
         &self,

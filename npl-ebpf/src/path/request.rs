@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Translation of requests from a node port to a Pod. The mapping alone determines each packet's new destination; no
-//! conntrack entry is needed.
+//! Translation of requests from a node port to a Pod. The mapping alone determines each request's new destination, so a
+//! request needs no conntrack entry.
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{
@@ -45,7 +45,7 @@ pub struct Requests<const MODE: u8>;
 /// A request that matches a mapping, and whose source the mapping's allow-list admits.
 pub struct Accepted<F: Family> {
     pub backend: Backend<F>,
-    /// The Pod's next hop, in redirect and offload mode.
+    /// The next hop to the Pod, which only programs of redirect and offload mode use.
     next_hop: PodNextHop,
     is_offloaded: bool,
 }
@@ -60,7 +60,8 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         packet: &Packet<F>,
         on_nat: impl FnOnce(&NatAddress<F>),
     ) -> Verdict {
-        // The slow path has no stack space for the next hop during `accept`, and looks the next hop up afterwards.
+        // The slow path has no stack space for the next hop during `accept`, so the slow path looks up the next hop
+        // after `accept`.
         let accepted = if FAST_PATH {
             accept::<F, MODE, L2>(ctx, packet, on_nat)
         } else {
@@ -92,9 +93,9 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         fragment::request::<F, MODE, L2>(ctx, chain)
     }
 
-    /// Translates an ICMP error about a reply. In the quote, the Pod's address replaces the node address, which the Pod
-    /// does not know. The mapping of the quoted source port determines the Pod. The error's sender may be a router, so
-    /// the allow-list is checked for the client's address in the quote.
+    /// Translates an ICMP error about a reply. The Pod does not know the node address, so the Pod's address replaces
+    /// the node address in the quote. The mapping of the quoted source port determines the Pod. The error's sender may
+    /// be a router, so the program checks whether the allow-list contains the client's address in the quote.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
@@ -161,8 +162,8 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     };
     let nat = NatAddress { addr: packet.headers.destination, addr_index, port: node_port };
     if backend.refuses(frontend, packet.headers.source) {
-        // If the packet is a first fragment, `on_nat` stores the fragment record, so that the allow-list of the same
-        // mapping also drops the later fragments.
+        // If the packet is a first fragment, `on_nat` stores the fragment record. By this record, the program finds the
+        // mapping of the later fragments, whose allow-list then also drops the later fragments.
         on_nat(&nat);
         return Err(Verdict::drop(Reason::SourceRefused));
     }
@@ -202,14 +203,14 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     Ok(Accepted { backend, next_hop, is_offloaded })
 }
 
-/// Ends the translated UDP flow of a client that now sends to the Pod directly; called for packets that match no
-/// mapping. `is_tracked` returns whether the XDP program has already tracked the packet. A direct TCP connection
-/// or SCTP association is detected later, by the Pod's SYN-ACK or INIT ACK.
+/// For a packet that matches no mapping: ends the translated UDP flow with the same flow tuple, if the client now sends
+/// to the Pod directly. `is_tracked` returns whether the XDP program has already tracked the packet. NPL detects a
+/// direct TCP connection or SCTP association later, by the Pod's SYN-ACK or INIT ACK.
 #[inline(always)]
 pub fn track_direct<F: Family>(packet: &Packet<F>, is_tracked: impl FnOnce(&Config) -> bool) {
     let (headers, protocol) = (&packet.headers, packet.headers.protocol);
     let Some(config) = CONFIG.get(0) else { return };
-    // Skips datagrams to the Node's primary address: on Nodes with tunnels, most datagrams are of this kind.
+    // Skips datagrams to the Node's primary address: on Nodes with tunnels, this is the destination of most datagrams.
     if protocol != protocol::UDP || F::is_primary(config, headers.destination) || is_tracked(config) {
         return;
     }

@@ -2,8 +2,8 @@
 //! The slow path, for ICMP errors, fragments, SCTP, and packets with IPv4 options or IPv6 extension headers.
 //!
 //! The slow path is a separate program, which the fast path tail-calls: few packets need the slow path, and a
-//! tail-called program can use the whole BPF stack. No step of the slow path is inlined, because all steps together
-//! exceed the stack limit.
+//! tail-called program can use the whole BPF stack. The steps of the slow path are functions that are not inlined,
+//! because all steps together would exceed the stack limit.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use npl_common::{config::Config, reason::Reason};
@@ -20,7 +20,7 @@ use crate::{
     state::{fragment, fragment_buffer, host_connection, maps::Family, sctp_reassembly},
 };
 
-// Return values of a step if another step handles the packet. TC has no action with these numbers.
+// The values that a step returns if another step must handle the packet. TC has no action with these numbers.
 const IS_ICMP: i32 = i32::MAX;
 const IS_FRAGMENT: i32 = i32::MAX - 1;
 const IS_LEAVING: i32 = i32::MAX - 2;
@@ -39,8 +39,8 @@ pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
 #[inline(always)]
 fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
     let action = run_steps::<F, H, L2>(ctx);
-    // The mark is set after all steps: re-injected fragments are clones of the same skb, and a clone that the stack
-    // forwards must not have the mark.
+    // The program sets the mark of a redirected reply after all steps: re-injected fragments are clones of the same
+    // skb, and a clone that the stack forwards must not have the mark.
     if H::ON_ARRIVAL
         && H::END == SOURCE
         && verdict::is_redirect(action)
@@ -128,10 +128,10 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         return IS_LEAVING;
     }
     let (is_translated, is_by_stack) = (verdict.is_translated(), H::ON_ARRIVAL && !verdict.is_redirected());
-    // The record of a dropped first fragment is kept, so that the later fragments are dropped too.
+    // The record of a dropped first fragment is kept, so that the later fragments are dropped as well.
     let is_dropped = verdict.is_drop();
-    // The verdict is converted before the branches: without `CAP_PERFMON`, the verifier no longer knows the bounds of
-    // the reason's number after the branches.
+    // The verdict is converted to an action before the branches: without `CAP_PERFMON`, the verifier no longer knows
+    // the bounds of the drop reason's number after the branches.
     let action = trace::decide(verdict);
     if !is_first || is_dropped {
         return action;
@@ -172,7 +172,7 @@ fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let Some(packet) = Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end) else {
         return trace::decide(Verdict::UNRELATED);
     };
-    // A packet that ends before its TCP flags is treated as a packet without flags.
+    // If a packet ends before its TCP flags, the program treats the packet like one without flags.
     let tcp_flags = packet.segment(ctx).map_or(0, |segment| segment.flags);
     host_connection::record_leaving(&packet, tcp_flags);
     trace::decide(Verdict::UNRELATED)

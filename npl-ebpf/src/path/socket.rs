@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! NAT for local clients, on the Node itself and in its Pods. Packets of local clients to local Pods pass through no
-//! uplink, so cgroup programs translate the address in the system call. The socket connects to the Pod directly, and
-//! socket reverse NAT shows the client the address that the client connected to.
+//! NAT for local clients, which run on the Node itself or in its Pods. Packets of local clients to local Pods pass
+//! through no uplink, so cgroup programs translate the address in the system call. The socket connects to the Pod
+//! directly, and socket reverse NAT shows the client the address that the client connected to.
 
 use aya_ebpf::{
     EbpfContext,
@@ -44,7 +44,7 @@ pub struct Inet6;
 /// An IPv4-mapped IPv6 address, of a dual-stack socket.
 pub struct Ipv4Mapped;
 
-/// The client's system call that names a destination: `connect` or `sendmsg`.
+/// The client's system call that contains a destination address: `connect` or `sendmsg`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Call {
     Connect,
@@ -77,9 +77,9 @@ pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     let direct = SocketFlow { socket: socket(ctx), pod: nat };
     let known = A::Family::socket_rnat(&direct);
     let nat = &direct.pod;
-    // If [`reply`] has recorded a datagram that this socket received from this address and port, the socket now answers
-    // it. The sender is a client that the Node masquerades, such as a client of a Service's `nodePort`. The answer
-    // belongs to this client, not to the Pod whose mapping has the same node port.
+    // If [`reply`] has recorded that this socket received a datagram from this address and port, the socket now answers
+    // the datagram. The sender is a client that the Node masquerades, such as a client of a Service's `nodePort`. The
+    // answer belongs to this client, not to the Pod whose mapping has the same node port.
     if kind == Call::Send && known.as_ref().is_some_and(|sender| sender.is_same(nat)) {
         return;
     }
@@ -103,7 +103,7 @@ pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     set_port(call, backend.port);
 }
 
-/// As [`request`], for a call with an IPv6 or IPv4-mapped address.
+/// As [`request`], but for a call with an IPv6 address or an IPv4-mapped IPv6 address.
 #[inline(always)]
 pub fn request6(ctx: &SockAddrContext, kind: Call) {
     if is_mapped(ctx.sock_addr) {
@@ -118,36 +118,37 @@ pub fn request6(ctx: &SockAddrContext, kind: Call) {
 pub fn release(ctx: &SockContext) {
     let socket = socket(ctx);
     release_entries::<V4>(socket);
-    // SAFETY: a field of the kernel's context that the program may read.
+    // SAFETY: the verifier allows a program at this hook to read this field of the kernel's context.
     if unsafe { (&raw const (*ctx.sock).family).read_volatile() } == AF_INET6 {
         release_entries::<V6>(socket);
     }
 }
 
-/// Removes the entries of a socket from the map of one IP family. An IPv6 socket has entries in the IPv4 map if it
-/// sends to IPv4-mapped addresses.
+/// Removes the socket reverse NAT entries of a socket from the map of one IP family. An IPv6 socket that sends to
+/// IPv4-mapped addresses has entries in the IPv4 map.
 #[inline(always)]
 fn release_entries<F: Family>(socket: u64) {
     let last = last_pod::<F>(socket);
-    // The entry is looked up first, because a removal takes a lock even if there is no entry, and most sockets have
-    // none.
+    // The entry is looked up before the removal, because most sockets have no entry, and a removal takes a lock even if
+    // there is no entry.
     if let Some(pod) = F::socket_rnat(&last) {
         F::remove_socket_rnat(&SocketFlow { socket, pod });
         F::remove_socket_rnat(&last);
     }
 }
 
-/// The key of the entry that names the Pod to which a socket connected or sent last.
+/// The key of the socket reverse NAT entry whose value is the Pod to which a socket last connected or sent.
 #[inline(always)]
 fn last_pod<F: Family>(socket: u64) -> SocketFlow<F> {
-    // The key's address is a part of the cookie instead of the unspecified address. For so many zero bytes, the
-    // compiler would call `memset`, which the verifier rejects without `CAP_PERFMON`.
+    // The address in the key is a part of the socket cookie instead of the unspecified address. To write the zero bytes
+    // of an unspecified IPv6 address, the compiler would call `memset`, which the verifier rejects without
+    // `CAP_PERFMON`.
     SocketFlow { socket, pod: SocketAddr { addr: F::of_repeated(socket as u32), port: 0 } }
 }
 
-/// Replaces the Pod's address by the address that the client connected to. Also records a sender with a node address
-/// and a port of the range, so that answers to this sender are not translated. The sender is not recorded if the socket
-/// has sent through a mapping.
+/// Replaces the Pod's address by the address that the client connected to. At `recvmsg`, also records a sender with a
+/// node address and a port of the node port range, so that answers to this sender are not translated. If the socket has
+/// sent through a mapping, the sender is not recorded.
 #[inline(always)]
 pub fn reply<A: AddressField>(ctx: &SockAddrContext, kind: ReplyCall) {
     let call = ctx.sock_addr;
@@ -163,7 +164,7 @@ pub fn reply<A: AddressField>(ctx: &SockAddrContext, kind: ReplyCall) {
     }
 }
 
-/// As [`reply`], for a call with an IPv6 or IPv4-mapped address.
+/// As [`reply`], but for a call with an IPv6 address or an IPv4-mapped IPv6 address.
 #[inline(always)]
 pub fn reply6(ctx: &SockAddrContext, kind: ReplyCall) {
     if is_mapped(ctx.sock_addr) {
@@ -173,7 +174,7 @@ pub fn reply6(ctx: &SockAddrContext, kind: ReplyCall) {
     }
 }
 
-/// Whether this is a node address with a port of the node port range.
+/// Whether `address` is a node address with a port of the node port range.
 #[inline(always)]
 fn is_nat_address<F: Family>(address: &SocketAddr<F>) -> bool {
     CONFIG
@@ -202,16 +203,16 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
         unmapped::record::<F>(frontend);
         return None;
     };
-    // The allow-list is checked for the node address: for a connection to a node address, the kernel chooses the same
-    // address as the source.
+    // The program checks whether the allow-list contains the node address: for a connection to a node address, the
+    // kernel chooses this address also as the source.
     if backend.refuses(frontend, nat.addr) { None } else { Some(backend) }
 }
 
 /// Removes the socket reverse NAT entry of a socket that sent to a Pod through a mapping and now sends to the Pod
 /// directly.
 ///
-/// At `sendmsg`, the entry of a connected socket is kept. For an IPv6 socket that is connected to an IPv4 Pod, the
-/// kernel runs the IPv4 program with the Pod's address at each send.
+/// At `sendmsg`, the entry of a connected socket is kept: for an IPv6 socket that is connected to an IPv4 Pod, the
+/// kernel runs the IPv4 program with the Pod's address at each send, although the client used a mapping.
 #[inline(always)]
 fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, flow: &SocketFlow<F>) {
     if kind == Call::Connect || !is_connected(ctx) {
@@ -221,9 +222,9 @@ fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, flow: &SocketF
 
 #[inline(always)]
 fn is_connected(ctx: &SockAddrContext) -> bool {
-    // SAFETY: a field of the kernel's context that all these programs may read.
+    // SAFETY: the verifier allows each cgroup program of this module to read this field of the kernel's context.
     let socket = unsafe { (&raw const (*ctx.sock_addr).__bindgen_anon_1.sk).read_volatile() };
-    // SAFETY: the socket of the system call, which exists as long as the call runs.
+    // SAFETY: the pointer leads to the socket of the system call, which exists as long as the call runs.
     let state = unsafe { (&raw const (*socket).state).read_volatile() };
     state == CONNECTED
 }
@@ -236,7 +237,7 @@ fn is_in_node_namespace(ctx: &SockAddrContext, config: &Config) -> bool {
     config.netns_cookie != 0 && config.netns_cookie == unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
 }
 
-/// The kernel's cookie of the socket.
+/// The cookie by which the kernel identifies the socket.
 #[inline(always)]
 fn socket(ctx: &impl EbpfContext) -> u64 {
     // SAFETY: the kernel passed this context to the program.
@@ -246,23 +247,24 @@ fn socket(ctx: &impl EbpfContext) -> u64 {
 /// The socket's protocol; `None` for a number above 255, such as MPTCP's.
 #[inline(always)]
 fn protocol(call: *const bpf_sock_addr) -> Option<u8> {
-    // SAFETY: a field of the kernel's context that all these programs may read.
+    // SAFETY: the verifier allows each cgroup program of this module to read this field of the kernel's context.
     let protocol = unsafe { (&raw const (*call).protocol).read_volatile() };
     u8::try_from(protocol).ok()
 }
 
-/// Port in host byte order.
+/// The port in the address of a system call, in host byte order.
 #[inline(always)]
 fn port(call: *const bpf_sock_addr) -> u16 {
-    // SAFETY: a field of the kernel's context that all these programs may read.
+    // SAFETY: the verifier allows each cgroup program of this module to read this field of the kernel's context.
     let port = unsafe { (&raw const (*call).user_port).read_volatile() };
     u16::from_be(port as u16)
 }
 
-/// Sets the port, given in host byte order.
+/// Sets the port in the address of a system call. `port` is in host byte order.
 #[inline(always)]
 fn set_port(call: *mut bpf_sock_addr, port: u16) {
-    // SAFETY: a field of the kernel's context that all these programs may write as one word.
+    // SAFETY: the verifier allows each cgroup program that sets a port to write this field of the kernel's context as
+    // one word.
     unsafe { (&raw mut (*call).user_port).write_volatile(u32::from(port.to_be())) };
 }
 
@@ -273,19 +275,19 @@ fn is_mapped(call: *const bpf_sock_addr) -> bool {
 }
 
 // The verifier permits access to a context field only by one load or store of the whole field. A volatile access
-// compiles to such a load or store.
+// compiles to a single load or store of the field.
 impl AddressField for Inet {
     type Family = V4;
 
     #[inline(always)]
     fn addr(call: *const bpf_sock_addr) -> u32 {
-        // SAFETY: a field of the kernel's context that IPv4 programs may read.
+        // SAFETY: the verifier allows IPv4 programs to read this field of the kernel's context.
         unsafe { (&raw const (*call).user_ip4).read_volatile() }
     }
 
     #[inline(always)]
     fn set_addr(call: *mut bpf_sock_addr, addr: u32) {
-        // SAFETY: a field of the kernel's context that IPv4 programs may write.
+        // SAFETY: the verifier allows IPv4 programs to write this field of the kernel's context.
         unsafe { (&raw mut (*call).user_ip4).write_volatile(addr) };
     }
 }
@@ -323,14 +325,14 @@ impl AddressField for Ipv4Mapped {
 
 #[inline(always)]
 fn ipv6_word(call: *const bpf_sock_addr, index: usize) -> u32 {
-    // SAFETY: a field of the kernel's context that IPv6 programs may read; the index is a constant below the field's
-    // length.
+    // SAFETY: the verifier allows IPv6 programs to read this field of the kernel's context; the index is a constant
+    // below the field's length.
     unsafe { (&raw const (*call).user_ip6).cast::<u32>().add(index).read_volatile() }
 }
 
 #[inline(always)]
 fn set_ipv6_word(call: *mut bpf_sock_addr, index: usize, word: u32) {
-    // SAFETY: a field of the kernel's context that IPv6 programs may write; the index is a constant below the field's
-    // length.
+    // SAFETY: the verifier allows IPv6 programs to write this field of the kernel's context; the index is a constant
+    // below the field's length.
     unsafe { (&raw mut (*call).user_ip6).cast::<u32>().add(index).write_volatile(word) };
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Translation of fast-path requests at the XDP hook, before the kernel allocates an skb. All other frames pass
-//! unchanged to the program at TC ingress. A translated frame has the Pod's address as destination, so the program at
-//! TC ingress passes the frame unchanged, like a direct packet to the Pod.
+//! Translation of fast-path requests at the XDP hook, before the kernel allocates an skb. The program translates or
+//! drops a fast-path request; frames that it neither translates nor drops pass unchanged to the program at TC ingress.
+//! A translated frame has the Pod's address as destination, so the program at TC ingress passes the frame unchanged,
+//! like a direct packet to the Pod.
 
 use aya_ebpf::programs::{TcContext, XdpContext};
 use npl_common::config::{Config, FLAG_XDP};
@@ -22,7 +23,8 @@ use crate::{
     state::maps::Family,
 };
 
-/// Whether an XDP program translates the packets of this device ahead of this TC program.
+/// Whether another program of NPL may have translated this packet before this TC program: the XDP program or, before
+/// Linux 6.6, NPL's second filter while the agent moves the filter.
 #[inline(always)]
 pub fn translates_before(config: &Config, ctx: &TcContext) -> bool {
     // SAFETY: only the agent writes this map, and all values in the map are the same.

@@ -2,10 +2,10 @@
 //! Connection tracking for reverse NAT. Requests are translated without a conntrack entry, and the client's next packet
 //! recreates a lost entry.
 //!
-//! [`npl_common::conntrack`] has the state machine. This module looks up a packet's entry, checks whether the packet's
-//! sequence numbers match the entry, and executes the action of the state machine. A flow tuple can have several
-//! entries: one for the flow, in the half-open cache or the flow table, and one for each handshake. A handshake does
-//! not affect the flow's entry until the Pod accepts the handshake.
+//! [`npl_common::conntrack`] contains the state machine. This module looks up a packet's entry, checks whether the
+//! packet's sequence numbers match the entry, and executes the action of the state machine. A flow tuple can have
+//! several entries: one for the flow, in the half-open cache or the flow table, and one for each handshake. A handshake
+//! does not affect the flow's entry until the Pod accepts the handshake.
 
 use npl_common::{
     conntrack::{
@@ -35,8 +35,9 @@ use crate::{
 
 /// A flow's key in the flow table, and its slot in the half-open cache.
 ///
-/// The key is a reference to the caller's stack, from which the kernel reads the key. A copy could be placed in a stack
-/// slot that previously held a pointer, and without `CAP_PERFMON` the verifier rejects such reuse.
+/// The key is a reference to the caller's stack, from which the kernel reads the key. The compiler could place a copy
+/// of the key in a stack slot that previously held a pointer, and without `CAP_PERFMON`, the verifier rejects this
+/// reuse of a stack slot.
 pub struct Flow<'k, F: Family> {
     key: &'k F::FlowKey,
     pub protocol: u8,
@@ -52,7 +53,7 @@ pub struct Request<F: Family> {
     pub segment: Segment,
 }
 
-/// The change of a flow's state, for the counters of the mapping.
+/// How a client's packet changed the state of its flow, for the counters of the mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Transition {
     Unchanged,
@@ -65,9 +66,9 @@ pub enum Transition {
 /// Opens a handshake for a client's SYN. A retransmitted SYN leaves its half-open handshake unchanged. `payload` is the
 /// number of bytes that the SYN carries.
 ///
-/// The flow's own entry is not read, so that a SYN flood costs little. The flow's own entry is not written either, so
-/// that a forged SYN does not affect an established connection. SYNs with different sequence numbers have different
-/// entries, so that a forged SYN does not affect another handshake with the same flow tuple.
+/// The function does not read the flow's own entry, so that a SYN flood costs little, and does not write it, so that a
+/// forged SYN does not affect an established connection. SYNs with different sequence numbers have different entries,
+/// so that a forged SYN does not affect another handshake with the same flow tuple.
 #[inline(always)]
 pub fn open_handshake<F: Family>(hash: u64, request: &Request<F>, payload: u32) -> Transition {
     let acknowledgement = request.segment.sequence().wrapping_add(1);
@@ -101,27 +102,27 @@ fn open<F: Family>(key: u64, flags: u8, addr_index: u8, node_port: u16) -> bool 
 }
 
 impl<'k, F: Family> Flow<'k, F> {
-    /// The flow of a tuple; `key` is the tuple's [`Family::flow_key`].
+    /// Returns the flow with this flow tuple; `key` is the tuple's [`Family::flow_key`].
     #[inline(always)]
     pub fn new(seed: u64, tuple: &FlowTuple<F>, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
         Self::with_hash(tuple.hash(seed, protocol), protocol, key)
     }
 
-    /// As [`Self::new`], if the caller has already computed the tuple's hash.
+    /// As [`Self::new`], but for a caller that has already computed the tuple's hash.
     #[inline(always)]
     pub fn with_hash(hash: u64, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
         let (entry, slot) = slots::of_flow::<F>(hash)?;
         Some(Self { key, protocol, hash, entry, slot })
     }
 
-    /// The flow table's entry.
+    /// The flow's entry in the flow table.
     #[inline(always)]
     pub fn table_entry(&self) -> Option<*mut F::FlowEntry> {
         F::flow_entry(self.key)
     }
 
-    /// Whether the flow has an entry. Entries of handshakes are not searched, because the look-up of a handshake needs
-    /// a sequence number.
+    /// Whether the flow has an entry in its slot of the half-open cache or in the flow table. Entries of handshakes do
+    /// not count, because the look-up of a handshake needs a sequence number.
     #[inline(always)]
     pub fn has_entry(&self) -> bool {
         self.half_open().is_some()
@@ -154,11 +155,11 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Removes the entries of a UDP flow, if there are any, because the client has sent a datagram to the Pod directly.
-    /// The Pod's later datagrams answer this datagram, and must leave untranslated.
+    /// Removes the entries of a UDP flow, if the flow has entries, after the client has sent a datagram to the Pod
+    /// directly. The Pod's later datagrams answer the direct datagram, and must leave untranslated.
     ///
     /// Most direct datagrams need no look-up in the flow table: if the flow's slot in the half-open cache is empty, the
-    /// flow table has no entry either.
+    /// flow table has no entry of the flow.
     #[inline(always)]
     pub fn remove_if_direct(&self) {
         let entry = self.entry.load();
@@ -173,7 +174,7 @@ impl<'k, F: Family> Flow<'k, F> {
         self.entry
     }
 
-    /// The flow's entry in its slot of the half-open cache.
+    /// The content of the flow's slot of the half-open cache, if this content is an entry of the flow.
     #[inline(always)]
     fn half_open(&self) -> Option<u64> {
         let entry = self.entry.load();
@@ -181,7 +182,8 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 
     /// The flow's entry in the half-open cache, and the flow's endpoint from the reply cache. `None` if the reply cache
-    /// has no valid copy. A valid copy proves that the flow is established with the NAT address of the entry.
+    /// has no valid copy of the endpoint. A valid copy proves that the flow is established with the NAT address of the
+    /// entry.
     #[inline(always)]
     pub fn cached_reply(&self, epoch: Epoch) -> Option<(u64, Endpoint)> {
         let entry = self.half_open()?;
@@ -203,11 +205,11 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Tracks a client's packet that is no SYN; for a SYN, see [`open_handshake`].
+    /// Tracks a client's packet that is no SYN; [`open_handshake`] tracks a SYN.
     ///
-    /// For an established flow with the request's NAT address, the flow's slot in the half-open cache usually has phase
-    /// "established"; tracking then takes one load. A packet without an entry belongs to a connection of the Node
-    /// itself if `is_host_connection` returns true.
+    /// For an established flow with the request's NAT address, the flow's slot in the half-open cache usually has the
+    /// phase "established", so that tracking takes only one load from memory. A packet without an entry belongs to a
+    /// connection of the Node itself if `is_host_connection` returns true.
     #[inline(always)]
     pub fn track_request(&self, request: &Request<F>, is_host_connection: impl FnOnce() -> bool) -> Transition {
         let entry = self.entry.load();
@@ -233,8 +235,8 @@ impl<'k, F: Family> Flow<'k, F> {
         self.track_by_table(request, entry, is_host_connection)
     }
 
-    /// Applies a client's packet to a half-open entry, which is in the flow's own slot or belongs to a handshake whose
-    /// numbers match the packet.
+    /// Applies a client's packet to the half-open entry in `slot`: the flow's own slot, or the slot of a handshake
+    /// whose numbers match the packet.
     #[inline(always)]
     fn track_half_open(&self, request: &Request<F>, slot: Cell<u64>, phase: Phase) -> Transition {
         let event = Event::from_client(self.protocol, request.segment.flags, true);
@@ -251,7 +253,8 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Tracks a client's packet for which no half-open entry decides: by the flow table's entry, or as a new flow.
+    /// Tracks a client's packet for which no half-open entry decides: by the flow's entry in the flow table or, if the
+    /// flow table has no entry, as the first packet of a new flow.
     #[inline(always)]
     fn track_by_table(
         &self,
@@ -266,8 +269,9 @@ impl<'k, F: Family> Flow<'k, F> {
             if is_same && field!(state, generation).load() == request.generation {
                 self.refresh_by_client(state, request.segment);
                 if cached == 0 {
-                    // Writes a copy with phase "established" to an empty slot, so that later packets skip the flow
-                    // table. The entry of another flow is not overwritten, because that flow may be half-open.
+                    // If the flow's slot is empty, writes a copy with the phase "established" to the slot, so that
+                    // later packets skip the flow table. The entry of another flow in the slot is not overwritten,
+                    // because the other flow may be half-open.
                     self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
                 }
                 return Transition::Unchanged;
@@ -279,11 +283,12 @@ impl<'k, F: Family> Flow<'k, F> {
             if step(State::established(0, 0), mismatch).1 == Action::Keep {
                 return Transition::Unchanged;
             }
-            // SAFETY: see `Family::flow_entry`. A concurrent reader may translate one packet with the old NAT address.
+            // SAFETY: see `Family::flow_entry`. During the write, another processor may translate one reply with the
+            // old NAT address.
             unsafe { entry.write(new_entry::<F>(self.protocol, &request.nat, request.generation, request.segment)) };
             if half_open::matches(cached, self.hash) {
-                // The copy in the slot gets the new NAT address too; otherwise the next request would be counted as a
-                // tuple conflict.
+                // The copy in the flow's slot also gets the new NAT address; otherwise the client's next request would
+                // be counted as a tuple conflict.
                 self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
             }
             return Transition::Unchanged;
@@ -293,15 +298,15 @@ impl<'k, F: Family> Flow<'k, F> {
         }
         if self.protocol == protocol::TCP {
             if half_open::matches(cached, self.hash) && !half_open::phase(cached).is(Phase::REFUSED) {
-                // The slot has an entry of this flow with another NAT address. Replies continue to use that NAT
-                // address.
+                // The flow's slot has an entry of this flow with another NAT address. Replies continue to use the NAT
+                // address of this entry.
                 count_reason(Reason::TupleConflict as u32);
                 return Transition::Unchanged;
             }
             return self.track_mid_stream(request);
         }
-        // An SCTP SHUTDOWN is recorded as a FIN without ACK. ACK is added here, because a SHUTDOWN opens an entry as
-        // other chunks do.
+        // The flags of an SCTP SHUTDOWN are FIN without ACK. ACK is added to them, so that a SHUTDOWN opens an entry in
+        // the same way as other chunks.
         let flags = if request.segment.flags & tcp_flag::OPENS_OR_ENDS == tcp_flag::FIN {
             request.segment.flags | tcp_flag::ACK
         } else {
@@ -315,8 +320,9 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Unchanged
     }
 
-    /// Tracks a client's segment in the middle of a TCP connection that has no entry. The segment opens an entry, which
-    /// matches a reply if the reply's sequence and acknowledgement numbers are near those of the segment.
+    /// Tracks a client's segment in the middle of a TCP connection that has no entry. The segment opens a mid-stream
+    /// entry. A reply matches this entry if the reply's sequence and acknowledgement numbers are near those of the
+    /// segment.
     #[inline(always)]
     fn track_mid_stream(&self, request: &Request<F>) -> Transition {
         let key = mid_stream_key(self.hash);
@@ -367,7 +373,8 @@ impl<'k, F: Family> Flow<'k, F> {
         transition
     }
 
-    /// Writes the flow's entry to the flow table, and a copy with phase "established" to the half-open cache.
+    /// Establishes the flow: writes an entry to the flow table, and a copy with the phase "established" to the flow's
+    /// slot of the half-open cache.
     #[inline(always)]
     fn establish(&self, request: &Request<F>) -> Transition {
         if F::insert_flow(self.key, &new_entry::<F>(self.protocol, &request.nat, request.generation, request.segment))
@@ -380,7 +387,7 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Established
     }
 
-    /// Applies a Pod's packet to a half-open entry, which is in the flow's own slot or belongs to a handshake whose
+    /// Applies a Pod's packet to the half-open entry in `slot`: the flow's own slot, or the slot of a handshake whose
     /// numbers match the packet.
     #[inline(always)]
     pub fn track_half_open_reply(
@@ -391,7 +398,8 @@ impl<'k, F: Family> Flow<'k, F> {
         endpoint: Endpoint,
     ) -> Transition {
         let entry = slot.load();
-        // If the entry in the half-open cache has phase "established", the kernel has evicted the flow table's entry.
+        // The caller has found no entry in the flow table. If the entry in the half-open cache has the phase
+        // "established", the kernel has therefore evicted the flow table's entry.
         let (state, _) = step(State::half_open(half_open::phase(entry)), Event::Eviction);
         let (state, action) = step(state, Event::from_pod(self.protocol, reply.flags, true));
         match action {
@@ -409,8 +417,9 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Unchanged
     }
 
-    /// Records the Pod's SYN-ACK. Writes an entry under [`reply_key`], which the client's acknowledgement will match.
-    /// Clears the flow's slot, because its entry belongs to the previous connection with the same flow tuple.
+    /// Records that the Pod has accepted a handshake with a SYN-ACK. Writes an entry under [`reply_key`], which the
+    /// client's acknowledgement will match. Clears the flow's slot, because the slot's entry belongs to the previous
+    /// connection with the same flow tuple.
     #[inline(always)]
     fn accept_handshake(&self, syn_ack: Segment, nat: &NatAddress<F>) {
         let key = reply_key(self.hash, syn_ack.sequence().wrapping_add(1));
@@ -426,7 +435,8 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Applies a Pod's packet to the flow table's entry. Returns `false` if the packet removed the entry.
+    /// Applies a Pod's packet to the flow's entry in the flow table. Returns `false` if the entry was removed because
+    /// of the packet.
     #[inline(always)]
     pub fn track_established_reply(&self, entry: *mut F::FlowEntry, reply: Segment) -> bool {
         let acknowledgement = if self.protocol == protocol::TCP && reply.flags & tcp_flag::ACK != 0 {
@@ -449,8 +459,8 @@ impl<'k, F: Family> Flow<'k, F> {
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
     }
 
-    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation. Also `None` for a SYN-ACK
-    /// that is no retransmission: the Pod has then accepted another connection.
+    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation. Also `None` if the packet
+    /// is a SYN-ACK but no retransmission, because the Pod has then accepted another connection.
     #[inline(always)]
     pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
         let entry = self.table_entry()?;
@@ -471,21 +481,21 @@ impl<'k, F: Family> Flow<'k, F> {
             return None;
         }
         if let Some(slot) = self.acknowledged_handshake(reply) {
-            // All SCTP packets of the Pod carry the tag of the client's INIT, so an ABORT after the INIT ACK matches
-            // the handshake too. Such an ABORT is looked up in the flow table.
+            // All SCTP packets of the Pod carry the tag of the client's INIT, so an ABORT after the INIT ACK also
+            // matches the handshake, although the association is in the flow table.
             let is_of_association = self.protocol == protocol::SCTP
                 && reply.flags & tcp_flag::SYN == 0
                 && !half_open::phase(slot.load()).is(Phase::REQUESTED);
             return if is_of_association { None } else { Some(slot) };
         }
-        // A flow can be half-open without a handshake, such as SCTP in the middle of an association. The entry is then
-        // under [`mid_stream_key`] (TCP), or in the flow's own slot.
+        // A flow can be half-open without a handshake, for example if NPL sees an SCTP association only from the middle
+        // on. The entry of a flow without a handshake is under [`mid_stream_key`] (TCP), or in the flow's own slot.
         let slot = self.mid_stream_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
 
-    /// The half-open entry of a Pod's packet: the entry in the flow's slot, or an entry that the packet's sequence and
-    /// acknowledgement numbers match.
+    /// The half-open entry by which a Pod's packet is translated: the entry in the flow's own slot, or an entry that
+    /// the packet's sequence and acknowledgement numbers match.
     #[inline(always)]
     pub fn half_open_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if self.half_open().is_some() {
@@ -503,8 +513,8 @@ impl<'k, F: Family> Flow<'k, F> {
         slots::find_handshake::<F>(handshake_key(self.hash, reply.acknowledgement())).map(|(slot, _)| slot)
     }
 
-    /// The entry that a client's segment in the middle of a TCP connection opened, if the numbers of the Pod's segment
-    /// match the entry.
+    /// The mid-stream entry, which a client's segment in the middle of a TCP connection opened, if the numbers of the
+    /// Pod's segment match this entry.
     #[inline(always)]
     fn mid_stream_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if self.protocol != protocol::TCP {
@@ -516,7 +526,7 @@ impl<'k, F: Family> Flow<'k, F> {
         if numbers.admit(reply) { Some(slot) } else { None }
     }
 
-    /// The handshake that a client's packet completes or aborts, and the key of its entry.
+    /// The slot and the key of the handshake that a client's packet completes or aborts.
     #[inline(always)]
     fn handshake_of_request(&self, segment: &Segment) -> Option<(Cell<u64>, u64)> {
         if !has_handshake(self.protocol) {
@@ -539,10 +549,10 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 }
 
-/// Whether a client has a flow to a Pod through a mapping, in any phase. `numbers` are the numbers of a Pod's segment,
-/// by which handshakes are looked up.
+/// Whether a client has a flow to a Pod through a mapping, in any phase. `numbers` are the sequence and acknowledgement
+/// numbers of a segment of the Pod, by which handshakes are looked up.
 ///
-/// Not inlined, because the caller has no free stack space.
+/// The function is not inlined, because its caller has no free stack space.
 #[inline(never)]
 pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let reply = Segment { numbers, flags: 0 };
@@ -554,13 +564,13 @@ pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, number
     })
 }
 
-/// Whether flows of a protocol begin with a handshake.
+/// Whether the flows of this protocol begin with a handshake (TCP and SCTP).
 #[inline(always)]
 const fn has_handshake(protocol: u8) -> bool {
     protocol != protocol::UDP
 }
 
-/// The sequence and acknowledgement number of the client's mid-stream segment that opened an entry.
+/// The stored numbers of a mid-stream entry: the sequence and acknowledgement number of the client's segment.
 #[inline(always)]
 fn stored_numbers<F: Family>(key: u64, entry: u64, index: u32) -> Option<Numbers> {
     let cached = F::cached_reply(index)?;

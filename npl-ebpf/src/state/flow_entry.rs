@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Entries of the flow table, see [`npl_common::flow`]. Other processors may write the fields of an entry concurrently.
+//! Conntrack entries in the flow table, see [`npl_common::flow`]. Several processors may write the fields of an entry
+//! at the same time.
 
 use npl_common::{
     conntrack::{Action, Event, Segment, State, step},
@@ -20,20 +21,20 @@ pub fn established_nat<F: Family>(entry: *mut F::FlowEntry) -> NatAddress<F> {
     NatAddress { addr: F::nat_address(entry), addr_index: 0, port }
 }
 
-/// The state of an entry: the part at the start that IPv4 and IPv6 entries have in common.
+/// The first part of an entry, which IPv4 and IPv6 entries have in common.
 #[inline(always)]
 pub fn flow_state<F: Family>(entry: *mut F::FlowEntry) -> *mut FlowState {
     entry.cast()
 }
 
-/// The conntrack state of an entry.
+/// The state of an entry, as the state machine takes it.
 #[inline(always)]
 pub fn state_of(state: *mut FlowState) -> State {
     State::established(field!(state, client_tcp_flags).load(), field!(state, pod_tcp_flags).load())
 }
 
-/// Applies an event to an established entry. At most once in each refresh interval, also updates the entry's time and
-/// the Pod's last acknowledgement number. Returns `false` if the caller must remove the entry.
+/// Applies an event of the state machine to an established entry. At most once in each refresh interval, also updates
+/// the entry's time and the Pod's last acknowledgement number. Returns `false` if the caller must remove the entry.
 #[inline(always)]
 pub fn refresh(entry: *mut FlowState, event: Event, acknowledgement: Option<u32>) -> bool {
     let before = state_of(entry);
@@ -58,15 +59,15 @@ pub fn refresh(entry: *mut FlowState, event: Event, acknowledgement: Option<u32>
     true
 }
 
-/// A new entry for a flow that a packet establishes. `segment` is the client's segment, if the client sent that packet.
+/// A new entry for a flow that a packet establishes. `segment` is this packet's segment if the client sent the packet.
 #[inline(always)]
 pub fn new_entry<F: Family>(protocol: u8, nat: &NatAddress<F>, generation: u32, segment: Segment) -> F::FlowEntry {
     let state = FlowState {
         last_seen_ns: nanoseconds(),
         generation,
         refreshed: jiffies(),
-        // The client's sequence number stands in for the Pod's acknowledgement number, until a refresh records the
-        // latter.
+        // The entry contains the client's sequence number in place of the Pod's acknowledgement number, until a refresh
+        // records the Pod's acknowledgement number.
         pod_acknowledgement: if protocol == protocol::TCP { segment.sequence() } else { 0 },
         node_port: nat.port,
         client_tcp_flags: segment.flags,

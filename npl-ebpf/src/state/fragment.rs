@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Fragment tracking, see [`npl_common::fragment`]. Later fragments have no ports, so the programs translate later
-//! fragments by a record of the first fragment.
+//! Fragment tracking, see [`npl_common::fragment`]. Only the first fragment of a datagram has ports, so the programs
+//! translate later fragments by a record of the first fragment.
 
 use npl_common::{
     config::Config,
@@ -13,7 +13,8 @@ use crate::{
     net::family::HeaderChain,
 };
 
-/// The hash of a datagram at a hook. `end` states whether the hook rewrites the source or the destination.
+/// The hash that identifies a datagram in fragment tracking. `end` states whether the program rewrites the source or
+/// the destination.
 #[inline(always)]
 pub fn hash<F: Family>(config: &Config, chain: &HeaderChain<F>, end: bool) -> u64 {
     let rest = u64::from(chain.fragment.id) << 32 | u64::from(chain.fragment.protocol) << 8 | u64::from(end);
@@ -31,16 +32,17 @@ pub fn record<F: Family>(hash: u64) -> Option<Record> {
 #[inline(always)]
 pub fn record_translated<F: Family>(hash: u64, nat: &NatAddress<F>, protocol: u8) {
     let Some(config) = CONFIG.get(0) else { return };
-    // A node address without an index was removed from the Node; the later fragments are then not translated.
+    // If the node address has no index, it was removed from the Node. No record is then written, so the later fragments
+    // are not translated.
     if let Some(address_index) = F::node_address_index(config, nat.addr) {
         store::<F>(hash, Record { node_port: nat.port, address_index, protocol });
     }
 }
 
-/// Records that the first fragment was not translated, so that later fragments are not saved as early ones. The record
-/// replaces an expired record in its slot, but not a valid record that translates another datagram. `may_be_early`
-/// returns whether the hook would save later fragments that have no record: at ingress, only fragments to a node
-/// address.
+/// Records that the first fragment was not translated, so that later fragments are not saved as early fragments. The
+/// record replaces an expired record in the slot, but not a valid record that translates another datagram.
+/// `may_be_early` returns whether the program would save later fragments without a record; at ingress, these are only
+/// fragments to a node address.
 #[inline(always)]
 pub fn record_untranslated<F: Family>(hash: u64, may_be_early: impl FnOnce(&Config) -> bool) {
     let (Some(config), Some(slot)) = (CONFIG.get(0), F::fragment(fragment::slot(hash))) else { return };

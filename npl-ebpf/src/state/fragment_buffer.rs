@@ -2,8 +2,8 @@
 //! The fragment buffer: copies of early fragments, which arrive before the first fragment of their datagram. An early
 //! fragment cannot be translated on arrival, because only the first fragment has ports.
 //!
-//! The early fragment itself passes unchanged. After the first fragment is translated, each saved copy in turn
-//! overwrites the first fragment's skb, and is re-injected at the same hook.
+//! The early fragment itself is passed to the host unchanged. After the first fragment is translated, each saved copy
+//! in turn overwrites the first fragment's skb, and is re-injected at the same hook.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_INGRESS, BPF_F_RECOMPUTE_CSUM},
@@ -19,14 +19,14 @@ use npl_common::{
 
 use crate::base::{cell::field, clock::coarse_seconds, context::skb, error::RewriteError, maps::FRAGMENT_BUFFER};
 
-/// The key of a datagram's saved fragments. Ingress and egress have different keys, because a copy may be re-injected
-/// only at the hook that saved the copy.
+/// The key of a datagram's saved fragments. The key depends on the hook (`on_arrival`: ingress), because a copy may be
+/// re-injected only at the hook at which the copy was saved.
 #[inline(always)]
 pub const fn key(hash: u64, on_arrival: bool) -> u64 {
     if on_arrival { hash } else { !hash }
 }
 
-/// Saves a copy of a fragment, and overwrites this processor's oldest copy. A frame longer than an element of the
+/// Saves a copy of a fragment in place of this processor's oldest copy. A frame that is longer than an element of the
 /// buffer is not saved.
 #[inline(always)]
 pub fn save(ctx: &TcContext, hash: u64, on_arrival: bool) {
@@ -73,8 +73,8 @@ const LEAVES: u32 = 2;
 
 /// Re-injects all saved fragments of a datagram, then restores the first fragment in its skb.
 ///
-/// The loop is unrolled: without `CAP_PERFMON`, the verifier of Linux 6.12 also follows mispredicted branches, and
-/// therefore finds no end of a loop.
+/// The loop over the slots is unrolled: without `CAP_PERFMON`, the verifier of Linux 6.12 also follows mispredicted
+/// branches, and therefore finds no end of a loop.
 #[inline(never)]
 fn reinject_all(skb: *mut __sk_buff, key: u64, mut state: u32) -> bool {
     let now = coarse_seconds();
@@ -93,8 +93,8 @@ fn reinject_all(skb: *mut __sk_buff, key: u64, mut state: u32) -> bool {
     state & IS_SAVED == 0 || load_frame(skb, first).is_ok()
 }
 
-/// Re-injects the fragment in one slot if the fragment belongs to the datagram `key`. Returns the new state: a set of
-/// flags. The function is exported, so that the verifier checks the function once instead of once per call.
+/// Re-injects the fragment in one slot if the fragment belongs to the datagram `key`. Returns the new value of `state`,
+/// a set of flags. The function is exported, so that the verifier checks it once instead of once per call.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_frag_release(skb: *mut __sk_buff, key: u64, now: u64, slot: u32, state: u32) -> u32 {
@@ -110,13 +110,14 @@ extern "C" fn npl_frag_release(skb: *mut __sk_buff, key: u64, now: u64, slot: u3
         if save_frame(skb, first).is_err() {
             return state;
         }
-        // Resets the checksum level, because the device has not verified the checksum of a re-injected packet.
-        // SAFETY: the context is valid. The helper fails if the skb has no checksum level to reset.
+        // Resets the checksum level, because the device has not verified the checksum of a re-injected packet. SAFETY:
+        // the context is valid. If the skb has no checksum level to reset, the helper returns an error.
         let _level = unsafe { bpf_csum_level(skb, u64::from(BPF_CSUM_LEVEL_RESET)) };
     }
     if load_frame(skb, saved).is_ok() {
         let direction = if state & LEAVES == 0 { u64::from(BPF_F_INGRESS) } else { 0 };
-        // SAFETY: the context is valid. A full queue drops the fragment, as on any device.
+        // SAFETY: the context is valid. If the queue of the device is full, the kernel drops the fragment, as it drops
+        // any packet.
         let _lost = unsafe { bpf_clone_redirect(skb, (*skb).ifindex, direction) };
     }
     state | IS_SAVED
@@ -125,7 +126,7 @@ extern "C" fn npl_frag_release(skb: *mut __sk_buff, key: u64, now: u64, slot: u3
 /// Copies a packet's frame to an element of the buffer.
 #[inline(always)]
 pub fn save_frame(skb: *mut __sk_buff, to: *mut SavedFrame) -> Result<(), RewriteError> {
-    // SAFETY: the context is valid; the verifier allows this field.
+    // SAFETY: the context is valid, and the verifier allows a program to read this field of the context.
     field!(to, excess).store(unsafe { (*skb).len }.wrapping_sub(MIN_FRAME));
     let length = length(to)?;
     // SAFETY: the context is valid, and the element has room for `length` bytes.
@@ -133,7 +134,7 @@ pub fn save_frame(skb: *mut __sk_buff, to: *mut SavedFrame) -> Result<(), Rewrit
     if status == 0 { Ok(()) } else { Err(RewriteError) }
 }
 
-/// Overwrites a packet with a saved frame, at the frame's length.
+/// Overwrites a packet with a saved frame. The packet gets the length of the frame.
 #[inline(always)]
 pub fn load_frame(skb: *mut __sk_buff, from: *mut SavedFrame) -> Result<(), RewriteError> {
     let length = length(from)?;
@@ -142,13 +143,14 @@ pub fn load_frame(skb: *mut __sk_buff, from: *mut SavedFrame) -> Result<(), Rewr
         return Err(RewriteError);
     }
     let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
-    // SAFETY: as above, and the element has `length` bytes.
+    // SAFETY: the context is valid, no pointer into the packet is held, and the element has `length` bytes.
     let status = unsafe { bpf_skb_store_bytes(skb, 0, (&raw const (*from).frame).cast(), length, flags) };
     if status == 0 { Ok(()) } else { Err(RewriteError) }
 }
 
 /// Length of a saved frame in bytes. The element stores the length minus the minimum length, so that one comparison
-/// proves both bounds to the verifier. The compiler would merge two comparisons into one that proves neither bound.
+/// proves both bounds of the length to the verifier. The compiler would merge two comparisons into a form from which
+/// the verifier learns neither bound.
 #[inline(always)]
 fn length(frame: *mut SavedFrame) -> Result<u32, RewriteError> {
     let excess = field!(frame, excess).load();

@@ -17,19 +17,19 @@ use super::{
 };
 use crate::base::cell::Cell;
 
-/// A slot, and its index.
+/// A slot of the half-open cache, and the index of the slot.
 pub type Slot = (Cell<u64>, u32);
 
-/// An index that no slot has.
+/// An index that no slot of the half-open cache has.
 const NONE: u32 = u32::MAX;
 
-/// The slot that contains a flow's entry; if the cache has no entry of the flow, the slot for a new entry.
+/// The slot that contains a flow's entry or, if the cache has no entry of the flow, the slot for a new entry.
 #[inline(always)]
 pub fn of_flow<F: Family>(hash: u64) -> Option<Slot> {
     choose::<F>(hash, half_open::slot(hash), half_open::second_slot(hash))
 }
 
-/// The slot that contains a handshake's entry; if the cache has no entry of the handshake, the slot for a new entry.
+/// The slot that contains a handshake's entry or, if the cache has no entry of the handshake, the slot for a new entry.
 #[inline(always)]
 pub fn of_handshake<F: Family>(key: u64) -> Option<Slot> {
     choose::<F>(key, half_open::handshake_slot(key), half_open::second_handshake_slot(key))

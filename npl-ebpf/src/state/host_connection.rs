@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The Node's own connections from ports of the node port range, see [`npl_common::host_connection`]. The flow tuple of
-//! such a connection has the remote host in place of the client, and the Node in place of the Pod.
+//! Host connections: the Node's own connections from ports of the node port range, see [`npl_common::host_connection`].
+//! The flow tuple of a host connection has the remote host in place of the client, and the Node in place of the Pod.
 
 use npl_common::{config::Config, host_connection, mapping::Frontend};
 
@@ -10,14 +10,14 @@ use crate::{
     net::{headers::tcp_flag, packet::Packet},
 };
 
-/// Records an outgoing packet whose source port is in the node port range. The record contains the packet's source
-/// address if the source is a node address, and otherwise the Node's primary address. A reply is not recorded if NPL
-/// has already translated it on another device: on the Pod's device in redirect mode, or on an upper device such as a
-/// VLAN.
+/// Records an outgoing packet whose source port is in the node port range. If the packet's source is a node address,
+/// the record contains this address; if not, the record contains the Node's primary address. A reply that NPL has
+/// already translated on another device is not recorded: on the Pod's device in redirect mode, or on an upper device
+/// such as a VLAN.
 ///
-/// A RST is not recorded, because the host also sends a RST to a client of an unmapped port, which is no host
-/// connection. A SYN-ACK is not recorded either, because the flow tuple alone does not show whether the SYN-ACK is an
-/// already translated reply.
+/// A RST is not recorded, because the host also sends a RST to a client of an unmapped port, and this client has no
+/// host connection. A SYN-ACK is not recorded either, because the flow tuple alone does not show whether the SYN-ACK is
+/// an already translated reply.
 #[inline(always)]
 pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let Some(config) = CONFIG.get(0) else { return };
@@ -47,7 +47,7 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     }
 }
 
-/// Whether a packet without a conntrack entry belongs to a connection of the Node itself.
+/// Whether a packet without a conntrack entry belongs to a recorded connection of the Node itself.
 #[inline(never)]
 pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) -> bool {
     let hash = tuple.hash(config.seed, protocol);
@@ -58,7 +58,8 @@ pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, prot
     is_at(first) || is_at(second)
 }
 
-/// The slot that contains a connection's entry; if there is none, the slot for a new entry.
+/// The slot that contains the record of a host connection or, if the connection has no record, the slot for a new
+/// record.
 #[inline(always)]
 fn slot<F: Family>(hash: u64, now: u64) -> Option<Cell<u64>> {
     let first = F::host_connection(host_connection::slot(hash))?;

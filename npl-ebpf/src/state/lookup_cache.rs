@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Lookup caches, see [`npl_common::lookup_cache`].
+//! The lookup caches of requests and of replies, see [`npl_common::lookup_cache`].
 
 use npl_common::{
     config::Config,
@@ -12,29 +12,30 @@ use npl_common::{
 use super::{maps::Family, tuple::Backend};
 use crate::base::{cell::Cell, clock::jiffies, mode::needs_next_hop};
 
-/// The epoch in which cached copies are valid.
+/// The current epoch: the programs use only cached copies that were stored in this epoch.
 #[derive(Clone, Copy)]
 pub struct Epoch {
     number: u32,
-    /// Always 0, but computed from the loaded epoch. A look-up whose key contains this value depends on the load of the
-    /// epoch, so the processor cannot execute the look-up before the load. The looked-up value is therefore no older
-    /// than the epoch.
+    /// This value is always 0, but the program computes it from the loaded epoch. A look-up whose key contains `zero`
+    /// depends on the load of the epoch, so the processor cannot execute the look-up before the load. The looked-up
+    /// value is therefore no older than the epoch.
     pub zero: u8,
 }
 
 impl Epoch {
     #[inline(always)]
     pub fn now(config: &Config) -> Self {
-        // SAFETY: an aligned word of the map's element; the agent writes both halves as one little-endian word.
+        // SAFETY: the pointer leads to an aligned word of the map's element; the agent writes `abi` and `epoch` as one
+        // little-endian word.
         let both = unsafe { core::ptr::from_ref(config).cast::<u64>().add(Config::EPOCH_WORD).read_volatile() };
-        // The difference is always 0, because an agent of another ABI version uses another map. The compiler does not
-        // know that, and keeps the data dependency on the load.
+        // `zero` is always 0, because an agent of another ABI version uses another map. The compiler does not know that
+        // the value is always 0, so it keeps the data dependency on the load.
         Self { number: (both >> u32::BITS) as u32, zero: (both as u32).wrapping_sub(ABI_VERSION) as u8 }
     }
 }
 
-/// The Pod behind a frontend and, in redirect and offload mode, the Pod's next hop. Both come from the lookup cache or,
-/// on a miss, from the maps; after a miss, both are copied to the cache.
+/// The Pod behind a frontend and, in redirect and offload mode, the Pod's next hop. The function reads both from the
+/// lookup cache; on a miss, it reads both from the maps, and copies them to the cache.
 #[inline(always)]
 pub fn backend<F: Family, const MODE: u8>(config: &Config, frontend: Frontend) -> Option<(Backend<F>, PodNextHop)> {
     let cached = F::cached_mapping(slot(frontend))?;
@@ -80,7 +81,7 @@ pub fn load_reply(cached: Cell<u64>, hash: u64, entry: u64, epoch: Epoch) -> Opt
     if sum == reply_checksum(hash, entry, epoch.number, jiffies(), &endpoint) { Some(endpoint) } else { None }
 }
 
-/// Invalidates a cached reply.
+/// Invalidates an element of the reply cache.
 #[inline(always)]
 pub fn invalidate_reply(cached: Cell<u64>) {
     cached.at(1).store(0);

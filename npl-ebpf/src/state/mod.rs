@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! State that the programs keep between packets: connection tracking, fragment tracking, lookup caches, host
-//! connections. Imports `base` and `net`.
+//! The state that the kernel programs keep between packets: connection tracking, fragment tracking, lookup caches, host
+//! connections. This layer imports `base` and `net`.
 
 pub mod conntrack;
 pub mod flow_entry;

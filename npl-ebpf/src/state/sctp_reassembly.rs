@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The SCTP reassembly buffer. A first fragment of an SCTP packet waits in this buffer until the last fragment shows
-//! the datagram's length. The length is needed to update the checksum, which is in the first fragment.
+//! the datagram's length. The program needs the datagram's length to update the SCTP checksum, which is in the first
+//! fragment.
 //!
-//! The saved first fragment then overwrites the last fragment's skb and is re-injected. Fragments in between do not
-//! wait, because the receiver accepts fragments in any order.
+//! The saved first fragment then overwrites the last fragment's skb and is re-injected. Fragments between the first and
+//! the last do not wait, because the receiver accepts fragments in any order.
 
 use core::num::NonZeroUsize;
 
@@ -38,16 +39,16 @@ pub fn begin(ctx: &TcContext, hash: u64, on_arrival: bool) {
     set_noted(npl_sctp_lookup(skb(ctx), key(hash, on_arrival)));
 }
 
-/// The end of a first fragment's datagram, computed from the length that the last fragment has shown. If the length is
-/// unknown and the first fragment is not held until the last fragment arrives, the end is estimated from the fragment's
-/// chunks. For a fragment that waits, the result is the end of the fragment itself, because the checksum is updated at
-/// re-injection.
+/// Offset of the end of a first fragment's datagram, computed from the length that the last fragment has shown. If the
+/// length is unknown and the first fragment is not held until the last fragment arrives, the end is estimated from the
+/// fragment's chunks. For a fragment that waits, the result is the end of the fragment itself, because the checksum is
+/// updated at re-injection.
 #[inline(always)]
 pub fn datagram_end<F: HeaderLayout>(ctx: &TcContext, chain: &HeaderChain<F>) -> Option<NonZeroUsize> {
     NonZeroUsize::new(npl_sctp_end(skb(ctx), chain.headers.l4 as u32, chain.end as u32) as usize)
 }
 
-/// Whether the packet is a re-injected fragment. Such a packet was already counted on arrival.
+/// Whether the packet is a re-injected first fragment, which was already counted on arrival.
 #[inline(always)]
 pub fn is_reinjected<F: HeaderLayout>(headers: &Headers<F>) -> bool {
     !headers.is_fast_path && npl_sctp_noted() & REINJECTED != 0
@@ -66,7 +67,7 @@ pub const fn is_first<F: HeaderLayout>(chain: &HeaderChain<F>) -> bool {
     chain.fragment.is_first && chain.fragment.content == protocol::SCTP
 }
 
-/// Whether this can be the last fragment of an SCTP packet. A later IPv6 fragment need not name the transport protocol.
+/// Whether this can be the last fragment of an SCTP packet: a later IPv6 fragment need not name the transport protocol.
 #[inline(always)]
 pub const fn may_be_last<F: HeaderLayout>(chain: &HeaderChain<F>) -> bool {
     chain.fragment.is_last && (chain.fragment.content == protocol::SCTP || chain.fragment.protocol == 0)
@@ -93,7 +94,7 @@ pub fn reinject_first(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     key == 0 || npl_sctp_recall(skb, key, length, direction) == 0
 }
 
-/// Implements [`begin`]. Exported, so that the verifier checks the function separately from its callers.
+/// Implements [`begin`]. The function is exported, so that the verifier checks it separately from its callers.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_lookup(skb: *mut __sk_buff, key: u64) -> u32 {
@@ -111,15 +112,15 @@ extern "C" fn npl_sctp_lookup(skb: *mut __sk_buff, key: u64) -> u32 {
     if save_frame(skb, slot).is_ok() { WAITING } else { 0 }
 }
 
-/// Implements [`noted`]. Exported like [`npl_sctp_lookup`], and not inlined, because the callers have no free stack
-/// space.
+/// Implements [`noted`]. The function is exported for the same reason as [`npl_sctp_lookup`]; it is not inlined,
+/// because its callers have no free stack space.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_noted() -> u32 {
     noted()
 }
 
-/// Implements [`hold_noted`]. Exported like [`npl_sctp_lookup`].
+/// Implements [`hold_noted`]. The function is exported for the same reason as [`npl_sctp_lookup`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_wait() -> u32 {
@@ -138,8 +139,8 @@ extern "C" fn npl_sctp_wait() -> u32 {
     1
 }
 
-/// Implements [`datagram_end`]. Returns 0 if the end is unknown. Exported like [`npl_sctp_lookup`]; otherwise the
-/// verifier would check all instructions after the call once for each chunk.
+/// Implements [`datagram_end`]. Returns 0 if the end is unknown. The function is exported like [`npl_sctp_lookup`]: if
+/// it were not, the verifier would check all instructions after the call once for each chunk.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_end(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {
@@ -152,7 +153,7 @@ extern "C" fn npl_sctp_end(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {
 }
 
 /// Implements [`reinject_first`]. Returns 1 if the last fragment could not be restored to its skb and is lost;
-/// otherwise 0. Exported like [`npl_sctp_lookup`].
+/// otherwise 0. The function is exported for the same reason as [`npl_sctp_lookup`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direction: u32) -> u32 {
@@ -176,31 +177,33 @@ extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direct
     }
     time.store(nanoseconds());
     known_length.store(length & LENGTH_MASK | REINJECTED);
-    // The device has not verified the checksum of a re-injected packet. SAFETY: the context is valid. The helper fails
-    // if the skb has no checksum level to reset.
+    // The device has not verified the checksum of a re-injected packet. SAFETY: the context is valid. If the skb has no
+    // checksum level to reset, the helper returns an error.
     let _level = unsafe { bpf_csum_level(skb, u64::from(BPF_CSUM_LEVEL_RESET)) };
     if load_frame(skb, first).is_ok() {
-        // SAFETY: the context is valid. A full queue drops the fragment, as on any device.
+        // SAFETY: the context is valid. If the queue of the device is full, the kernel drops the fragment, as it drops
+        // any packet.
         let _lost = unsafe { bpf_clone_redirect(skb, (*skb).ifindex, u64::from(direction)) };
     }
     u32::from(load_frame(skb, last).is_err())
 }
 
-/// Whether a slot has content that has not expired.
+/// Whether a slot contains a first fragment or a datagram's length, and this content has not expired.
 #[inline(always)]
 fn is_fresh(slot: *mut SavedFrame) -> bool {
     field!(slot, hash).load() != 0 && nanoseconds().wrapping_sub(field!(slot, time).load()) < WAIT_NS
 }
 
-/// Whether a slot has a first fragment that waits or is being re-injected. A slot with only the length of a datagram
-/// counts as free.
+/// Whether a slot contains a first fragment that waits or is being re-injected. A slot that contains only the length of
+/// a datagram counts as free.
 #[inline(always)]
 fn is_occupied(slot: *mut SavedFrame) -> bool {
     let length = field!(slot, datagram_length).load();
     is_fresh(slot) && (length == 0 || length & REINJECTED != 0)
 }
 
-/// For the first fragment being processed, stores the datagram's length if it is known, or else [`WAITING`].
+/// For the first fragment that this processor processes, stores the datagram's length if the length is known; otherwise
+/// stores [`WAITING`].
 #[inline(always)]
 fn set_noted(length: u32) {
     if let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Flow tuples, NAT addresses and backends.
+//! Flow tuples, NAT addresses, backends of mappings, and sockets of local clients.
 
 use npl_common::mapping::{FLAG_RESTRICTED, Frontend};
 
@@ -29,14 +29,14 @@ pub struct NatAddress<F: HeaderLayout> {
     pub addr: F::Addr,
     /// Index of `addr` in `npl_idx2addr_v4` or `npl_idx2addr_v6`.
     pub addr_index: u8,
-    /// Host byte order.
+    /// The port, in host byte order.
     pub port: u16,
 }
 
-/// The Pod behind a mapping.
+/// The Pod to which a mapping leads, and the properties of the mapping.
 pub struct Backend<F: HeaderLayout> {
     pub addr: F::Addr,
-    /// Host byte order.
+    /// The port, in host byte order.
     pub port: u16,
     pub generation: u32,
     pub stats_index: u32,

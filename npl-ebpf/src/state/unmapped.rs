@@ -6,8 +6,8 @@ use npl_common::mapping::Frontend;
 use super::maps::Family;
 use crate::base::clock::coarse_seconds;
 
-/// Records the time of a packet to a node port without a mapping. The word is written at most once per 1.07 s, because
-/// each write takes the cache line away from other processors.
+/// Records the time of a packet to a node port without a mapping. The word of a node port is written at most once per
+/// 1.07 s, because each write takes the cache line away from other processors.
 #[inline(always)]
 pub fn record<F: Family>(frontend: Frontend) {
     if let Some(last) = F::unmapped(frontend.node_port) {

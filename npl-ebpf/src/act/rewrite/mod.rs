@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Rewrites packet headers. No other module changes the headers of a packet.
 //!
-//! A rewrite of TCP or UDP updates three checksums: the IP header's, the transport header's, and `skb->csum`. With
-//! checksum offload, the transport checksum field contains only the sum of the pseudo-header, and hardware completes
-//! the checksum. Programs cannot read whether a packet uses checksum offload. Helper calls are the largest part of a
-//! rewrite's cost. If the field of a request certainly contains a complete checksum, the program therefore updates the
-//! field without a helper. Otherwise the kernel's helper updates the field for the new address, and the result shows
-//! whether the field is a checksum or a sum ([`csum::field_kind`]).
+//! A rewrite of TCP or UDP updates three checksums: the IP header checksum, the transport checksum, and `skb->csum`.
+//! With checksum offload, the transport checksum field contains only the sum of the pseudo-header, and hardware
+//! completes the checksum. Programs cannot read whether a packet uses checksum offload. If the checksum field of a
+//! request certainly contains a complete checksum, the program updates the field without a helper, because helper calls
+//! are the largest part of a rewrite's cost. In other packets, the kernel's helper updates the field for the new
+//! address, and the result shows whether the field contains a complete checksum or a pseudo-header sum
+//! ([`csum::field_kind`]).
 //!
 //! SCTP's checksum does not cover the addresses, so only a change of the ports changes the checksum. With checksum
 //! offload, the SCTP checksum field is 0, and stays 0.
@@ -39,7 +40,8 @@ use crate::{
     },
 };
 
-/// Values of the parameter `END`: whether a rewrite changes source address and port, or destination address and port.
+/// Values of the parameter `END`, which states whether a rewrite changes the source address and port or the destination
+/// address and port.
 pub const SOURCE: bool = false;
 pub const DESTINATION: bool = true;
 
@@ -47,7 +49,7 @@ pub const DESTINATION: bool = true;
 trait ChecksummedHeader: Copy {
     /// Offset of the checksum field in the header.
     const CHECK: usize;
-    /// The protocol's flags for the helper `bpf_l4_csum_replace`.
+    /// The flags for the helper `bpf_l4_csum_replace` that this transport protocol needs.
     const FLAGS: u64;
 
     fn check(&self) -> u16;
@@ -98,8 +100,8 @@ impl ChecksummedHeader for UdpHeader {
     }
 }
 
-/// The IP header's tail and the transport header. In a packet without options, both are adjacent, so one write covers
-/// both.
+/// The IP header's tail and the transport header. In a packet without IP options, the two headers are adjacent, so one
+/// write covers the tail and the transport header.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Adjacent<T, H> {
@@ -107,7 +109,8 @@ struct Adjacent<T, H> {
     transport: H,
 }
 
-/// Rewrites source or destination address and port of a packet to `addr` and `port`, which are in network byte order.
+/// Rewrites the source or destination address and port of a packet to `addr` and `port`, which are in network byte
+/// order.
 #[inline(always)]
 pub fn apply<F: HeaderLayout, const END: bool, const L2: usize, const FAST_PATH: bool>(
     ctx: &TcContext,
@@ -133,8 +136,8 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     let has_checksum = has_checksum(&header);
     let AddressChange { source, destination, ports, difference, port } = AddressChange::new::<END>(packet, addr, port);
     let headers = &packet.headers;
-    // In `skb->csum`, the change of the port and the change of the transport checksum add up to zero. If a UDP packet
-    // has no checksum, only the port changes, so the kernel must update `skb->csum`.
+    // In `skb->csum`, the change of the port and the change of the transport checksum add up to zero. In a UDP packet
+    // without a checksum, only the port changes, so the kernel must update `skb->csum`.
     let flags = if has_checksum { F::STORE_FLAGS } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
     let (offset, ip) = (packet.l3 + F::TAIL, F::tail(headers.ttl_fields, source, destination, difference));
     if !FAST_PATH {
@@ -157,8 +160,8 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
         return store(ctx, headers.l4, &transport, flags);
     }
     // Requests are written directly, because a helper call costs as much as the rest of the program. Replies are
-    // written by helpers: for a program with direct writes, the kernel would copy the headers of every packet that a
-    // socket still references, even of packets that match no mapping.
+    // written by helpers: if the reply program had direct writes, the kernel would copy the headers of every packet
+    // that a socket still references, even of packets that match no mapping.
     let needs_no_sum = flags == 0 || is_complete_checksum;
     if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Adjacent { ip, transport }) {
         return Ok(());
@@ -166,8 +169,8 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     store(ctx, offset, &Adjacent { ip, transport }, flags)
 }
 
-/// As [`apply`], for the destination of an XDP frame. The transport checksum must be complete, as it is in frames that
-/// arrive at a network card.
+/// As [`apply`], but for the destination address and port of an XDP frame. The transport checksum must be complete, as
+/// it is in frames that arrive at a network card.
 #[inline(always)]
 pub fn apply_to_frame<F: HeaderLayout, const L2: usize>(
     ctx: &impl Access,
@@ -224,20 +227,21 @@ impl<F: HeaderLayout> AddressChange<F> {
     }
 }
 
-/// Whether the packet has a transport checksum. In UDP, a checksum field of 0 means that the packet has none.
+/// Whether the packet has a transport checksum. In UDP, a checksum field of 0 means that the packet has no checksum.
 #[inline(always)]
 fn has_checksum<H: ChecksummedHeader>(header: &H) -> bool {
     H::FLAGS & u64::from(BPF_F_MARK_MANGLED_0) == 0 || header.check() != 0
 }
 
-/// Updates a complete transport checksum for the change of the address (`difference`) and of the port (before, after).
+/// Updates a complete transport checksum for the change of the address (`difference`) and the change of the port
+/// (`port`: before, after).
 #[inline(always)]
 fn updated_checksum<H: ChecksummedHeader>(check: u16, difference: u32, port: (u16, u16)) -> u16 {
     let check = !csum::fold(u32::from(!check) + difference);
     as_transmitted::<H>(csum::replace16(check, port.0, port.1))
 }
 
-/// Rewrites the source or destination address of a later fragment.
+/// Rewrites the source or destination address of a later fragment, which has no ports.
 #[inline(always)]
 pub fn apply_address<F: HeaderLayout, const END: bool>(
     ctx: &TcContext,
@@ -266,8 +270,8 @@ fn write_address<F: HeaderLayout, const END: bool>(
 /// Translates an ICMP error: the source or destination in the error's IP header, and the opposite address and port in
 /// the quoted packet. All words are in network byte order.
 ///
-/// In the ICMP checksum of IPv4, the change of the quoted address and the change of the quoted IP header's checksum add
-/// up to zero, so neither is added.
+/// In the ICMP checksum of IPv4, the change of the quoted address and the change of the quoted IP header checksum add
+/// up to zero, so the program adds neither change.
 #[inline(always)]
 pub fn apply_error<F: HeaderLayout, const END: bool>(
     ctx: &TcContext,
@@ -317,8 +321,8 @@ pub fn apply_error<F: HeaderLayout, const END: bool>(
     store(ctx, quoted.l4, &quoted_ports, covered)
 }
 
-/// Offset and value of the quoted transport checksum. `None` if the packet has no checksum, or if the quote ends before
-/// the checksum.
+/// Offset and value of the quoted transport checksum. `None` if the quoted packet has no checksum, or if the quote ends
+/// before the checksum.
 #[inline(always)]
 fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>) -> Option<(usize, u16)> {
     let headers = &error.quote.headers;
@@ -332,9 +336,9 @@ fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>) -> Optio
     if check == 0 && !is_tcp { None } else { Some((offset, check)) }
 }
 
-/// Whether the transport checksum field certainly contains a complete checksum: the field differs from the
-/// pseudo-header sum, which checksum offload leaves in the field. Returns `false` for a GSO packet, because the length
-/// in its pseudo-header is unknown.
+/// Whether the transport checksum field certainly contains a complete checksum: with checksum offload, the field would
+/// be the pseudo-header sum, but the field differs from this sum. Returns `false` for a GSO packet, because the length
+/// in the pseudo-header of a GSO packet is unknown.
 ///
 /// One complete checksum in 65 535 equals the pseudo-header sum by chance; the kernel's helper then updates the field.
 #[inline(always)]
@@ -353,13 +357,14 @@ fn is_complete_checksum<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     !csum::same(header.check(), csum::pseudo_header(ends, headers.protocol, length))
 }
 
-/// Adds a number to `skb->csum`, if the device has stored the sum of the packet there (`CHECKSUM_COMPLETE`).
+/// Adds `summand` to `skb->csum`, if the device has stored the sum of the packet's bytes in `skb->csum`
+/// (`CHECKSUM_COMPLETE`).
 #[inline(always)]
 fn add_to_sum(ctx: &TcContext, summand: u16) {
     if summand == 0 {
         return;
     }
-    // SAFETY: the context is valid.
+    // SAFETY: the context is valid, and the helper changes no packet byte.
     let _sum_or_none = unsafe { bpf_csum_update(skb(ctx), u32::from(summand)) };
 }
 
@@ -380,8 +385,8 @@ fn transport_check<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
         Some(Field::Checksum) => Ok(as_transmitted::<H>(csum::replace16(after, port.0, port.1))),
         // The field contains the pseudo-header sum, which does not cover the ports; hardware adds the ports.
         Some(Field::PseudoHeader) => Ok(after),
-        // The old and the new address have the same sum, so the helper's result does not show the kind of the field.
-        // The helper is called again, for the port.
+        // The old and the new address have the same sum, so the helper's result does not show what the field contains.
+        // The program therefore calls the helper again, for the change of the port.
         None => {
             change(ctx, offset, u64::from(port.0), u64::from(port.1), H::FLAGS | size_of::<u16>() as u64)?;
             packet.read_transport::<H, L2>(ctx).map(|header| header.check()).ok_or(RewriteError)
@@ -389,16 +394,16 @@ fn transport_check<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     }
 }
 
-/// The checksum as it is sent: UDP sends a computed checksum of 0 as 0xffff.
+/// The value of the checksum field for a computed checksum: UDP sends a computed checksum of 0 as 0xffff.
 #[inline(always)]
 const fn as_transmitted<H: ChecksummedHeader>(check: u16) -> u16 {
     if check == 0 && H::FLAGS & BPF_F_MARK_MANGLED_0 as u64 != 0 { 0xffff } else { check }
 }
 
-/// Updates the transport checksum with the kernel's helper.
+/// Updates the transport checksum with the helper `bpf_l4_csum_replace`.
 #[inline(always)]
 fn change(ctx: &TcContext, offset: u32, from: u64, to: u64, flags: u64) -> Result<(), RewriteError> {
-    // SAFETY: the context is valid, and no pointer into the packet is held.
+    // SAFETY: the context is valid, and the program holds no pointer into the packet, which the helper may move.
     let status = unsafe { bpf_l4_csum_replace(skb(ctx), offset, from, to, flags) };
     if status == 0 { Ok(()) } else { Err(RewriteError) }
 }
@@ -406,7 +411,8 @@ fn change(ctx: &TcContext, offset: u32, from: u64, to: u64, flags: u64) -> Resul
 #[inline(always)]
 fn store<T>(ctx: &TcContext, offset: usize, value: &T, flags: u64) -> Result<(), RewriteError> {
     let from = core::ptr::from_ref(value).cast();
-    // SAFETY: the context is valid, `value` is on the stack, and no pointer into the packet is held.
+    // SAFETY: the context is valid, `value` is on the stack, and the program holds no pointer into the packet, which
+    // the helper may move.
     let status = unsafe { bpf_skb_store_bytes(skb(ctx), offset as u32, from, size_of::<T>() as u32, flags) };
     if status == 0 { Ok(()) } else { Err(RewriteError) }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Logging of the trace build. Every verdict is logged except `UNRELATED`, which is the verdict on nearly every packet
-//! of the Node.
+//! Logging of the trace build. The programs log every verdict except `UNRELATED`, which is the verdict on nearly every
+//! packet of the Node.
 //!
-//! The program and the logging are separate functions that are not inlined. Each of them therefore frees its stack
-//! space before the other one runs.
+//! The program and its logging are separate functions that are not inlined, so that each function frees its stack space
+//! before the other function runs.
 
 use core::hint::black_box;
 
@@ -52,7 +52,8 @@ pub fn decide(verdict: Verdict) -> i32 {
 }
 
 /// Runs a step of the slow path, and logs the verdict if the step decides one. Each step logs before the next step
-/// runs. A later step may re-inject a fragment, and the programs that process the fragment would overwrite the record.
+/// runs: a later step may re-inject a fragment, and the programs that process the fragment would overwrite this
+/// processor's [`Note`].
 #[inline(always)]
 pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl FnOnce(*mut __sk_buff) -> i32) -> i32 {
     note_packet::<F, L2>(skb);
@@ -87,12 +88,13 @@ fn judge_frame<const MULTI_BUFFER: bool>(
     ctx: *mut xdp_md,
     judge: impl FnOnce(&Frame<MULTI_BUFFER>) -> Verdict,
 ) -> Verdict {
-    // `black_box` makes the compiler pass the context. The compiler would otherwise pass the caller's packet pointers,
-    // which the verifier rejects as arguments.
+    // `black_box` makes the compiler pass the context to this function. Without `black_box`, the compiler would pass
+    // the caller's packet pointers, which the verifier rejects as arguments.
     judge(&Frame(XdpContext::new(black_box(ctx))))
 }
 
-/// Stores addresses, protocol and ports of a packet whose IP header starts at offset `L2`.
+/// Stores the addresses, protocol and ports of a packet in this processor's [`Note`]. The packet's IP header starts at
+/// offset `L2`.
 #[inline(never)]
 fn note_packet<F: Family, const L2: usize>(skb: *mut __sk_buff) {
     trace::note_verdict(Verdict::UNRELATED);
@@ -126,7 +128,8 @@ fn note<F: Family>(source: F::Addr, destination: F::Addr, protocol: u8, ports: P
     const {
         assert!(size_of::<F::Addr>() <= 16 && align_of::<F::Addr>() <= align_of::<Note>());
     };
-    // SAFETY: this processor's element; both fields have room for an address, and the alignment of an address.
+    // SAFETY: `note` is this processor's element of the map; the fields `source` and `destination` have room for an
+    // address, and the alignment of an address.
     unsafe {
         (&raw mut (*note).source).cast::<F::Addr>().write(source);
         (&raw mut (*note).destination).cast::<F::Addr>().write(destination);
@@ -137,14 +140,14 @@ fn note<F: Family>(source: F::Addr, destination: F::Addr, protocol: u8, ports: P
     field!(note, is_ipv6).store(F::ETHER_TYPE != V4::ETHER_TYPE);
 }
 
-/// Logs the verdict in this processor's record.
+/// Logs the packet and the verdict that this processor's [`Note`] contains.
 ///
-/// All texts of one table have the same length and are selected by an index. Otherwise the verifier would check the
-/// rest of the function once for each branch and length.
+/// All texts of one table have the same length, and the function selects a text by an index. If it selected texts of
+/// different lengths by branches, the verifier would check the rest of the function once for each branch and length.
 #[inline(never)]
 fn write_log(is_reply: bool) {
     let Some(note) = trace::note() else { return };
-    // SAFETY: this processor's element, which no other program writes while this function runs.
+    // SAFETY: the note is this processor's element of the map, which no other program writes while this function runs.
     let Note { source, destination, source_port, destination_port, protocol, is_ipv6, kind, reason } =
         unsafe { &*note };
     let kind = usize::from(*kind) % KINDS;
@@ -190,13 +193,13 @@ const fn first_four(address: &[u8; 16]) -> [u8; 4] {
 
 #[inline(always)]
 const fn text<const LENGTH: usize>(padded: &Text<LENGTH>) -> &str {
-    // SAFETY: the bytes are whole UTF-8 strings and spaces.
+    // SAFETY: the bytes consist of whole UTF-8 strings and of spaces.
     unsafe { core::str::from_utf8_unchecked(padded) }
 }
 
-/// A text padded with spaces.
+/// A text of a log line, padded with spaces to `LENGTH` bytes.
 type Text<const LENGTH: usize> = [u8; LENGTH];
-/// Level and text of a verdict in the log.
+/// The level and the text with which a verdict is logged.
 #[derive(Clone, Copy)]
 struct Outcome {
     /// `None` if the verdict is not logged.
@@ -204,8 +207,8 @@ struct Outcome {
     text: Text<32>,
 }
 
-/// Dimensions of the table of outcomes. The dimensions are powers of two, so that a mask limits each index; the
-/// verifier knows the bounds of a masked index.
+/// The number of rows and of columns of [`OUTCOMES`]. The two numbers are powers of two, so that the program can mask
+/// an index: the verifier then knows that the index is in range.
 const KINDS: usize = 8;
 const REASONS: usize = Reason::ALL.len().next_power_of_two();
 

@@ -2,8 +2,8 @@
 //! Records of packets for `npl-agent trace`. A record contains a packet before and after a program, and the program's
 //! verdict. Only packets that match the filter are recorded.
 //!
-//! While tracing is off, tracing costs a program two look-ups of the filter: one before and one after its other work.
-//! The functions that write a record are not inlined, so that they take no stack space during the other work.
+//! While tracing is off, a program looks up the trace filter twice: before and after its other work. The functions that
+//! write a record are not inlined, so that they take no stack space during the program's other work.
 
 use core::hint::black_box;
 
@@ -34,11 +34,11 @@ use crate::{
     state::maps::Family,
 };
 
-/// Positions in `TraceRecord::packets` of the packet before and after the program.
+/// Indexes in `TraceRecord::packets`: the packet before the program's run, and the packet after the program's run.
 const BEFORE: usize = 0;
 const AFTER: usize = 1;
 
-/// Flags in the value of [`origin`], beside the number of the hook.
+/// Flags that the value of [`origin`] contains in addition to the number of the hook.
 const IS_REPLY: u32 = 1 << 8;
 const IS_SLOW_PATH: u32 = 1 << 16;
 
@@ -65,7 +65,7 @@ pub fn packet<F: Family, H: Hook, const L2: usize>(
 }
 
 /// Runs a step of the slow path, and records the packet if the step decides a verdict. Each step records before the
-/// next step runs. A later step may re-inject a fragment, and the programs that process the fragment would overwrite
+/// next step runs: a later step may re-inject a fragment, and the programs that process the fragment would overwrite
 /// this CPU's record.
 #[inline(always)]
 pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl FnOnce(*mut __sk_buff) -> i32) -> i32 {
@@ -121,8 +121,8 @@ const fn origin<H: Hook>() -> u32 {
     hook as u32 | if H::END == SOURCE { IS_REPLY } else { 0 }
 }
 
-/// Stores a verdict in this CPU's record. This and the following functions are exported, so that the verifier checks
-/// each function only once, not once for each verifier state of each caller.
+/// Stores a verdict in this CPU's record. This function and the exported functions below are exported so that the
+/// verifier checks each function only once, not once for each verifier state of each caller.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_trace_note(bits: u32) -> u32 {
@@ -147,7 +147,8 @@ extern "C" fn npl_trace_begin(skb: *mut __sk_buff, l2: u32, origin: u32) -> u32 
     0
 }
 
-/// Copies the packet to this CPU's record as it is after the program, if the program has decided a verdict.
+/// If the program has decided a verdict, copies the packet to this CPU's record, as the packet is after the program's
+/// run.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_trace_end(skb: *mut __sk_buff, l2: u32) -> u32 {
@@ -160,8 +161,8 @@ extern "C" fn npl_trace_end(skb: *mut __sk_buff, l2: u32) -> u32 {
 #[inline(never)]
 fn begin_frame<F: Family, const MULTI_BUFFER: bool>(ctx: *mut xdp_md) {
     if let Some(cpu) = begin_record(hook::XDP.into()) {
-        // The frame is made after the map look-ups: without `CAP_PERFMON`, the keys of look-ups must not overwrite the
-        // context that `black_box` puts on the stack.
+        // The [`Frame`] is created after the map look-ups: without `CAP_PERFMON`, the keys of look-ups must not
+        // overwrite the context that `black_box` puts on the stack.
         let frame = Frame::<MULTI_BUFFER>(XdpContext::new(black_box(ctx)));
         set_packet(cpu, frame.ifindex(), frame.length().wrapping_sub(ETHERNET as u32));
         copy_frame::<F, MULTI_BUFFER>(&frame, packet_copy::<BEFORE>(cpu));
@@ -174,8 +175,8 @@ fn end_frame<F: Family, const MULTI_BUFFER: bool>(ctx: *mut xdp_md) {
     copy_frame::<F, MULTI_BUFFER>(&Frame::<MULTI_BUFFER>(XdpContext::new(black_box(ctx))), packet_copy::<AFTER>(cpu));
 }
 
-/// Begins this CPU's record. If the time of the trace is over, turns tracing off, because `npl-agent trace` may have
-/// been killed.
+/// Begins this CPU's record. If the time in the trace filter is over, turns tracing off, because `npl-agent trace` may
+/// have been killed.
 #[inline(always)]
 fn begin_record(origin: u32) -> Option<*mut TraceCpu> {
     let filter = TRACE_FILTER.get_ptr_mut(0)?;
@@ -201,7 +202,7 @@ fn set_packet(cpu: *mut TraceCpu, ifindex: u32, length: u32) {
     field!(cpu, record.length).store(length);
 }
 
-/// This CPU's record, if the program has decided a verdict.
+/// Returns this CPU's record if the program has decided a verdict.
 #[inline(always)]
 fn decided() -> Option<*mut TraceCpu> {
     TRACE_CPU.get_ptr_mut(0).filter(|cpu| field!(*cpu, record.verdict).load() != PENDING)
@@ -209,7 +210,7 @@ fn decided() -> Option<*mut TraceCpu> {
 
 #[inline(always)]
 fn packet_copy<const POSITION: usize>(cpu: *mut TraceCpu) -> *mut PacketCopy {
-    // SAFETY: this CPU's element; no Rust reference is made.
+    // SAFETY: `cpu` leads to this CPU's element of the map, and the expression creates no Rust reference.
     unsafe { &raw mut (*cpu).record.packets[POSITION] }
 }
 
@@ -217,15 +218,15 @@ fn packet_copy<const POSITION: usize>(cpu: *mut TraceCpu) -> *mut PacketCopy {
 #[inline(always)]
 fn copy_packet(skb: *mut __sk_buff, l2: u32, copy: *mut PacketCopy) {
     let length = TcContext::new(skb).length().wrapping_sub(l2);
-    // The helper rejects a length of 0. The subtraction and the mask map 0 to `SNAP_LENGTH`, for which the helper fails
-    // on an empty packet; the mask also shows the bounds to the verifier.
+    // The helper rejects a length of 0. The subtraction and the mask turn the length 0 into `SNAP_LENGTH`, with which
+    // the helper fails on an empty packet. The mask also shows the bounds of the length to the verifier.
     let captured = (length.min(SNAP_LENGTH).wrapping_sub(1) & (SNAP_LENGTH - 1)) + 1;
     // SAFETY: the element has room for `SNAP_LENGTH` bytes, and `captured` is at most that.
     let to = unsafe { (&raw mut (*copy).bytes).cast() };
     // SAFETY: the context is valid, and the helper writes exactly `captured` bytes or fails.
     let status = unsafe { bpf_skb_load_bytes(skb.cast(), l2, to, captured) };
     let captured = if status == 0 { captured } else { 0 };
-    // SAFETY: this CPU's element.
+    // SAFETY: `copy` is in this CPU's element of the map.
     let version = unsafe { (*copy).bytes[0] } >> 4;
     if version == 6 { describe::<V6>(copy, captured) } else { describe::<V4>(copy, captured) }
 }
@@ -251,7 +252,7 @@ fn copy_frame<F: Family, const MULTI_BUFFER: bool>(frame: &Frame<MULTI_BUFFER>, 
 )]
 #[inline(always)]
 fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
-    // SAFETY: this CPU's element; the bytes are aligned to eight.
+    // SAFETY: `copy` is in this CPU's element of the map, and its bytes are aligned to eight bytes.
     let bytes = unsafe { (&raw const (*copy).bytes).cast::<u8>() };
     let is_ipv6 = const { F::ETHER_TYPE != V4::ETHER_TYPE };
     let has_addresses = captured >= F::LENGTH as u32;
@@ -264,7 +265,7 @@ fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
     };
     let is_plain = is_ipv6 || first_byte == 0x45;
     let is_with_ports = matches!(next, protocol::TCP | protocol::UDP | protocol::SCTP);
-    // In IPv6, any protocol other than ICMPv6 may be an extension header that is followed by ports.
+    // In IPv6, a next header other than ICMPv6 may be an extension header, after which a header with ports follows.
     let is_without_ports = if is_ipv6 { next == V6::ICMP } else { !is_with_ports };
     let is_whole = has_ports && is_plain && fragment == 0;
     let has_ports = is_whole && is_with_ports;
@@ -272,7 +273,8 @@ fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
     let port_mask = if has_ports || is_without_ports { PORT_MASK | IPV6 } else { IPV6 };
     let mut index = 0;
     while index < 2 {
-        // SAFETY: as above; the source is followed by the destination.
+        // SAFETY: the bytes are aligned, and the offsets are constants within the bytes; the source is followed by the
+        // destination.
         let [first, second] = unsafe {
             let at = bytes.add(F::LENGTH - (2 - index) * size_of::<F::Addr>());
             if is_ipv6 {
@@ -315,11 +317,11 @@ extern "C" fn npl_trace_write() -> u32 {
     let mut is_lost = false;
     if !is_rate_limited {
         field!(cpu, in_second).store(in_second + 1);
-        // SAFETY: this CPU's element, which no other program writes during this call.
+        // SAFETY: `cpu` leads to this CPU's element of the map, which no other program writes during this call.
         is_lost = TRACE_RING.output(unsafe { &(*cpu).record }, 0).is_err();
     }
-    // Both counters are always written: without `CAP_PERFMON`, the verifier rejects one increment at either of two
-    // offsets.
+    // The program always writes both counters: without `CAP_PERFMON`, the verifier rejects a single increment at one of
+    // two offsets.
     add(field!(cpu, rate_limited), is_rate_limited);
     add(field!(cpu, lost), is_lost);
     0
@@ -331,8 +333,8 @@ fn add(counter: Cell<u64>, is_counted: bool) {
 }
 
 /// Whether the filter matches a packet. Of the packet's sources and destinations before and after the program, one must
-/// match the filter's client, and one must match an endpoint of the filter. An ICMP error always matches here, because
-/// `npl-agent trace` compares the packet that the error quotes.
+/// match the filter's client, and one must match an endpoint of the filter. For an ICMP error, the result is always
+/// true: `npl-agent trace` then compares the filter with the packet that the error quotes.
 #[inline(always)]
 fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
     let wanted = field!(filter, protocol).load();
@@ -343,7 +345,7 @@ fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
     if wanted != 0 && found != 0 && wanted != u64::from(found) {
         return false;
     }
-    // SAFETY: this CPU's element; no Rust reference is made.
+    // SAFETY: `cpu` leads to this CPU's element of the map, and the expression creates no Rust reference.
     let end = |packet: usize, end: usize| unsafe { &raw const (*cpu).record.packets[packet].ends[end] };
     let misses = misses_of(filter, end(BEFORE, 0))
         & misses_of(filter, end(BEFORE, 1))
@@ -352,20 +354,20 @@ fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
     misses == 0
 }
 
-/// Bits of [`misses_of`].
+/// Bits of the result of [`misses_of`].
 const MISSES_ENDPOINTS: u64 = 1;
 const MISSES_CLIENT: u64 = 2;
 
-/// The parts of the filter that do not match one address and port of the packet, as a set of the bits above. Not
-/// inlined, so that the stack contains the values of only one address and port at a time.
+/// The parts of the filter that do not match one address and port of the packet, as a bit set of `MISSES_…`. The
+/// function is not inlined, so that the stack contains the values of only one address and port at a time.
 #[inline(never)]
 fn misses_of(filter: *const TraceFilter, end: *const PacketEnd) -> u64 {
     // SAFETY: only `npl-agent trace` writes the filter, and a read during a write only records other packets. `end` is
     // in this CPU's element, which no other program writes during this call.
     let (filter, end) = unsafe { (&*filter, &*end) };
     // The comparisons are not in a loop: without `CAP_PERFMON`, the verifier rejects a variable offset that occurs
-    // twice. Each `black_box` prevents the compiler from loading the next endpoint earlier, for which the stack has no
-    // room.
+    // twice. Each `black_box` prevents the compiler from loading the next endpoint of the filter too early: the stack
+    // has no room for two endpoints.
     let [e0, e1, e2, e3, e4, e5, e6, e7] = &filter.endpoints;
     let misses_endpoints = black_box(differs(e0, end));
     let misses_endpoints = black_box(misses_endpoints & differs(e1, end));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Implements the traits of map access for IPv4 and IPv6.
+//! Implements the traits of [`super`] for IPv4 and IPv6.
 
 use core::mem::{offset_of, transmute};
 
@@ -20,7 +20,8 @@ use crate::{
     state::tuple::{Backend, FlowTuple, SocketFlow},
 };
 
-/// An allow-list key for one address, used in place of [`Key`]: the compiler would write that packed type byte by byte.
+/// The allow-list key of one source address. This type is used in place of [`Key`], because [`Key`] is packed, so the
+/// compiler would write a [`Key`] byte by byte.
 #[repr(C)]
 struct SourceKey<K> {
     prefix_length: u32,
@@ -105,14 +106,14 @@ mod v6 {
 
     #[inline(always)]
     pub(super) fn bytes(addr: Addr) -> [u8; 16] {
-        // SAFETY: the same sixteen bytes in the same order.
+        // SAFETY: both types consist of sixteen bytes in the same order.
         unsafe { core::mem::transmute(addr) }
     }
 
     #[inline(always)]
     #[expect(clippy::cast_ptr_alignment, reason = "map types are aligned to four bytes, and so are addresses in them")]
     pub(super) fn addr(bytes: &[u8; 16]) -> Addr {
-        // SAFETY: every map type has its addresses at multiples of four bytes.
+        // SAFETY: in every map type, the offset of an address is a multiple of four bytes.
         unsafe { *core::ptr::from_ref(bytes).cast::<Addr>() }
     }
 
@@ -126,12 +127,13 @@ mod v6 {
 /// Reads a next hop from a map as one word.
 ///
 /// If the code read an `Option` or single fields, the compiler would test the pointer several times. If the loader
-/// lacks `CAP_PERFMON`, the verifier of Linux 6.12 rejects the second test.
+/// lacks `CAP_PERFMON`, the verifier of Linux 6.12 rejects a program that tests the same pointer twice.
 #[inline(always)]
 fn read_next_hop(element: Option<*const PodNextHop>) -> PodNextHop {
     static UNREACHABLE: u64 = 0;
     let word = element.map_or(&raw const UNREACHABLE, <*const PodNextHop>::cast);
-    // SAFETY: only the agent writes the map; the kernel aligns an element to 8 bytes, and replaces it atomically.
+    // SAFETY: only the agent writes the map of next hops; the kernel aligns each element to 8 bytes, and replaces an
+    // element atomically.
     unsafe { transmute::<u64, PodNextHop>(word.read_volatile()) }
 }
 
@@ -209,7 +211,7 @@ macro_rules! family_maps {
             #[inline(always)]
             fn cache_words(value: &$of::BackendValue, next_hop: PodNextHop) -> Self::CacheWords {
                 let copy = $of::CachedMapping { backend: *value, next_hop, ..$of::CachedMapping::NONE };
-                // SAFETY: the same bytes, of integers without padding.
+                // SAFETY: the two types have the same size, and consist of integers without padding.
                 let [words @ .., _checksum] = unsafe { transmute::<$of::CachedMapping, [u64; $words + 1]>(copy) };
                 words
             }
@@ -218,7 +220,7 @@ macro_rules! family_maps {
             fn from_cache_words(words: Self::CacheWords) -> (Backend<Self>, PodNextHop) {
                 let mut with_checksum = [0; $words + 1];
                 with_checksum[..$words].copy_from_slice(&words);
-                // SAFETY: the same bytes, of integers without padding.
+                // SAFETY: the two types have the same size, and consist of integers without padding.
                 let copy = unsafe { transmute::<[u64; $words + 1], $of::CachedMapping>(with_checksum) };
                 (Self::backend(&copy.backend), copy.next_hop)
             }
@@ -256,7 +258,8 @@ macro_rules! family_maps {
 
             #[inline(always)]
             fn nat_address(entry: *mut $of::FlowEntry) -> Self::Addr {
-                // SAFETY: see `flow_entry`; an entry's address is written only together with the whole entry.
+                // SAFETY: `entry` comes from `flow_entry`, so its memory is a valid entry; programs write the address
+                // only together with the whole entry.
                 $of::addr(&unsafe { (&raw const (*entry).node_addr).read() })
             }
 
@@ -302,8 +305,8 @@ macro_rules! family_maps {
             #[inline(always)]
             fn socket_rnat(flow: &SocketFlow<Self>) -> Option<SocketAddr<Self>> {
                 let key = $of::socket_rnat_key(flow);
-                // SAFETY: an element of a preallocated map; if the element changes during the read, the result is one
-                // of two NAT addresses of the same socket.
+                // SAFETY: the map is preallocated, so the element's memory stays valid. If the element changes during
+                // the read, the result is one of two NAT addresses of the same socket.
                 let nat = unsafe { $of::SOCKET_RNAT.get(&key) }?;
                 Some(SocketAddr { addr: $of::addr(&nat.node_addr), port: nat.node_port })
             }
@@ -312,7 +315,7 @@ macro_rules! family_maps {
             fn insert_socket_rnat(flow: &SocketFlow<Self>, nat: &SocketAddr<Self>) {
                 let key = $of::socket_rnat_key(flow);
                 let value = $of::SocketRnat { node_addr: $of::bytes(nat.addr), node_port: nat.port, pad: 0 };
-                // If the insertion fails, the client sees the Pod's address, and the client's connection works.
+                // If the insertion fails, the client's connection still works, but the client sees the Pod's address.
                 let _refused = $of::SOCKET_RNAT.insert(&key, &value, 0);
             }
 
@@ -342,7 +345,8 @@ family_maps!(V4, v4, 3, {
 
     #[inline(always)]
     fn primary_index(config: &Config, addr: u32) -> Option<u8> {
-        // SAFETY: an aligned word of the map's element; the agent writes address and index as one little-endian word.
+        // SAFETY: the pointer leads to an aligned word of the map's element; the agent writes the primary address and
+        // its index as one little-endian word.
         let primary = unsafe { core::ptr::from_ref(config).cast::<u64>().add(PRIMARY_WORD).read_volatile() };
         if primary as u32 == addr && addr != 0 { Some((primary >> u32::BITS) as u8) } else { None }
     }

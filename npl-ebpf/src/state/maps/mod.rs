@@ -27,10 +27,11 @@ pub trait Family:
 {
 }
 
-/// The Node's addresses: `npl_config`, and `npl_nodeaddr_*` with the index of each address.
+/// The Node's addresses: the primary addresses in `npl_config`, and all addresses with their indexes in
+/// `npl_addr2idx_*` and `npl_idx2addr_*`.
 pub trait NodeAddresses: HeaderLayout {
-    /// The index of `addr` if `addr` is the Node's primary IPv4 address. This address is in the configuration, so no
-    /// further look-up is needed.
+    /// The index of `addr` if `addr` is the Node's primary IPv4 address. The primary address is in `npl_config`, so the
+    /// program needs no look-up in `npl_addr2idx_v4`.
     #[inline(always)]
     fn primary_index(_config: &Config, _addr: Self::Addr) -> Option<u8> {
         None
@@ -40,7 +41,7 @@ pub trait NodeAddresses: HeaderLayout {
     fn is_primary(_config: &Config, _addr: Self::Addr) -> bool {
         false
     }
-    /// The index of a node address; `None` for other addresses.
+    /// The index of `addr` if `addr` is a node address; otherwise `None`.
     #[inline(always)]
     fn node_address_index(config: &Config, addr: Self::Addr) -> Option<u8> {
         match Self::primary_index(config, addr) {
@@ -48,7 +49,7 @@ pub trait NodeAddresses: HeaderLayout {
             None => Self::lookup_node_address(addr),
         }
     }
-    /// The Node's primary address; `None` if the Node has no address of the family.
+    /// The Node's primary address of this IP family; `None` if the Node has no address of the family.
     fn primary(config: &Config) -> Option<Self::Addr>;
     fn lookup_node_address(addr: Self::Addr) -> Option<u8>;
     /// The node address with this index; `None` if the index is free.
@@ -91,19 +92,19 @@ pub trait FlowTable: HeaderLayout {
     type FlowEntry: Copy;
 
     fn flow_key(tuple: &FlowTuple<Self>, protocol: u8) -> Self::FlowKey;
-    /// The flow table's entry. The memory remains a valid entry while the program runs, even if the kernel reuses the
-    /// element for another flow.
+    /// The flow table's entry for a key. The memory remains a valid entry while the program runs, even if the kernel
+    /// reuses the element for another flow.
     fn flow_entry(key: &Self::FlowKey) -> Option<*mut Self::FlowEntry>;
     fn new_flow_entry(state: FlowState, node: Self::Addr) -> Self::FlowEntry;
-    /// The node address of a flow's NAT address.
+    /// The node address in the NAT address of a flow table entry.
     fn nat_address(entry: *mut Self::FlowEntry) -> Self::Addr;
-    /// Inserts an entry; `None` if the flow table returns an error.
+    /// Inserts an entry in the flow table; `None` if the kernel returns an error.
     fn insert_flow(key: &Self::FlowKey, entry: &Self::FlowEntry) -> Option<()>;
-    /// Removes an entry; `None` if the flow table has no such entry.
+    /// Removes an entry from the flow table; `None` if the flow table has no entry with this key.
     fn remove_flow(key: &Self::FlowKey) -> Option<()>;
 }
 
-/// Arrays of slots that are addressed by a hash or by a port, and hold state outside of the flow table.
+/// Arrays whose slots are selected by a hash or by a port, with the state of flows and ports outside of the flow table.
 pub trait SlotArrays {
     fn half_open(slot: u32) -> Option<Cell<u64>>;
     fn fragment(slot: u32) -> Option<Cell<u64>>;
@@ -112,9 +113,9 @@ pub trait SlotArrays {
     fn stack_seen(slot: u32) -> Option<*mut StackSeen>;
 }
 
-/// The socket reverse NAT table, for clients on the Node.
+/// The socket reverse NAT table, for local clients: clients on the Node and in its Pods.
 pub trait SocketReverseNat: HeaderLayout {
-    /// The NAT address that a local client connected to.
+    /// The node address and node port that a local client connected to, if the socket has an entry for this Pod.
     fn socket_rnat(flow: &SocketFlow<Self>) -> Option<SocketAddr<Self>>;
     fn insert_socket_rnat(flow: &SocketFlow<Self>, nat: &SocketAddr<Self>);
     fn remove_socket_rnat(flow: &SocketFlow<Self>);
