@@ -21,7 +21,7 @@ use npl_agent::{
 };
 use tracing::warn;
 
-/// clap's exit code for usage errors.
+/// The exit code for usage errors, the same as that of clap.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -117,7 +117,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Retire(args) => runtime.block_on(cli::retire::retire(args)).map(|()| ExitCode::SUCCESS),
         Command::Cleanup(args) => runtime.block_on(cli::cleanup::remove_and_stay(&args)).map(|()| ExitCode::SUCCESS),
     };
-    // A blocking thread may still be in a system call. The process exits without waiting for its result.
+    // A blocking thread may still be in a system call. The process exits without waiting for this thread.
     runtime.shutdown_background();
     outcome
 }

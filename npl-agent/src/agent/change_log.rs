@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs each change of readiness, problems, devices, next hops, kernel conntrack settings, reply routes and local
-//! clients once.
+//! Logs changes of readiness, problems, devices, next hops, kernel conntrack settings, reply routes and local clients,
+//! each change once.
 
 use std::{
     borrow::Cow,
@@ -39,7 +39,7 @@ use crate::{
 /// logged.
 #[derive(Debug)]
 pub struct ChangeLog {
-    /// Receives the problems that Events report.
+    /// The current problems, which the sender of Kubernetes Events reads.
     problems: watch::Sender<Vec<Problem>>,
     warnings: Warnings,
     retries: Throttles<OpName>,
@@ -108,7 +108,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs each step of the retirement once, when the agent begins to wait for that step.
+    /// Logs each step of this Node's retirement once, when the agent begins to wait for that step.
     pub(crate) fn log_retirement(&mut self, state: &PlannerState) {
         let left = state.left_to_retire();
         for step in self.retirement.update_elements(left.keys().copied().collect()) {
@@ -128,8 +128,8 @@ impl ChangeLog {
         }
     }
 
-    /// Logs that an op failed and is retried. Lines are limited to one per minute for each kind of op, because one
-    /// cause may make the ops of a thousand Pods fail.
+    /// Logs that an op failed and is retried. A warning is logged at most once per minute for each kind of op, because
+    /// one cause may make the ops of a thousand Pods fail.
     pub(crate) fn log_retry(&mut self, op: &Op, error: &OpError, wait: Duration, now: Moment) {
         let (kind, err, retry_ms) = (OpName::of(op), ErrorChain(error), wait.as_millis());
         let Some(left_out) = self.retries.acquire(kind, now) else {
@@ -144,8 +144,8 @@ impl ChangeLog {
         );
     }
 
-    /// Logs new problems, and passes all problems on to Events and metrics. If no problem has changed, as in most
-    /// passes, the function returns after the comparison.
+    /// Logs new problems, and passes all problems on to Events and metrics. Does nothing if the problems are those of
+    /// the previous pass, as in most passes.
     pub(crate) fn log_problems(&mut self, state: &PlannerState, metrics: &Metrics, now: Moment) {
         if state.problems().eq(self.problems.borrow().iter().map(Cow::Borrowed)) {
             return;

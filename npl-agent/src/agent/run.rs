@@ -57,7 +57,7 @@ use crate::{
 /// The maximum number of changes that the watches queue. If the queue is full, the watches wait for the main loop.
 const QUEUE: usize = 1024;
 
-/// Serves the Node until SIGTERM or SIGINT. Mappings keep translating afterwards.
+/// Serves the Node until SIGTERM or SIGINT. The kernel programs keep translating afterwards.
 ///
 /// # Errors
 ///
@@ -94,7 +94,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         listen,
         metrics_listen,
     } = config;
-    // The agent locks a directory of the BPF file system, so the check for a missing bpffs comes first.
+    // The agent's lock is a directory of the BPF file system, so the agent checks first that this file system is
+    // mounted.
     preflight::check(&bpffs)?;
     let _lock = lock::take(&bpffs)?;
     limits::raise_open_files(&settings);
@@ -104,8 +105,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
     let port_range = settings.port_range;
     let state = PlannerState::new(settings);
-    // The metrics of mappings and ports are set before the first op, so that alerts on missing or exhausted ports work
-    // on every Node.
+    // The metrics of mappings and ports are set before the first op. Otherwise, they would be absent on a Node without
+    // mappings, and alerts on missing or exhausted ports would not work there.
     ChangeLog::count(&state, &metrics);
     // The API server is queried while the kernel verifies the programs, so that a restart takes only as long as the
     // slower of these two steps.
@@ -166,7 +167,7 @@ fn log_start(node: &str, port_range: PortRange, hooks: &'static str, forwarding:
     );
 }
 
-/// Logs a warning for each setting that conflicts with the Node or with load balancers.
+/// Logs a warning for each setting that conflicts with a setting of the Node or with what load balancers expect.
 fn warn_of(settings: &Settings) {
     for warning in port_range_warnings(settings.port_range, ephemeral_ports().as_ref()) {
         warn!("{warning}");
@@ -189,8 +190,8 @@ fn open_local_socket(
     (introspection, tokio::spawn(serve_local_socket(runtime_dir, sender)))
 }
 
-/// Serves the local socket. If the socket fails, the agent continues to serve Pods, and commands show only the kernel's
-/// state.
+/// Serves the local socket. If the socket fails, the agent continues to serve Pods, but commands then show only what
+/// they read from the kernel.
 async fn serve_local_socket(runtime_dir: PathBuf, requests: mpsc::Sender<local::Request>) -> Infallible {
     let err = match local::bind(&runtime_dir) {
         Ok(listener) => match local::serve(listener, requests).await {
@@ -237,8 +238,8 @@ fn ephemeral_ports() -> Option<EphemeralPorts> {
     EphemeralPorts::parse(&range, &reserved)
 }
 
-/// A seed for the hashes of the kernel programs. The seed must be unpredictable: clients that know the seed could
-/// choose flows that share a slot of a cache.
+/// A seed for the hashes of the kernel programs. The seed must be unpredictable, because a client that knew the seed
+/// could send flows that all use the same slot of a cache.
 fn random_seed() -> anyhow::Result<u64> {
     let mut bytes = [0; size_of::<u64>()];
     SystemRandom::new().fill(&mut bytes).ok().context("read random bytes from the kernel for the hash seed")?;

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Time without a heartbeat after which the agent counts as hung.
+/// Time without a heartbeat of the main loop after which `/livez` reports the agent as hung.
 const STALL: Duration = Duration::from_secs(30);
 
 /// The state of the agent, written by the main loop and read by the probes. Clones share the same state.
@@ -46,13 +46,13 @@ impl Health {
         self.0.last_beat_millis.store(self.age_millis(), Ordering::Relaxed);
     }
 
-    /// Records that the first reconciliation of all Pods is done. The record is never reset: if the API server becomes
-    /// unreachable later, the agent stays ready, because the mappings continue to translate packets.
+    /// Records that the first reconciliation of all Pods is done. This state is never reset: if the API server becomes
+    /// unreachable later, the agent stays ready, because the kernel programs continue to translate packets.
     pub fn set_synced(&self) {
         self.0.is_synced.store(true, Ordering::Relaxed);
     }
 
-    /// Records whether the programs are attached to at least one device.
+    /// Records whether the programs are attached to at least one device through which clients reach the Node.
     pub fn set_attached(&self, is_attached: bool) {
         self.0.is_attached.store(is_attached, Ordering::Relaxed);
         self.0.was_attached.fetch_or(is_attached, Ordering::Relaxed);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The HTTP servers: `/metrics` for Prometheus, and `/livez`, `/readyz` and `/startupz` for the kubelet. A second
-//! server serves only `/metrics`, so that other machines can read metrics but not reach the probes.
+//! server, on the address of `--metrics-listen`, serves only `/metrics`, so that other machines can read the metrics
+//! but cannot reach the probes.
 
 mod health;
 
@@ -24,7 +25,7 @@ use crate::metrics::{Format, Metrics};
 /// Why metrics and probes cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// Another process listens on the port, often a second agent.
+    /// Another process, often a second agent, listens on the port.
     #[error("listen on {address}: the port is in use; stop the other process or choose another port with {flag}")]
     InUse {
         /// The address that the flag gives.
@@ -40,7 +41,7 @@ pub enum HttpError {
         /// The flag, `--listen` or `--metrics-listen`.
         flag: &'static str,
     },
-    /// The kernel returned another error for the socket.
+    /// The kernel refused to open, bind or listen on the socket, with an error other than those of the other variants.
     #[error("listen on {address}")]
     Listen {
         /// The address that the flag gives.

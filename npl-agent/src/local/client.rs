@@ -16,7 +16,8 @@ use crate::core::{
     why::{Explanation, Question},
 };
 
-/// How long a command waits for an answer. This time exceeds two seconds, within which the agent answers each request.
+/// How long a command waits for the agent's answer. The agent answers each request within two seconds, so this limit is
+/// longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why the agent did not answer.
@@ -30,13 +31,13 @@ pub enum AskError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The agent did not answer in time.
+    /// The agent did not answer within the time limit.
     #[error("the agent did not answer within 5 s: it is overloaded, or it hangs")]
     Silent,
     /// The agent refused the request.
     #[error("{0}")]
     Refused(String),
-    /// The connection failed.
+    /// The connection to the agent's socket failed before the answer was complete.
     #[error("read the agent's answer: {0}")]
     Broken(#[from] hyper::Error),
     /// The answer cannot be decoded.

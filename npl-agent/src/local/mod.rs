@@ -2,8 +2,8 @@
 //! The local socket of the running agent: a Unix socket, by which only root on the same Node can read the agent's
 //! state.
 //!
-//! The agent answers only GET requests on the socket, which do not change the agent's state. The protocol is HTTP, so
-//! that `curl --unix-socket` works too.
+//! The agent answers only GET requests on the socket, and no GET request changes the agent's state. The protocol is
+//! HTTP, so that `curl --unix-socket` can also read the state.
 
 mod client;
 mod server;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Returns freed memory to the operating system. The agent runs on every Node, so every Node would lose the memory that
-//! an agent keeps without using it.
+//! Returns freed memory to the operating system. The agent runs on every Node, so memory that the agent keeps without
+//! using it is lost on every Node.
 //!
-//! glibc keeps one heap for each thread, and keeps freed memory in the middle of a heap. Without this module, the
+//! glibc uses a heap per thread, and does not return freed memory in the middle of a heap. Without this module, the
 //! memory of a decoded list from the API server, or of the kernel's BTF, would stay resident until the agent exits.
 
-/// The smallest size in bytes of an allocation that glibc maps separately, such as the body of a list. glibc unmaps
-/// such an allocation when it is freed.
+/// The smallest size in bytes of an allocation that glibc maps outside the heap, such as the body of a list. glibc
+/// unmaps an allocation of at least this size when the allocation is freed.
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM: libc::c_int = 128 * 1024;
 

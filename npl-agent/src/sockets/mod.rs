@@ -4,8 +4,8 @@
 //! A TCP socket is bound without `SO_REUSEADDR`, so no other process can bind the port. The agent does not call
 //! `listen`: a client of a port without a mapping gets an RST from the kernel.
 //!
-//! While the kernel has not loaded SCTP, no process can bind an SCTP port, so the agent reserves SCTP ports without a
-//! socket. Opening an SCTP socket would load the kernel module and enlarge the Node's attack surface.
+//! While the kernel has not loaded SCTP, no process has bound an SCTP port, so the agent reserves SCTP ports without a
+//! socket: opening an SCTP socket would load the kernel module and enlarge the Node's attack surface.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,7 +26,8 @@ pub enum ReserveError {
     /// Another process has bound the port. The agent allocates another port.
     #[error("reserve node port {0}: another process has bound this port")]
     Taken(Frontend),
-    /// The kernel returned another error, for example because the limit of open files is reached.
+    /// The kernel refused to open or bind the socket for a reason other than `EADDRINUSE`, for example because the
+    /// limit of open files is reached.
     #[error("reserve node port {frontend}")]
     Refused {
         /// The node port, its protocol and IP family.
@@ -54,7 +55,7 @@ impl Reservations {
         self.reserved.keys().copied().collect()
     }
 
-    /// Reserves a port. Has no effect if the port is reserved already.
+    /// Reserves a node port by binding a socket. Has no effect if the port is already reserved.
     ///
     /// # Errors
     ///
@@ -85,7 +86,7 @@ impl Reservations {
 }
 
 /// Returns whether the kernel has SCTP, built in or as a loaded module. If the list of protocols cannot be read,
-/// returns true, and the agent opens an SCTP socket.
+/// returns true, so the agent opens an SCTP socket.
 fn has_sctp() -> bool {
     std::fs::read_to_string(PROTOCOLS).map_or(true, |list| list.lines().any(|line| line.starts_with("SCTP ")))
 }
@@ -103,7 +104,8 @@ fn bound_socket(frontend: Frontend) -> io::Result<Socket> {
     };
     let socket = Socket::new(domain, kind, Some(protocol))?;
     if frontend.protocol == Protocol::Udp {
-        // The receive buffer gets the smallest size, because no process reads the datagrams, which match no mapping.
+        // The receive buffer gets the smallest size, because no process reads from the socket: it receives only
+        // datagrams that match no mapping.
         socket.set_recv_buffer_size(1)?;
     }
     if frontend.family == Family::V6 {
