@@ -46,8 +46,9 @@ impl NextHops {
         Ok(v4.chain(v6).filter_map(|(addr, value)| Some((addr, next_hop(value)?))).collect())
     }
 
-    /// Removes all entries that are missing from the plan or differ from the plan. Pods are removed before uplinks, so
-    /// that both directions of a Pod's traffic change to the kernel stack at the same time.
+    /// Removes all next hops and uplinks that are missing from the plan or differ from the plan. Next hops of Pods are
+    /// removed before uplinks, so that the kernel stack begins to forward both directions of a Pod's traffic at the
+    /// same time.
     pub(super) fn retain(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,
@@ -60,10 +61,10 @@ impl NextHops {
             .retain(|ifindex, _| devices.get(ifindex).is_some_and(|program_set| program_set.is_redirect_uplink()))
     }
 
-    /// Adds the entries of the plan. Pods are added after uplinks, so that both directions of a Pod's traffic change to
-    /// redirect at the same time. If an uplink cannot be added, all Pods are removed. Otherwise, requests would be
-    /// redirected while the kernel stack forwards the replies through that uplink. If the map of Pods of one IP family
-    /// is full, Pods of the other family are not affected.
+    /// Adds the uplinks and next hops of the plan. Next hops of Pods are added after uplinks, so that both directions
+    /// of a Pod's traffic begin to be redirected at the same time. If an uplink cannot be added, the next hops of all
+    /// Pods are removed. Otherwise, requests would be redirected while the kernel stack forwards the replies through
+    /// that uplink. A full map of one IP family does not affect the other family.
     pub(super) fn add(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,
@@ -88,7 +89,7 @@ impl NextHops {
     }
 }
 
-/// A hash map, with its name for error messages.
+/// A BPF hash map, and the map's name for error messages.
 #[derive(Debug)]
 pub(super) struct Table<K: Pod, V: Pod> {
     map: HashMap<MapData, K, V>,

@@ -24,15 +24,16 @@ impl OwnPrograms {
         Self::read(&Pins::new(bpffs))
     }
 
-    /// Reads the ids of the pinned programs. A program that cannot be read counts as a program of other software.
+    /// Reads the ids of the pinned programs. A pinned program that cannot be read counts as a program of other
+    /// software.
     pub(super) fn read(pins: &Pins) -> Self {
         let others = pins.other_versions().unwrap_or_default();
         let id = |pin: PathBuf| sys::program_facts(sys::open_pin(&pin).ok()?.as_fd()).ok().map(|facts| facts.id);
         Self(others.iter().chain([pins]).flat_map(programs_of).filter_map(id).collect())
     }
 
-    /// The owners of the programs on a device's TCX and netkit hooks, in the order in which they run; `None` if the
-    /// kernel does not report them.
+    /// The owner of each program on a device's TCX and netkit hooks, in the order in which the programs run; `None` if
+    /// the kernel cannot list the programs.
     pub fn programs_on(&self, ifindex: u32) -> Option<DeviceAttachments> {
         let ingress = self.owners(ifindex, BPF_TCX_INGRESS)?;
         let mut egress = self.owners(ifindex, BPF_TCX_EGRESS)?;
@@ -58,7 +59,7 @@ impl OwnPrograms {
     }
 }
 
-/// The name of a program, or its id if the process lacks `CAP_SYS_ADMIN`, which reading the name requires.
+/// The name of a program. Without `CAP_SYS_ADMIN`, the name cannot be read, and the result contains the program's id.
 fn name(id: u32) -> String {
     let facts = sys::open_program(id).and_then(|program| sys::program_facts(program.as_fd()));
     let name = facts.ok().and_then(|facts| String::from_utf8(facts.name).ok()).filter(|name| !name.is_empty());

@@ -6,8 +6,8 @@
 //!                                                  └──────────► Problem ──► events ──► Event
 //! ```
 //!
-//! This module makes no decisions. The agent never exits because the API server is unreachable: the watches retry, and
-//! until they succeed the agent uses the objects that it received last.
+//! This module makes no decisions. An unreachable API server does not end the agent: the watches retry, and until the
+//! watches succeed, the agent uses the objects that it received last.
 
 pub mod backoff;
 pub mod client;
@@ -52,7 +52,7 @@ pub type Connection = (Client, BoxFuture<'static, ConnectError>, JoinSet<Watched
 ///
 /// # Errors
 ///
-/// The returned task fails if the kubeconfig or the service account is unusable.
+/// The returned task returns an error if the kubeconfig or the service account is unusable.
 pub fn connect_and_watch(
     kubeconfig: Option<PathBuf>,
     watched: WatchedObjects,

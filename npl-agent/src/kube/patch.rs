@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Patches of Pods: the mapping annotation, and the condition of the readiness gate. Both use the subresource
+//! Patches the mapping annotation and the readiness gate's condition of Pods. Both patches use the subresource
 //! `pods/status`, so that the agent needs no permission to change the spec of Pods.
 
 use std::{sync::Arc, time::Duration};
@@ -32,11 +32,11 @@ use crate::{
 pub(super) const FIELD_MANAGER: &str = "npl-agent";
 /// Time limit for the answer to one patch.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Size of a burst of patches. It is enough for a Node with a thousand Pods to withdraw all annotations, which takes
-/// two patches per Pod.
+/// The number of patches that may be sent in a burst. A Node with a thousand Pods can withdraw all annotations in one
+/// burst, because a withdrawal takes two patches per Pod.
 const BURST: u32 = 2_000;
-/// Patches per second after the burst. More patches are needed only if a Service is enabled and disabled repeatedly, or
-/// if a webhook reverts annotations.
+/// The number of patches per second after a burst. The agent needs more patches only if a Service is enabled and
+/// disabled repeatedly, or if a webhook reverts annotations.
 const PER_SECOND: u32 = 200;
 
 /// Patches annotations and conditions of Pods.
@@ -57,16 +57,17 @@ impl std::fmt::Debug for PodPatcher {
 /// A patch that the API server applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patched {
-    /// The Pod in the answer. Its resource version shows which watch events are older than the patch.
+    /// The Pod in the answer. The Pod's resource version shows which watch events are older than the patch.
     pub pod: Pod,
 }
 
 /// How the agent reacts to a failed patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// The Pod was deleted, or another Pod has its name. No retry until a watch reports a change.
+    /// The Pod was deleted, or another Pod has the same name now. The agent does not retry before a watch reports a
+    /// change of the Pod.
     Gone,
-    /// Retry with back-off, and not before `Retry-After`.
+    /// Retry with increasing delays, but not before the time in `Retry-After`.
     Retry {
         /// The header `Retry-After`, at most one minute.
         after: Option<Duration>,
@@ -96,8 +97,8 @@ pub enum PatchError {
         #[source]
         status: Box<Status>,
     },
-    /// The API server rejected the patch with another status, because of an admission policy or because the Pod's
-    /// annotations are too large together.
+    /// The API server rejected the patch with a status that no other variant covers, for example because of an
+    /// admission policy, or because the Pod's annotations together are too large.
     #[error(
         "patch pod {pod}: the API server rejects the patch; check admission policies and the size of the annotations"
     )]
@@ -124,16 +125,16 @@ pub enum PatchError {
     Unreachable {
         /// The patched Pod.
         pod: PodKey,
-        /// The last cause of the connection's error.
+        /// The text of the last cause of the connection error.
         reason: String,
     },
-    /// The answer did not arrive in time. The API server may or may not have applied the patch.
+    /// The answer did not arrive within the time limit. The API server may or may not have applied the patch.
     #[error("patch pod {pod}: no answer from the API server within {} s", DEADLINE.as_secs())]
     TimedOut {
         /// The patched Pod.
         pod: PodKey,
     },
-    /// The answer could not be decoded as a Pod, or is a 404 of a proxy.
+    /// The answer could not be decoded as a Pod, or is a 404 that a proxy, not the API server, has sent.
     #[error("patch pod {pod}: the answer is not a Pod; check for a proxy in front of the API server")]
     Malformed {
         /// The patched Pod.
@@ -171,11 +172,11 @@ impl PodPatcher {
         Self { client, keys, metrics, rate: Arc::new(RateLimit::new(BURST, PER_SECOND)) }
     }
 
-    /// Applies `write` to a Pod if the Pod still has this uid. Repeating a write is harmless.
+    /// Applies `write` to a Pod if the Pod still has this uid. A second application of the same write changes nothing.
     ///
-    /// Withdrawing an annotation takes two patches: the first empties its list of mappings, and the second removes the
-    /// annotation. A client that ignores Pods without the annotation notices the first patch (row C-12 of
-    /// docs/antrea-compatibility.md).
+    /// Withdrawing an annotation takes two patches: the first patch empties the annotation's list of mappings, and the
+    /// second patch removes the annotation. A client that ignores Pods without the annotation notices the first patch
+    /// (row C-12 of docs/antrea-compatibility.md).
     ///
     /// # Errors
     ///
@@ -195,8 +196,8 @@ impl PodPatcher {
         Patch::Merge(json!({ "metadata": { "uid": &*uid.0, "annotations": { &self.keys.mapping: value } } }))
     }
 
-    /// Builds the patch that sets the condition of the readiness gate. A strategic merge patch merges conditions by
-    /// type, so it keeps the kubelet's conditions.
+    /// Builds the patch that sets the condition of the readiness gate. The patch is a strategic merge patch, which
+    /// merges conditions by type, so that the kubelet's conditions stay.
     fn open_gate(&self, uid: &PodUid, reason: GateReason) -> Patch<Value> {
         let condition = json!({
             "type": &self.keys.gate,
@@ -271,7 +272,7 @@ fn refusal(pod: &PodKey, status: Box<Status>, after: Option<Duration>) -> PatchE
 }
 
 /// Returns whether the API server rejected the patch because the Pod has another uid. Only the API server's own message
-/// counts, because the message of an admission policy may mention uids too.
+/// counts, because the message of an admission policy may also mention a uid.
 fn is_other_uid(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     match status.code {

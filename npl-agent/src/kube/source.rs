@@ -99,7 +99,7 @@ impl<W: Watched> Source<W> {
         answer.map_err(|err| RequestFailure::of(&err, self.retry_after.take()))
     }
 
-    /// Starts a watch at a resource version.
+    /// Starts a watch that sends the changes after this resource version.
     pub(super) async fn watch(&self, version: &str, seconds: u32) -> Result<Events<W>, RequestFailure> {
         let params = WatchParams {
             field_selector: self.selection.fields.clone(),
@@ -123,7 +123,7 @@ impl<W: Watched> Source<W> {
 struct LastRetryAfter(Arc<Mutex<Option<Duration>>>);
 
 impl LastRetryAfter {
-    /// Returns a client that records the header of each answer in `self`.
+    /// Returns a client that stores the header `Retry-After` of each answer in `self`.
     fn record(&self, client: Client) -> Client {
         let namespace = client.default_namespace().to_owned();
         let last = self.clone();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the service account token, whose file the kubelet replaces long before the token expires.
+//! Reads the service account token from a file that the kubelet replaces long before the token expires.
 //!
 //! kube decides by the wall clock when to read the file again. If the Node's clock is set back by a day, kube reads the
-//! file a day too late, although a token is valid for only one hour. This module uses the monotonic clock, and also
-//! reads the file again after an answer 401.
+//! file a day too late, although a token is valid for only one hour. This module uses the monotonic clock instead, and
+//! also reads the file again after a 401.
 
 use std::{
     fs,
@@ -26,13 +26,13 @@ pub(super) struct TokenFile(Arc<Mutex<Cached>>);
 struct Cached {
     path: PathBuf,
     header: HeaderValue,
-    /// When the file was last read; `None` after the API server rejected the token.
+    /// When the token file was last read; `None` after the API server has rejected the token.
     read_at: Option<Instant>,
 }
 
 impl TokenFile {
     /// Removes the token file from a configuration and returns it. Returns `None` if the configuration has no token
-    /// file, or has a token or user name, which takes precedence.
+    /// file, or if it has a token or a user name, because both take precedence over a token file.
     pub(super) fn take(access: &mut AuthInfo) -> kube::Result<Option<Self>> {
         if access.token.is_some() || access.username.is_some() {
             return Ok(None);

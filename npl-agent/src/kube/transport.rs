@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The HTTP client below the client of the API server: TLS, time limits, and the probes of silent connections.
+//! The HTTP client that the client of the API server uses: TLS, time limits, and probes that detect dead connections.
 
 use std::time::Duration;
 
@@ -19,11 +19,11 @@ use tower_http::decompression::DecompressionLayer;
 use super::token::TokenFile;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time limit for the headers of an answer. The API server sends them immediately for a watch, and for a list when the
-/// list is complete.
+/// Time limit for the headers of an answer. The API server sends the headers immediately for a watch; for a list, it
+/// sends them when the list is complete.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit between two reads of a body. It exceeds the duration of a watch, so that an idle watch is not
-/// interrupted.
+/// Time limit between two reads of an answer's body. This limit exceeds the duration of a watch, so that a watch
+/// without events is not interrupted.
 const READ_TIMEOUT: Duration = Duration::from_secs(super::watch::WATCH_SECONDS as u64 + 10);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -43,8 +43,8 @@ pub(super) struct Liveness {
     ping_timeout: Duration,
 }
 
-/// A watch may be silent for minutes, so only probes distinguish a dead connection from a cluster without changes. The
-/// time limit of HTTP/2 pings is the default of client-go, the library of most API clients.
+/// The time limits of the agent's connections. A watch may be silent for minutes, so only probes distinguish a dead
+/// connection from a cluster without changes. The time limit of HTTP/2 pings is the default of client-go.
 pub(super) const LIVENESS: Liveness = Liveness {
     idle: Duration::from_secs(10),
     interval: Duration::from_secs(5),
@@ -54,8 +54,8 @@ pub(super) const LIVENESS: Liveness = Liveness {
 };
 
 /// Builds kube's client stack with four changes. The client does not retry, because a retry minutes later would send an
-/// outdated patch. It disables Nagle's algorithm, which delays a patch by 40 ms. TCP probes test silent connections.
-/// The client offers HTTP/2, whose pings pass a proxy that acknowledges TCP segments itself.
+/// outdated patch. The client disables Nagle's algorithm, which delays a patch by 40 ms. TCP probes test silent
+/// connections. The client offers HTTP/2, because a ping of HTTP/2 also detects a dead API server behind a proxy.
 pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Client> {
     let token = TokenFile::take(&mut config.auth_info)?;
     let (for_requests, for_responses) = (token.clone(), token);
@@ -78,7 +78,7 @@ pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Clie
     let service = ServiceBuilder::new()
         .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
         .layer(config.base_uri_layer())
-        // Lists above 128 KiB arrive compressed and are decompressed here. Watches are not compressed, because kube
+        // Lists above 128 KiB arrive compressed and are decompressed here. Watches arrive uncompressed, because kube
         // does not request compression for watches.
         .layer(DecompressionLayer::new())
         .map_request(move |request| TokenFile::authorize(for_requests.as_ref(), request))
@@ -90,8 +90,8 @@ pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Clie
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// As [`kube::client::ConfigExt::rustls_https_connector_with_connector`], but offers the server HTTP/2 too; kube's
-/// function offers HTTP/1.1 only.
+/// Like [`kube::client::ConfigExt::rustls_https_connector_with_connector`], but also offers HTTP/2 to the server;
+/// kube's function offers only HTTP/1.1.
 fn https(config: &Config, tcp: HttpConnector) -> kube::Result<HttpsConnector<HttpConnector>> {
     let mut builder = HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
     if let Some(name) = config.tls_server_name.clone() {

@@ -12,7 +12,8 @@ use super::{
 };
 use crate::metrics::{Metrics, WatchedResource};
 
-/// Receives the failures and recoveries of watches. Also supplies the name of the process for log lines about failures.
+/// Receives the failures and recoveries of watches. Also names the process and its manifest for log lines about
+/// failures.
 pub trait WatchObserver: fmt::Debug + Send + Sync {
     /// Returns the name of the process in log lines, such as `agent`.
     fn process(&self) -> &'static str;
@@ -52,7 +53,8 @@ impl WatchObserver for Observers {
     }
 }
 
-/// Logs the failures of a watch and its recovery. Each kind of failure is logged immediately, and then once per minute.
+/// Logs when a watch fails and when it recovers. A failure of a kind is logged immediately at its first occurrence, and
+/// then at most once per minute.
 pub(super) struct WatchHealth {
     subject: WatchedResource,
     observer: Arc<dyn WatchObserver>,
@@ -97,7 +99,8 @@ impl WatchHealth {
         }
     }
 
-    /// Records that the API server's newest version is older than the last one that the watch has seen.
+    /// Records that the newest resource version of the API server's store is older than the last version that the watch
+    /// has received.
     pub(super) fn record_restore(&self, seen: &str, newest: &str) {
         self.observer.record_failure(self.subject, FailureKind::Restored, "");
         warn!(

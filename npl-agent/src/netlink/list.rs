@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads complete netlink dumps. The kernel sends a long dump in parts. If the list changes between two parts, the dump
-//! may lack an object that exists during the whole dump. The kernel then sets `NLM_F_DUMP_INTR`, and the agent repeats
-//! the dump.
+//! Reads complete netlink dumps. The kernel sends a long dump in parts. If the dumped list changes between two parts,
+//! the dump may lack an object that exists during the whole dump. In this case, the kernel sets `NLM_F_DUMP_INTR`, and
+//! the agent repeats the dump.
 
 use futures::StreamExt as _;
 use rtnetlink::{
@@ -13,11 +13,11 @@ use tokio::task::AbortHandle;
 
 use super::{NetlinkError, request};
 
-/// The maximum number of attempts to read a list that changes during the dumps.
+/// The maximum number of dumps of a list that changes during each of these dumps.
 const TRIES: usize = 8;
 
-/// A netlink socket for dumps. Other requests need another socket: this socket also returns the final message of each
-/// dump, which their callers do not expect.
+/// A netlink socket that is used only for dumps, because it also returns the final message of each dump, which callers
+/// of requests that are no dumps do not expect.
 pub(super) struct Lists {
     handle: Handle,
     driver: AbortHandle,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads which devices join received datagrams to a list of fragments (GRO fraglist), by ethtool's netlink family.
+//! Reads by ethtool's netlink family on which devices GRO joins received datagrams to a list of fragments (fraglist).
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use futures::TryStreamExt as _;
 
 use super::NetlinkError;
 
-/// The kernel's name of the feature, which is also an argument of `ethtool -K`.
+/// The kernel's name of the feature GRO fraglist, which is also an argument of `ethtool -K`.
 const FRAGLIST: &str = "rx-gro-list";
 
 /// Returns the names of all devices of this network namespace on which GRO joins datagrams to a fraglist.
