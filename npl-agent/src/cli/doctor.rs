@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent doctor`: checks the Node for problems that keep node ports from working, and prints a remedy for each.
+//! `npl-agent doctor`: checks the Node for problems that keep node ports from working, and prints a remedy for each
+//! problem.
 
 use std::process::ExitCode;
 
@@ -21,7 +22,7 @@ pub(super) struct FindingRow {
     /// `ok`, `warning`, `failed` or `unknown`.
     state: &'static str,
     found: String,
-    /// The effect on traffic and the remedy; absent if the check is `ok`.
+    /// The effect of the problem on traffic, and the remedy; absent if the check is `ok`.
     advice: Option<String>,
 }
 
@@ -32,7 +33,7 @@ impl From<&Finding> for FindingRow {
     }
 }
 
-/// Prints all findings. The exit code is 1 if a check failed.
+/// Prints the findings of all checks. The exit code is 1 if the state of a check is `failed`.
 ///
 /// # Errors
 ///

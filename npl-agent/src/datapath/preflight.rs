@@ -57,8 +57,8 @@ pub fn has_xdp_frags() -> bool {
     is_at_least(XDP_FRAGS_SINCE)
 }
 
-/// The settings of kernel conntrack with which the kernel may drop packets in offload mode. If the module
-/// `nf_conntrack` is not loaded, no setting does so.
+/// The settings of kernel conntrack that may interrupt connections in offload mode. If the module `nf_conntrack` is not
+/// loaded, conntrack interrupts no connection.
 pub fn conntrack_settings() -> ConntrackSettings {
     let read = |path| Some(std::fs::read_to_string(path).ok()?.trim().to_owned());
     let timeout = |path| read(path)?.parse::<u32>().ok();

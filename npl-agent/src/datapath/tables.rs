@@ -184,8 +184,8 @@ impl Tables {
     ///
     /// If a BPF map operation fails.
     pub(super) fn begin_epoch(&mut self) -> Result<(), DatapathError> {
-        // The fences ensure that all CPUs see this change before the new epoch, and the new epoch before the next
-        // change. System calls alone do not guarantee this order.
+        // The fences ensure that all CPUs see the preceding change before the new epoch, and the new epoch before the
+        // next change. System calls alone do not guarantee this order.
         fence(Ordering::SeqCst);
         let old = self.config()?;
         let written = self.set_config(Config { epoch: old.epoch.wrapping_add(1), ..old });

@@ -13,7 +13,7 @@ use prometheus_client::{
 
 use crate::core::model::Family;
 
-/// A source of the datapath's counters, which are summed over all CPUs.
+/// Reads the counters of the kernel programs, summed over all CPUs.
 pub trait DatapathCounters: Send + Sync {
     /// Reads all counters. The result is empty if the counters cannot be read.
     fn read(&self) -> Counts;

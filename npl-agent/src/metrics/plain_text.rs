@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The plain text format of Prometheus, for scrapers that do not ask for `OpenMetrics`. In this format, the lines `#
-//! HELP` and `# TYPE` of a counter name the series with the suffix `_total`. Units and the type `info` do not exist.
+//! The plain text format of Prometheus, for scrapers that do not ask for `OpenMetrics`. In the plain text format, the
+//! lines `# HELP` and `# TYPE` of a counter contain the suffix `_total`, and units and the type `info` do not exist.
 
 use std::fmt::Write as _;
 
@@ -14,8 +14,8 @@ pub(super) fn from_openmetrics(text: &str) -> String {
     let mut help = None;
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
-            // The `# HELP` line is written together with the `# TYPE` line after it, because the type determines the
-            // suffix of the name in both lines.
+            // The `# HELP` line is written only with the `# TYPE` line that follows it, because the type determines the
+            // suffix of the metric's name in both lines.
             help = rest.split_once(' ').map(|(_, shown)| shown);
         } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
             let (ending, kind) = match kind {

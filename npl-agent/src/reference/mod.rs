@@ -29,7 +29,7 @@ pub struct Page {
 struct Source {
     file: &'static str,
     title: &'static str,
-    /// The purpose of the page in one sentence, which the index and the first paragraph of the page contain.
+    /// The purpose of the page in one sentence, for the index and for the first paragraph of the page.
     purpose: &'static str,
     body: fn() -> String,
 }
@@ -73,8 +73,8 @@ const SOURCES: [Source; 6] = [
     },
 ];
 
-/// The file, title and purpose of each page that this crate does not render: xtask renders one from the Helm chart, and
-/// npl-feed the other.
+/// The file, title and purpose of the two pages that this crate does not render: xtask renders one page from the Helm
+/// chart, and npl-feed renders the other.
 const FURTHER: [(&str, &str, &str); 2] = [
     ("values.md", "Values of the chart", "Every value of the Helm chart, with its default."),
     ("feed.md", "Flags of npl-feed", "The flags, environment variables and defaults of `npl-feed`."),

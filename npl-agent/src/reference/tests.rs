@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, env, fs, path::Path};
 use super::{FURTHER, Page, alerts::ALERTS, chart_files, dashboard, networks, pages};
 use crate::metrics::catalog;
 
-/// If this environment variable is set, these tests update the files instead of comparing them. The library expect-test
-/// uses the same variable.
+/// If this environment variable is set, the tests of this file update the generated files instead of comparing them.
+/// The library expect-test uses the same variable.
 const UPDATE: &str = "UPDATE_EXPECT";
 
 #[test]
