@@ -61,7 +61,7 @@ fn usage_error(error: impl Into<anyhow::Error>) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// Reports the error with which the agent exits.
+/// Logs or prints the error with which the agent exits.
 fn report_fatal(format: LogFormat, error: &anyhow::Error) {
     if !telemetry::log_fatal(format, error) {
         cli::report_error(error);

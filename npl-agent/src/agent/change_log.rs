@@ -62,7 +62,7 @@ pub struct ChangeLog {
 }
 
 impl ChangeLog {
-    /// Creates a log that has logged no value yet.
+    /// Creates a change log that has not logged any value yet.
     pub fn new(problems: watch::Sender<Vec<Problem>>) -> Self {
         let (mut conntrack, mut reply_route_problem, mut left_out_addresses) =
             (Last::default(), Last::default(), Last::default());
@@ -95,7 +95,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs which prerequisites of the first reconciliation are missing.
+    /// Logs for which prerequisites the first reconciliation still waits, each time these prerequisites change.
     pub(crate) fn log_readiness(&mut self, state: &PlannerState) {
         let missing = state.missing_prerequisites();
         if self.prerequisites.update(missing.clone()) {
@@ -116,7 +116,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs once each device that only the programs of an earlier agent serve.
+    /// Logs the devices that only the programs of an earlier agent serve, each device once.
     pub(crate) fn log_kept_predecessors(&mut self, devices: &BTreeSet<String>) {
         for iface in self.kept_predecessors.update_elements(devices.clone()) {
             warn!(
@@ -174,7 +174,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs whether local clients are served, if this has changed.
+    /// If this has changed since the last call, logs whether local clients are served.
     pub(crate) fn log_local_clients(&mut self, served: &Result<Option<ServedClients>, String>) {
         if !self.local_clients.update(served.clone()) {
             return;

@@ -37,7 +37,7 @@ pub enum OpError {
     /// The patch of a Pod failed.
     #[error(transparent)]
     Patch(#[from] PatchError),
-    /// Clients still send packets to this port, which belonged to another Pod before.
+    /// Clients still send packets to this node port, which belonged to a different Pod before.
     #[error(
         "reserve node port {frontend}: clients still send packets to this unmapped port; the port counts as unused in \
          {wait:?} at the earliest"
@@ -195,7 +195,7 @@ impl Executor {
         self.delays.after_failure(op, advice)
     }
 
-    /// Drops the failure counts of all Pods that are not in `known`, because these Pods were deleted.
+    /// Drops the failure counts of Pods that `known` does not contain, because these Pods were deleted.
     pub fn forget_other_pods(&mut self, known: impl FnOnce() -> BTreeSet<PodUid>) {
         if !self.delays.is_empty() {
             self.delays.retain_pods(&known());

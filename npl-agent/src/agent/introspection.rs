@@ -36,7 +36,8 @@ pub struct Introspection {
 }
 
 impl Introspection {
-    /// Creates an introspection without devices. The first survey of the network adds the Node's devices.
+    /// Creates an introspection without devices. The main loop adds the Node's devices after the first survey of the
+    /// network.
     pub const fn new(
         requests: mpsc::Receiver<Request>,
         contacts: WatchContacts,

@@ -48,7 +48,7 @@ const NETWORK_SETTLES: Duration = Duration::from_millis(50);
 /// Minimum time between two surveys of the network. A Node that starts hundreds of Pods creates hundreds of devices;
 /// without this limit, each device could cause a survey.
 const NETWORK_REST: Duration = Duration::from_millis(500);
-/// Time without a change after which the agent returns freed memory to the operating system, once per burst of changes.
+/// Time without a change of a watched object after which the agent returns freed memory to the operating system.
 const QUIET: Duration = Duration::from_millis(500);
 /// How often an idle loop reports to the liveness probe.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -56,16 +56,16 @@ pub const HEARTBEAT: Duration = Duration::from_secs(5);
 /// before it continues.
 const MOST_ROUNDS: usize = 64;
 
-/// Why the loop ended.
+/// Why the main loop ended with an error.
 #[derive(Debug, thiserror::Error)]
 pub enum LoopError {
     /// The kernel's BPF maps cannot be read.
     #[error("read the datapath")]
     Datapath(#[from] DatapathError),
-    /// The changes of devices cannot be watched.
+    /// The agent cannot list or watch the Node's devices, or cannot write the result to the maps.
     #[error("follow the Node's devices")]
     Devices(#[from] FollowError),
-    /// The watches of the API server ended.
+    /// The tasks that watch the API server have ended.
     #[error("the watches of the API server have ended")]
     WatchesEnded,
 }
@@ -107,7 +107,7 @@ pub struct Reconciler {
     introspection: Introspection,
 }
 
-/// Where programs are attached: network devices and a cgroup.
+/// The targets to which programs are attached: network devices and a cgroup.
 #[derive(Debug)]
 pub struct ProgramTargets {
     /// Network devices.
@@ -116,7 +116,8 @@ pub struct ProgramTargets {
     pub local_clients: LocalClients,
 }
 
-/// Receivers of the loop's state: metrics, probes and the change log.
+/// The parts of the agent that receive the main loop's state: metrics, HTTP probes, the change log and the local
+/// socket.
 #[derive(Debug)]
 pub struct Listeners {
     /// The metrics.
@@ -351,7 +352,7 @@ impl Reconciler {
             Ok(versions) => {
                 info!(?versions, "removed the programs and maps of other ABI versions");
                 // The XDP programs of other versions may have prevented this agent's XDP program from being attached.
-                // The next survey tries to attach it again.
+                // The next survey of the network tries to attach this agent's XDP program again.
                 self.look_at_network_soon();
             }
             Err(error) => warn!(
@@ -400,7 +401,7 @@ impl Reconciler {
         self.state.record_failed(op, failure, self.now());
     }
 
-    /// Reads the kernel's maps and the reserved sockets.
+    /// Reads the mappings in the kernel's maps and the node ports that sockets reserve, and passes both to the core.
     fn look_at_mappings(&mut self) -> Result<(), LoopError> {
         let observed = self.executor.observe()?;
         self.state.observe(observed);
@@ -521,7 +522,7 @@ async fn end_of(survey: &mut Option<SurveyTask>) -> Result<Survey, FollowError> 
     Ok(found?)
 }
 
-/// Waits until a time; the future stays pending if the time is `None`.
+/// Waits until the time `at`. If `at` is `None`, the future stays pending.
 async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,

@@ -35,7 +35,7 @@ pub enum RetryAdvice {
 #[derive(Debug, Default)]
 pub struct RetryDelays(BTreeMap<RetryTarget, Failures>);
 
-/// The port or Pod for which failures are counted, independently of other ports and Pods.
+/// The node port or Pod for which consecutive failures are counted.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum RetryTarget {
     Port(Frontend),
@@ -65,17 +65,17 @@ impl RetryDelays {
         wait(&mut failures.delays, at_least)
     }
 
-    /// Resets the failures of the port or Pod that an op changes.
+    /// Resets the count of failures of the node port or Pod that an op changes.
     pub fn reset(&mut self, op: &Op) {
         self.0.remove(&RetryTarget::of(op));
     }
 
-    /// Whether no port and no Pod has failures.
+    /// Whether no failure of any node port or Pod is counted.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Drops the failures of all Pods that are not in `pods`.
+    /// Drops the counts of failures of Pods that are not in `pods`.
     pub fn retain_pods(&mut self, pods: &BTreeSet<PodUid>) {
         self.0.retain(|subject, _| match subject {
             RetryTarget::Port(_) => true,
@@ -102,9 +102,9 @@ fn delays() -> ExponentialBackoff {
     ExponentialBuilder::new().with_min_delay(FIRST_WAIT).with_max_delay(LONGEST_WAIT).without_max_times().build()
 }
 
-/// The next delay, at least `at_least`, plus a random part. The random part spreads the retries of simultaneous
-/// failures, because an API server that is overloaded by forty simultaneous patches would be overloaded again by
-/// simultaneous retries. The jitter of `backon` is not used, because it would not apply to `at_least`.
+/// The next delay, which is at least `at_least`, plus a random time. The random time spreads the retries: an API server
+/// that rejected half of forty simultaneous patches would also reject half of their simultaneous retries. The library
+/// backon's own random time is not used, because it would not be added to `at_least`.
 fn wait(delays: &mut ExponentialBackoff, at_least: Duration) -> Duration {
     let shortest = delays.next().unwrap_or(LONGEST_WAIT).max(at_least);
     shortest + shortest.mul_f32(fastrand::f32() / 2.0)

@@ -54,7 +54,8 @@ use crate::{
     process::{error_chain::ErrorChain, limits, lock},
 };
 
-/// The maximum number of changes that the watches queue. If the queue is full, the watches wait for the main loop.
+/// The maximum number of changes that the watches queue for the main loop. If the queue is full, the watches wait for
+/// the main loop.
 const QUEUE: usize = 1024;
 
 /// Serves the Node until SIGTERM or SIGINT. The kernel programs keep translating afterwards.
@@ -108,8 +109,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     // The metrics of mappings and ports are set before the first op. Otherwise, they would be absent on a Node without
     // mappings, and alerts on missing or exhausted ports would not work there.
     ChangeLog::count(&state, &metrics);
-    // The API server is queried while the kernel verifies the programs, so that a restart takes only as long as the
-    // slower of these two steps.
+    // The watches start before the programs are loaded, so that the API server answers while the kernel verifies the
+    // programs.
     let (sender, changes) = mpsc::channel(QUEUE);
     let (contacts, confinement) = (WatchContacts::default(), ConfinementResult::default());
     let watched = WatchedObjects { node_name: node_name.clone(), service_selector };
@@ -177,8 +178,8 @@ fn warn_of(settings: &Settings) {
     }
 }
 
-/// Starts to serve the local socket. Returns the receiver of the commands' requests, and the task that serves the
-/// socket.
+/// Starts to serve the local socket. Returns the receiver of the requests that commands send, and the task that serves
+/// the socket.
 fn open_local_socket(
     runtime_dir: PathBuf,
     contacts: WatchContacts,
@@ -208,8 +209,8 @@ async fn serve_local_socket(runtime_dir: PathBuf, requests: mpsc::Sender<local::
     std::future::pending().await
 }
 
-/// Completes the retirement of this Node, whose annotations and mappings were removed before: removes all kernel state
-/// of NPL.
+/// Completes the retirement of this Node by removing all kernel state of NPL. The annotations and mappings have already
+/// been removed.
 async fn retire(bpffs: &Path, health: &Health) -> anyhow::Result<()> {
     let (removed, errors) = cleanup::remove_everything(bpffs).await;
     if let Some(error) = errors.into_iter().next() {
@@ -223,7 +224,7 @@ async fn retire(bpffs: &Path, health: &Health) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Stays alive and ready until the Pod is deleted.
+/// Keeps the retired agent alive and ready until its Pod is deleted.
 async fn stand_by(health: &Health) -> ! {
     loop {
         health.beat();

@@ -25,7 +25,7 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// The time between two scans.
+/// The time between two scans of the connection tracking maps.
 const EVERY: Duration = Duration::from_nanos(SWEEP_INTERVAL_NS);
 
 /// The handle of the sweeper's thread, which ends when this handle is dropped.

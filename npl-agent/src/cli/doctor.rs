@@ -53,7 +53,7 @@ pub(super) async fn findings(args: &NodeViewArgs) -> Vec<FindingRow> {
     examine(&facts::gather(args).await).iter().map(FindingRow::from).collect()
 }
 
-/// Formats a table of all findings, followed by the advice for each check that is not `ok`.
+/// Formats a table of all checks, followed by the advice for each check whose state is not `ok`.
 fn as_text(rows: &[FindingRow]) -> String {
     let cells = rows.iter().map(|row| vec![row.key.to_owned(), row.state.to_owned(), row.found.clone()]);
     let findings = table(&["CHECK", "STATE", "FOUND"], cells);

@@ -89,7 +89,7 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
 /// The order in which programs of NPL and of other software run on the devices to which NPL's programs are attached.
 #[derive(Debug, Default)]
 pub(super) struct ProgramOrder {
-    /// The other software's programs that run before NPL's programs.
+    /// By device: the programs of other software that run before NPL's programs.
     pub(super) ahead: ProgramsAhead,
     /// Whether other software has attached programs at TC egress of a device with NPL's programs.
     has_others_at_egress: bool,

@@ -5,7 +5,7 @@ use anstyle::{AnsiColor, Style};
 
 /// The color of a healthy state.
 pub(super) const GOOD: Style = AnsiColor::Green.on_default().bold();
-/// The color of a fault.
+/// The color of a state in which traffic is at risk or a check failed.
 pub(super) const BAD: Style = AnsiColor::Red.on_default().bold();
 /// The color of an unknown state, or of a state that may need attention.
 pub(super) const DOUBTFUL: Style = AnsiColor::Yellow.on_default().bold();

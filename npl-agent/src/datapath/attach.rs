@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Attaches the TC programs to devices, and detaches the TC programs.
 //!
-//! Since Linux 6.6, each program has a pinned TCX link at the head of the hook, or at the tail for the program that
-//! observes packets to Pods. Attaching another program updates this link in place. Before Linux 6.6, each program is a
-//! filter of a clsact qdisc, with a handle that contains the ABI version. The agent attaches the programs at every
+//! Since Linux 6.6, each program has a pinned TCX link at the head of the hook. The link of the program that observes
+//! packets to Pods is at the tail. Attaching another program updates this link in place. Before Linux 6.6, each program
+//! is a filter of a clsact qdisc, with a handle that contains the ABI version. The agent attaches the programs at every
 //! resync: an attached program stays as it is, and a program that other software has removed is attached again.
 
 use std::{
@@ -42,7 +42,7 @@ use crate::core::devices::{
 
 /// The handle by which the filters of this ABI version are distinguished from all filters of the same priority.
 const OWN_HANDLE: TcHandle = handle_of(ABI_VERSION);
-/// The handle of the temporary filter that translates packets while NPL's own filter is moved.
+/// The handle of the temporary filter that translates packets while NPL's filter is moved.
 const STAND_IN: TcHandle = TcHandle::new(STAND_IN_HANDLE.0, STAND_IN_HANDLE.1);
 
 /// The loaded programs and their attachments.
@@ -64,7 +64,7 @@ impl Hooks {
         self.tcx = false;
     }
 
-    /// How programs are attached: by BPF links (`tcx`) or by filters (`clsact`).
+    /// How the agent attaches TC programs: by BPF links (`tcx`) or by filters of a clsact qdisc (`clsact`).
     pub const fn mechanism(&self) -> &'static str {
         if self.tcx { "tcx" } else { "clsact" }
     }
@@ -168,7 +168,7 @@ impl Hooks {
         if self.tcx {
             return Ok(());
         }
-        // An agent that was killed between these calls may have left a temporary filter.
+        // If an earlier agent was killed between these calls, the temporary filter already exists.
         match self.add_filter(device, direction, program, STAND_IN) {
             Err(error) if !is_present(&error) => return Err(error),
             Ok(()) | Err(_) => {}
@@ -282,7 +282,7 @@ impl Hooks {
     }
 
     /// Removes filters of earlier ABI versions for which no pin exists. A filter without a pin remains if an agent was
-    /// killed before it removed the filter, or if an earlier agent used the handle of a different version.
+    /// killed before it removed the filter, or if it used the handle of a different version.
     fn remove_unpinned_filters(&self, interface: &str, side: Direction) -> Result<(), DatapathError> {
         let others = self.pins.other_versions()?;
         for abi in (1..ABI_VERSION).filter(|abi| others.iter().all(|other| other.abi() != *abi)) {
@@ -398,9 +398,8 @@ fn replace(
     Ok(sys::programs_on(ifindex, hook).map_or(true, |programs| programs.contains(&id)))
 }
 
-/// Drops aya's link object of a filter without detaching the filter. aya detaches a filter when its link object is
-/// dropped, but the conversion to an [`FdLink`], which fails for a filter, consumes the link object without detaching
-/// the filter.
+/// Drops aya's link object of a filter, but leaves the filter attached. A plain drop would detach the filter. The
+/// conversion to an [`FdLink`] fails for a filter, and consumes the link object without detaching the filter.
 fn leave_attached(link: SchedClassifierLink) {
     drop(FdLink::try_from(link));
 }

@@ -19,7 +19,7 @@ const BESIDE_VERSION_1: &str = "unified";
 /// to Pods directly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CgroupSelection {
-    /// All processes of the Node: the agent finds the root of the cgroup v2 hierarchy.
+    /// The root of the cgroup v2 hierarchy, which the agent finds: all processes of the Node.
     Auto,
     /// No cgroup: local clients are not served.
     None,

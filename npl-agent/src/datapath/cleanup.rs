@@ -19,7 +19,7 @@ use crate::{
     nft_guard,
 };
 
-/// The removed kernel state.
+/// The kernel state that the cleanup has removed.
 #[derive(Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Removed {
     /// Paths of maps, programs and links that were unpinned.
@@ -35,7 +35,7 @@ pub struct Removed {
 /// Removes XDP links, filters, qdiscs and the nftables table, then every pin of every ABI version. When the pin of a
 /// link is removed, the kernel detaches the link's program.
 ///
-/// A failed step does not prevent the following steps. All errors are returned.
+/// If a step fails, the following steps are still carried out. All errors are returned.
 pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
     let pins = Pins::new(bpffs);
     let mut removed = Removed::default();
@@ -98,8 +98,8 @@ pub enum CleanupError {
     Guard(#[source] io::Error),
 }
 
-/// Removes NPL's filters from a device. Finds the filters by the names of the programs, and by priority and handle.
-/// Returns whether the device had filters of NPL.
+/// Removes NPL's filters from a device. Finds the filters by the names of their programs, and by the priority and
+/// handle that NPL uses. Returns whether the device had filters of NPL.
 fn detach_filters(interface: &str) -> bool {
     let mut found = false;
     for direction in Direction::ALL {

@@ -81,7 +81,7 @@ pub enum DatapathError {
         /// A memory limit with which both the maps and the agent fit into the container, in MiB.
         sufficient: u64,
     },
-    /// The path of `--bpffs` is not a bpffs.
+    /// The path of `--bpffs` is not on a BPF file system.
     #[error(
         "{path} is not a BPF file system: mount one there (`mount -t bpf bpf {path}`) or name another with --bpffs",
         path = .0.display()
@@ -113,7 +113,7 @@ pub enum DatapathError {
     /// An operation on a file or directory of the BPF file system failed.
     #[error("{operation} {path}", path = .path.display())]
     Pin {
-        /// The operation as a verb, such as `remove`.
+        /// The operation on the pin as a verb, such as `remove`.
         operation: &'static str,
         /// The path of the pin.
         path: PathBuf,
@@ -159,7 +159,7 @@ pub enum DatapathError {
         #[source]
         source: MapError,
     },
-    /// A mapping has a Pod address or source range of the other IP family.
+    /// The Pod address or a source range of the mapping is not of the mapping's IP family.
     #[error("mapping {0} has an address of the other IP family")]
     WrongFamily(Frontend),
     /// A program could not be attached.
@@ -224,7 +224,7 @@ pub enum DatapathError {
     /// An operation on a BPF link failed.
     #[error("{operation} the link of {program} on {interface}")]
     Link {
-        /// The operation as a verb, such as `open`.
+        /// The operation on the link as a verb, such as `open`.
         operation: &'static str,
         /// The program's name.
         program: &'static str,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The maps of one IP family, behind a trait that hides the family's key and value types.
+//! Operations on the maps of one IP family. The trait [`FamilyMaps`] hides the family's types of keys and values.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,7 +34,8 @@ use crate::core::{
     model::{Backend, Frontend, NodePort, Protocol, sources::SourceRange},
 };
 
-/// The number of batches in which the agent clears the lookup cache. Batches limit the memory that clearing needs.
+/// The number of batches in which the agent clears the lookup cache. Clearing in batches limits the memory that the
+/// agent needs for the written elements.
 const LOOKUP_CACHE_PARTS: u32 = 16;
 
 /// The value of a mapping: its backend, and the index of the mapping's counters in `npl_stats`.
@@ -61,7 +62,7 @@ pub(super) trait FamilyMaps: Send {
     /// Writes many mappings in one call. After an error, some of the mappings may have been written.
     fn set_mappings(&mut self, entries: &BTreeMap<Frontend, Entry>) -> Result<(), DatapathError>;
     fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError>;
-    /// Clears the lookup cache, in which the programs store mappings.
+    /// Clears the lookup cache, in which the programs store the results of lookups of mappings.
     fn clear_lookup_cache(&mut self) -> Result<(), DatapathError>;
 
     /// Every allowed source and its frontend. Allowed sources of a protocol that this agent does not know are ignored.
@@ -105,8 +106,8 @@ pub(super) trait FamilyMaps: Send {
 
     /// The node addresses and their indexes.
     fn local_addresses(&self) -> Result<BTreeMap<IpAddr, u32>, DatapathError>;
-    /// Adds a node address under an index that is not in `used`. Returns the index; `None` if the map is full or the
-    /// address is of the other family.
+    /// Adds a node address under an index that is not in `used`. Returns the index; `None` if all indexes are in use,
+    /// or if the address is not of this IP family.
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError>;
     fn remove_local_address(&mut self, addr: IpAddr, index: u32) -> Result<(), DatapathError>;
 
@@ -157,8 +158,8 @@ impl<L: Layout> Maps<L> {
         })
     }
 
-    /// Calls `look` with every conntrack entry that exists during the whole call. An entry that is added or removed
-    /// during the call may be missed.
+    /// Calls `look` with every established conntrack entry that exists during the whole call. An entry that is added or
+    /// removed during the call may be missed.
     fn read_flows(&self, mut look: impl FnMut(&L::FlowKey, &L::Flow)) -> Result<(), DatapathError> {
         let look_at_all =
             |keys: &[L::FlowKey], flows: &[L::Flow]| keys.iter().zip(flows).for_each(|(key, flow)| look(key, flow));
@@ -377,8 +378,8 @@ impl<L: Layout> FamilyMaps for Maps<L> {
                 let clear = |word| has_other_index(word).then_some(0);
                 let _unchanged = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clear);
             }
-            // The fence orders the clearing of slots before the reuse of an index: a CPU that sees an index assigned to
-            // another address also sees the cleared slots.
+            // The fence orders the clearing before the reuse of an index: a CPU that sees an index with another address
+            // also sees the cleared slots.
             fence(Ordering::SeqCst);
         })
     }
@@ -402,7 +403,8 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         self.local.iter().map(read).collect()
     }
 
-    /// Writes the index map first, so that no half-open entry has an index without an address.
+    /// Writes the map from index to address before the map from address to index, so that the programs never use an
+    /// index without an address.
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError> {
         let free = (0..MAX_LOCAL_ADDRESSES).find(|index| !used.contains(index));
         let (Some(local), Some(index)) = (L::local(addr), free) else { return Ok(None) };

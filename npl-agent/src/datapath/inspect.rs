@@ -42,7 +42,7 @@ pub struct Inspection {
     pub programs: BTreeMap<String, Vec<String>>,
     /// Mappings with their counters, in the order of the node port.
     pub mappings: Vec<MappingRecord>,
-    /// For each reason why packets were not translated, the number of these packets.
+    /// The number of packets by drop or pass reason.
     pub reasons: Vec<(Reason, u64)>,
 }
 

@@ -63,12 +63,12 @@ pub(super) trait Layout {
     fn with_state(flow: &Self::Flow, state: FlowState) -> Self::Flow;
     /// The client and the NAT address of a conntrack entry.
     fn client_and_nat(key: &Self::FlowKey, flow: &Self::Flow) -> (SocketAddr, SocketAddr);
-    /// The Pod address and port (host byte order) to which a local client is connected; `None` for a socket reverse NAT
-    /// entry that records the last Pod of a socket.
+    /// The Pod address and port (host byte order) to which a local client is connected; `None` for an entry that
+    /// records the last Pod of a socket.
     fn socket_rnat_pod(key: &Self::SocketRnatKey) -> Option<(IpAddr, u16)>;
 }
 
-/// Converts a frontend to a key of the maps.
+/// Converts a frontend to the key of the map of mappings.
 pub(super) const fn frontend_key(frontend: Frontend) -> mapping::Frontend {
     mapping::Frontend { node_port: frontend.node_port.0, protocol: frontend.protocol.number(), pad: 0 }
 }
@@ -201,7 +201,7 @@ layout! {
     ]
 }
 
-/// The bytes of an address in network byte order; `None` if the address is of the other family.
+/// The bytes of an address in network byte order; `None` if the address is not of the IP family of `A`.
 fn octets<A, O>(addr: IpAddr, octets: impl Fn(&A) -> O) -> Option<O>
 where
     A: OfFamily,

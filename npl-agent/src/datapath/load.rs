@@ -33,7 +33,7 @@ use crate::{
     process::selinux,
 };
 
-/// The programs, their attachments and their maps.
+/// NPL's kernel programs, the hooks to which the programs are attached, and the maps of the programs.
 #[derive(Debug)]
 pub struct Datapath {
     /// The programs and their attachments.
@@ -66,8 +66,8 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If a requirement is not met, the maps do not fit into the memory of the container, or the kernel rejects a map
-    /// or program.
+    /// If the Node does not meet a requirement, the maps do not fit into the container's memory, or the kernel rejects
+    /// a map or a program.
     pub fn open_sized(bpffs: &Path, max_flows: MaxFlows) -> Result<Self, DatapathError> {
         preflight::check(bpffs)?;
         let sizes = machine::table_sizes(max_flows)?;
@@ -95,7 +95,7 @@ impl Datapath {
         })
     }
 
-    /// The ifindex of every device with programs that use the maps of a predecessor.
+    /// The ifindex of every device to which programs are attached that use the maps of a predecessor.
     ///
     /// # Errors
     ///
@@ -215,9 +215,9 @@ impl Datapath {
         errors
     }
 
-    /// Writes the ifindexes of devices whose packets may already be translated when the TC program runs: by the XDP
-    /// program or, while NPL's filter is moved, by the other filter of NPL. The TC programs of these devices must not
-    /// record a translated request as a direct connection. The XDP program records direct connections itself.
+    /// Writes the ifindexes of devices whose packets may already be translated when the TC program runs. The XDP
+    /// program translates them or, while NPL's filter is moved, the temporary filter. The TC programs of these devices
+    /// must not record a translated request as a direct connection. The XDP program records direct connections itself.
     ///
     /// # Errors
     ///
@@ -261,7 +261,8 @@ impl Datapath {
     }
 
     /// Writes mappings. A mapping atomically replaces an existing mapping with the same frontend. Returns an error for
-    /// each mapping that the kernel rejected, or whose backend is of the other IP family.
+    /// each mapping that could not be written: the kernel rejected it, or its backend is not of the frontend's IP
+    /// family.
     pub fn upsert_mappings(&mut self, wanted: &BTreeMap<Frontend, Backend>) -> BTreeMap<Frontend, DatapathError> {
         self.writer.upsert_all(&mut self.tables, wanted)
     }
@@ -270,7 +271,7 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the map cannot be written, or the backend is of the other IP family.
+    /// If the map cannot be written, or if the backend is not of the frontend's IP family.
     pub fn upsert_mapping(&mut self, frontend: Frontend, backend: Backend) -> Result<(), DatapathError> {
         self.upsert_mappings(&BTreeMap::from([(frontend, backend)])).remove(&frontend).map_or(Ok(()), Err)
     }
@@ -284,9 +285,8 @@ impl Datapath {
         self.writer.remove(&mut self.tables, frontend)
     }
 
-    /// How long no packet may arrive at a node port without a mapping until the port counts as unused; `None` if the
-    /// port already counts as unused. Packets of all protocols and of both IP families count. The time is exact to one
-    /// second.
+    /// How long a node port without a mapping must get no packet before it counts as unused; `None` if it already
+    /// counts as unused. Packets of all protocols and of both IP families count. The time is exact to one second.
     ///
     /// # Errors
     ///
@@ -306,7 +306,8 @@ impl Datapath {
         self.tables.unmapped_ages(range)
     }
 
-    /// The allowed sources of every frontend, including frontends whose mapping does not restrict sources.
+    /// The allowed sources of every frontend. A frontend may have allowed sources although its mapping does not
+    /// restrict sources.
     ///
     /// # Errors
     ///
@@ -366,7 +367,7 @@ impl Datapath {
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
         // A flag in the configuration makes the TC programs check whether XDP has translated a packet. The flag must
-        // match the XDP links that an earlier agent left.
+        // match the XDP links that an earlier agent has left attached.
         self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
         // If an earlier agent was killed after it had removed an address or endpoint, cached lookups may still contain
         // the address or endpoint.

@@ -55,9 +55,8 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the cgroup does not exist, the scope is [`ClientScope::Host`] and the kernel reports no cookie of the network
-    /// namespace, or the kernel rejects an attachment. After an error, the programs that an earlier agent attached stay
-    /// attached.
+    /// If the cgroup does not exist, the kernel rejects an attachment, or the kernel has no network namespace cookies
+    /// and `scope` is [`ClientScope::Host`]. After an error, the programs that an earlier agent attached stay attached.
     pub fn serve_local_clients(
         &mut self,
         selection: &CgroupSelection,
@@ -93,7 +92,8 @@ fn replace(link: &OwnedFd, program: &LoadedSocketProgram, cgroup: u64) -> Result
     if !facts.is_of_cgroup(cgroup) {
         return Ok(false);
     }
-    // The link is updated only if its program differs, because each update takes the kernel's global cgroup lock.
+    // The link is updated only if its program is a different one, because each update takes the kernel's global cgroup
+    // lock.
     let is_there = facts.program == program.info()?.id();
     Ok(is_there || sys::replace_program(link.as_fd(), program.fd()?.as_fd()).is_ok())
 }
@@ -144,8 +144,8 @@ impl Hooks {
     /// Detaches the socket programs from every cgroup except the one with the inode number `keep`.
     fn leave_cgroups(&self, keep: Option<u64>) -> Result<(), DatapathError> {
         let others = self.pins.socket_links()?.into_iter().filter(|(cgroup, _)| Some(*cgroup) != keep);
-        // Programs are detached in the reverse order of attaching: as long as a program that translates requests is
-        // attached, the programs that show clients the address to which they connected must stay attached.
+        // Programs are detached in the reverse order of attaching. A program for replies shows clients the address to
+        // which they connected, so it must stay attached as long as programs that translate requests.
         others.rev().try_for_each(|(cgroup, hook)| unpin(&self.pins.socket_link(cgroup, hook)))
     }
 }

@@ -81,8 +81,8 @@ impl MappingWriter {
         self.known.values().map(|entry| entry.backend.pod_ip).collect()
     }
 
-    /// Writes mappings. Returns an error for each mapping that the kernel rejected, or whose backend is of the other IP
-    /// family.
+    /// Writes mappings. Returns an error for each mapping that could not be written: the kernel rejected it, or its
+    /// backend is not of the frontend's IP family.
     ///
     /// The endpoint of a mapping is written before the mapping, so that the programs translate the replies to every
     /// request that they translate.
@@ -185,7 +185,7 @@ impl MappingWriter {
         tables.family_mut(family).remove_socket_rnat(&self.unmapped_endpoints(&again))
     }
 
-    /// Removes a mapping, and its endpoint unless another mapping has the same endpoint.
+    /// Removes a mapping. If no other mapping has the mapping's endpoint, also removes the endpoint.
     ///
     /// # Errors
     ///
@@ -258,8 +258,9 @@ impl MappingWriter {
         self.known.insert(frontend, entry);
     }
 
-    /// Removes a frontend from the writer's copy of the mappings, and its endpoint from the kernel unless another
-    /// mapping has the same endpoint. Starts a new epoch, which invalidates cached lookups of the removed endpoint.
+    /// Removes a frontend from the writer's copy of the mappings. If no other mapping has the frontend's endpoint, also
+    /// removes the endpoint from the kernel. Starts a new epoch, which invalidates cached lookups of the removed
+    /// endpoint.
     fn remove_known(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
         let Some(old) = self.known.remove(&frontend) else { return Ok(()) };
         let sender = sender(&old.backend, frontend.protocol);
@@ -311,7 +312,7 @@ const fn sender(backend: &Backend, protocol: Protocol) -> Sender {
     Sender { pod_ip: backend.pod_ip, pod_port: backend.pod_port.0, protocol: protocol.number() }
 }
 
-/// The value of the endpoint map for a mapping.
+/// The value that the endpoint map gets for the endpoint of a mapping.
 const fn endpoint(entry: &Entry) -> Endpoint {
     Endpoint { generation: entry.backend.generation, stats_index: entry.stats_index }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The maps of the redirect mode: uplinks, and the next hop of each Pod.
+//! The maps for redirecting packets from device to device: the uplinks, and the next hop of each Pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

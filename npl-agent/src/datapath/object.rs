@@ -48,10 +48,10 @@ fn replacement_effect(name: &str) -> &'static str {
 }
 
 /// Moves or removes pinned maps that differ from the object file, because aya would use them without a check. A map
-/// with a different type or layout is removed. A map with a different number of elements or different flags is moved:
-/// the elements of maps of mappings, allowed sources, conntrack and socket reverse NAT are copied later
-/// ([`predecessor::is_copied`]). A map that cannot be opened, for lack of file descriptors or permissions, is not
-/// removed but causes an error, because it may contain all mappings.
+/// with a different type or layout is removed. A map with a different number of elements or different flags is moved,
+/// so that elements can be copied later ([`predecessor::is_copied`]): mappings, allowed sources, conntrack and socket
+/// reverse NAT entries. If a map cannot be opened, for lack of file descriptors or permissions, the function returns an
+/// error, because the map may contain all mappings.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &TableSizes) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {
@@ -98,7 +98,7 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
     Ok(())
 }
 
-/// A type of programs in the object file.
+/// A type of kernel programs, such as XDP programs, with the operations that the agent needs for it.
 pub(super) trait ProgramKind: Sized {
     /// The kernel's type of the program.
     const TYPE: bpf_prog_type;

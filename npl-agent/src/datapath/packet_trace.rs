@@ -28,7 +28,7 @@ use super::{
     tables::open,
 };
 
-/// The time for which tracing stays on without a call of [`PacketTrace::extend`]. If the command is killed, the
+/// The time for which tracing stays on without a call of [`PacketTrace::extend`]. If `npl-agent trace` is killed, the
 /// programs turn tracing off after this time.
 pub const LEASE: Duration = Duration::from_secs(3);
 
@@ -65,7 +65,7 @@ impl PacketTrace {
     ///
     /// # Errors
     ///
-    /// If another command traces packets, or a map cannot be opened or written.
+    /// If another `npl-agent trace` is running, or a map cannot be opened or written.
     pub fn arm(pins: &Pins, filter: TraceFilter) -> Result<Self, DatapathError> {
         if has_only_logging_programs(pins)? {
             return Err(DatapathError::TraceBuildLogs);

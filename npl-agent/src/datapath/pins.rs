@@ -100,8 +100,8 @@ impl Pins {
         self.version.join(name)
     }
 
-    /// The directory of maps that an agent of this ABI version has replaced by maps of a different size, and whose
-    /// entries are still to be copied.
+    /// The directory of maps that this ABI version has replaced by maps of a different size. The entries of these maps
+    /// have not been copied yet.
     pub(super) fn replaced_maps(&self) -> PathBuf {
         self.version.join(REPLACED_DIR)
     }
@@ -256,7 +256,7 @@ impl Pins {
         Ok(names)
     }
 
-    /// The pin of the ring buffer of logs, which only the programs of a trace build have.
+    /// The pin of the ring buffer for the programs' logs, which only a trace build has.
     pub(super) fn logs(&self, build: &str) -> PathBuf {
         self.programs_of(build).join(format!("{CONSTANTS}{LOGS}"))
     }

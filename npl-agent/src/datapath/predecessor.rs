@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Takes over from earlier agents whose maps this agent cannot use, because the maps are of another ABI version, or
-//! have a different maximum number of elements.
+//! Takes over from earlier agents whose maps this agent cannot use: maps of another ABI version, or maps with a
+//! different maximum number of elements.
 //!
 //! The agent first copies mappings and conntrack entries into its own maps, then attaches its programs. With TCX, this
 //! agent's programs are attached ahead of the earlier programs. Without TCX, this agent's filters were added last, so
 //! the kernel runs them first. The earlier programs keep translating packets of flows that are only in the earlier
-//! maps. An XDP program of an earlier agent stays attached until the earlier programs are detached. After this agent
-//! has written all mappings and attached its programs to all devices, [`Datapath::retire_predecessors`] completes the
-//! takeover. That function copies the remaining conntrack entries, detaches the earlier programs and removes the
-//! earlier pins.
+//! maps. An XDP program of an earlier agent stays attached until the earlier programs are detached.
+//! [`Datapath::retire_predecessors`] completes the takeover, after this agent has written all mappings and has attached
+//! its programs to all devices of the predecessors. That function copies the remaining conntrack entries, detaches the
+//! earlier programs and removes the earlier pins.
 //!
 //! [`Datapath::retire_predecessors`]: super::load::Datapath::retire_predecessors
 
@@ -70,8 +70,8 @@ impl Predecessor {
         Ok(found)
     }
 
-    /// The path of the predecessor's map that corresponds to this agent's map `name`; `None` if this agent does not
-    /// know the layout of the predecessor's ABI version.
+    /// The path of the predecessor's map that corresponds to this agent's map `name`; `None` if the layout of the
+    /// predecessor's map is unknown.
     fn map(&self, name: &str) -> Option<PathBuf> {
         match self.abi {
             ABI_VERSION => Some(self.maps.join(name)),
@@ -88,7 +88,7 @@ impl Predecessor {
         opened.inspect_err(|error| warn!(map = name, %error, "cannot copy the entries of an earlier agent's map")).ok()
     }
 
-    /// Converts the state of a conntrack entry to the layout of this agent's programs.
+    /// Converts the state in a predecessor's conntrack entry to the layout of this agent's programs.
     const fn state(&self, state: FlowState) -> FlowState {
         match self.abi {
             // In ABI 1, the bytes of this field contain an interface index, which must not become an acknowledgement
@@ -111,8 +111,8 @@ pub(super) fn is_copied(name: &str) -> bool {
 
 impl Tables {
     /// Copies the entries of all predecessors that this agent's maps do not contain yet. Mappings are copied only if
-    /// this agent's map of mappings is empty: if it is not, an agent of this version wrote its mappings after the
-    /// predecessors wrote theirs.
+    /// this agent's map of mappings is empty. Otherwise, an agent of this version has already written mappings, which
+    /// are more current than those of predecessors.
     pub(super) fn copy_from_predecessors(&mut self, pins: &Pins, entries: Entries) -> Result<(), DatapathError> {
         if !pins.other_versions()?.is_empty() {
             forget_host_connections(pins)?;
@@ -171,9 +171,8 @@ fn copy<K: aya::Pod, V: aya::Pod>(
     Ok(copied)
 }
 
-/// Clears the maps of host connections. As long as programs of another version ran ahead of this version's programs at
-/// egress, they translated the replies, and this version's programs wrongly recorded the translated replies as packets
-/// of the Node itself.
+/// Clears the maps of host connections. If programs of another version ran ahead of this version's programs at egress,
+/// this version's programs got translated replies, and wrongly recorded them as packets of the Node itself.
 fn forget_host_connections(pins: &Pins) -> Result<(), DatapathError> {
     let empty: Vec<(u32, u64)> = (0..host_connection::SLOTS).map(|slot| (slot, 0)).collect();
     for name in [MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6] {
@@ -216,8 +215,8 @@ pub(super) fn rename_pins(pins: &Pins) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// The ifindex of every device with programs that use a predecessor's maps. These may also be programs of this ABI
-/// version: until this agent replaces the programs of an earlier agent, they use the maps that were moved for copying.
+/// The ifindex of every device with programs that use a predecessor's maps. Programs of this ABI version may also be
+/// among them: programs of an earlier agent use the maps that were moved for copying until they are replaced.
 pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
     let mut devices = BTreeSet::new();
     let mut add = |pins: &Pins| -> Result<(), DatapathError> {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks the requirements of the datapath before the agent changes any kernel state. Each error names a remedy.
+//! Checks whether the Node meets the requirements of the datapath, before the agent changes any kernel state. Each
+//! error names a remedy.
 
 use std::path::Path;
 
@@ -40,7 +41,7 @@ const TCP_TIMEOUT_ESTABLISHED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_
 ///
 /// # Errors
 ///
-/// The first requirement that is not met.
+/// The error for the first requirement that the Node does not meet.
 pub fn check(bpffs: &Path) -> Result<(), DatapathError> {
     kernel()?;
     capabilities()?;
@@ -75,8 +76,8 @@ fn is_at_least((major, minor): (u8, u8)) -> bool {
     KernelVersion::current().map_or(true, |found| found >= KernelVersion::new(major, minor, 0))
 }
 
-/// Whether an unmodified kernel of this version translates every datagram of a fraglist. A distribution may have ported
-/// the change to an older version.
+/// Whether an unmodified kernel of this version translates every IPv6 datagram of a fraglist. A distribution may have
+/// ported the change to an older version.
 fn translates_fraglists(version: KernelVersion) -> bool {
     let (major, minor) = TRANSLATES_FRAGLISTS_SINCE;
     let is_of_6_12 = version < KernelVersion::new(6, 13, 0);
@@ -107,7 +108,7 @@ fn kernel() -> Result<(), DatapathError> {
 /// The capabilities in the effective set of this process; `None` if the set cannot be read.
 pub fn rights() -> Option<Rights> {
     let held = caps::read(None, CapSet::Effective).ok()?;
-    // CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON in all checks of the kernel.
+    // Wherever the kernel checks for CAP_BPF or CAP_PERFMON, it also accepts CAP_SYS_ADMIN.
     let has = |capability| held.contains(&capability) || held.contains(&Capability::CAP_SYS_ADMIN);
     Some(Rights {
         bpf: has(Capability::CAP_BPF),
@@ -141,7 +142,7 @@ pub fn check_bpffs(bpffs: &Path) -> Result<(), DatapathError> {
     Err(DatapathError::NoBpffs(bpffs.to_owned()))
 }
 
-/// Mounts a BPF file system at the path, unless one is mounted there.
+/// Mounts a BPF file system at the path if none is mounted there.
 ///
 /// # Errors
 ///

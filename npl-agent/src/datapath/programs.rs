@@ -2,9 +2,9 @@
 //! Loads and pins the programs. An agent reuses the pinned programs of an earlier agent of the same build, because the
 //! verification of programs takes the largest part of an agent's start.
 //!
-//! A pinned program is reused if it has the right type, the right name (if the program was loaded with a name), and
-//! uses only maps that are pinned now. If one of these conditions is not met, the agent loads the program again and
-//! replaces the pin.
+//! A pinned program is reused if it has the expected type and, unless it was loaded without a name, the expected name,
+//! and if it uses only maps that are pinned now. If one of these conditions is not met, the agent loads the program
+//! again and replaces the pin.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -56,7 +56,7 @@ enum Variant {
     ByHelper,
 }
 
-/// The loaded programs of this agent's build. Programs that no device has needed yet are not loaded.
+/// The loaded programs of this agent's build. A program is loaded when a device needs it for the first time.
 #[derive(Debug)]
 pub(super) struct Programs {
     pins: Pins,
@@ -204,7 +204,7 @@ impl Programs {
     }
 
     /// Reuses the pinned programs that every Node needs. Returns false if a program is missing or does not match, or if
-    /// a map that the programs use has another size than the agent requires.
+    /// a pinned map does not have the size that the agent requires.
     fn adopt_hooks(&mut self) -> Result<bool, DatapathError> {
         let Some(maps) = self.read_maps()? else { return Ok(false) };
         let has_wanted_size = |(name, map): (&&str, &MapInfo)| {
@@ -267,8 +267,8 @@ impl Programs {
     fn adopt<K: ProgramKind>(&self, name: &'static str) -> Option<K> {
         let program = K::from_pin(&self.pins.program(&self.build, name), name).ok()?;
         let facts = sys::program_facts(program.fd().ok()?.as_fd()).ok()?;
-        // The name may be empty: aya names programs only if it can load a tracing program, for which the agent lacks a
-        // capability.
+        // The name may be empty: aya gives programs a name only if it can load a tracing program, and the agent lacks
+        // the capability for this.
         let is_named = facts.name.is_empty() || facts.name == name.as_bytes();
         let is_npl = facts.kind == K::TYPE as u32 && is_named;
         let fits = is_npl && facts.maps.iter().all(|id| self.known_maps.contains(id));
@@ -395,7 +395,7 @@ pub fn is_unmitigated(build: &str) -> bool {
     build.rsplit('_').next() == Some(UNMITIGATED)
 }
 
-/// Whether the kernel loads programs of this process without speculation barriers.
+/// Whether this process has `CAP_PERFMON`, so that the kernel loads its programs without speculation barriers.
 fn has_perfmon() -> bool {
     preflight::rights().is_some_and(|rights| rights.perfmon)
 }

@@ -47,14 +47,14 @@ pub(super) struct LinkFacts {
 }
 
 impl LinkFacts {
-    /// Whether this is an XDP link on a device.
+    /// Whether this is an XDP link on the device with the index `ifindex`.
     pub(super) const fn is_of_driver(&self, ifindex: u32) -> bool {
         // SAFETY: the union has only integers, for which all bit patterns are valid.
         let target = unsafe { self.info.__bindgen_anon_1.xdp };
         self.is(bpf_link_type::BPF_LINK_TYPE_XDP) && target.ifindex == ifindex
     }
 
-    /// Whether this is a TCX link on this hook of a device.
+    /// Whether this is a TCX link on the hook `hook` of the device with the index `ifindex`.
     pub(super) const fn is_of_hook(&self, ifindex: u32, hook: bpf_attach_type) -> bool {
         // SAFETY: the union has only integers, for which all bit patterns are valid.
         let target = unsafe { self.info.__bindgen_anon_1.tcx };
@@ -275,7 +275,8 @@ fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
 }
 
-/// Attributes with all bytes zero. The kernel returns an error if a field that the command does not use is nonzero.
+/// Attributes of the `bpf` system call with all bytes zero, because the kernel returns an error if a field that a
+/// command does not use is nonzero.
 const fn no_attributes() -> bpf_attr {
     // SAFETY: the union has only integers, which may be zero.
     unsafe { mem::zeroed() }

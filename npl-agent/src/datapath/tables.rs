@@ -37,7 +37,8 @@ use crate::core::{
     },
 };
 
-/// The maps of the datapath, except the maps of the redirect mode and of XDP.
+/// The maps with the configuration of the programs, the counters, and, per IP family, mappings, allowed sources,
+/// conntrack entries and node addresses.
 pub struct Tables {
     config: Array<MapData, Config>,
     v4: Maps<V4>,
@@ -113,7 +114,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// If a map is missing or has another type.
+    /// If a map is not pinned, or if its type is not the expected type.
     pub fn open(pins: &Pins) -> Result<Self, DatapathError> {
         Ok(Self {
             config: open(pins, names::MAP_CONFIG)?,
@@ -177,8 +178,8 @@ impl Tables {
         if new == old { Ok(()) } else { self.set_config(new) }
     }
 
-    /// Starts a new epoch, which invalidates all lookups that the programs have cached. The agent calls this function
-    /// after each change of a mapping, an endpoint, a next hop or a node address, before it makes any other change.
+    /// Starts a new epoch, which invalidates all lookups that the programs have cached. After each change of a mapping,
+    /// endpoint, next hop or node address, the agent calls this function before it makes a further change.
     ///
     /// # Errors
     ///
@@ -352,7 +353,7 @@ impl Tables {
         Ok(addresses)
     }
 
-    /// Sets the node addresses. `wanted` begins with the most important address. Returns the addresses that do not fit
+    /// Sets the node addresses. `wanted` is in descending order of importance. Returns the addresses that do not fit
     /// into the maps.
     ///
     /// An address keeps its index for as long as it is in the map. Before a freed index is reused, half-open entries
@@ -417,7 +418,7 @@ impl Tables {
         self.change_config(|config| Config { primary_v4: addr.octets(), primary_v4_index: index, ..config })
     }
 
-    /// For each reason why packets were not translated, the number of these packets, summed over CPUs.
+    /// The number of packets by drop or pass reason, summed over CPUs.
     ///
     /// # Errors
     ///
@@ -506,7 +507,7 @@ pub(super) fn open<T: TryFrom<Map, Error = MapError>>(pins: &Pins, name: &'stati
     map.map_err(|source| DatapathError::OpenMap { name, source })
 }
 
-/// Converts the error for the removal of an absent element to success.
+/// Returns success if the error means that the element to remove does not exist.
 pub(super) fn tolerate_missing(result: Result<(), MapError>) -> Result<(), MapError> {
     match result {
         Err(MapError::KeyNotFound) => Ok(()),

@@ -20,8 +20,8 @@ use super::{
     pins::{CONSTANTS, LOGS, Pins, pin_error},
 };
 
-/// The maps that only the trace build has: the ring buffer for log lines, and a map with what the programs note about a
-/// packet until they log it.
+/// The maps that only the trace build has: the ring buffer for log lines, and the notes of each CPU about the packet
+/// that a program is processing.
 const MAPS: [&str; 2] = [LOGS, "npl_log_note"];
 
 /// The log target of the programs' log lines, by which `NPL_LOG` selects the lines.

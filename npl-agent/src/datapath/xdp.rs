@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Attaches the XDP program, which translates requests before the TC programs. The TC programs stay attached, and
-//! translate all other packets.
+//! translate the packets that the XDP program passes unchanged.
 //!
 //! Some drivers reset their queues when a program is attached or detached, and lose packets. The link is therefore
 //! pinned, so that it stays attached when the agent restarts, and its program is replaced only by a different program.
@@ -24,8 +24,8 @@ use super::{
 };
 use crate::core::devices::{Device, xdp::XdpReason};
 
-/// The map `npl_xdp_devices`, which the TC programs read: the ifindexes of devices on which another program of NPL may
-/// have translated a packet before the TC program.
+/// The map `npl_xdp_devices`: the ifindexes of devices on which another program of NPL may have translated a packet
+/// before the TC program runs.
 #[derive(Debug)]
 pub(super) struct XdpDevices(Table<u32, u32>);
 

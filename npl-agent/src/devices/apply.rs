@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Applies a device plan, in the order of [`crate::core::devices::plan`].
+//! Applies a device plan. [`crate::core::devices::plan`] determines the order of the steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::{
     datapath::{Datapath, DatapathError},
 };
 
-/// The result of applying a plan.
+/// The result of applying a device plan.
 #[derive(Debug, Default)]
 pub struct Applied {
     /// The ifindexes of those devices of the plan whose TC programs are all attached.
@@ -22,8 +22,8 @@ pub struct Applied {
     pub errors: Vec<DatapathError>,
 }
 
-/// Applies a plan to devices. `before` lists the hooks to which programs are attached before the plan is applied. A
-/// failure on one device does not affect other devices.
+/// Applies a plan to devices. `before` lists the hooks to which programs are attached before the plan is applied. If a
+/// step fails on one device, the steps for the remaining devices are still applied.
 pub fn apply(datapath: &mut Datapath, devices: &[Device], before: &AttachedHooks, plan: &DevicePlan) -> Applied {
     let mut applied = Applied::default();
     attach(datapath, devices, before, plan, &mut applied);
@@ -78,8 +78,8 @@ fn attach(
             failures.push(error);
         }
     }
-    // A device on which attaching failed may still have the programs of another build, so the programs of other builds
-    // stay pinned if a step failed.
+    // If a step failed, the programs of other builds stay pinned, because they may still be attached to the device of
+    // this step.
     failures.extend(datapath.hooks.release_unused_programs(!failures.is_empty()).err());
     applied.errors.extend(failures);
     let is_attached = |ifindex: &u32| find(devices, *ifindex).is_some() && !failed.contains(ifindex);

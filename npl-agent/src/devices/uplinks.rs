@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attaches programs to the devices that [`DevicePlanner`] chooses, and writes the Node's addresses to the maps.
-//! Attachments and addresses are updated when devices or addresses change.
+//! Attaches programs to the devices that [`DevicePlanner`] chooses, and writes the Node's addresses to the maps. When
+//! devices or addresses change, updates the attached programs and the addresses in the maps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ use crate::{
     nft_guard::{self, GuardMode},
 };
 
-/// The devices to which programs are attached, and the decisions about them.
+/// Decides to which devices programs are attached, and keeps the state that these decisions need.
 #[derive(Debug)]
 pub struct Uplinks {
     planner: DevicePlanner,
@@ -128,7 +128,7 @@ impl Uplinks {
     }
 
     /// Looks up the routes to new Pods, and returns the Pods that are on the Node's own network. The look-ups do not
-    /// take the kernel's RTNL lock.
+    /// wait for the kernel's RTNL lock.
     ///
     /// # Errors
     ///

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 /// Time without a heartbeat of the main loop after which `/livez` reports the agent as hung.
 const STALL: Duration = Duration::from_secs(30);
 
-/// The state of the agent, written by the main loop and read by the probes. Clones share the same state.
+/// The state of the agent, written by the main loop and read by the probes. Clones of this value share the same state.
 #[derive(Debug, Clone)]
 pub struct Health(Arc<Inner>);
 
@@ -69,7 +69,7 @@ impl Health {
         Duration::from_millis(since_beat) < STALL
     }
 
-    /// Returns whether the agent serves the Pods of this Node, or has retired the Node.
+    /// Returns true if the agent serves the Pods of this Node, or if the agent has retired the Node.
     pub fn is_ready(&self) -> bool {
         let is_serving = self.0.is_synced.load(Ordering::Relaxed) && self.0.is_attached.load(Ordering::Relaxed);
         is_serving || self.0.is_retired.load(Ordering::Relaxed)

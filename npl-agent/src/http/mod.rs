@@ -67,7 +67,7 @@ impl Servers {
     ///
     /// # Errors
     ///
-    /// If an address is in use, not on this Node, or refused by the kernel.
+    /// If an address is in use, if no device of the Node has the address, or if the kernel refuses the socket.
     pub async fn bind(probes: SocketAddr, metrics: Option<SocketAddr>) -> Result<Self, HttpError> {
         let probes = bind(probes, "--listen").await?;
         let metrics = match metrics {

@@ -45,7 +45,7 @@ pub enum ConnectError {
         /// The error of the library kube, which names the missing file or variable.
         reason: String,
     },
-    /// The configuration has an unusable certificate, token file or proxy.
+    /// The kubeconfig or service account names an unusable certificate, token file or proxy.
     #[error("set up a client for the API server at {url}: {reason}; check the service account or --kubeconfig")]
     Client {
         /// The address of the API server.
@@ -70,7 +70,7 @@ pub enum ConnectError {
     Forbidden {
         /// The address of the API server.
         url: String,
-        /// The permissions to grant.
+        /// The permissions that an operator must grant.
         missing: MissingPermissions,
     },
 }
@@ -101,7 +101,8 @@ const fn permission(verb: &'static str, resource: &'static str, subresource: &'s
     Permission { verb, resource, subresource }
 }
 
-/// All permissions without which the agent cannot work. The permissions for Events are optional.
+/// The permissions without which the agent cannot work. The permissions for Events are not in the list, because Events
+/// are optional.
 const NEEDED: [Permission; 7] = [
     permission("list", "pods", ""),
     permission("watch", "pods", ""),
@@ -112,8 +113,8 @@ const NEEDED: [Permission; 7] = [
     permission("watch", "nodes", ""),
 ];
 
-/// Creates the client without sending a request. Also returns the address of the API server. After a failed request,
-/// the client reads the kubeconfig or the service account again.
+/// Creates the client without sending a request. Also returns the address of the API server. After a request without an
+/// answer, or with the answer 401, the client reads the kubeconfig or the service account again.
 ///
 /// # Errors
 ///
@@ -152,8 +153,8 @@ pub(super) async fn refusal(
     confinement::keep_checking(&client, &node_name, &confinement).await
 }
 
-/// Loads the given kubeconfig, or the service account of the Pod. The environment variable `KUBECONFIG` is ignored,
-/// because it may lead to another cluster.
+/// Loads the kubeconfig file if one is given; otherwise loads the service account of the Pod. The environment variable
+/// `KUBECONFIG` is ignored, because it may lead to another cluster.
 async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     let Some(path) = kubeconfig else {
         return Config::incluster().map_err(|err| ConnectError::InCluster { reason: one_line(&err) });
@@ -255,7 +256,7 @@ fn refused_or_late(url: &str, needed: Permission, err: kube::Error) -> Probe {
 }
 
 /// Returns whether the API server grants a permission. If the API server denies the access review itself, the
-/// permission counts as granted, because the watch that needs a missing permission also reports the denial.
+/// permission counts as granted. If it is missing, the watch that needs it reports the denial.
 async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kube::Result<bool> {
     let Permission { verb, resource, subresource } = needed;
     let attributes = ResourceAttributes {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks at start, and then every 15 minutes, that an admission policy such as the one in `deploy/npl.yaml` restricts
-//! the writes of this agent. Without the check, nobody would notice that the policy is missing or is for another
-//! service account: the API server would accept every write of the agent.
+//! the writes of this agent. Without the check, nobody would notice a missing policy, or a policy for another service
+//! account: the API server would accept every write of the agent.
 
 use std::time::Duration;
 
@@ -101,17 +101,17 @@ async fn confirmed(dry_run: &mut DryRun<'_>) -> Confinement {
     last
 }
 
-/// A dry-run write to a Pod of this Node: the API server runs its admission policies, but stores nothing.
+/// Writes to a Pod of this Node as a dry run, for which the API server runs its admission policies, but stores nothing.
 struct DryRun<'a> {
     client: &'a Client,
     node_name: &'a str,
-    /// Namespace and name of the Pod of the last dry run. The next check uses the same Pod, because listing Pods costs
-    /// the API server more than the dry run.
+    /// Namespace and name of the Pod of the last rejected dry run. The next check uses the same Pod, because listing
+    /// Pods costs the API server more than the dry run.
     pod: Option<(String, String)>,
 }
 
 impl DryRun<'_> {
-    /// Finds any Pod of this Node, and returns its namespace and name.
+    /// Finds an arbitrary Pod of this Node, and returns the Pod's namespace and name.
     async fn find_pod(&self) -> kube::Result<Option<(String, String)>> {
         let of_this_node = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name)).limit(1);
         let pods = Api::<PodObject>::all(self.client.clone()).list(&of_this_node).await?;

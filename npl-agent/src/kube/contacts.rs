@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Records when each watch last received an answer of the API server and whether the watch is failing, for the agent's
-//! commands.
+//! For the agent's commands: records when each watch last received an answer of the API server, and whether the watch
+//! is failing.
 
 use std::{
     collections::BTreeMap,

@@ -26,9 +26,10 @@ pub struct AnnotationKeys {
     pub enabled: String,
     /// Annotation of a Service: the source ranges from which clients may use the node ports of the Service's Pods.
     pub allowed_sources: String,
-    /// Annotation of a Pod, written by the agent: its mappings.
+    /// Annotation of a Pod with the mappings of the Pod's ports, which the agent writes.
     pub mapping: String,
-    /// Readiness gate and condition of a Pod: the agent sets the condition once the mappings are published.
+    /// The readiness gate of a Pod, and the condition of the same name, which the agent sets once the mappings are
+    /// published.
     pub gate: String,
 }
 
@@ -44,10 +45,10 @@ impl AnnotationKeys {
     }
 }
 
-/// The kind of an invalid value that was skipped.
+/// The kind of an invalid value in a Kubernetes object, which the conversion skips.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skipped {
-    /// A port outside of 1 to 65535.
+    /// A port number that is not in the range from 1 to 65535.
     Port,
     /// A protocol other than TCP, UDP and SCTP.
     Protocol,
@@ -83,7 +84,7 @@ impl fmt::Display for Skipped {
 pub struct Converted<T> {
     /// The object without the invalid values.
     pub object: T,
-    /// The kinds of the invalid values, in the order of the conversion.
+    /// The kinds of the skipped values, in the order in which the conversion found them.
     pub skipped: Vec<Skipped>,
 }
 
@@ -193,8 +194,8 @@ pub fn has_condition(status: &PodStatus, kind: &str, value: &str) -> bool {
 /// Returns the addresses in `podIPs`. If `podIPs` is absent, as with an old kubelet, returns the address in `podIP`.
 ///
 /// Returns no address while the Pod has no sandbox. After a reboot of the Node, the Pod's status contains the old
-/// addresses until the kubelet has created a new sandbox. The CNI may already have assigned these addresses to other
-/// Pods.
+/// addresses until the kubelet has created a new sandbox. The CNI may already have assigned the addresses in the status
+/// to other Pods.
 fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
     if has_condition(&status, "PodReadyToStartContainers", "False") {
         return Vec::new();
@@ -241,8 +242,8 @@ fn container_port(port: Port) -> Result<ContainerPort, Skipped> {
 ///
 /// # Errors
 ///
-/// If a port number or the protocol is invalid. An absent, zero or empty target port means the Service's own port, as
-/// the API server defaults it.
+/// If a port number or the protocol is invalid. If the target port is absent, zero or empty, the Service's port is also
+/// the target port, as the API server's default is.
 pub fn service_port(spec: ServicePortSpec) -> Result<ServicePort, Skipped> {
     let target = match spec.target_port {
         Some(NumberOrName::Name(name)) if !name.is_empty() => TargetPort::Name(name),

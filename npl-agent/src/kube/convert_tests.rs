@@ -291,7 +291,7 @@ fn a_node_has_internal_and_external_addresses() {
     assert_eq!(skipped, [Skipped::Address, Skipped::Address]);
 }
 
-/// Generates values of a numeric field, including invalid ones that an API server without validation might store.
+/// Generates values of a numeric field, including invalid values that an API server without validation might store.
 fn number() -> impl Strategy<Value = Value> {
     prop_oneof![
         select(vec![0_i64, 1, 80, 65_535, 65_536, -1, i64::MAX, i64::MIN]).prop_map(|number| json!(number)),

@@ -45,7 +45,7 @@ const ACTION: &str = "Publish";
 /// Time limit for sending one Event, including the request that increments the count of an existing Event.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// The number of Events that may be sent in a burst: one for each Pod of a large Node, because one cause may affect all
-/// Pods of a Node.
+/// these Pods.
 const BURST: u32 = 100;
 /// The number of Events per second after a burst. The number is low, because hundreds of Nodes may have the same
 /// problem.
@@ -72,7 +72,7 @@ impl std::fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// Creates the recorder of the agent on this Node.
+    /// Creates the recorder for the agent of the Node `node_name`.
     pub fn new(client: Client, node_name: &str, metrics: Metrics) -> Self {
         Self {
             client,

@@ -17,7 +17,7 @@ const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 pub(super) const REFUSALS_TO_CONFIRM: u32 = 3;
 
 impl FailureKind {
-    /// Classifies an HTTP status that is not a success.
+    /// Returns the kind of failure that an HTTP status without success means.
     pub const fn of_status(code: u16) -> Self {
         match code {
             401 => Self::Unauthorized,
@@ -28,14 +28,15 @@ impl FailureKind {
         }
     }
 
-    /// Classifies an error of the library kube.
+    /// Returns the kind of failure that an error of the library kube means.
     pub fn of(err: &kube::Error) -> Self {
         if let kube::Error::Api(status) = err {
             Self::of_status(status.code)
         } else if matches!(err, kube::Error::SerdeError(_) | kube::Error::FromUtf8(_)) {
             Self::Malformed
         } else {
-            // No answer: the connection, TLS or a proxy failed, or the token file is being replaced.
+            // The API server has not answered: the connection, TLS or a proxy failed, or the token file is being
+            // replaced.
             Self::Unreachable
         }
     }
@@ -58,7 +59,7 @@ pub(super) struct RequestFailure {
     pub(super) kind: FailureKind,
     /// The text of the error's last cause, such as `Connection refused`.
     pub(super) cause: String,
-    /// The delay that the API server requests, at most one minute.
+    /// The delay before the next request that the API server requires, at most one minute.
     pub(super) after: Option<Duration>,
 }
 
@@ -81,8 +82,8 @@ impl RequestFailure {
         Self { kind: FailureKind::Malformed, cause, after: None }
     }
 
-    /// Describes a watch in which a due bookmark did not arrive, for example because the API server is gone, but a
-    /// proxy in front of it keeps the connection open.
+    /// Describes a watch in which a due bookmark did not arrive, for example because a proxy keeps the connection open
+    /// although the API server is gone.
     pub(super) fn without_bookmark(silence: Duration) -> Self {
         let cause = format!("no event or bookmark for {} s", silence.as_secs());
         Self { kind: FailureKind::Unreachable, cause, after: None }

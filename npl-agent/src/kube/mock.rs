@@ -29,7 +29,7 @@ pub(super) fn without_end(text: impl Into<String>) -> AnswerBody {
 pub(super) struct MockServer(mock::Handle<Request<Body>, Response<AnswerBody>>);
 
 pub(super) struct ReceivedRequest {
-    /// Method, path and query of the request.
+    /// The method, the path and the query of the request, as one line of text.
     pub(super) line: String,
     pub(super) content_type: String,
     pub(super) body: Value,
@@ -93,7 +93,7 @@ impl ReceivedRequest {
         self.answer.send_error(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
     }
 
-    /// Leaves the request without an answer for as long as the returned value exists.
+    /// Does not answer the request for as long as the returned value exists.
     pub(super) fn keep_waiting(self) -> SendResponse<Response<AnswerBody>> {
         self.answer
     }

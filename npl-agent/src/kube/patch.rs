@@ -30,7 +30,7 @@ use crate::{
 };
 
 pub(super) const FIELD_MANAGER: &str = "npl-agent";
-/// Time limit for the answer to one patch.
+/// Time limit for the API server's answer to one patch.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// The number of patches that may be sent in a burst. A Node with a thousand Pods can withdraw all annotations in one
 /// burst, because a withdrawal takes two patches per Pod.
@@ -61,7 +61,7 @@ pub struct Patched {
     pub pod: Pod,
 }
 
-/// How the agent reacts to a failed patch.
+/// The agent's reaction to a failed patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// The Pod was deleted, or another Pod has the same name now. The agent does not retry before a watch reports a
@@ -79,7 +79,7 @@ pub enum Class {
 /// Why a patch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PatchError {
-    /// The Pod does not exist (404 with the reason `NotFound`), or has another uid.
+    /// The Pod does not exist (404 with the reason `NotFound`), or a Pod with a different uid has its name.
     #[error("patch pod {pod}: the pod was deleted or recreated")]
     Gone {
         /// The patched Pod.
@@ -97,8 +97,8 @@ pub enum PatchError {
         #[source]
         status: Box<Status>,
     },
-    /// The API server rejected the patch with a status that no other variant covers, for example because of an
-    /// admission policy, or because the Pod's annotations together are too large.
+    /// The API server rejected the patch for a reason that an operator must remove, such as an admission policy, or
+    /// annotations that together are too large.
     #[error(
         "patch pod {pod}: the API server rejects the patch; check admission policies and the size of the annotations"
     )]
@@ -175,12 +175,12 @@ impl PodPatcher {
     /// Applies `write` to a Pod if the Pod still has this uid. A second application of the same write changes nothing.
     ///
     /// Withdrawing an annotation takes two patches: the first patch empties the annotation's list of mappings, and the
-    /// second patch removes the annotation. A client that ignores Pods without the annotation notices the first patch
-    /// (row C-12 of docs/antrea-compatibility.md).
+    /// second patch removes the annotation. The first patch is needed for clients that ignore Pods without the
+    /// annotation (row C-12 of docs/antrea-compatibility.md).
     ///
     /// # Errors
     ///
-    /// [`PatchError`] lists the errors. The API server may have applied the patch in spite of an error.
+    /// [`PatchError`] lists the errors. Even if the result is an error, the API server may have applied the patch.
     pub async fn write(&self, pod: &PodKey, uid: &PodUid, write: &PodWrite) -> Result<Patched, PatchError> {
         match write {
             PodWrite::Set(value) => self.patch(pod, &self.annotation(uid, Some(value))).await,
@@ -243,7 +243,8 @@ impl PodPatcher {
     }
 }
 
-/// Returns the `Status` in the answer's body, or a default `Status` if a proxy answered instead of the API server.
+/// Returns the `Status` in the answer's body. If a proxy answered instead of the API server, returns a default
+/// `Status`.
 fn status(code: u16, body: &[u8]) -> Box<Status> {
     let mut status = serde_json::from_slice::<Status>(body).unwrap_or_default();
     status.code = code;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! After a failed request, builds the client of the API server again from the kubeconfig or service account files. The
-//! cluster's CA, the token and the client certificate may have been replaced since the agent started.
+//! files are read again, because the cluster's CA, the token and the client certificate may have been replaced since
+//! the agent started.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -34,9 +35,9 @@ struct Current {
     is_doubtful: bool,
 }
 
-/// Returns a client that sends requests through `first`. After a request without an answer, or with the answer 401, the
-/// returned client sends requests through the client that `read` builds. If `read` fails, for example while the files
-/// are being replaced, the current client stays in use.
+/// Returns a client that sends requests through the client `first`. After a request without an answer, or with the
+/// answer 401, it sends requests through the client that `read` builds. If `read` fails, for example while the files
+/// are being replaced, the client that is in use stays in use.
 pub(super) fn renewing<F>(first: Client, read: impl Fn() -> F + Send + Sync + 'static) -> Client
 where
     F: Future<Output = Result<Client, ConnectError>> + Send + 'static,

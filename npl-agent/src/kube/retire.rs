@@ -23,13 +23,13 @@ const EVERY: Duration = Duration::from_secs(1);
 /// The DaemonSet of the agents to retire.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// A kubeconfig file; with `None`, the service account of this Pod is used.
+    /// The kubeconfig file to use; with `None`, the service account of this Pod is used.
     pub kubeconfig: Option<PathBuf>,
     /// The namespace of the DaemonSet; with `None`, the namespace of the kubeconfig or of this Pod is used.
     pub namespace: Option<String>,
     /// The name of the DaemonSet.
     pub daemon_set: String,
-    /// The maximum time to wait for the retirement.
+    /// The maximum time to wait until every Node is retired.
     pub timeout: Duration,
 }
 
@@ -67,9 +67,9 @@ pub enum RetireError {
 pub struct Progress {
     /// The number of Nodes that should run an agent.
     pub nodes: i32,
-    /// The minimum number of retired Nodes: those with a ready agent of the changed template.
+    /// The minimum number of retired Nodes: the Nodes that certainly have a ready agent of the changed template.
     pub retired: i32,
-    /// Whether the numbers already refer to the changed template.
+    /// Whether `nodes` and `retired` already refer to the changed template of the DaemonSet.
     pub is_current: bool,
 }
 
@@ -100,8 +100,8 @@ impl std::fmt::Display for Progress {
     }
 }
 
-/// Sets `NPL_RETIRE` on the agents, reports the progress, and returns when every Node is retired. Returns immediately
-/// if the DaemonSet does not exist.
+/// Sets `NPL_RETIRE` on the agents, reports the progress, and returns when every Node is retired. If the DaemonSet does
+/// not exist, returns immediately without an error.
 ///
 /// # Errors
 ///

@@ -25,7 +25,7 @@ use super::{
 /// The events of one watch.
 pub(super) type Events<W> = BoxStream<'static, Result<WatchEvent<W>, RequestFailure>>;
 
-/// The position of a request in a paged list.
+/// Which page of a paged list a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Page {
     /// The number of objects per page; `None` requests all remaining objects.
@@ -34,7 +34,7 @@ pub(super) struct Page {
     pub(super) token: Option<String>,
 }
 
-/// Which objects of a kind are watched.
+/// The selectors that determine which objects of a kind are watched.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
     /// A field selector; `None` selects all objects.
@@ -58,7 +58,7 @@ pub(super) struct Source<W> {
     kind: PhantomData<fn() -> W>,
 }
 
-/// The metadata of a list, without its objects.
+/// A list of which only the metadata is decoded, without the objects.
 #[derive(Deserialize)]
 struct ListHead {
     metadata: ListMeta,

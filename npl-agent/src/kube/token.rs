@@ -16,7 +16,7 @@ use http::{HeaderValue, Request, Response, StatusCode, header::AUTHORIZATION};
 use kube::{client::AuthError, config::AuthInfo};
 use tokio::time::Instant;
 
-/// Time after which the file is read again; the library client-go uses the same time.
+/// Time after which the token file is read again. The library client-go uses the same time.
 const MAX_AGE: Duration = Duration::from_mins(1);
 
 /// A file with a token. Clones share the cached token.
@@ -32,7 +32,7 @@ struct Cached {
 
 impl TokenFile {
     /// Removes the token file from a configuration and returns it. Returns `None` if the configuration has no token
-    /// file, or if it has a token or a user name, because both take precedence over a token file.
+    /// file, or has a token or user name, which takes precedence over the token file.
     pub(super) fn take(access: &mut AuthInfo) -> kube::Result<Option<Self>> {
         if access.token.is_some() || access.username.is_some() {
             return Ok(None);
@@ -61,8 +61,8 @@ impl TokenFile {
 }
 
 impl Cached {
-    /// Returns the current token as the value of the header `Authorization`. If the file cannot be read, for example
-    /// while the kubelet replaces the file, the cached token is used.
+    /// Returns the current token as the value of the header `Authorization`. If the token file cannot be read, for
+    /// example while the kubelet replaces it, returns the cached token.
     fn header(&mut self) -> HeaderValue {
         if self.read_at.is_none_or(|at| at.elapsed() >= MAX_AGE) {
             self.read_at = Some(Instant::now());

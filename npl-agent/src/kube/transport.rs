@@ -31,15 +31,15 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// HTTP/2 pings also detect a dead API server behind a proxy that still acknowledges TCP segments.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Liveness {
-    /// Time without a packet after which TCP sends keep-alive probes.
+    /// Time without a packet after which the kernel sends TCP keep-alive probes.
     idle: Duration,
-    /// Time between two probes.
+    /// Time between two TCP keep-alive probes.
     interval: Duration,
     /// Time without an acknowledgment of data or probes after which the connection fails.
     unacknowledged: Duration,
-    /// Time without a frame after which HTTP/2 sends a ping.
+    /// Time without a received frame after which the HTTP/2 client sends a ping.
     ping_after: Duration,
-    /// Time without a frame after the ping after which the connection fails.
+    /// If no frame arrives within this time after the ping, the connection fails.
     ping_timeout: Duration,
 }
 
@@ -78,8 +78,8 @@ pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Clie
     let service = ServiceBuilder::new()
         .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
         .layer(config.base_uri_layer())
-        // Lists above 128 KiB arrive compressed and are decompressed here. Watches arrive uncompressed, because kube
-        // does not request compression for watches.
+        // The API server compresses lists above 128 KiB, which this layer decompresses. Watches arrive uncompressed,
+        // because kube does not request compression for watches.
         .layer(DecompressionLayer::new())
         .map_request(move |request| TokenFile::authorize(for_requests.as_ref(), request))
         .map_response(move |response| TokenFile::invalidate_if_refused(for_responses.as_ref(), response))

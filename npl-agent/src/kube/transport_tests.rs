@@ -100,8 +100,8 @@ async fn lists_are_requested_compressed_and_watches_are_not() {
     assert_eq!(names, [Some("web-0".to_owned())]);
     assert!(request.contains("\naccept-encoding: gzip\r"), "{request}");
 
-    // A watch must not request compression, because the API server of Kubernetes 1.37 and later would compress each
-    // event separately, and the decoder cannot read separately compressed events.
+    // A watch must not request compression. The API server of Kubernetes 1.37 and later would compress each event
+    // separately, and the decoder cannot read separately compressed events.
     let (watch, request) = tokio::join!(source.watch("10", 240), respond_once(&listener, "", b""));
     assert!(watch.is_ok());
     assert!(request.contains("\naccept-encoding: identity\r"), "{request}");
@@ -147,8 +147,9 @@ async fn serve_watches(listener: TcpListener) {
     }
 }
 
-/// Forwards connections to `server`. Once `swallowed` exceeds a connection's number, the proxy discards the data of the
-/// connection. The proxy still reads what client and server send, so that the kernel acknowledges all segments.
+/// Forwards connections to `server`. The proxy numbers its connections, and discards the data of a connection once
+/// `swallowed` exceeds the connection's number. The proxy still reads what client and server send, so that the kernel
+/// acknowledges all segments.
 async fn proxy(listener: TcpListener, server: SocketAddr, swallowed: Arc<AtomicU64>) {
     for number in 0.. {
         let (client, _peer) = listener.accept().await.unwrap();

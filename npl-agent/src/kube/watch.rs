@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Watches the Pods of this Node, the selected Services and this Node, and sends their changes in the API server's
+//! Watches this Node, its Pods and the selected Services. Sends the changes of each kind of object in the API server's
 //! order.
 //!
-//! A watch resumes at the last resource version that it has received. If the API server's store was restored from a
-//! backup, the versions in the store may be lower than this version, and the API server would send no event until the
-//! store has reached it. After a watch that did not end on time, the agent therefore requests the store's newest
+//! A watch resumes at the last resource version that it has received. After the API server's store was restored from a
+//! backup, the store's versions may be lower. The API server would then send no event until the store has reached the
+//! last received version. After a watch that did not end on time, the agent therefore requests the store's newest
 //! version. If the newest version is lower than the last received version, the agent lists all objects again.
 
 use std::{convert::Infallible, fmt, mem, sync::Arc, time::Duration};
@@ -72,7 +72,7 @@ pub(super) fn spawn(
     tasks
 }
 
-/// Sends the changes of several kinds of objects to one receiver.
+/// Watches objects and sends their changes to a receiver, to which several watches of different kinds of objects send.
 #[derive(Debug)]
 pub struct Watch<C> {
     keys: AnnotationKeys,
@@ -126,22 +126,23 @@ struct ReceiverDropped;
 
 /// How a watch ended.
 enum End {
-    /// The watch ended at the requested time.
+    /// The API server ended the watch at the requested time.
     OnTime,
-    /// The watch ended earlier, for example because the API server stopped. `was_idle` is true if the watch received no
-    /// event.
+    /// The watch ended before the requested time, for example because the API server stopped. `was_idle` is true if the
+    /// watch received no event.
     Early { was_idle: bool },
     /// The watch failed.
     Failed(RequestFailure),
 }
 
-/// Lists objects of one kind and follows their changes.
+/// Lists objects of one kind and watches their changes.
 struct Follower<W: Watched> {
     watch: Watch<W::Change>,
     source: Source<W>,
     delays: Jittered,
     health: WatchHealth,
-    /// Whether the API server sends bookmarks: set by each bookmark, and cleared when a due bookmark does not arrive.
+    /// Whether the API server sends bookmarks. Each bookmark sets this field, and a due bookmark that does not arrive
+    /// clears it.
     receives_bookmarks: bool,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs failed lists and watches, and counts them in a metric.
+//! Logs failed lists and watches, and reports them to an observer, which counts them in a metric.
 
 use std::{collections::BTreeMap, fmt, mem, sync::Arc};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::metrics::{Metrics, WatchedResource};
 
-/// Receives the failures and recoveries of watches. Also names the process and its manifest for log lines about
+/// Receives the failures and successes of watches. Also names the process and its manifest for log lines about
 /// failures.
 pub trait WatchObserver: fmt::Debug + Send + Sync {
     /// Returns the name of the process in log lines, such as `agent`.
@@ -67,7 +67,8 @@ impl WatchHealth {
         Self { subject, observer, failing: BTreeMap::new(), refusals: 0 }
     }
 
-    /// Records that the API server has accepted a watch. The log reports a recovery only after the first event.
+    /// Records that the API server has accepted a watch. A watch that failed before counts as recovered only after its
+    /// first event.
     pub(super) fn record_start(&self) {
         self.observer.record_success(self.subject);
     }

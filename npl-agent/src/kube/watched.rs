@@ -15,7 +15,7 @@ use crate::{
     metrics::WatchedResource,
 };
 
-/// A watched kind of object, and its conversion to changes.
+/// A kind of object that the agent watches, and the conversion of objects to changes.
 pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static {
     /// The kind of object.
     const SUBJECT: WatchedResource;
@@ -23,9 +23,9 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
     /// because an outdated list could lack a Pod that already has mappings. Only a list that may be too large for
     /// memory is paged: the API server reads each page from etcd, but can answer an unpaged list from its watch cache.
     const PAGE_SIZE: Option<u32>;
-    /// Whether the request for the newest version uses the field selector of the watch. This is true only for a
-    /// selector by name: the API server then reads a single object. With any other selector, the API server would read
-    /// objects until one matches.
+    /// Whether the request for the newest resource version uses the field selector of the watch. This is true only for
+    /// a selector by name: the API server then reads a single object. With any other selector, the API server would
+    /// read objects until one matches.
     const IS_SELECTED_BY_NAME: bool = false;
     /// The type of `core::model` to which the Kubernetes object is converted.
     type Model: Send;
@@ -35,7 +35,7 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
     /// Converts an object. Returns `None` if the object has no name, namespace or uid.
     fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Self::Model>>;
     /// Returns whether to keep an object of a list. Objects that the agent does not need, such as most of ten thousand
-    /// Services, are dropped early, because all kept objects occupy memory until the list is complete.
+    /// Services, are dropped early, because kept objects occupy memory until the list is complete.
     fn is_relevant(_object: &Self::Model) -> bool {
         true
     }
@@ -46,7 +46,7 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
     fn applied(object: Self::Model) -> Self::Change;
     /// Creates the change for a deleted object.
     fn gone(object: Self::Model) -> Self::Change;
-    /// Returns the change to send after a restore of the API server's store, before the new list.
+    /// Returns the change to send before the list, if the API server's store was restored from a backup.
     fn restored() -> Option<Self::Change> {
         None
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The queue of writes to Pods: at most eight requests are in flight at the same time, and further writes wait in the
+//! The queue of writes to Pods. At most eight requests are in flight at the same time, and further writes wait in the
 //! order of their arrival.
 
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use crate::core::{
 /// API server if a hundred Nodes start at the same time.
 const MAX_IN_FLIGHT: usize = 8;
 
-/// A write to the Pod of this name and uid.
+/// A write, with the name and uid of the Pod to which it applies.
 pub type PodWriteRequest = (PodKey, PodUid, PodWrite);
 
 /// The queue of writes.

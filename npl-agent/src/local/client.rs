@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Why the agent did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// The socket does not exist, or no process listens on it.
+    /// The agent's local socket does not exist, or no process listens on the socket.
     #[error("no agent listens on {socket}: {source}")]
     Absent {
         /// The path of the socket.

@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 ///
-/// If the directory cannot be created or written, or the path is too long for a socket.
+/// If the runtime directory cannot be created or written, or if the path is too long for a socket.
 pub fn bind(folder: &Path) -> Result<UnixListener, SocketError> {
     let socket = socket(folder);
     listen(folder, &socket).map_err(|source| SocketError { socket, source })

@@ -15,7 +15,7 @@ use crate::core::model::Family;
 
 /// Reads the counters of the kernel programs, summed over all CPUs.
 pub trait DatapathCounters: Send + Sync {
-    /// Reads all counters. The result is empty if the counters cannot be read.
+    /// Reads all counters. If the counters cannot be read, the result is empty.
     fn read(&self) -> Counts;
 }
 
@@ -24,7 +24,7 @@ pub trait DatapathCounters: Send + Sync {
 pub struct Counts {
     /// The number of packets by drop or pass reason.
     pub reasons: Vec<(&'static str, u64)>,
-    /// Traffic of the mappings of each IP family, including removed mappings.
+    /// For each IP family, the traffic of all mappings, including removed mappings.
     pub totals: Vec<FamilyTotals>,
 }
 

@@ -171,7 +171,7 @@ impl fmt::Display for WatchedResource {
     }
 }
 
-/// The kind of an [`Op`].
+/// The kind of an [`Op`]; also the value of the metric label `op`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OpName {
     /// Bind a socket to the node port.
@@ -275,7 +275,7 @@ impl RemovalCause {
     }
 }
 
-/// A map whose number of entries only the sweeper counts; also the value of the metric label `table`.
+/// A map whose entries are counted only by the sweeper; also the value of the metric label `table`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SweptTable {
     /// The map of half-open entries.

@@ -85,7 +85,7 @@ struct Inner {
 /// Numbers of node ports of one IP family and protocol, by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortCounts {
-    /// Node ports that are allocated to a mapping.
+    /// Node ports that are allocated to a Pod port.
     pub used: u64,
     /// Node ports that are free for a new mapping.
     pub free: u64,
@@ -149,7 +149,7 @@ impl Metrics {
         Self(Arc::new(Inner { registry, standard, families }))
     }
 
-    /// Counts an op by its outcome.
+    /// Counts an op by its kind and its outcome.
     pub fn count_op(&self, op: &Op, outcome: OpOutcome) {
         self.0.families.ops.get_or_create(&OpLabels { op: OpName::of(op), outcome }).inc();
     }
@@ -230,7 +230,7 @@ impl Metrics {
         self.0.families.ready.set(i64::from(is_ready));
     }
 
-    /// Sets the number of mappings of an IP family, including draining ones.
+    /// Sets the number of mappings of an IP family, including draining mappings.
     pub fn set_mappings(&self, family: Family, count: u64) {
         self.0.families.mappings.get_or_create(&FamilyLabel { family }).set(gauge(count));
     }

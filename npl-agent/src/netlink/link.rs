@@ -37,14 +37,14 @@ pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     })
 }
 
-/// Returns the ifindex of the lower device from which this VLAN, macvlan or ipvlan device receives its frames; `None`
-/// for other devices.
+/// Returns the ifindex of the lower device from which a VLAN, macvlan or ipvlan device receives its frames; `None` if
+/// the device is of a different kind.
 pub(super) fn carrier(link: &LinkMessage) -> Option<u32> {
     if matches!(info_kind(link)?, InfoKind::Vlan) { lower_device(link) } else { shared_device(link) }
 }
 
-/// Returns the ifindex of the lower device whose network this macvlan or ipvlan device shares; `None` for other
-/// devices.
+/// Returns the ifindex of the lower device whose network a macvlan or ipvlan device shares; `None` if the device is of
+/// a different kind.
 fn shared_device(link: &LinkMessage) -> Option<u32> {
     let is_shared =
         matches!(info_kind(link)?, InfoKind::MacVlan | InfoKind::MacVtap | InfoKind::IpVlan | InfoKind::IpVtap);
@@ -123,8 +123,8 @@ fn keeps_vlan_tags(link: &LinkMessage) -> bool {
 }
 
 /// Returns whether a GRE device has a remote address or, with `external`, gets the remote address from a route. A GRE
-/// device without both adds the outer header before its TC egress hook runs (`ipgre_header_ops` and `ip6gre_header_ops`
-/// of the kernel), so the programs cannot parse the device's packets.
+/// device without a remote address adds the outer header before its TC egress hook runs, so the programs cannot parse
+/// its packets (`ipgre_header_ops` and `ip6gre_header_ops` of the kernel).
 fn has_tunnel_destination(link: &LinkMessage) -> bool {
     let v4 = |it: &InfoGre| {
         matches!(it, InfoGre::CollectMetadata)

@@ -16,8 +16,8 @@ use super::{NetlinkError, request};
 /// The maximum number of dumps of a list that changes during each of these dumps.
 const TRIES: usize = 8;
 
-/// A netlink socket that is used only for dumps, because it also returns the final message of each dump, which callers
-/// of requests that are no dumps do not expect.
+/// A netlink socket that is used only for dumps. The socket also returns the final message of each dump, which the
+/// callers of other requests do not expect.
 pub(super) struct Lists {
     handle: Handle,
     driver: AbortHandle,
@@ -35,7 +35,7 @@ impl Lists {
     ///
     /// # Errors
     ///
-    /// If the kernel returns an error, or a change interrupts every attempt.
+    /// If the kernel returns an error, or if the list changes during every attempt.
     pub(super) async fn dump<T>(
         &self,
         operation: &'static str,
@@ -60,7 +60,7 @@ impl Drop for Lists {
     }
 }
 
-/// Returns the messages of a complete dump; `None` if the list changed during the dump.
+/// Returns the messages of a dump; `None` if the dump is not complete, because the list changed during the dump.
 fn complete(
     answers: Vec<NetlinkMessage<RouteNetlinkMessage>>,
 ) -> Result<Option<Vec<RouteNetlinkMessage>>, rtnetlink::Error> {

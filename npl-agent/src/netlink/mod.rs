@@ -54,7 +54,7 @@ pub enum NetlinkError {
     /// The netlink socket could not be opened.
     #[error("open a netlink socket")]
     Open(#[source] std::io::Error),
-    /// The kernel returned an error for a request.
+    /// The kernel returned an error for the request `operation`.
     #[error("{operation} by netlink")]
     Request {
         /// The request as verb and object, such as `list devices`.
@@ -87,7 +87,7 @@ fn request(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetlinkE
 pub struct Survey {
     /// The Pod addresses whose routes were looked up.
     pub pods: BTreeSet<IpAddr>,
-    /// The route to each of these Pod addresses; addresses without a route are absent.
+    /// The route to each Pod address in `pods`; an address without a route is absent.
     pub routes: BTreeMap<IpAddr, Route>,
     /// Every device of this network namespace, sorted by ifindex.
     pub devices: Vec<Device>,
@@ -104,9 +104,8 @@ pub struct Survey {
 /// A running survey of the network.
 pub type SurveyTask = JoinHandle<Result<Survey, NetlinkError>>;
 
-/// Starts to read devices and the routes to Pods on a separate thread, because a request can wait for the kernel's
-/// `rtnl` lock for seconds while Pods are created and deleted. Qdiscs, filters and programs are read only if
-/// `inspection` is given.
+/// Starts to read devices and the routes to Pods on a separate thread. While Pods are created and deleted, a request
+/// can wait seconds for the kernel's `rtnl` lock. Qdiscs, filters and programs are read only if `inspection` is given.
 pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> SurveyTask {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     tokio::task::spawn_blocking(move || {
@@ -128,7 +127,7 @@ pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> Surve
     })
 }
 
-/// Waits for a survey and returns its result. If the thread of the survey panics, the caller panics too.
+/// Waits for a survey and returns its result. If the thread of the survey has panicked, the caller also panics.
 ///
 /// # Errors
 ///
@@ -237,7 +236,7 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
     message.header.address_family = family;
     message.header.destination_prefix_length = length;
     message.attributes.push(RouteAttribute::Destination(destination));
-    // An error means that there is no route to the address.
+    // If the kernel returns an error, the address has no route.
     let found = handle.route().get(message).execute().try_next().await.ok()??;
     let metrics =
         found.attributes.iter().filter_map(|it| if let RouteAttribute::Metrics(all) = it { Some(all) } else { None });
@@ -252,8 +251,8 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
 /// ignored, because remote clients cannot reach them.
 async fn read_addresses(lists: &Lists) -> Result<BTreeMap<u32, Vec<IpAddr>>, NetlinkError> {
     let mut addresses: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
-    // Each IP family needs a separate dump: in one dump of both families, the kernel does not always report that
-    // addresses of the first family have changed.
+    // Each IP family needs a separate dump. In one dump of both families, the kernel does not always report a change of
+    // addresses of the first family.
     for family in FAMILIES {
         let mut wanted = AddressMessage::default();
         wanted.header.family = family;
@@ -293,10 +292,10 @@ fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
     }
 }
 
-/// Yields an item for each possible change of devices, addresses, default and host routes, or rules. Removed qdiscs and
-/// filters also yield an item; added qdiscs and filters do so only with `with_attachments`, and filters only if other
-/// software added them. An overrun of the receive buffer also yields an item, because messages about changes may have
-/// been lost.
+/// Yields an item for each message about a change of devices, addresses, default and host routes, or policy rules.
+/// Removed qdiscs and filters also yield an item; added qdiscs and filters do so only with `with_attachments`, and
+/// filters only if other software added them. An overrun of the receive buffer also yields an item, because messages
+/// about changes may have been lost.
 ///
 /// # Errors
 ///

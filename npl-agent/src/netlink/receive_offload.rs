@@ -15,7 +15,7 @@ const FRAGLIST: &str = "rx-gro-list";
 ///
 /// # Errors
 ///
-/// If the kernel has no netlink interface of ethtool, or returns an error.
+/// If the kernel has no netlink family `ethtool`, or returns an error.
 pub async fn devices_with_fraglists() -> Result<BTreeSet<String>, NetlinkError> {
     let (connection, mut handle, _unsolicited) = ethtool::new_connection().map_err(NetlinkError::Open)?;
     let connection = tokio::spawn(connection);

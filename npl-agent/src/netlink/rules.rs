@@ -20,9 +20,9 @@ const SUPPRESSES_NOTHING: u32 = u32::MAX;
 /// The mask of a rule that compares all bits of the packet's mark.
 const WHOLE: u32 = u32::MAX;
 
-/// Reads policy routing. The first result contains the default routes, the tables of all rules that match a mark, and,
-/// in the kernel's order, the rules that select a single source address, a mark or an incoming device. The second
-/// result contains the egress devices of all routes with a gateway.
+/// Reads policy routing. The first result contains the default routes, and the tables of all rules that match a mark.
+/// It also contains, in the kernel's order, the rules that select a single source address, a mark or an incoming
+/// device. The second result contains the egress devices of all routes with a gateway.
 pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32>), NetlinkError> {
     let mut routing = Routing::default();
     for family in FAMILIES {
@@ -30,7 +30,7 @@ pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32
         wanted.header.family = family;
         let pick = |message| if let RouteNetlinkMessage::NewRule(rule) = message { Some(rule) } else { None };
         match lists.dump("list rules", RouteNetlinkMessage::GetRule(wanted), pick).await {
-            // A kernel without policy routing returns an error, which means that there are no rules.
+            // A kernel without policy routing returns an error, and has no rules.
             Err(NetlinkError::Request { .. }) => {}
             listed => {
                 let listed = listed?;

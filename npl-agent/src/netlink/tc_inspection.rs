@@ -39,7 +39,7 @@ pub struct TcInspection {
     pub rule_names: Option<fn() -> io::Result<RuleNames>>,
 }
 
-/// The qdisc kinds of each device, by ifindex.
+/// The kinds of the qdiscs of each device, such as `clsact`, by ifindex.
 pub(super) type Queues = BTreeMap<u32, BTreeSet<String>>;
 
 /// Reads the qdiscs, filters and programs of the selected devices, by ifindex. A device that cannot be inspected is
@@ -141,7 +141,7 @@ pub(super) fn is_queue(queue: &TcMessage) -> bool {
     !is_hook(kind(queue))
 }
 
-/// Removes the clsact qdisc of the device with this ifindex if the qdisc has no filter. Returns the device's name if
+/// If the clsact qdisc of the device with this ifindex has no filter, removes the qdisc. Returns the device's name if
 /// the qdisc was removed.
 ///
 /// # Errors

@@ -19,7 +19,7 @@ const MAX_CHAINS: usize = 500;
 /// single rule.
 const ANONYMOUS: [&str; 2] = ["__set", "__map"];
 
-/// Reads the filter chains of the forward hook, and all chains to which these chains jump.
+/// Reads the filter chains of the forward hook, and all chains to which the rules of these chains jump.
 ///
 /// # Errors
 ///
@@ -282,7 +282,7 @@ impl Draft {
     }
 }
 
-/// Returns the number of the 4-byte register at which a register begins: `NFT_REG_1` to `NFT_REG_4` are 16-byte
+/// Returns the number of the 4-byte register at which `register` begins. `NFT_REG_1` to `NFT_REG_4` are 16-byte
 /// registers.
 const fn normal(register: u32) -> u32 {
     match register {

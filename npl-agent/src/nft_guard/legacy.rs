@@ -31,7 +31,7 @@ const ATTEMPTS: usize = 5;
 ///
 /// # Errors
 ///
-/// If the kernel's file with the names exists but cannot be read.
+/// If the kernel's file with the names of the tables exists, but cannot be read.
 pub(super) fn tables(family: Family) -> io::Result<Vec<String>> {
     let path = match family {
         Family::V4 => "/proc/thread-self/net/ip_tables_names",

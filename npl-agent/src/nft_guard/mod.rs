@@ -71,7 +71,7 @@ pub struct Guard {
 enum Update {
     /// All mappings, which replace the mappings of earlier updates.
     All(BTreeMap<Frontend, PodEndpoint>),
-    /// One mapping that was written or, without an endpoint, removed.
+    /// One mapping that was written, with its endpoint, or one mapping that was removed, with `None`.
     One(Frontend, Option<PodEndpoint>),
     /// All connection marks that the table must set.
     Markings(BTreeSet<Marking>),
@@ -155,7 +155,7 @@ pub fn remove() -> io::Result<bool> {
     table::remove(&Connection::open()?)
 }
 
-/// What NPL's table in the kernel currently does.
+/// The effects of NPL's nftables table in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TableState {
     /// Number of Pod endpoints that are exempt from masquerading; `None` if the table is absent, incomplete, or only
@@ -201,7 +201,7 @@ pub fn rule_names() -> io::Result<RuleNames> {
     names::read()
 }
 
-/// Reads the forward chains of the Node's firewall; empty if the kernel has no nftables.
+/// Reads the chains of the Node's firewall that process forwarded packets; empty if the kernel has no nftables.
 ///
 /// # Errors
 ///
@@ -336,7 +336,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Logs when the table begins to exempt replies or to mark connections.
+    /// Logs when the table begins to exempt replies from masquerading, or begins to mark connections.
     fn log(&mut self, content: &Content) {
         if self.keeps_sources.update(content.keeps_sources) && content.keeps_sources {
             let endpoints = content.endpoints.len();
@@ -366,7 +366,8 @@ fn has_legacy_nat() -> io::Result<bool> {
     has_legacy_table("nat")
 }
 
-/// Returns whether legacy iptables has this table in any IP family. nftables does not list tables of legacy iptables.
+/// Returns whether legacy iptables has this table for IPv4 or for IPv6. nftables does not list tables of legacy
+/// iptables.
 fn has_legacy_table(table: &str) -> io::Result<bool> {
     for family in Family::ALL {
         if legacy::tables(family)?.iter().any(|name| name == table) {

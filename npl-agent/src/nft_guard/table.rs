@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Creates, updates, reads back and removes the nftables table.
+//! Creates, updates, reads and removes NPL's nftables table.
 
 use std::{collections::BTreeSet, io, net::IpAddr, ops::ControlFlow};
 
@@ -16,7 +16,7 @@ use crate::core::{
     model::{Family, Protocol},
 };
 
-/// The name of the table, without its family.
+/// The name of NPL's nftables table, without the family `inet`.
 pub(super) const TABLE: &str = "npl";
 /// Maximum number of set elements in one message. The number is limited, because a netlink attribute holds at most
 /// 65,535 bytes.
@@ -38,7 +38,7 @@ pub(super) struct Content {
     pub(super) endpoints: BTreeSet<PodEndpoint>,
     /// Whether the chain `replies` exists, which exempts replies from masquerading.
     pub(super) keeps_sources: bool,
-    /// The rules of the chain `requests`, which mark connections.
+    /// The connection marks that the rules of the chain `requests` set.
     pub(super) markings: BTreeSet<Marking>,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The part of nftables' netlink protocol that the agent uses. Numbers in nftables' attributes are in network byte
-//! order.
+//! The messages and attributes of nftables' netlink protocol that the agent uses. Numbers in nftables' attributes are
+//! in network byte order.
 
 use std::{io, ops::ControlFlow};
 
@@ -146,7 +146,7 @@ impl Connection {
         self.answers(|_| false, on_object)
     }
 
-    /// Receives answers until the acknowledgment of the last command, or the end of a dump.
+    /// Receives the kernel's answers until the acknowledgment of the last command, or until the end of a dump.
     fn answers(
         &self,
         is_last: impl Fn(u32) -> bool,

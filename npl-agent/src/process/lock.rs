@@ -22,7 +22,7 @@ use npl_common::names::PIN_ROOT;
 
 /// The mode of the directory: only root can open and lock it.
 const ONLY_ROOT: u32 = 0o700;
-/// The time for which a process tries to acquire the lock while only checks such as [`is_taken`] hold it.
+/// How long a process tries to acquire the lock while only checks, such as [`is_taken`], hold the lock.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The delay between two attempts to acquire the lock. The delay is short, because a process that only checks the lock
 /// holds the lock for microseconds.
@@ -58,7 +58,7 @@ pub struct Lock {
 ///
 /// # Errors
 ///
-/// If another process holds the lock, or this process may not create or open the directory.
+/// If another process holds the lock, or if this process is not permitted to create or open the directory.
 pub fn take(bpffs: &Path) -> Result<Lock, LockError> {
     let folder = bpffs.join(PIN_ROOT);
     let started = Instant::now();
@@ -200,7 +200,7 @@ mod tests {
         assert!(!is_taken(missing));
     }
 
-    /// `npl-agent status` may check the lock while an agent starts.
+    /// `npl-agent status` may check the lock while an agent starts, so a check must not block the start.
     #[test]
     fn checking_the_lock_does_not_block_a_starting_agent() {
         let (folder, is_over) = (Folder::new("checked"), AtomicBool::new(false));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the SELinux type of this process. Error messages name the type, because denials by SELinux cause the same
-//! errors as missing capabilities.
+//! Reads the SELinux type of this process. Error messages contain the type, because a denial by SELinux causes the same
+//! error as a missing capability.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sets up logging to standard error. Standard output is only for the results of commands.
+//! Sets up logging to standard error. Logs do not go to standard output, which is only for the results of commands.
 
 use std::io::{self, IsTerminal};
 
@@ -12,8 +12,8 @@ use tracing_subscriber::{
 /// The environment variable with the log filter, in the syntax of `tracing_subscriber::EnvFilter`.
 pub const FILTER_VARIABLE: &str = "NPL_LOG";
 
-/// The default log filter. The library kube is excluded, because kube logs every failed request at level `error`; the
-/// agent logs a failure itself, once and with the effect of the failure.
+/// The default log filter. The library kube is excluded, because it logs every failed request at level `error`. The
+/// agent logs failed requests itself, and states the effect.
 #[cfg(not(feature = "trace"))]
 pub(crate) const DEFAULT_FILTER: &str = "warn,npl_agent=info,kube_client=off,kube_runtime=off";
 /// The default filter of the trace build, which includes the logs of the kernel programs.

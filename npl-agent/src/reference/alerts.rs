@@ -123,8 +123,7 @@ pub(super) const ALERTS: [Alert; 13] = [
     },
 ];
 
-/// Renders the rules as YAML, in the form of a Prometheus rule file, which is also the form of a `PrometheusRule`'s
-/// `spec`.
+/// Renders the alert rules as a Prometheus rule file in YAML. The `spec` of a `PrometheusRule` has the same form.
 pub(super) fn rules() -> String {
     let mut text =
         "# SPDX-License-Identifier: Apache-2.0\n# Rendered from npl-agent/src/reference/alerts.rs by `cargo \

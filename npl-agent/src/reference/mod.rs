@@ -73,14 +73,15 @@ const SOURCES: [Source; 6] = [
     },
 ];
 
-/// The file, title and purpose of the two pages that this crate does not render: xtask renders one page from the Helm
-/// chart, and npl-feed renders the other.
+/// The file, title and purpose of the pages that this crate does not render: one is rendered by xtask from the Helm
+/// chart, the other by npl-feed.
 const FURTHER: [(&str, &str, &str); 2] = [
     ("values.md", "Values of the chart", "Every value of the Helm chart, with its default."),
     ("feed.md", "Flags of npl-feed", "The flags, environment variables and defaults of `npl-feed`."),
 ];
 
-/// Returns the files of the Helm chart that are rendered from the code, each with its path in the repository.
+/// Returns the content of the Helm chart's files that are rendered from the code, each with the file's path in the
+/// repository.
 pub fn chart_files() -> [(&'static str, String); 2] {
     [(alerts::FILE, alerts::rules()), (dashboard::FILE, dashboard::dashboard())]
 }

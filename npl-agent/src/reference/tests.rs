@@ -30,7 +30,7 @@ fn committed_pages_are_current() {
     assert_eq!(files.collect::<BTreeSet<_>>(), known, "docs/reference/ contains generated pages only");
 }
 
-/// The test compares only the table, because the rest of the page is written by hand.
+/// The test compares only the table of `docs/compatibility.md`, because the rest of the page is written by hand.
 #[test]
 fn the_table_of_networks_is_current() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/compatibility.md");

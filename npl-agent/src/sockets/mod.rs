@@ -4,8 +4,8 @@
 //! A TCP socket is bound without `SO_REUSEADDR`, so no other process can bind the port. The agent does not call
 //! `listen`: a client of a port without a mapping gets an RST from the kernel.
 //!
-//! While the kernel has not loaded SCTP, no process has bound an SCTP port, so the agent reserves SCTP ports without a
-//! socket: opening an SCTP socket would load the kernel module and enlarge the Node's attack surface.
+//! As long as the kernel has not loaded SCTP, no process has bound an SCTP port, and the agent reserves SCTP ports
+//! without a socket. Opening an SCTP socket would load the kernel module and enlarge the Node's attack surface.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use crate::core::model::{Family, Frontend, Protocol};
 /// The file with the kernel's list of socket protocols, one protocol in each line.
 const PROTOCOLS: &str = "/proc/net/protocols";
 
-/// Why a port could not be reserved.
+/// Why a node port could not be reserved.
 #[derive(Debug, thiserror::Error)]
 pub enum ReserveError {
     /// Another process has bound the port. The agent allocates another port.
@@ -30,7 +30,7 @@ pub enum ReserveError {
     /// limit of open files is reached.
     #[error("reserve node port {frontend}")]
     Refused {
-        /// The node port, its protocol and IP family.
+        /// The node port, with its protocol and IP family.
         frontend: Frontend,
         /// The kernel's error.
         #[source]
@@ -46,8 +46,8 @@ pub struct Reservations {
 }
 
 impl Reservations {
-    /// Returns the reserved ports. Once the kernel has loaded SCTP, SCTP ports without a socket are no longer returned,
-    /// so that the agent reserves them again with a socket.
+    /// Returns the reserved ports. Once the kernel has loaded SCTP, an SCTP port without a socket is no longer
+    /// returned, so that the agent reserves the port again with a socket.
     pub fn observe(&mut self) -> BTreeSet<Frontend> {
         if self.reserved.values().any(Option::is_none) && has_sctp() {
             self.reserved.retain(|_, socket| socket.is_some());
@@ -59,7 +59,7 @@ impl Reservations {
     ///
     /// # Errors
     ///
-    /// If another process has bound the port, or the kernel returns another error.
+    /// If another process has bound the port, or if the kernel refuses the socket for a different reason.
     pub fn reserve(&mut self, frontend: Frontend) -> Result<(), ReserveError> {
         if self.reserved.contains_key(&frontend) {
             return Ok(());
@@ -79,7 +79,7 @@ impl Reservations {
         Ok(())
     }
 
-    /// Closes the socket of a port, so that other processes can bind it.
+    /// Closes the socket of a node port, so that processes other than the agent can bind the port.
     pub fn release(&mut self, frontend: Frontend) {
         self.reserved.remove(&frontend);
     }

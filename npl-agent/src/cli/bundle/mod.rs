@@ -24,7 +24,7 @@ use crate::{
     local,
 };
 
-/// The directory of the documents in the archive.
+/// The directory in the archive that contains the documents.
 const FOLDER: &str = "npl-bundle";
 const README: &str = "npl-agent bundle: the state of NPL on one Node.
 

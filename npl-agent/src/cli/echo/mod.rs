@@ -111,7 +111,7 @@ mod tests {
         },
     };
 
-    /// Starts a server whose threads end with the test process.
+    /// Starts an echo server, whose threads end with the test process.
     fn start(protocol: Protocol) -> SocketAddr {
         let args = EchoServeArgs { name: "echo-1".to_owned(), listen: vec![Listen { protocol, port: 0 }] };
         let [port] = server::start(&args).unwrap()[..] else { panic!("one port") };

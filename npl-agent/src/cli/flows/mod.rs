@@ -86,7 +86,7 @@ pub async fn show(args: &FlowsArgs) -> anyhow::Result<()> {
     };
     let rows = rows(&records, agent.as_ref(), &filter, now);
     match args.node.view.output {
-        // Each flow is one line, so that `grep` and `jq` can process long output line by line.
+        // Each flow is one line of JSON, so that `grep` and `jq` can process long output line by line.
         OutputFormat::Json => {
             let line = |row| serde_json::to_string(row).map(|line| line + "\n");
             print(&rows.iter().map(line).collect::<Result<String, _>>()?)

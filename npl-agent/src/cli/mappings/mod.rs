@@ -20,7 +20,7 @@ use crate::{
 /// The escape sequence that moves the cursor to the top left and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// Prints the mappings once, or repeatedly with `--watch`.
+/// Prints the node ports of this Node once. With `--watch`, prints the node ports again at each interval.
 ///
 /// # Errors
 ///

@@ -40,7 +40,7 @@ pub(in crate::cli) struct MappingRow {
     pub(in crate::cli) ends_in_millis: Option<u64>,
     /// Whether the mapping has a list of allowed sources.
     pub(in crate::cli) restricted: bool,
-    /// Source ranges in CIDR notation; empty if the mapping is not restricted, or if no source is allowed.
+    /// The allowed source ranges in CIDR notation; empty if the mapping is not restricted, or if no source is allowed.
     pub(in crate::cli) allowed_sources: Vec<String>,
     pub(in crate::cli) request_packets: u64,
     pub(in crate::cli) request_bytes: u64,

@@ -16,7 +16,7 @@ use crate::{
     nft_guard,
 };
 
-/// The section of the output about other software in the Node's network.
+/// The part of the output of `npl-agent status` about other software in the Node's network.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct NetworkView {

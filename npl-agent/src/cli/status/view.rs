@@ -57,7 +57,7 @@ pub(super) struct Status {
     /// The recognized CNI, policy engines and Service proxy, and programs that run before NPL's programs.
     #[serde(flatten)]
     pub(super) network: NetworkView,
-    /// Addresses of Pods whose packets are redirected between devices and bypass the kernel stack.
+    /// The addresses of Pods whose packets are redirected from device to device, bypassing the kernel stack.
     pub(super) redirected_pods: BTreeSet<IpAddr>,
     /// Whether the forwarding mode is `offload`, in which a flow is redirected only after the kernel stack has
     /// forwarded packets of the flow.
@@ -84,7 +84,7 @@ pub(super) struct Status {
     pub(super) connection_marks: Vec<String>,
     /// Why the nftables table could not be read; absent if the table was read.
     pub(super) guard_refusal: Option<String>,
-    /// The names of the pinned programs, by build.
+    /// The names of the pinned programs, by the build to which the programs belong.
     pub(super) programs: BTreeMap<String, Vec<String>>,
     /// The number of packets by drop or pass reason, since the programs were first loaded.
     pub(super) reasons: BTreeMap<&'static str, u64>,
@@ -174,7 +174,7 @@ pub(super) struct Readings<'a> {
 }
 
 impl Status {
-    /// Computes the output from these facts.
+    /// Computes the output of `npl-agent status` from these readings.
     pub(super) fn new(readings: Readings<'_>) -> Self {
         let Readings { inspection, flows, flow_capacities, network, agent_running, agent, devices, held, sample } =
             readings;

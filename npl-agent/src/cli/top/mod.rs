@@ -91,7 +91,7 @@ fn pressed(patience: Duration) -> anyhow::Result<Option<Pressed>> {
     })
 }
 
-/// One reading of the kernel's counters and the agent's state.
+/// What one reading of the kernel's maps and of the agent's state returned.
 struct Reading {
     at: Instant,
     inspection: Inspection,

@@ -98,8 +98,8 @@ fn summary(written: u64, unwritten: u64, left_out: LeftOut, rate: u64) -> Vec<St
     sentences
 }
 
-/// Prints the sentences on a separate thread, because standard error may be the same pipe as the output, and the reader
-/// of this pipe may have paused.
+/// Prints the sentences on a separate thread. Standard error may be the same pipe as the output, and the pipe's reader
+/// may have paused.
 async fn report(sentences: Vec<String>, signals: &mut Signals) {
     let (done, printed) = oneshot::channel::<()>();
     thread::spawn(move || {
@@ -224,7 +224,8 @@ impl Shown<'_> {
         Batch::Full
     }
 
-    /// Empties the ring buffer, and returns the number of its records that would have been shown.
+    /// Reads the remaining trace records from the ring buffer, and returns how many of these records would have been
+    /// shown.
     fn rest_of(&self, trace: &mut PacketTrace) -> u64 {
         let mut rest = 0;
         while let Some(record) = trace.next_record().filter(|_| self.records + rest < self.limit) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes the trace records on a separate thread, so that a reader that pauses the output delays neither the handling
-//! of signals nor the extension of the trace filter's lease.
+//! Writes the trace records on a separate thread. If the reader of the output pauses, the command can still handle
+//! signals and extend the trace filter's lease.
 
 use std::{
     sync::{
@@ -74,7 +74,7 @@ impl<T: Send + 'static> Writer<T> {
         self.records.closed().await;
     }
 
-    /// Returns the counter of the records that the sink has accepted.
+    /// Returns the counter of the records that were written to the output.
     pub(super) fn written(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.written)
     }
