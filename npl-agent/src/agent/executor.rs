@@ -25,7 +25,7 @@ use crate::{
     sockets::{Reservations, ReserveError},
 };
 
-/// Why an operation failed.
+/// Why an op of the core failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpError {
     /// An operation on a BPF map failed.
@@ -43,7 +43,7 @@ pub enum OpError {
          {wait:?} at the earliest"
     )]
     RecentTraffic {
-        /// The node port.
+        /// The node port that was not reserved.
         frontend: Frontend,
         /// How long no packet may arrive at the port until the port counts as unused.
         wait: Duration,

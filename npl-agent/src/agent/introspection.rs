@@ -55,7 +55,7 @@ impl Introspection {
         }
     }
 
-    /// Waits for the next request. The future stays pending if the local socket could not be opened.
+    /// Waits for the next request of a command. The future stays pending if the local socket could not be opened.
     pub(super) async fn next_request(&mut self) -> Request {
         match self.requests.recv().await {
             Some(request) => request,

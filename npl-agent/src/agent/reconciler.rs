@@ -52,8 +52,8 @@ const NETWORK_REST: Duration = Duration::from_millis(500);
 const QUIET: Duration = Duration::from_millis(500);
 /// How often an idle loop reports to the liveness probe.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Maximum number of consecutive passes. If operations are left after these passes, the loop handles waiting events
-/// before it continues.
+/// Maximum number of passes that the loop makes in succession. If operations are left after these passes, the loop
+/// handles waiting events before it continues.
 const MOST_ROUNDS: usize = 64;
 
 /// Why the main loop ended with an error.
@@ -110,9 +110,9 @@ pub struct Reconciler {
 /// The targets to which programs are attached: network devices and a cgroup.
 #[derive(Debug)]
 pub struct ProgramTargets {
-    /// Network devices.
+    /// The network devices to which TC and XDP programs are attached.
     pub uplinks: Uplinks,
-    /// The cgroup of local clients.
+    /// The cgroup to which the socket programs for local clients are attached.
     pub local_clients: LocalClients,
 }
 
@@ -120,7 +120,7 @@ pub struct ProgramTargets {
 /// socket.
 #[derive(Debug)]
 pub struct Listeners {
-    /// The metrics.
+    /// The Prometheus metrics of the agent.
     pub metrics: Metrics,
     /// The state that the HTTP probes report.
     pub health: Health,

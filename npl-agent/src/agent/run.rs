@@ -106,8 +106,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
     let port_range = settings.port_range;
     let state = PlannerState::new(settings);
-    // The metrics of mappings and ports are set before the first op. Otherwise, they would be absent on a Node without
-    // mappings, and alerts on missing or exhausted ports would not work there.
+    // The metrics of mappings and ports are set before the first op. If they were set later, these metrics would be
+    // absent on a Node without mappings, and alerts on missing or exhausted ports would not work there.
     ChangeLog::count(&state, &metrics);
     // The watches start before the programs are loaded, so that the API server answers while the kernel verifies the
     // programs.

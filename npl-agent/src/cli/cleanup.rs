@@ -38,8 +38,8 @@ pub async fn remove_and_stay(args: &CleanupArgs) -> anyhow::Result<()> {
 /// If an agent is running, or if a part of NPL's kernel state could not be removed.
 async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     preflight::check_bpffs(&args.bpffs)?;
-    // The lock is held until the end of the cleanup. Otherwise, an agent that starts during the cleanup would adopt
-    // maps that are then removed.
+    // The lock is held until the end of the cleanup. Without the lock, an agent that starts during the cleanup would
+    // adopt maps that the cleanup then removes.
     let _lock = match lock::take(&args.bpffs) {
         Err(LockError::AlreadyRunning) => {
             bail!("clean up: an npl-agent runs on this Node and would recreate its kernel state; stop it first")

@@ -17,9 +17,9 @@ use crate::{
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct FindingRow {
-    /// The name of the check. The name does not change between versions, because scripts use it.
+    /// The name of the check. The name of a check does not change between versions, because scripts use the name.
     key: &'static str,
-    /// `ok`, `warning`, `failed` or `unknown`.
+    /// The result of the check: `ok`, `warning`, `failed` or `unknown`.
     state: &'static str,
     found: String,
     /// The effect of the problem on traffic, and the remedy; absent if the check is `ok`.

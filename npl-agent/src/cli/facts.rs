@@ -36,7 +36,7 @@ const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 /// of the reading process.
 const SYSCTLS: &str = "/proc/sys";
 
-/// Reads all facts once.
+/// Reads all facts about the Node once.
 pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
     let NodeViewArgs { view: args, runtime_dir } = args;
     let network = netlink::interfaces_and_routing().await.map_err(|error| ErrorChain(&error).to_string());
@@ -47,8 +47,8 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
     let held = nft_guard::read_state().map_err(|error| unreadable(&error));
     let datapath = Inspection::read(&args.bpffs).map(|inspection| datapath(&inspection));
     let pods = datapath.as_ref().map(DatapathFacts::pods).unwrap_or_default();
-    // If the Pods' routes cannot be read, the routing rules also count as unreadable. Otherwise, a check could report
-    // that no rule matches the Pods' devices, although these devices are unknown.
+    // If the Pods' routes cannot be read, the routing rules also count as unreadable. If only the routes counted as
+    // unreadable, a check could report that no rule matches the Pods' devices, although these devices are unknown.
     let (routes, routing) = match netlink::routes_to(&pods).await {
         Ok(routes) => (routes, routing),
         Err(error) => (BTreeMap::new(), Err(ErrorChain(&error).to_string())),

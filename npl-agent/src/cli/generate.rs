@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The hidden commands `completion` and `man`. They generate the completion script of a shell and the man pages from
-//! clap's definition of the command line.
+//! The hidden commands `completion` and `man`. Both commands use clap's definition of the command line: `completion`
+//! prints the completion script of a shell, and `man` writes the man pages.
 
 use std::{fs, io, path::Path};
 

@@ -372,8 +372,8 @@ pub(super) const fn attach_type(direction: Direction) -> TcAttachType {
     }
 }
 
-/// Replaces the program of a link by this program, unless the link already has it. Returns false if the link belongs to
-/// a different device or hook.
+/// Makes `program` the program of the link, if the link has a different program. Returns false if the link belongs to a
+/// different device or hook.
 fn replace(
     link: &OwnedFd,
     program: &SchedClassifier,

@@ -35,7 +35,7 @@ pub struct Removed {
 /// Removes XDP links, filters, qdiscs and the nftables table, then every pin of every ABI version. When the pin of a
 /// link is removed, the kernel detaches the link's program.
 ///
-/// If a step fails, the following steps are still carried out. All errors are returned.
+/// If a step fails, the following steps are still carried out. Returns the errors of all failed steps.
 pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
     let pins = Pins::new(bpffs);
     let mut removed = Removed::default();

@@ -20,7 +20,7 @@ pub enum DatapathError {
     /// The kernel is older than the oldest supported release.
     #[error("kernel {found} is too old: npl-agent needs Linux {needed} or newer")]
     KernelTooOld {
-        /// The running kernel's release.
+        /// The release of the running kernel.
         found: String,
         /// The oldest supported release.
         needed: &'static str,
@@ -30,7 +30,8 @@ pub enum DatapathError {
         "missing capability {0}: run npl-agent as uid 0 with CAP_BPF and CAP_NET_ADMIN (deploy/npl.yaml grants both)"
     )]
     MissingCapability(&'static str),
-    /// The process lacks `CAP_PERFMON`. Without it, the verifier of a kernel before Linux 6.6 rejects the programs.
+    /// The process lacks `CAP_PERFMON`. Without this capability, the verifier of a kernel before Linux 6.6 rejects the
+    /// programs.
     #[error(
         "the kernel's verifier rejects the programs without CAP_PERFMON, as kernels before Linux 6.6 do: keep the init \
          container of deploy/npl.yaml, add PERFMON to the agent's capabilities, or run Linux 6.6 or newer"
@@ -46,7 +47,7 @@ pub enum DatapathError {
     DeniedBySelinux {
         /// The SELinux type of this process.
         kind: String,
-        /// The denied operation.
+        /// The error of the operation that the kernel denied.
         #[source]
         source: Box<Self>,
     },
@@ -127,7 +128,7 @@ pub enum DatapathError {
     /// The object file of the kernel programs could not be parsed.
     #[error("parse the embedded kernel object")]
     Parse(#[source] aya_obj::ParseError),
-    /// The kernel rejected a program.
+    /// The kernel rejected a program when the agent loaded it.
     #[error("load program {name}")]
     LoadProgram {
         /// The program's name.

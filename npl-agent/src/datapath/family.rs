@@ -55,8 +55,8 @@ pub(super) struct Sender {
 
 /// Operations on the maps of one IP family. An operation that returns a `Result` fails if a BPF system call fails.
 pub(super) trait FamilyMaps: Send {
-    /// Every mapping. Mappings of a protocol that this agent does not know are ignored, because an agent of a later
-    /// release with the same ABI version wrote them.
+    /// Every mapping in the kernel's map. Mappings of a protocol that this agent does not know are ignored, because an
+    /// agent of a later release with the same ABI version wrote them.
     fn mappings(&self) -> Result<Vec<(Frontend, Entry)>, DatapathError>;
     fn set_mapping(&mut self, frontend: Frontend, entry: &Entry) -> Result<(), DatapathError>;
     /// Writes many mappings in one call. After an error, some of the mappings may have been written.
@@ -78,9 +78,10 @@ pub(super) trait FamilyMaps: Send {
 
     /// The maximum number of flows in the flow table.
     fn flow_capacity(&self) -> usize;
-    /// Number of established conntrack entries.
+    /// The number of established conntrack entries of this IP family.
     fn flow_count(&self) -> Result<usize, DatapathError>;
-    /// Every established conntrack entry. Entries of a protocol that this agent does not know are ignored.
+    /// Every established conntrack entry of this IP family. Entries of a protocol that this agent does not know are
+    /// ignored.
     fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError>;
     /// Removes the conntrack entries of these Pod endpoints. Returns the number of removed entries.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<usize, DatapathError>;

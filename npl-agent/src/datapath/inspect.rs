@@ -15,12 +15,12 @@ use super::{
 };
 use crate::core::devices::redirect::PodNextHop;
 
-/// The state of the datapath.
+/// The state of the datapath, as read from the maps and pins in the kernel.
 #[derive(Debug)]
 pub struct Inspection {
     /// Whether the maps are pinned. If the maps are not pinned, all fields that are read from maps are empty.
     pub is_installed: bool,
-    /// The configuration of the programs.
+    /// The configuration of the programs, from the map `npl_config`.
     pub config: Option<Config>,
     /// The node addresses whose ports are mapped.
     pub local_addresses: Vec<IpAddr>,

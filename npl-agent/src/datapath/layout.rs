@@ -182,7 +182,7 @@ macro_rules! layout {
 }
 
 layout! {
-    /// IPv4.
+    /// The layout of the maps for IPv4.
     V4, Ipv4Addr, Family::V4,
     [NodeAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, CachedMappingV4, SocketRnatKeyV4, SocketRnatV4],
     [
@@ -192,7 +192,7 @@ layout! {
 }
 
 layout! {
-    /// IPv6.
+    /// The layout of the maps for IPv6.
     V6, Ipv6Addr, Family::V6,
     [NodeAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6, CachedMappingV6, SocketRnatKeyV6, SocketRnatV6],
     [

@@ -36,9 +36,9 @@ use crate::{
 /// NPL's kernel programs, the hooks to which the programs are attached, and the maps of the programs.
 #[derive(Debug)]
 pub struct Datapath {
-    /// The programs and their attachments.
+    /// The programs, and the hooks to which they are attached.
     pub hooks: Hooks,
-    /// The maps.
+    /// The maps of mappings, conntrack entries, node addresses and counters.
     pub tables: Tables,
     next_hops: NextHops,
     xdp_devices: XdpDevices,
@@ -55,7 +55,7 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// As [`Self::open_sized`].
+    /// The errors of [`Self::open_sized`].
     pub fn open(bpffs: &Path) -> Result<Self, DatapathError> {
         Self::open_sized(bpffs, MaxFlows::Auto)
     }
@@ -112,7 +112,7 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If a pin or a filter cannot be removed. The next call tries again.
+    /// If a pin or a filter cannot be removed. The next call tries to remove what is left.
     pub fn retire_predecessors(&mut self) -> Result<Vec<u32>, DatapathError> {
         if !self.has_predecessors {
             return Ok(Vec::new());
@@ -133,8 +133,8 @@ impl Datapath {
         self.tables.begin_epoch()
     }
 
-    /// Adds the next hops of a plan. The programs of the plan must be attached already. Returns an error for each map
-    /// that is full or cannot be written.
+    /// Adds the next hops of a plan. The caller must already have attached the programs of the plan. Returns an error
+    /// for each map that is full or cannot be written.
     pub fn add_next_hops(&mut self, plan: &DevicePlan) -> Vec<DatapathError> {
         let mut errors = self.next_hops.add(&plan.programs, &plan.next_hops);
         // A new epoch begins even if a next hop could not be added, because some next hops may have been added before

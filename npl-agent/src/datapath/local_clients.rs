@@ -33,7 +33,7 @@ use super::{
 /// The local clients that are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedClients {
-    /// The directory of the cgroup. Processes in this cgroup and its descendants are served.
+    /// The directory of the selected cgroup. Processes in this cgroup and its descendants are served.
     pub cgroup: PathBuf,
     /// Whether local clients can also reach node ports by loopback addresses, which requires Linux 5.14.
     pub has_loopback: bool,
@@ -85,8 +85,8 @@ impl Datapath {
     }
 }
 
-/// Replaces the program of a link by this program, unless the link already has it. Returns false if the link belongs to
-/// a different cgroup or cannot be updated.
+/// Makes `program` the program of the link, if the link has a different program. Returns false if the link belongs to a
+/// different cgroup or cannot be updated.
 fn replace(link: &OwnedFd, program: &LoadedSocketProgram, cgroup: u64) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_cgroup(cgroup) {

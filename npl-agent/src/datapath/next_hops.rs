@@ -39,7 +39,7 @@ impl NextHops {
         })
     }
 
-    /// The next hop of each Pod.
+    /// The next hop of each Pod that the maps contain, by the Pod's address.
     pub(super) fn pods(&self) -> Result<BTreeMap<IpAddr, PodNextHop>, DatapathError> {
         let v4 = self.v4.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
         let v6 = self.v6.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
@@ -63,8 +63,9 @@ impl NextHops {
 
     /// Adds the uplinks and next hops of the plan. Next hops of Pods are added after uplinks, so that both directions
     /// of a Pod's traffic begin to be redirected at the same time. If an uplink cannot be added, the next hops of all
-    /// Pods are removed. Otherwise, requests would be redirected while the kernel stack forwards the replies through
-    /// that uplink. A full map of one IP family does not affect the other family.
+    /// Pods are removed. If the next hops stayed, requests would be redirected while the kernel stack forwards the
+    /// replies through that uplink. If the map of one IP family is full, next hops of the other IP family are still
+    /// added.
     pub(super) fn add(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,

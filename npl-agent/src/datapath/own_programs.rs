@@ -60,7 +60,8 @@ impl OwnPrograms {
     }
 }
 
-/// The name of a program. Without `CAP_SYS_ADMIN`, the name cannot be read, and the result contains the program's id.
+/// The name of the program with this id. Without `CAP_SYS_ADMIN`, the name cannot be read, and the result contains the
+/// program's id.
 fn name(id: u32) -> String {
     let facts = sys::open_program(id).and_then(|program| sys::program_facts(program.as_fd()));
     let name = facts.ok().and_then(|facts| String::from_utf8(facts.name).ok()).filter(|name| !name.is_empty());

@@ -80,17 +80,17 @@ impl Pins {
         Ok(versions.into_iter().map(|abi| Self::of_abi(self.root.clone(), abi)).collect())
     }
 
-    /// The ABI version.
+    /// The ABI version whose pins these paths lead to.
     pub const fn abi(&self) -> u32 {
         self.abi
     }
 
-    /// `<bpffs>/npl`.
+    /// The directory of the pins of all ABI versions: `<bpffs>/npl`.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// `<bpffs>/npl/v<ABI>`.
+    /// The directory of the pins of this ABI version: `<bpffs>/npl/v<ABI>`.
     pub fn version(&self) -> &Path {
         &self.version
     }

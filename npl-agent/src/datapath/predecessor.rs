@@ -111,8 +111,8 @@ pub(super) fn is_copied(name: &str) -> bool {
 
 impl Tables {
     /// Copies the entries of all predecessors that this agent's maps do not contain yet. Mappings are copied only if
-    /// this agent's map of mappings is empty. Otherwise, an agent of this version has already written mappings, which
-    /// are more current than those of predecessors.
+    /// this agent's map of mappings is empty. Mappings in a map that is not empty are from an agent of this version,
+    /// and are more current than those of predecessors.
     pub(super) fn copy_from_predecessors(&mut self, pins: &Pins, entries: Entries) -> Result<(), DatapathError> {
         if !pins.other_versions()?.is_empty() {
             forget_host_connections(pins)?;
@@ -255,8 +255,9 @@ pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, Datap
 }
 
 /// Whether a program of another version runs ahead of this agent's program on a hook, for example after a rollback. If
-/// so, the caller must create this agent's link again. Otherwise, this agent's program at egress would mistake replies
-/// that the other version has translated for packets of the Node itself, and record host connections.
+/// a program of another version runs ahead, the caller must create this agent's link again. If the order stayed, this
+/// agent's program at egress would mistake replies that the other version has translated for packets of the Node
+/// itself, and record host connections.
 pub(super) fn is_ahead_of(
     pins: &Pins,
     own: &OwnedFd,

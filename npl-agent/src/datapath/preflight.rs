@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks whether the Node meets the requirements of the datapath, before the agent changes any kernel state. Each
-//! error names a remedy.
+//! Checks whether the Node meets the requirements of the datapath, before the agent changes any kernel state. The error
+//! for each unmet requirement names a remedy.
 
 use std::path::Path;
 
@@ -77,7 +77,7 @@ fn is_at_least((major, minor): (u8, u8)) -> bool {
 }
 
 /// Whether an unmodified kernel of this version translates every IPv6 datagram of a fraglist. A distribution may have
-/// ported the change to an older version.
+/// ported this fix to a kernel of a version below Linux 6.12.28.
 fn translates_fraglists(version: KernelVersion) -> bool {
     let (major, minor) = TRANSLATES_FRAGLISTS_SINCE;
     let is_of_6_12 = version < KernelVersion::new(6, 13, 0);

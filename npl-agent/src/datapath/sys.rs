@@ -41,7 +41,7 @@ pub(super) struct ProgramFacts {
 
 /// The program of a BPF link, and the device or cgroup to which the link is attached.
 pub(super) struct LinkFacts {
-    /// The program's id.
+    /// The id of the link's program.
     pub(super) program: u32,
     info: bpf_link_info,
 }
@@ -89,7 +89,8 @@ pub(super) fn open_program(id: u32) -> io::Result<OwnedFd> {
     bpf(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr).map(owned)
 }
 
-/// Pins a BPF object. The library aya can pin only links that aya has created.
+/// Pins a BPF object, such as a link, at a path of the BPF file system. The library aya can pin only links that aya has
+/// created.
 pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = no_attributes();
@@ -265,8 +266,8 @@ pub(super) fn netns_cookie() -> Option<u64> {
     (result == 0).then_some(cookie)
 }
 
-/// Fills `info`, which is a `bpf_prog_info` or `bpf_link_info`. Fields that the running kernel does not know stay
-/// unchanged.
+/// Fills `info`, a `bpf_prog_info` or `bpf_link_info`, with the kernel's information about the BPF object. Fields that
+/// the running kernel does not know stay unchanged.
 fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     let mut attr = no_attributes();
     attr.info.bpf_fd = number(object);

@@ -58,18 +58,18 @@ impl std::fmt::Debug for Tables {
 pub struct MappingRecord {
     /// Node port, protocol and IP family.
     pub frontend: Frontend,
-    /// The Pod endpoint.
+    /// The Pod address and Pod port to which the mapping leads.
     pub backend: Backend,
     /// The sources that may use the mapping.
     pub sources: Sources,
-    /// The counters, summed over CPUs.
+    /// The counters of the mapping, summed over CPUs.
     pub stats: MappingStats,
 }
 
 /// An established conntrack entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowRecord {
-    /// The transport protocol.
+    /// The transport protocol of the flow.
     pub protocol: Protocol,
     /// The client's address and port.
     pub client: SocketAddr,
@@ -110,7 +110,7 @@ impl FlowRecord {
 }
 
 impl Tables {
-    /// Opens the pinned maps.
+    /// Opens the pinned maps of mappings, conntrack entries, node addresses and counters.
     ///
     /// # Errors
     ///
@@ -353,8 +353,8 @@ impl Tables {
         Ok(addresses)
     }
 
-    /// Sets the node addresses. `wanted` is in descending order of importance. Returns the addresses that do not fit
-    /// into the maps.
+    /// Sets the node addresses whose ports the programs translate. `wanted` is in descending order of importance.
+    /// Returns the addresses that do not fit into the maps.
     ///
     /// An address keeps its index for as long as it is in the map. Before a freed index is reused, half-open entries
     /// with this index are cleared, so that no reply gets a wrong node address as its source.
@@ -501,7 +501,7 @@ fn plus(a: &MappingStats, b: &MappingStats) -> MappingStats {
     }
 }
 
-/// Opens a pinned map.
+/// Opens the pinned map `name`.
 pub(super) fn open<T: TryFrom<Map, Error = MapError>>(pins: &Pins, name: &'static str) -> Result<T, DatapathError> {
     let map = MapData::from_pin(pins.map(name)).and_then(Map::from_map_data).and_then(T::try_from);
     map.map_err(|source| DatapathError::OpenMap { name, source })

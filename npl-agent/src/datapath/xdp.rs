@@ -43,7 +43,7 @@ impl XdpDevices {
 }
 
 impl Hooks {
-    /// The ifindexes of devices with the XDP program.
+    /// The ifindexes of devices to which NPL's XDP program is attached.
     pub fn xdp_devices(&self) -> Result<BTreeSet<u32>, DatapathError> {
         Ok(self.pins.xdp_links()?.into_iter().collect())
     }
@@ -129,8 +129,8 @@ impl DatapathError {
     }
 }
 
-/// Replaces the program of a link by this program, unless the link already has it. Returns false if the link belongs to
-/// a different device or is not an XDP link.
+/// Makes `program` the program of the link, if the link has a different program. Returns false if the link belongs to a
+/// different device or is not an XDP link.
 fn replace(link: &OwnedFd, program: &Xdp, ifindex: u32) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_driver(ifindex) {

@@ -22,8 +22,8 @@ pub struct Applied {
     pub errors: Vec<DatapathError>,
 }
 
-/// Applies a plan to devices. `before` lists the hooks to which programs are attached before the plan is applied. If a
-/// step fails on one device, the steps for the remaining devices are still applied.
+/// Applies a device plan to the devices. `before` lists the hooks to which programs are attached before the plan is
+/// applied. If a step fails on one device, the steps for the remaining devices are still applied.
 pub fn apply(datapath: &mut Datapath, devices: &[Device], before: &AttachedHooks, plan: &DevicePlan) -> Applied {
     let mut applied = Applied::default();
     attach(datapath, devices, before, plan, &mut applied);

@@ -19,7 +19,8 @@ impl LocalClients {
         Self { selection, scope }
     }
 
-    /// Attaches missing socket programs. If this fails, only local clients are affected.
+    /// Attaches the socket programs that are not attached to the selected cgroup yet. If this fails, only local clients
+    /// are affected.
     ///
     /// # Errors
     ///

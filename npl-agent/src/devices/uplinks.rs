@@ -251,8 +251,8 @@ impl Uplinks {
 }
 
 /// Whether decisions depend on the qdiscs, filters and programs of other software. Decisions depend on other software
-/// if packets may be redirected, because a redirect would bypass that software. They also depend on it if NPL's
-/// programs are filters, because filters of other software may run ahead of NPL's filters.
+/// if packets may be redirected, because a redirect would bypass that software. Decisions also depend on other software
+/// if NPL's programs are filters, because filters of other software may run ahead of NPL's filters.
 pub fn needs_attachments(datapath: &Datapath, forwarding: Forwarding) -> bool {
     forwarding != Forwarding::Stack || datapath.hooks.are_filters()
 }

@@ -52,8 +52,8 @@ pub enum HttpError {
     },
 }
 
-/// The listening sockets. Both sockets are bound before the agent starts, so that the agent exits immediately if an
-/// address is unusable.
+/// The listening sockets for metrics and probes. Both sockets are bound before the agent starts, so that the agent
+/// exits immediately if an address is unusable.
 #[derive(Debug)]
 pub struct Servers {
     /// The socket of `--listen`, for probes and metrics.
@@ -81,7 +81,7 @@ impl Servers {
     ///
     /// # Errors
     ///
-    /// If a listening socket fails.
+    /// If one of the listening sockets fails.
     pub async fn serve(self, health: Health, metrics: Metrics) -> io::Result<()> {
         let alone = metrics_router(health.clone(), metrics.clone());
         let all = axum::serve(self.probes, router(health, metrics));

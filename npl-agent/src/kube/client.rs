@@ -75,7 +75,8 @@ pub enum ConnectError {
     },
 }
 
-/// Missing permissions, at least one. Displayed as verbs and resources: `list pods, patch pods/status`.
+/// The permissions that the API server does not grant the agent; at least one. Displayed as verbs and resources: `list
+/// pods, patch pods/status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingPermissions(Vec<Permission>);
 
@@ -256,7 +257,7 @@ fn refused_or_late(url: &str, needed: Permission, err: kube::Error) -> Probe {
 }
 
 /// Returns whether the API server grants a permission. If the API server denies the access review itself, the
-/// permission counts as granted. If it is missing, the watch that needs it reports the denial.
+/// permission counts as granted. A watch that needs a missing permission reports the denial itself.
 async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kube::Result<bool> {
     let Permission { verb, resource, subresource } = needed;
     let attributes = ResourceAttributes {

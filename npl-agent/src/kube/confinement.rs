@@ -29,7 +29,8 @@ const LABEL: &str = "npl-agent-dry-run";
 /// server applies a new policy only after a few seconds.
 const ATTEMPTS: usize = 6;
 
-/// The time between two checks. One check usually takes a single request to the API server, a patch with `dryRun`.
+/// The time between two checks of the admission policy. One check usually takes a single request to the API server, a
+/// patch with `dryRun`.
 const INTERVAL: Duration = Duration::from_mins(15);
 
 /// Whether an admission policy restricts this agent, according to the last check with a definite result. The agent's

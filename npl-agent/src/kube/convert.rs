@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Converts Kubernetes objects to [`crate::core::model`].
+//! Converts Kubernetes objects to the types of [`crate::core::model`].
 //!
 //! An invalid value of a field is skipped and reported in [`Converted::skipped`], so that the valid fields of the
 //! object remain usable.
@@ -164,8 +164,8 @@ fn keep<F, T>(from: Vec<F>, skipped: &mut Vec<Skipped>, mut convert: impl FnMut(
     from.into_iter().filter_map(|value| convert(value).map_err(|reason| skipped.push(reason)).ok()).collect()
 }
 
-/// Returns the field manager that owns the mapping annotation, if it is not this agent. The owner is the manager that
-/// last changed the annotation's value.
+/// Returns the field manager that owns the mapping annotation; `None` if this manager is the agent itself. The owner is
+/// the manager that last changed the annotation's value.
 fn annotation_manager(managers: Vec<(String, Vec<String>)>, keys: &AnnotationKeys) -> Option<Arc<str>> {
     let owns = |owned: &[String]| owned.iter().any(|key| key.strip_prefix("f:") == Some(&keys.mapping));
     let is_other = |(manager, owned): &(String, Vec<String>)| manager != FIELD_MANAGER && owns(owned);
@@ -293,8 +293,8 @@ fn is_wildcard(text: &str) -> bool {
     text.is_empty() || text.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified())
 }
 
-/// Parses an address. An IPv4-mapped IPv6 address becomes the IPv4 address, because packets to such an address are IPv4
-/// packets.
+/// Parses an IP address of a Kubernetes object. An IPv4-mapped IPv6 address becomes the IPv4 address, because packets
+/// to such an address are IPv4 packets.
 fn ip(text: &str) -> Result<IpAddr, Skipped> {
     let parsed = text.parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
     parsed.filter(|ip| !ip.is_unspecified()).ok_or(Skipped::Address)

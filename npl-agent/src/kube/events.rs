@@ -55,7 +55,7 @@ const NAME_BYTES: usize = 253;
 /// The API server's limit in bytes for `reportingInstance`.
 const INSTANCE_BYTES: usize = 128;
 
-/// Sends Events about problems.
+/// Sends Kubernetes Events about problems to the API server.
 pub struct Recorder {
     client: Client,
     instance: String,
@@ -142,8 +142,8 @@ impl Recorder {
         err.is_none()
     }
 
-    /// Creates the Event. If the Event already exists, for example because an earlier agent or the agent of another
-    /// Node created it, increments the Event's count instead.
+    /// Creates the Event that reports `report`. If the Event already exists, for example because an earlier agent or
+    /// the agent of another Node created it, increments the Event's count instead.
     async fn record(&self, report: &Report) -> kube::Result<EventOutcome> {
         let event = self.event(report);
         let name = event.metadata.name.clone().unwrap_or_default();

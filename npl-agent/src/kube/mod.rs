@@ -6,8 +6,8 @@
 //!                                                  └──────────► Problem ──► events ──► Event
 //! ```
 //!
-//! This module makes no decisions. An unreachable API server does not end the agent. The watches retry and, until they
-//! succeed, the agent uses the objects that it received last.
+//! This module makes no decisions about mappings, which only the core makes. An unreachable API server does not end the
+//! agent. The watches retry and, until they succeed, the agent uses the objects that it received last.
 
 pub mod backoff;
 pub mod client;

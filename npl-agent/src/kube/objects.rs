@@ -237,7 +237,7 @@ pub struct ServicePortSpec {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 pub enum NumberOrName {
-    /// The port's number.
+    /// The number of the target port.
     Number(i64),
     /// The name of a container port.
     Name(String),

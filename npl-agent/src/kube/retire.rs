@@ -44,9 +44,9 @@ pub enum RetireError {
     Refused {
         /// The action that the API server refused.
         action: &'static str,
-        /// The DaemonSet.
+        /// The name of the DaemonSet.
         name: String,
-        /// The API server's message.
+        /// The message with which the API server refused the request.
         reason: String,
     },
     /// The time limit has passed before every Node was retired.

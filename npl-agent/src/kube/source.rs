@@ -22,7 +22,7 @@ use super::{
     watched::Watched,
 };
 
-/// The events of one watch.
+/// The stream of the events of one watch.
 pub(super) type Events<W> = BoxStream<'static, Result<WatchEvent<W>, RequestFailure>>;
 
 /// Which page of a paged list a request asks for.
@@ -50,7 +50,7 @@ impl Selection {
     }
 }
 
-/// Sends the requests for one kind of object.
+/// Sends the requests for lists and watches of one kind of object.
 pub(super) struct Source<W> {
     client: Client,
     selection: Selection,

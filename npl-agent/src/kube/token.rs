@@ -19,7 +19,7 @@ use tokio::time::Instant;
 /// Time after which the token file is read again. The library client-go uses the same time.
 const MAX_AGE: Duration = Duration::from_mins(1);
 
-/// A file with a token. Clones share the cached token.
+/// The file with the service account token, and the cached token. Clones share the cached token.
 #[derive(Clone)]
 pub(super) struct TokenFile(Arc<Mutex<Cached>>);
 

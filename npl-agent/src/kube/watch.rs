@@ -50,8 +50,8 @@ pub struct WatchedObjects {
     pub service_selector: Option<String>,
 }
 
-/// Starts the three watches. The watches run until the receiver of `changes` is dropped; a watch that ends earlier is a
-/// fatal error.
+/// Starts the watches of the Node, its Pods and the selected Services. The watches run until the receiver of `changes`
+/// is dropped; a watch that ends earlier is a fatal error.
 pub(super) fn spawn(
     client: &Client,
     objects: &WatchedObjects,
@@ -131,7 +131,7 @@ enum End {
     /// The watch ended before the requested time, for example because the API server stopped. `was_idle` is true if the
     /// watch received no event.
     Early { was_idle: bool },
-    /// The watch failed.
+    /// The watch failed, for example because the API server did not answer.
     Failed(RequestFailure),
 }
 

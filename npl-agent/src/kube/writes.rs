@@ -19,7 +19,7 @@ const MAX_IN_FLIGHT: usize = 8;
 /// A write, with the name and uid of the Pod to which it applies.
 pub type PodWriteRequest = (PodKey, PodUid, PodWrite);
 
-/// The queue of writes.
+/// The queue of writes to Pods, and the requests in flight.
 #[derive(Debug)]
 pub struct Writes {
     patcher: PodPatcher,
@@ -30,7 +30,7 @@ pub struct Writes {
 }
 
 impl Writes {
-    /// Creates an empty queue.
+    /// Creates an empty queue of writes.
     pub fn new(patcher: PodPatcher) -> Self {
         Self { patcher, in_flight: JoinSet::new(), waiting: VecDeque::new() }
     }

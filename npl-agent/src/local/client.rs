@@ -34,13 +34,13 @@ pub enum AskError {
     /// The agent did not answer within the time limit.
     #[error("the agent did not answer within 5 s: it is overloaded, or it hangs")]
     Silent,
-    /// The agent refused the request.
+    /// The agent answered the request with an HTTP status other than success.
     #[error("{0}")]
     Refused(String),
     /// The connection to the agent's socket failed before the answer was complete.
     #[error("read the agent's answer: {0}")]
     Broken(#[from] hyper::Error),
-    /// The answer cannot be decoded.
+    /// The agent's answer cannot be decoded.
     #[error("decode the agent's answer, which is of another version: {0}")]
     Malformed(#[from] serde_json::Error),
 }

@@ -15,11 +15,11 @@ use crate::core::model::Family;
 
 /// Reads the counters of the kernel programs, summed over all CPUs.
 pub trait DatapathCounters: Send + Sync {
-    /// Reads all counters. If the counters cannot be read, the result is empty.
+    /// Reads all counters of the kernel programs. If the counters cannot be read, the result is empty.
     fn read(&self) -> Counts;
 }
 
-/// The counters of the datapath.
+/// The values of the kernel programs' counters.
 #[derive(Debug, Clone, Default)]
 pub struct Counts {
     /// The number of packets by drop or pass reason.
@@ -31,7 +31,7 @@ pub struct Counts {
 /// Traffic of the mappings of one IP family.
 #[derive(Debug, Clone, Copy)]
 pub struct FamilyTotals {
-    /// The IP family.
+    /// The IP family of the mappings.
     pub family: Family,
     /// The sums over all mappings of the family.
     pub stats: MappingStats,

@@ -21,8 +21,8 @@ const SUPPRESSES_NOTHING: u32 = u32::MAX;
 const WHOLE: u32 = u32::MAX;
 
 /// Reads policy routing. The first result contains the default routes, and the tables of all rules that match a mark.
-/// It also contains, in the kernel's order, the rules that select a single source address, a mark or an incoming
-/// device. The second result contains the egress devices of all routes with a gateway.
+/// The first result also contains, in the kernel's order, the rules that select a single source address, a mark or an
+/// incoming device. The second result contains the egress devices of all routes with a gateway.
 pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32>), NetlinkError> {
     let mut routing = Routing::default();
     for family in FAMILIES {

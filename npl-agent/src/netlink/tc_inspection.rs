@@ -28,7 +28,7 @@ use crate::core::{
 /// Selects the devices whose qdiscs, filters and programs are read.
 #[expect(missing_debug_implementations, reason = "closures do not implement Debug")]
 pub struct TcInspection {
-    /// The selection of devices that may be uplinks; these devices are always inspected.
+    /// The devices that may be uplinks, which are inspected.
     pub uplinks: DeviceSelection,
     /// Whether the devices to which the routes of Pods lead are also inspected.
     pub with_pods: bool,

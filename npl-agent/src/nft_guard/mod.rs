@@ -286,8 +286,8 @@ impl Worker {
         self.mapped.values().copied().collect()
     }
 
-    /// Adds and removes endpoints in the sets of the installed table. This is faster than [`Self::verify`], which reads
-    /// the whole table.
+    /// Adds and removes endpoints in the sets of the installed table. Updating the sets is faster than
+    /// [`Self::verify`], which reads the whole table.
     fn update_endpoints(&mut self) -> io::Result<()> {
         let wanted = self.endpoints();
         let Some(installed) = self.installed.as_mut().filter(|it| it.endpoints != wanted) else { return Ok(()) };
@@ -300,8 +300,8 @@ impl Worker {
     fn verify(&mut self) -> io::Result<()> {
         let is_needed = self.is_needed()?;
         let connection = match Connection::open() {
-            // A kernel without nftables cannot have the table. The missing table is an error only if it is needed: if
-            // legacy iptables masquerades, or in the mode `On`.
+            // A kernel without nftables cannot have the table. The missing table is an error only if legacy iptables
+            // masquerades, or in the mode `On`.
             Err(error) if !is_needed && table::is_unknown(&error) => {
                 self.installed = None;
                 return Ok(());

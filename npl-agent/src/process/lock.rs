@@ -81,8 +81,8 @@ pub fn is_taken(bpffs: &Path) -> bool {
 }
 
 /// Tries once to acquire the lock. Returns `None` if only checks held the lock, or if the directory was removed in the
-/// meantime. Tries a shared lock first, which fails if an agent holds the lock, and succeeds if only checks hold the
-/// lock.
+/// meantime. Tries a shared lock first, which fails if an agent, `load` or `cleanup` holds the lock, and succeeds if
+/// only checks hold the lock.
 fn attempt(folder: &Path) -> io::Result<Option<Lock>> {
     match DirBuilder::new().mode(ONLY_ROOT).create(folder) {
         // An earlier version of NPL may have created the directory with another mode.

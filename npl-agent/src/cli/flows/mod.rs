@@ -17,7 +17,7 @@ use crate::{
     local,
 };
 
-/// One flow of the output.
+/// A row of the output of `npl-agent flows`: one flow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FlowRow {
@@ -31,7 +31,7 @@ struct FlowRow {
     /// The Pod's namespace. If no agent runs, the namespace and the name of the Pod are absent.
     namespace: Option<String>,
     pod: Option<String>,
-    /// `established`, `closing`, `closed` or `reset`.
+    /// The state of the connection: `established`, `closing`, `closed` or `reset`.
     state: &'static str,
     /// Time since a packet last refreshed the conntrack entry. An entry is refreshed at most once per 256 jiffies (0.25
     /// to 2.6 s), so packets that arrived later may not be counted.
@@ -61,7 +61,7 @@ impl Filter<'_> {
     }
 }
 
-/// Prints the tracked flows.
+/// Prints the flows that NPL tracks.
 ///
 /// # Errors
 ///

@@ -32,11 +32,11 @@ use crate::{
 /// The text that the output shows instead of the name of a device that no longer exists.
 const GONE: &str = "(gone)";
 
-/// The output of the command.
+/// The output of `npl-agent status`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Status {
-    /// `healthy`, `at-risk` or `cannot-tell`.
+    /// The verdict on the Node: `healthy`, `at-risk` or `cannot-tell`.
     pub(super) verdict: HealthVerdict,
     /// All findings on which the verdict is based, the worst first.
     pub(super) findings: Vec<HealthFinding>,
@@ -139,8 +139,8 @@ pub(super) struct AttachedDevice {
     pub(super) ifindex: u32,
     /// The hooks of the device to which a program is attached, such as `ingress` and `egress`.
     pub(super) attached: Vec<&'static str>,
-    /// Whether packets are redirected to Pods through this device (`--forwarding redirect` or `offload`). Otherwise,
-    /// the device is an uplink, on which the packets of clients arrive.
+    /// Whether packets are redirected to Pods through this device (`--forwarding redirect` or `offload`). A device of
+    /// the list for which this is false is an uplink, on which the packets of clients arrive.
     pub(super) leads_to_pods: bool,
     /// The program that translates requests from this device: `xdp` or `tc`.
     pub(super) requests: &'static str,

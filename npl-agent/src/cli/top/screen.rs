@@ -14,7 +14,7 @@ use crate::cli::mappings::rows::MappingRow;
 /// The maximum number of lines about refused packets. The same number limits the lines about problems.
 const MOST_LINES: usize = 4;
 
-/// The order of the mappings.
+/// The order in which the screen lists the mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     /// The mapping with the most packets per second comes first.
@@ -23,7 +23,7 @@ pub(super) enum Order {
     NewFlows,
 }
 
-/// The data on the screen.
+/// The data that the screen of `top` shows.
 #[derive(Debug)]
 pub(super) struct Screen {
     pub(super) title: String,
@@ -35,7 +35,7 @@ pub(super) struct Screen {
     pub(super) problems: Vec<String>,
 }
 
-/// Draws the screen.
+/// Draws the title, the mappings, refused packets, problems and the help for keys.
 pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen, order: Order) {
     let below = refusals(screen);
     let height = u16::try_from(below.lines.len()).unwrap_or_default();

@@ -193,11 +193,11 @@ const BATCH: usize = 256;
 /// Why the command has read no further trace records in this batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Batch {
-    /// The ring buffer is empty.
+    /// The batch ended because the ring buffer is empty.
     Last,
     /// The batch is full, and the ring buffer may contain more records.
     Full,
-    /// `--count` records are reached.
+    /// The batch ended because `--count` records were passed to the writer.
     Enough,
 }
 
