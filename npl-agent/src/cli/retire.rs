@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent retire`: retires every Node of the cluster: its agent withdraws the node ports and removes NPL's kernel
-//! state. The Helm chart runs this command before an uninstallation.
+//! `npl-agent retire`: lets the agent of every Node withdraw the node ports and remove NPL's kernel state. The Helm
+//! chart runs this command before an uninstallation.
 
 use super::print;
 use crate::{

@@ -134,8 +134,8 @@ fn remove_tree(dir: &Path, removed: &mut Vec<PathBuf>, errors: &mut Vec<CleanupE
     }
     use io::ErrorKind::{NotFound, ReadOnlyFilesystem, ResourceBusy};
     match fs::remove_dir(dir) {
-        // In the agent's container, NPL's directory is a mount point in a read-only root file system. This directory
-        // cannot be removed, so it stays as an empty directory.
+        // In the agent's container, NPL's directory of pins is a mount point in a read-only root file system. This
+        // directory cannot be removed, so it stays as an empty directory.
         Err(source) if !matches!(source.kind(), NotFound | ResourceBusy | ReadOnlyFilesystem) => {
             errors.push(pin_error("remove", dir, source).into());
         }

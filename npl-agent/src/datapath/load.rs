@@ -95,7 +95,7 @@ impl Datapath {
         })
     }
 
-    /// The ifindex of every device to which programs are attached that use the maps of a predecessor.
+    /// The ifindex of every device whose attached programs use the maps of a predecessor.
     ///
     /// # Errors
     ///

@@ -205,9 +205,9 @@ impl MappingWriter {
     }
 
     /// Removes the conntrack and socket reverse NAT entries of all endpoints that were removed since the last call,
-    /// with one read of each map. Until this call, the generation in conntrack entries prevents that entries of a
-    /// former Pod are used for a later Pod with the same address. Returns the numbers of removed conntrack entries for
-    /// IPv4 and for IPv6.
+    /// with one read of each map. Until this call, the generation in conntrack entries prevents the use of a former
+    /// Pod's entries for a later Pod with the same address. Returns the numbers of removed conntrack entries for IPv4
+    /// and for IPv6.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Distinguishes NPL's programs on devices from programs of other software. A program whose id is the id of a pinned
-//! program of NPL is NPL's.
+//! Distinguishes NPL's programs on devices from programs of other software. A program belongs to NPL if its id is the
+//! id of a program that NPL has pinned.
 
 use std::{
     collections::BTreeSet,
@@ -77,8 +77,8 @@ fn programs_of(pins: &Pins) -> Vec<PathBuf> {
     pins.builds().unwrap_or_default().iter().flat_map(of_build).collect()
 }
 
-/// Whether the error means that the hook does not exist, because the kernel does not have it, devices of this kind do
-/// not have it, or the device was removed.
+/// Whether the error means that the hook does not exist, because the kernel has no such hook, devices of this kind have
+/// no such hook, or the device was removed.
 fn has_no_such_hook(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENXIO | libc::ENODEV))
 }

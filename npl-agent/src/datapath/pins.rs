@@ -71,7 +71,7 @@ impl Pins {
     ///
     /// # Errors
     ///
-    /// If the folder cannot be listed.
+    /// If the directory of NPL's pins cannot be listed.
     pub fn other_versions(&self) -> Result<Vec<Self>, DatapathError> {
         let names = names_in(&self.root)?;
         let mut versions: Vec<u32> = names.iter().filter_map(|name| name.strip_prefix('v')?.parse().ok()).collect();
@@ -301,7 +301,7 @@ pub(super) fn remove_folder(dir: &Path) -> Result<(), DatapathError> {
     unpin(dir)
 }
 
-/// The names in a directory; empty if the directory does not exist.
+/// The names of the files and directories in a directory; empty if the directory does not exist.
 pub(crate) fn names_in(dir: &Path) -> Result<Vec<String>, DatapathError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,

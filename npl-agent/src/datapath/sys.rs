@@ -170,7 +170,7 @@ pub(super) fn with_words<T>(map: BorrowedFd<'_>, count: usize, work: impl FnOnce
 }
 
 /// Attaches an XDP program in the device's driver by a BPF link, and fails if the driver does not support XDP. aya is
-/// not used, because aya would then attach the program by netlink, without a link.
+/// not used: if the driver does not support XDP, aya attaches the program by netlink, without a link.
 pub(super) fn create_xdp_link(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
     create_link(program, ifindex, bpf_attach_type::BPF_XDP, XDP_FLAGS_DRV_MODE)
 }

@@ -27,8 +27,8 @@ const MAPS: [&str; 2] = [LOGS, "npl_log_note"];
 /// The log target of the programs' log lines, by which `NPL_LOG` selects the lines.
 const TARGET: &str = "npl_ebpf";
 
-/// Pins [`MAPS`] in the directory of their build's programs, like the maps of constants, so that the next agent
-/// recognizes them as maps of NPL's programs.
+/// Pins [`MAPS`], like the maps of constants, in the directory of the build's programs, so that the next agent
+/// recognizes the maps as NPL's.
 pub(super) fn pin_maps(loader: &mut EbpfLoader<'_>, pins: &Pins, build: &str) -> Result<(), DatapathError> {
     let folder = pins.programs_of(build);
     fs::create_dir_all(&folder).map_err(|source| pin_error("create", &folder, source))?;

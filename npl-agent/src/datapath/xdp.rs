@@ -107,7 +107,7 @@ impl Hooks {
     ///
     /// # Errors
     ///
-    /// If the record cannot be written.
+    /// If the directory that records the refusal cannot be created or removed.
     pub fn note_redirect_refusal(&self, is_refused: bool) -> Result<(), DatapathError> {
         let mark = self.pins.redirect_refused_mark();
         if is_refused {

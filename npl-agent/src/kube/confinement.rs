@@ -34,7 +34,7 @@ const ATTEMPTS: usize = 6;
 const INTERVAL: Duration = Duration::from_mins(15);
 
 /// Whether an admission policy restricts this agent, according to the last check with a definite result. The agent's
-/// commands show this result. Clones share it.
+/// commands show this result. Clones of this value share the result.
 #[derive(Debug, Clone, Default)]
 pub struct ConfinementResult(watch::Sender<Option<bool>>);
 
@@ -143,8 +143,8 @@ async fn write(client: &Client, namespace: &str, name: &str) -> kube::Result<Con
         Request::new(url).patch_subresource("status", name, &params, &label).map_err(kube::Error::BuildRequest)?;
     match client.request::<IgnoredAny>(request).await {
         Ok(_stored_nothing) => Ok(Confinement::Unconfined),
-        // An admission policy rejects a write with 422, and a webhook may choose any status of an error. A 404 (the Pod
-        // was deleted) or a 409 does not show whether a policy exists.
+        // An admission policy rejects a write with 422, and a webhook with a status of its choice. A 404 (the Pod was
+        // deleted) or a 409 does not show whether a policy exists.
         Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(Confinement::Unknown),
         Err(err) if matches!(FailureKind::of(&err), FailureKind::Forbidden | FailureKind::Rejected) => {
             Ok(Confinement::Confined)

@@ -15,8 +15,8 @@ use crate::{
     metrics::WatchedResource,
 };
 
-/// For each watch: when it last received an answer of the API server, and its current failure. Clones share these
-/// values.
+/// For each watch: when it last received an answer of the API server, and its current failure. Clones of this value
+/// share the recorded times and failures.
 #[derive(Debug, Clone, Default)]
 pub struct WatchContacts(Arc<Mutex<BTreeMap<&'static str, Contact>>>);
 

@@ -69,7 +69,7 @@ pub enum Class {
     Gone,
     /// Retry with increasing delays, but not before the time in `Retry-After`.
     Retry {
-        /// The header `Retry-After`, at most one minute.
+        /// The delay in the header `Retry-After`, at most one minute.
         after: Option<Duration>,
     },
     /// Retry slowly, because an operator must first grant a permission or change a policy.
@@ -117,7 +117,7 @@ pub enum PatchError {
         /// The API server's answer.
         #[source]
         status: Box<Status>,
-        /// The header `Retry-After`, at most one minute.
+        /// The delay in the header `Retry-After`, at most one minute.
         after: Option<Duration>,
     },
     /// The connection failed. The API server may or may not have applied the patch.
@@ -167,7 +167,7 @@ impl PatchError {
 }
 
 impl PodPatcher {
-    /// Creates a patcher for annotations with these keys. Clones share its rate limit.
+    /// Creates a patcher for annotations with these keys. Clones of the patcher share one rate limit.
     pub fn new(client: Client, keys: AnnotationKeys, metrics: Metrics) -> Self {
         Self { client, keys, metrics, rate: Arc::new(RateLimit::new(BURST, PER_SECOND)) }
     }

@@ -16,8 +16,8 @@ use tracing::debug;
 
 use super::client::ConnectError;
 
-/// Minimum time between two reads of the kubeconfig or service account files. Without it, an unreachable API server
-/// would cause a read for each request.
+/// Minimum time between two reads of the kubeconfig or service account files. Without this minimum, an unreachable API
+/// server would cause a read for each request.
 const REST: Duration = Duration::from_secs(5);
 
 /// The client that is currently in use, and the function that builds its replacement.
@@ -36,8 +36,8 @@ struct Current {
 }
 
 /// Returns a client that sends requests through the client `first`. After a request without an answer, or with the
-/// answer 401, it sends requests through the client that `read` builds. If `read` fails, for example while the files
-/// are being replaced, the client that is in use stays in use.
+/// answer 401, the returned client sends requests through the client that `read` builds. If `read` fails, for example
+/// while the files are being replaced, requests still go through the client that is in use.
 pub(super) fn renewing<F>(first: Client, read: impl Fn() -> F + Send + Sync + 'static) -> Client
 where
     F: Future<Output = Result<Client, ConnectError>> + Send + 'static,

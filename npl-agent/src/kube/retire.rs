@@ -17,7 +17,7 @@ use super::{
     failure::{FailureKind, root_cause},
 };
 
-/// The time between two reads of the DaemonSet, and between a failed request and its repetition.
+/// The time between two requests about the DaemonSet, also if the first of the two failed.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The DaemonSet of the agents to retire.

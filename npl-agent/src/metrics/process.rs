@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The standard Prometheus metrics of a process, read from `/proc` at each scrape. Their names do not begin with
-//! `npl_`, because dashboards expect the standard names.
+//! The standard Prometheus metrics of a process, read from `/proc` at each scrape. The names of these metrics do not
+//! begin with `npl_`, because dashboards expect the standard names.
 
 use std::{fs, path::Path};
 

@@ -339,8 +339,8 @@ fn xtables_match(data: &[u8]) -> Option<Condition> {
     Some(known.unwrap_or_else(Condition::unclear))
 }
 
-/// Converts a `struct xt_conntrack_mtinfo3` to a condition. Returns `None` if the match compares anything else than
-/// only the state or only the status.
+/// Converts a `struct xt_conntrack_mtinfo3` to a condition. Returns `None` if the match compares more than the state
+/// alone or the status alone.
 fn conntrack_match(info: &[u8]) -> Option<Condition> {
     /// The offset of the two-byte field `match_flags`. The two-byte fields `invert_flags`, `state_mask` and
     /// `status_mask` follow.

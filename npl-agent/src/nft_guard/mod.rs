@@ -71,7 +71,7 @@ pub struct Guard {
 enum Update {
     /// All mappings, which replace the mappings of earlier updates.
     All(BTreeMap<Frontend, PodEndpoint>),
-    /// One mapping that was written, with its endpoint, or one mapping that was removed, with `None`.
+    /// One mapping: with its endpoint if the mapping was written, and with `None` if it was removed.
     One(Frontend, Option<PodEndpoint>),
     /// All connection marks that the table must set.
     Markings(BTreeSet<Marking>),
@@ -225,11 +225,11 @@ struct Worker {
     /// Whether the last check found that replies must be exempted from masquerading, for example because the Node has
     /// source NAT rules.
     was_needed: bool,
-    /// Whether the last change of the table failed. The agent logs this only when it changes.
+    /// Whether the last change of the table failed. The agent logs only a change of this value.
     is_failing: Last<bool>,
-    /// Whether the table exempts endpoints from masquerading. The agent logs this only when it changes.
+    /// Whether the table exempts endpoints from masquerading. The agent logs only a change of this value.
     keeps_sources: Last<bool>,
-    /// The connection marks that the table sets. The agent logs the marks only when they change.
+    /// The connection marks that the table sets. The agent logs only a change of these marks.
     marked: Last<BTreeSet<Marking>>,
 }
 

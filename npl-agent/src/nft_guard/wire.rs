@@ -18,8 +18,8 @@ use rtnetlink::{
 
 use super::uapi;
 
-/// Time limit for an answer of the kernel. If the kernel first has to complete a transaction of other software, it does
-/// not answer immediately.
+/// Time limit for an answer of the kernel. The answer is delayed if the kernel first has to complete a transaction of
+/// other software.
 const ANSWER_TIMEOUT: TimeVal = TimeVal::new(10, 0);
 
 /// Returns an attribute with raw bytes.
@@ -120,7 +120,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If the kernel returns an error, the first error; or a timeout if the kernel does not answer within 10 s.
+    /// If the kernel returns an error, the first of these errors. If the kernel does not answer within 10 s, a timeout.
     pub(super) fn commit(&self, commands: Vec<Message>) -> io::Result<()> {
         let begin = Message::of_transaction(uapi::BATCH_BEGIN);
         let end = Message::of_transaction(uapi::BATCH_END);

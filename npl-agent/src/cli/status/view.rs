@@ -144,7 +144,8 @@ pub(super) struct AttachedDevice {
     pub(super) leads_to_pods: bool,
     /// The program that translates requests from this device: `xdp` or `tc`.
     pub(super) requests: &'static str,
-    /// Why XDP or TC translates the requests from this device; absent until an agent has recorded why.
+    /// The reason why XDP or TC translates the requests from this device; absent until an agent has recorded the
+    /// reason.
     pub(super) reason: Option<String>,
 }
 

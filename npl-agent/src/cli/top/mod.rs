@@ -91,7 +91,7 @@ fn pressed(patience: Duration) -> anyhow::Result<Option<Pressed>> {
     })
 }
 
-/// What one reading of the kernel's maps and of the agent's state returned.
+/// The content of the kernel's maps and the agent's state, at one point in time.
 struct Reading {
     at: Instant,
     inspection: Inspection,
