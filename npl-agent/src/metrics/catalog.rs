@@ -184,7 +184,7 @@ const fn listed(name: &'static str, values: &'static [(&'static str, &'static st
     Label { name, values: Values::Listed(values) }
 }
 
-/// Example counters of the datapath, with which each metric of the datapath has one series.
+/// Example counters of the datapath, so that each of their metrics has one series.
 struct Sample;
 
 impl DatapathCounters for Sample {
