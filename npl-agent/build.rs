@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Embeds the kernel object, which the crate includes as `$OUT_DIR/npl.bpf.o`.
+//! Copies the object file of the kernel programs to `$OUT_DIR/npl.bpf.o`, which the crate includes.
 //!
-//! `cargo xtask build-ebpf` makes the object with another compiler. Without the object, the crate compiles with an
-//! empty file, and the agent exits with an error at start: checks and unit tests need no eBPF toolchain.
+//! `cargo xtask build-ebpf` builds the object with a separate compiler. Without the object, the crate embeds an empty
+//! file, so that checks and unit tests need no eBPF toolchain. An agent with an empty file exits with an error at
+//! start.
 
 use std::env;
 use std::error::Error;
@@ -10,15 +11,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The variable with the absolute path of the object.
+/// The environment variable with the absolute path of the kernel object.
 const VARIABLE: &str = "NPL_BPF_OBJECT";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-env-changed={VARIABLE}");
     println!("cargo::rerun-if-env-changed=CARGO_TARGET_DIR");
     if reads_packed_relocations() {
-        // A static binary relocates itself at start. Unpacked relocations are a megabyte, all of which is read and
-        // stays resident; packed ones are some ten kilobytes.
+        // A statically linked agent relocates itself at its start. Unpacked relocations take a megabyte of resident
+        // memory; packed relocations take some ten kilobytes.
         println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }
     let embedded = PathBuf::from(env::var("OUT_DIR")?).join("npl.bpf.o");
@@ -30,14 +31,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     if usual.is_file() {
         return Ok(embed(&usual, &embedded)?);
     }
-    // Cargo checks for the object on every build, until it exists.
+    // Cargo runs this build script again on every build until the object exists.
     println!("cargo::rerun-if-changed={}", usual.display());
     println!("cargo::warning=no kernel object is embedded: `cargo xtask build` makes an agent that can start");
     Ok(fs::write(&embedded, [])?)
 }
 
-/// Whether the linked libc supports packed relocations, as glibc does since 2.36: with an earlier one, the agent would
-/// not start.
+/// Whether the linked libc supports packed relocations, as glibc does since 2.36. With an older glibc, an agent with
+/// packed relocations would not start.
 fn reads_packed_relocations() -> bool {
     if env::var("CARGO_CFG_TARGET_ENV").as_deref() != Ok("gnu") || env::var("HOST").ok() != env::var("TARGET").ok() {
         return false;

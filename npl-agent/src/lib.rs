@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The `NodePortLocal` agent: it watches the cluster, decides in [`core`], applies the decisions to the kernel, and
-//! writes the annotations last, so that load balancers never read a mapping that the datapath does not have.
+//! The `NodePortLocal` agent. The agent watches the cluster, decides in [`core`], and applies the decisions to the
+//! kernel. The agent writes the annotations last, so that load balancers do not read a mapping that the datapath does
+//! not have yet.
 //!
 //! ```text
 //! kube ──► Change ──► agent::reconciler ──► core ──► Op ──► agent::executor ──► datapath, sockets, nft_guard, kube

@@ -21,7 +21,7 @@ use npl_agent::{
 };
 use tracing::warn;
 
-/// clap's exit code for usage errors.
+/// The exit code for usage errors, the same as that of clap.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Runs as `kubectl npl`.
+/// Runs the program as the kubectl plugin `kubectl npl`.
 fn run_plugin() -> ExitCode {
     let outcome = match KubectlCli::try_parse() {
         Ok(cli) => cli::kubectl::run(&cli),
@@ -61,7 +61,7 @@ fn usage_error(error: impl Into<anyhow::Error>) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// Reports the error with which the agent exits.
+/// Logs or prints the error with which the agent exits.
 fn report_fatal(format: LogFormat, error: &anyhow::Error) {
     if !telemetry::log_fatal(format, error) {
         cli::report_error(error);
@@ -117,7 +117,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Retire(args) => runtime.block_on(cli::retire::retire(args)).map(|()| ExitCode::SUCCESS),
         Command::Cleanup(args) => runtime.block_on(cli::cleanup::remove_and_stay(&args)).map(|()| ExitCode::SUCCESS),
     };
-    // A blocking thread may still be in a system call. The process exits without waiting for its result.
+    // A blocking thread may still be in a system call. The process exits without waiting for this thread.
     runtime.shutdown_background();
     outcome
 }

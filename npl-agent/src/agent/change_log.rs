@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs each change of readiness, problems, devices, next hops, kernel conntrack settings, reply routes and local
-//! clients once.
+//! Logs changes of readiness, problems, devices, next hops, kernel conntrack settings, reply routes and local clients,
+//! each change once.
 
 use std::{
     borrow::Cow,
@@ -39,7 +39,7 @@ use crate::{
 /// logged.
 #[derive(Debug)]
 pub struct ChangeLog {
-    /// Receives the problems that Events report.
+    /// The current problems, which the sender of Kubernetes Events reads.
     problems: watch::Sender<Vec<Problem>>,
     warnings: Warnings,
     retries: Throttles<OpName>,
@@ -62,7 +62,7 @@ pub struct ChangeLog {
 }
 
 impl ChangeLog {
-    /// Creates a log that has logged no value yet.
+    /// Creates a change log that has not logged any value yet.
     pub fn new(problems: watch::Sender<Vec<Problem>>) -> Self {
         let (mut conntrack, mut reply_route_problem, mut left_out_addresses) =
             (Last::default(), Last::default(), Last::default());
@@ -95,7 +95,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs which prerequisites of the first reconciliation are missing.
+    /// Logs for which prerequisites the first reconciliation still waits, each time these prerequisites change.
     pub(crate) fn log_readiness(&mut self, state: &PlannerState) {
         let missing = state.missing_prerequisites();
         if self.prerequisites.update(missing.clone()) {
@@ -108,7 +108,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs each step of the retirement once, when the agent begins to wait for that step.
+    /// Logs each step of this Node's retirement once, when the agent begins to wait for that step.
     pub(crate) fn log_retirement(&mut self, state: &PlannerState) {
         let left = state.left_to_retire();
         for step in self.retirement.update_elements(left.keys().copied().collect()) {
@@ -116,7 +116,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs once each device that only the programs of an earlier agent serve.
+    /// Logs the devices that only the programs of an earlier agent serve, each device once.
     pub(crate) fn log_kept_predecessors(&mut self, devices: &BTreeSet<String>) {
         for iface in self.kept_predecessors.update_elements(devices.clone()) {
             warn!(
@@ -128,8 +128,8 @@ impl ChangeLog {
         }
     }
 
-    /// Logs that an op failed and is retried. Lines are limited to one per minute for each kind of op, because one
-    /// cause may make the ops of a thousand Pods fail.
+    /// Logs that an op failed and is retried. A warning is logged at most once per minute for each kind of op, because
+    /// one cause may make the ops of a thousand Pods fail.
     pub(crate) fn log_retry(&mut self, op: &Op, error: &OpError, wait: Duration, now: Moment) {
         let (kind, err, retry_ms) = (OpName::of(op), ErrorChain(error), wait.as_millis());
         let Some(left_out) = self.retries.acquire(kind, now) else {
@@ -144,8 +144,8 @@ impl ChangeLog {
         );
     }
 
-    /// Logs new problems, and passes all problems on to Events and metrics. If no problem has changed, as in most
-    /// passes, the function returns after the comparison.
+    /// Logs new problems, and passes all problems on to Events and metrics. Does nothing if the problems are those of
+    /// the previous pass, as in most passes.
     pub(crate) fn log_problems(&mut self, state: &PlannerState, metrics: &Metrics, now: Moment) {
         if state.problems().eq(self.problems.borrow().iter().map(Cow::Borrowed)) {
             return;
@@ -174,7 +174,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs whether local clients are served, if this has changed.
+    /// If this has changed since the last call, logs whether local clients are served.
     pub(crate) fn log_local_clients(&mut self, served: &Result<Option<ServedClients>, String>) {
         if !self.local_clients.update(served.clone()) {
             return;

@@ -25,27 +25,27 @@ use crate::{
     sockets::{Reservations, ReserveError},
 };
 
-/// Why an operation failed.
+/// Why an op of the core failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpError {
-    /// A map operation failed.
+    /// An operation on a BPF map failed.
     #[error(transparent)]
     Datapath(#[from] DatapathError),
-    /// A socket could not be bound.
+    /// The socket that reserves the node port could not be bound.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
-    /// A patch failed.
+    /// The patch of a Pod failed.
     #[error(transparent)]
     Patch(#[from] PatchError),
-    /// Clients still send packets to this port, which belonged to another Pod before.
+    /// Clients still send packets to this node port, which belonged to a different Pod before.
     #[error(
         "reserve node port {frontend}: clients still send packets to this unmapped port; the port counts as unused in \
          {wait:?} at the earliest"
     )]
     RecentTraffic {
-        /// The node port.
+        /// The node port that was not reserved.
         frontend: Frontend,
-        /// Time until the port counts as unused, if no more packets arrive.
+        /// How long no packet may arrive at the port until the port counts as unused.
         wait: Duration,
     },
 }
@@ -62,8 +62,8 @@ pub struct Executor {
     /// The kernel programs and their maps.
     pub datapath: Datapath,
     reservations: Reservations,
-    /// The handle of the worker that maintains NPL's nftables table. The worker updates the table when mappings or
-    /// policy routing change; no operation does so.
+    /// The handle of the worker that maintains NPL's nftables table. The worker, not an operation, updates the table
+    /// when mappings or policy routing change.
     pub guard: Guard,
     writes: Writes,
     delays: RetryDelays,
@@ -81,7 +81,7 @@ impl Executor {
         }
     }
 
-    /// Reads the state of the kernel's maps and of the reserved sockets.
+    /// Reads the mappings in the kernel's maps, and the node ports that sockets reserve.
     ///
     /// # Errors
     ///
@@ -133,8 +133,8 @@ impl Executor {
         }
     }
 
-    /// Removes the connection tracking entries of endpoints that earlier ops have removed. Returns the numbers of
-    /// removed entries of IPv4 and IPv6.
+    /// Removes the connection tracking entries of Pod endpoints whose mappings earlier ops have removed. Returns the
+    /// numbers of removed entries for IPv4 and for IPv6.
     ///
     /// # Errors
     ///
@@ -143,19 +143,19 @@ impl Executor {
         self.datapath.purge_flows()
     }
 
-    /// Waits for the next answer of the API server. The future stays pending while no write is in flight.
+    /// Waits for the API server's next answer to a write. While no write is in flight, the future stays pending.
     pub async fn next_answer(&mut self) -> PatchAnswer {
         let ((pod, uid, value), result) = self.writes.next_answer().await;
         (Op::WritePod { pod, uid, value }, result)
     }
 
-    /// The number of writes to the API server without an answer.
+    /// The number of writes that the API server has not answered yet.
     pub fn pending_writes(&self) -> usize {
         self.writes.pending()
     }
 
-    /// Logs a completed operation, and the Pod to which its node port belongs. Resets the back-off of the port or Pod
-    /// that the operation changed.
+    /// Logs a completed operation with the Pod to which the operation's node port belongs. Resets the back-off of the
+    /// port or Pod that the operation changed.
     pub fn record_success(&mut self, op: &Op, state: &PlannerState) {
         let pod_of = |frontend: &Frontend| state.pod_of(*frontend).map(tracing::field::display);
         match op {
@@ -179,7 +179,7 @@ impl Executor {
     }
 
     /// Counts a failure of the op, and returns the delay before the agent retries the op. The delay grows with each
-    /// failure.
+    /// consecutive failure.
     pub fn back_off(&mut self, op: &Op, error: &OpError) -> Duration {
         let advice = match error {
             OpError::Patch(error) => match error.class() {
@@ -195,7 +195,7 @@ impl Executor {
         self.delays.after_failure(op, advice)
     }
 
-    /// Drops the failure counts of all Pods that are not in `known`, because these Pods were deleted.
+    /// Drops the failure counts of Pods that `known` does not contain, because these Pods were deleted.
     pub fn forget_other_pods(&mut self, known: impl FnOnce() -> BTreeSet<PodUid>) {
         if !self.delays.is_empty() {
             self.delays.retain_pods(&known());

@@ -16,14 +16,15 @@ use crate::{
     local::Request,
 };
 
-/// Receives the requests of commands, and stores the parts of the answers that the core's state does not contain.
+/// Receives the requests that commands send to the agent, and stores those parts of the answers that the core's state
+/// does not contain.
 #[derive(Debug)]
 pub struct Introspection {
     /// The requests that commands send to the local socket.
     requests: mpsc::Receiver<Request>,
-    /// The last contact and the failures of each watch of the API server.
+    /// For each watch of the API server: the time of the last answer, and the current failure.
     contacts: WatchContacts,
-    /// Whether an admission policy confines the agent.
+    /// Whether an admission policy restricts what the agent may write to Pods.
     confinement: ConfinementResult,
     node_name: String,
     /// The devices to which the programs are or should be attached, according to the last survey of the network.
@@ -35,7 +36,8 @@ pub struct Introspection {
 }
 
 impl Introspection {
-    /// Creates an introspection without devices. The first survey of the network adds the Node's devices.
+    /// Creates an introspection without devices. The main loop adds the Node's devices after the first survey of the
+    /// network.
     pub const fn new(
         requests: mpsc::Receiver<Request>,
         contacts: WatchContacts,
@@ -53,7 +55,7 @@ impl Introspection {
         }
     }
 
-    /// Waits for the next request. The future stays pending if the local socket could not be opened.
+    /// Waits for the next request of a command. The future stays pending if the local socket could not be opened.
     pub(super) async fn next_request(&mut self) -> Request {
         match self.requests.recv().await {
             Some(request) => request,
@@ -99,7 +101,8 @@ impl Introspection {
     }
 }
 
-/// The devices to which the programs are attached or should be attached. Each device has the reason for its state.
+/// The devices to which the programs are attached or should be attached, each with the reason why they are or are not
+/// attached.
 pub(super) fn device_views(report: &DeviceReport) -> Vec<DeviceView> {
     let uplinks = report.decisions.uplinks.iter().filter_map(|(name, decision)| {
         let (is_attached, reason) = match decision {

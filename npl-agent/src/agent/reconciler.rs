@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The main loop, which owns all state. At each event, the loop applies the changes, and then executes operations until
-//! the core returns none.
+//! the core returns no operation.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,28 +43,29 @@ use crate::{
 };
 
 /// Delay from the first change of a device or address until the agent surveys the network. Devices and addresses change
-/// in bursts, and one survey per burst is sufficient.
+/// in bursts, so the delay lets one survey cover a whole burst.
 const NETWORK_SETTLES: Duration = Duration::from_millis(50);
-/// Minimum time between two surveys of the network. A Node that starts hundreds of Pods creates hundreds of devices,
-/// which must not cause hundreds of surveys.
+/// Minimum time between two surveys of the network. A Node that starts hundreds of Pods creates hundreds of devices;
+/// without this limit, each device could cause a survey.
 const NETWORK_REST: Duration = Duration::from_millis(500);
-/// Time without a change after which the agent returns freed memory to the operating system, once per burst of changes.
+/// Time without a change of a watched object after which the agent returns freed memory to the operating system.
 const QUIET: Duration = Duration::from_millis(500);
 /// How often an idle loop reports to the liveness probe.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Maximum number of consecutive passes, after which the loop handles other events before it continues.
+/// Maximum number of passes that the loop makes in succession. If operations are left after these passes, the loop
+/// handles waiting events before it continues.
 const MOST_ROUNDS: usize = 64;
 
-/// Why the loop ended.
+/// Why the main loop ended with an error.
 #[derive(Debug, thiserror::Error)]
 pub enum LoopError {
-    /// The datapath cannot be read.
+    /// The kernel's BPF maps cannot be read.
     #[error("read the datapath")]
     Datapath(#[from] DatapathError),
-    /// The changes of devices cannot be watched.
+    /// The agent cannot list or watch the Node's devices, or cannot write the result to the maps.
     #[error("follow the Node's devices")]
     Devices(#[from] FollowError),
-    /// The watches of the API server ended.
+    /// The tasks that watch the API server have ended.
     #[error("the watches of the API server have ended")]
     WatchesEnded,
 }
@@ -90,34 +91,36 @@ pub struct Reconciler {
     was_attached: bool,
     /// The uplinks on which the programs could not be attached at the last survey: their names by ifindex.
     unattached: BTreeMap<u32, String>,
-    /// Whether programs and maps of earlier agents may still exist, so that this agent must remove them. If the removal
-    /// fails, the agent repeats it at the next resync.
+    /// Whether this agent still has to look for programs and maps of earlier agents. Every resync sets the flag again,
+    /// so a removal that failed or had to wait is tried again then.
     has_predecessors: bool,
     /// Whether the routes to the Pods must be looked up again, because Pods or devices may have changed since the last
     /// look-up.
     are_routes_due: bool,
     node_ips: Vec<IpAddr>,
     change_log: ChangeLog,
-    /// The Pods whose published annotation lacks a change, each with the time of that change.
+    /// The Pods that have changed, but whose annotation does not yet contain the change, each with the time of the
+    /// change.
     delays: PublishDelays<Instant>,
-    /// When to return freed memory to the operating system, if no change arrives before.
+    /// When to return freed memory to the operating system; each change from the API server postpones this time.
     quiet_due: Option<Instant>,
     introspection: Introspection,
 }
 
-/// Where programs are attached: network devices and a cgroup.
+/// The targets to which programs are attached: network devices and a cgroup.
 #[derive(Debug)]
 pub struct ProgramTargets {
-    /// Network devices.
+    /// The network devices to which TC and XDP programs are attached.
     pub uplinks: Uplinks,
-    /// The cgroup of local clients.
+    /// The cgroup to which the socket programs for local clients are attached.
     pub local_clients: LocalClients,
 }
 
-/// Receivers of the loop's state: metrics, probes and the change log.
+/// The parts of the agent that receive the main loop's state: metrics, HTTP probes, the change log and the local
+/// socket.
 #[derive(Debug)]
 pub struct Listeners {
-    /// The metrics.
+    /// The Prometheus metrics of the agent.
     pub metrics: Metrics,
     /// The state that the HTTP probes report.
     pub health: Health,
@@ -128,7 +131,7 @@ pub struct Listeners {
 }
 
 impl Reconciler {
-    /// Creates a loop; [`Self::run`] starts it.
+    /// Creates a main loop, which [`Self::run`] starts.
     pub fn new(
         state: PlannerState,
         executor: Executor,
@@ -167,7 +170,7 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// If an essential adapter fails. Dropping the future stops the loop, and mappings keep translating.
+    /// If an essential adapter fails. Dropping the future stops the loop, but the kernel programs keep translating.
     pub async fn run(
         mut self,
         mut changes: Receiver<Change>,
@@ -229,7 +232,8 @@ impl Reconciler {
         self.quiet_due = Some(Instant::now() + QUIET);
     }
 
-    /// Compares the kernel, the sockets and all Pods with the desired state, at every resync.
+    /// Reads the state of the kernel and of the sockets at every resync, so that the next pass corrects differences
+    /// from the desired state.
     fn look_again(&mut self) -> Result<(), LoopError> {
         self.executor.datapath.check_pins()?;
         self.look_at_mappings()?;
@@ -238,8 +242,8 @@ impl Reconciler {
         self.executor.forget_other_pods(|| self.state.pod_uids());
         let served = self.local_clients.serve(&mut self.executor.datapath);
         self.change_log.log_local_clients(&served);
-        // On a busy Node, changes postpone the return of freed memory again and again, so memory is also returned here,
-        // at each resync.
+        // On a busy Node, each change postpones the return of freed memory, so freed memory is also returned at each
+        // resync.
         if self.quiet_due.is_some() {
             self.give_memory_back();
         }
@@ -255,8 +259,8 @@ impl Reconciler {
     fn handle_answer(&mut self, (op, result): PatchAnswer) {
         match result {
             Ok(patched) => {
-                // The answer contains the newest version of the Pod; the core ignores the later watch event with the
-                // same version.
+                // The answer contains the Pod as the patch has changed it. The core ignores the watch event that brings
+                // the same version of the Pod later.
                 self.state.apply(Change::Pod(patched.pod));
                 self.are_routes_due = true;
                 self.record_success(&op);
@@ -265,7 +269,8 @@ impl Reconciler {
         }
     }
 
-    /// Executes operations until no operation is left, or until all remaining operations wait for an answer or a timer.
+    /// Executes operations until the core returns no operation, because nothing is left to do or because the rest waits
+    /// for an answer or a timer.
     fn settle(&mut self) -> Result<(), LoopError> {
         let began = Instant::now();
         let mut done = 0_usize;
@@ -292,8 +297,8 @@ impl Reconciler {
                 }
             }
             if mem::take(&mut is_unsure) {
-                // A failed op with several source ranges may have written some of the ranges, so the kernel's state is
-                // read again.
+                // An op with several source ranges may fail after it has written some of the ranges, so the kernel's
+                // state is read again.
                 self.state.observe(self.executor.observe()?);
             }
         }
@@ -324,9 +329,9 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Removes the programs and maps of earlier agents, once this agent translates all mappings on every device that
-    /// those programs serve. If a device is still served only by an earlier agent's programs, the agent tries again at
-    /// the next resync.
+    /// Removes the programs and maps of earlier agents, once this agent's programs are attached to every device that
+    /// the earlier programs serve. If only an earlier agent's programs serve a device, the agent tries again at the
+    /// next resync.
     fn retire_predecessors(&mut self) {
         if !mem::take(&mut self.has_predecessors) {
             return;
@@ -347,7 +352,7 @@ impl Reconciler {
             Ok(versions) => {
                 info!(?versions, "removed the programs and maps of other ABI versions");
                 // The XDP programs of other versions may have prevented this agent's XDP program from being attached.
-                // The next survey tries to attach it again.
+                // The next survey of the network tries to attach this agent's XDP program again.
                 self.look_at_network_soon();
             }
             Err(error) => warn!(
@@ -396,7 +401,7 @@ impl Reconciler {
         self.state.record_failed(op, failure, self.now());
     }
 
-    /// Reads the kernel's maps and the reserved sockets.
+    /// Reads the mappings in the kernel's maps and the node ports that sockets reserve, and passes both to the core.
     fn look_at_mappings(&mut self) -> Result<(), LoopError> {
         let observed = self.executor.observe()?;
         self.state.observe(observed);
@@ -417,8 +422,8 @@ impl Reconciler {
         self.survey = Some(self.uplinks.survey(&self.executor.datapath, self.state.pod_addresses()));
     }
 
-    /// Surveys the network before the loop continues. If a survey is already in progress, it may miss recent changes,
-    /// so another survey follows.
+    /// Surveys the network before the loop continues. A survey that is already in progress may miss recent changes, so
+    /// its result is discarded and another survey follows.
     async fn look_at_network(&mut self) -> Result<(), LoopError> {
         if self.survey.is_some() {
             drop(end_of(&mut self.survey).await);
@@ -434,7 +439,7 @@ impl Reconciler {
         }
     }
 
-    /// Applies a survey, and returns true. If the network changed during the survey, applies nothing until the next
+    /// Applies a survey and returns true. If the network changed during the survey, applies nothing, schedules another
     /// survey and returns false.
     fn take_in_survey(&mut self, found: Result<Survey, FollowError>) -> Result<bool, LoopError> {
         self.network_seen = Instant::now();
@@ -465,8 +470,8 @@ impl Reconciler {
             self.look_at_network_by(self.instant(at));
         }
         self.metrics.set_devices(coverage);
-        // One device with programs is sufficient, so that a device on which attaching always fails does not prevent
-        // publication. Tunnels to other Nodes do not count, because they serve no client.
+        // One device with programs is sufficient for publication, so that a device on which attaching always fails does
+        // not prevent publication. Tunnels to other Nodes do not count, because no client uses them.
         self.was_attached |= reaches_clients;
         self.health.set_attached(reaches_clients);
         Ok(true)
@@ -508,7 +513,8 @@ impl Reconciler {
     }
 }
 
-/// Waits for the survey that is in progress; the future stays pending if there is none. Cancellation loses no result.
+/// Waits for the survey that is in progress. If no survey is in progress, the future stays pending. Dropping the future
+/// does not lose the survey's result.
 async fn end_of(survey: &mut Option<SurveyTask>) -> Result<Survey, FollowError> {
     let Some(in_flight) = survey else { return std::future::pending().await };
     let found = netlink::join_survey(in_flight).await;
@@ -516,7 +522,7 @@ async fn end_of(survey: &mut Option<SurveyTask>) -> Result<Survey, FollowError> 
     Ok(found?)
 }
 
-/// Waits until a time; the future stays pending if the time is `None`.
+/// Waits until the time `at`. If `at` is `None`, the future stays pending.
 async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,

@@ -16,25 +16,26 @@ use crate::core::{
 /// The delay after the first failure. The delay doubles with each further failure, up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// The shortest delay after a repeated denial: the API server denies requests until a person changes permissions.
+/// The shortest delay after a repeated denial. The delay is long, because the API server denies requests until a person
+/// changes permissions.
 const DENIED_WAIT: Duration = Duration::from_mins(1);
 
-/// The lower limit on the delay of a retry, from the adapter that reported the failure.
+/// The minimum delay of a retry, as the adapter that reported the failure requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryAdvice {
-    /// No limit.
+    /// No minimum delay.
     None,
-    /// Retry no earlier than after this delay.
+    /// Retry after this delay or later.
     NotBefore(Duration),
     /// The API server denied the request for lack of permissions.
     Denied,
 }
 
-/// The consecutive failures of the operations on each port and each Pod.
+/// For each node port and each Pod: how often operations on it have failed in succession.
 #[derive(Debug, Default)]
 pub struct RetryDelays(BTreeMap<RetryTarget, Failures>);
 
-/// The port or Pod for which failures are counted, independently of other ports and Pods.
+/// The node port or Pod for which consecutive failures are counted.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum RetryTarget {
     Port(Frontend),
@@ -56,25 +57,25 @@ impl RetryDelays {
             RetryAdvice::NotBefore(wait) => wait,
             RetryAdvice::Denied => {
                 failures.denials += 1;
-                // An API server that has just started briefly denies valid requests, so the first denial has no minimum
-                // delay.
+                // An API server that has just started may briefly deny valid requests, so the first denial has no
+                // minimum delay.
                 if failures.denials > 1 { DENIED_WAIT } else { Duration::ZERO }
             }
         };
         wait(&mut failures.delays, at_least)
     }
 
-    /// Resets the failures of the port or Pod that an op changes.
+    /// Resets the count of failures of the node port or Pod that an op changes.
     pub fn reset(&mut self, op: &Op) {
         self.0.remove(&RetryTarget::of(op));
     }
 
-    /// Whether no port and no Pod has failures.
+    /// Whether no failure of any node port or Pod is counted.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Drops the failures of all Pods that are not in `pods`.
+    /// Drops the counts of failures of Pods that are not in `pods`.
     pub fn retain_pods(&mut self, pods: &BTreeSet<PodUid>) {
         self.0.retain(|subject, _| match subject {
             RetryTarget::Port(_) => true,
@@ -101,9 +102,9 @@ fn delays() -> ExponentialBackoff {
     ExponentialBuilder::new().with_min_delay(FIRST_WAIT).with_max_delay(LONGEST_WAIT).without_max_times().build()
 }
 
-/// The next delay, at least `at_least`, plus a random part. The random part spreads retries: an API server that rejects
-/// half of forty simultaneous patches would also reject half of their simultaneous retries. The jitter of `backon` is
-/// not used, because it would not apply to `at_least`.
+/// The next delay, which is at least `at_least`, plus a random time. The random time spreads the retries: an API server
+/// that rejected half of forty simultaneous patches would also reject half of their simultaneous retries. The library
+/// backon's own random time is not used, because it would not be added to `at_least`.
 fn wait(delays: &mut ExponentialBackoff, at_least: Duration) -> Duration {
     let shortest = delays.next().unwrap_or(LONGEST_WAIT).max(at_least);
     shortest + shortest.mul_f32(fastrand::f32() / 2.0)

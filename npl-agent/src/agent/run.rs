@@ -54,10 +54,11 @@ use crate::{
     process::{error_chain::ErrorChain, limits, lock},
 };
 
-/// The maximum number of changes that the watches queue. If the queue is full, the watches wait for the main loop.
+/// The maximum number of changes that the watches queue for the main loop. If the queue is full, the watches wait for
+/// the main loop.
 const QUEUE: usize = 1024;
 
-/// Serves the Node until SIGTERM or SIGINT. Mappings keep translating afterwards.
+/// Serves the Node until SIGTERM or SIGINT. The kernel programs keep translating afterwards.
 ///
 /// # Errors
 ///
@@ -94,7 +95,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         listen,
         metrics_listen,
     } = config;
-    // The agent locks a directory of the BPF file system, so the check for a missing bpffs comes first.
+    // The agent's lock is a directory of the BPF file system, so the agent checks first that this file system is
+    // mounted.
     preflight::check(&bpffs)?;
     let _lock = lock::take(&bpffs)?;
     limits::raise_open_files(&settings);
@@ -104,11 +106,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
     let port_range = settings.port_range;
     let state = PlannerState::new(settings);
-    // The metrics of mappings and ports are set before the first op, so that alerts on missing or exhausted ports work
-    // on every Node.
+    // The metrics of mappings and ports are set before the first op. If they were set later, these metrics would be
+    // absent on a Node without mappings, and alerts on missing or exhausted ports would not work there.
     ChangeLog::count(&state, &metrics);
-    // The API server is queried while the kernel verifies the programs, so that a restart takes only as long as the
-    // slower of these two steps.
+    // The watches start before the programs are loaded, so that the API server answers while the kernel verifies the
+    // programs.
     let (sender, changes) = mpsc::channel(QUEUE);
     let (contacts, confinement) = (WatchContacts::default(), ConfinementResult::default());
     let watched = WatchedObjects { node_name: node_name.clone(), service_selector };
@@ -166,7 +168,7 @@ fn log_start(node: &str, port_range: PortRange, hooks: &'static str, forwarding:
     );
 }
 
-/// Logs a warning for each setting that conflicts with the Node or with load balancers.
+/// Logs a warning for each setting that conflicts with a setting of the Node or with what load balancers expect.
 fn warn_of(settings: &Settings) {
     for warning in port_range_warnings(settings.port_range, ephemeral_ports().as_ref()) {
         warn!("{warning}");
@@ -176,8 +178,8 @@ fn warn_of(settings: &Settings) {
     }
 }
 
-/// Starts to serve the local socket. Returns the receiver of the commands' requests, and the task that serves the
-/// socket.
+/// Starts to serve the local socket. Returns the receiver of the requests that commands send, and the task that serves
+/// the socket.
 fn open_local_socket(
     runtime_dir: PathBuf,
     contacts: WatchContacts,
@@ -189,8 +191,8 @@ fn open_local_socket(
     (introspection, tokio::spawn(serve_local_socket(runtime_dir, sender)))
 }
 
-/// Serves the local socket. If the socket fails, the agent continues to serve Pods, and commands show only the kernel's
-/// state.
+/// Serves the local socket. If the socket fails, the agent continues to serve Pods, but commands then show only what
+/// they read from the kernel.
 async fn serve_local_socket(runtime_dir: PathBuf, requests: mpsc::Sender<local::Request>) -> Infallible {
     let err = match local::bind(&runtime_dir) {
         Ok(listener) => match local::serve(listener, requests).await {
@@ -207,8 +209,8 @@ async fn serve_local_socket(runtime_dir: PathBuf, requests: mpsc::Sender<local::
     std::future::pending().await
 }
 
-/// Completes the retirement of this Node, whose annotations and mappings were removed before: removes all kernel state
-/// of NPL.
+/// Completes the retirement of this Node by removing all kernel state of NPL. The annotations and mappings have already
+/// been removed.
 async fn retire(bpffs: &Path, health: &Health) -> anyhow::Result<()> {
     let (removed, errors) = cleanup::remove_everything(bpffs).await;
     if let Some(error) = errors.into_iter().next() {
@@ -222,7 +224,7 @@ async fn retire(bpffs: &Path, health: &Health) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Stays alive and ready until the Pod is deleted.
+/// Keeps the retired agent alive and ready until its Pod is deleted.
 async fn stand_by(health: &Health) -> ! {
     loop {
         health.beat();
@@ -237,8 +239,8 @@ fn ephemeral_ports() -> Option<EphemeralPorts> {
     EphemeralPorts::parse(&range, &reserved)
 }
 
-/// A seed for the hashes of the kernel programs. The seed must be unpredictable: clients that know the seed could
-/// choose flows that share a slot of a cache.
+/// A seed for the hashes of the kernel programs. The seed must be unpredictable, because a client that knew the seed
+/// could send flows that all use the same slot of a cache.
 fn random_seed() -> anyhow::Result<u64> {
     let mut bytes = [0; size_of::<u64>()];
     SystemRandom::new().fill(&mut bytes).ok().context("read random bytes from the kernel for the hash seed")?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Removes expired connection tracking entries and half-open entries. The sweeper has its own thread, because scanning
-//! a large map takes long.
+//! a large map would delay the main loop.
 
 use std::{
     path::Path,
@@ -25,10 +25,10 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// The time between two scans.
+/// The time between two scans of the connection tracking maps.
 const EVERY: Duration = Duration::from_nanos(SWEEP_INTERVAL_NS);
 
-/// A handle of the sweeper's thread; the thread ends when the handle is dropped.
+/// The handle of the sweeper's thread, which ends when this handle is dropped.
 #[derive(Debug)]
 pub struct Sweeper {
     end: Option<Sender<()>>,
@@ -36,7 +36,7 @@ pub struct Sweeper {
 }
 
 impl Sweeper {
-    /// Starts the thread.
+    /// Opens the maps and starts the sweeper's thread.
     ///
     /// # Errors
     ///
@@ -84,18 +84,20 @@ fn sweep(mut tables: Tables, metrics: &Metrics, ended: &Receiver<()>) {
     }
 }
 
-/// The results of earlier sweeps, for IPv4 and IPv6, with which each sweep is compared.
+/// What the sweeper remembers of earlier sweeps, for IPv4 and for IPv6, to find half-open entries that expired and
+/// flows that the kernel evicted.
 #[derive(Debug, Default)]
 struct Memory {
     half_open: [HalfOpenExpiry; 2],
     evictions: [EvictionEstimate; 2],
 }
 
-/// Removes expired entries and returns their number. Sets the gauges of tables, and counts removals.
+/// Removes expired entries and returns their number. Sets the metrics of table sizes, and counts removed entries in the
+/// metrics.
 fn sweep_once(tables: &mut Tables, metrics: &Metrics, memory: &mut Memory) -> Result<usize, DatapathError> {
-    // The counters of established flows are read before the entries. If an entry is added in between, the sweep finds
-    // an entry that the counters lack, and the estimate of evictions corrects this later. In the other order, such an
-    // entry would appear to be evicted.
+    // The counters of established flows are read before the entries. If an entry is added between the two reads, the
+    // sweep finds an entry that the counters lack, and the next estimate of evictions corrects the difference. If the
+    // entries were read first, an entry that is added between the two reads would appear to be evicted.
     let established = [tables.totals(Family::V4)?.established_flows, tables.totals(Family::V6)?.established_flows];
     let mut swept = Vec::new();
     let mut removed = tables.remove_expired_flows(kernel_clock(), |family, flows| swept.push((family, flows)))?;

@@ -16,7 +16,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// The errors of [`remove`].
+/// If [`remove`] fails.
 pub async fn remove_and_stay(args: &CleanupArgs) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -30,16 +30,16 @@ pub async fn remove_and_stay(args: &CleanupArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes NPL's pinned maps, programs and links, TC filters, clsact qdiscs and nftables table, and prints each removed
+/// Removes NPL's pinned maps, programs and links, TC filters, clsact qdiscs and nftables table. Prints each removed
 /// object.
 ///
 /// # Errors
 ///
-/// If an agent is running, or some state could not be removed.
+/// If an agent is running, or if a part of NPL's kernel state could not be removed.
 async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     preflight::check_bpffs(&args.bpffs)?;
-    // The lock is held until the end: an agent that started during the cleanup would adopt maps that are about to be
-    // removed.
+    // The lock is held until the end of the cleanup. Without the lock, an agent that starts during the cleanup would
+    // adopt maps that the cleanup then removes.
     let _lock = match lock::take(&args.bpffs) {
         Err(LockError::AlreadyRunning) => {
             bail!("clean up: an npl-agent runs on this Node and would recreate its kernel state; stop it first")

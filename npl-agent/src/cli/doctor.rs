@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent doctor`: checks the Node for problems that keep node ports from working, and prints a remedy for each.
+//! `npl-agent doctor`: checks the Node for problems that keep node ports from working, and prints a remedy for each
+//! problem.
 
 use std::process::ExitCode;
 
@@ -16,12 +17,12 @@ use crate::{
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct FindingRow {
-    /// The name of the check. The name does not change between versions, because scripts use it.
+    /// The name of the check. The name of a check does not change between versions, because scripts use the name.
     key: &'static str,
-    /// `ok`, `warning`, `failed` or `unknown`.
+    /// The result of the check: `ok`, `warning`, `failed` or `unknown`.
     state: &'static str,
     found: String,
-    /// The effect on traffic and the remedy; absent if the check is `ok`.
+    /// The effect of the problem on traffic, and the remedy; absent if the check is `ok`.
     advice: Option<String>,
 }
 
@@ -32,7 +33,7 @@ impl From<&Finding> for FindingRow {
     }
 }
 
-/// Prints all findings. The exit code is 1 if a check failed.
+/// Prints the findings of all checks. The exit code is 1 if the state of a check is `failed`.
 ///
 /// # Errors
 ///
@@ -52,7 +53,7 @@ pub(super) async fn findings(args: &NodeViewArgs) -> Vec<FindingRow> {
     examine(&facts::gather(args).await).iter().map(FindingRow::from).collect()
 }
 
-/// Formats a table of all findings, followed by the advice for each check that is not `ok`.
+/// Formats a table of all checks, followed by the advice for each check whose state is not `ok`.
 fn as_text(rows: &[FindingRow]) -> String {
     let cells = rows.iter().map(|row| vec![row.key.to_owned(), row.state.to_owned(), row.found.clone()]);
     let findings = table(&["CHECK", "STATE", "FOUND"], cells);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the state of the Node for [`crate::core::doctor`], without changing it. If a value cannot be read, the error
-//! is recorded, because `npl-agent doctor` reports unreadable values too.
+//! Reads the state of the Node for [`crate::core::doctor`], without changing it. If a value cannot be read, the facts
+//! contain the error instead, because `npl-agent doctor` also reports which values it could not read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,10 +32,11 @@ use crate::{
 
 /// The file with the kernel's BTF, which describes the kernel's types to the loader of eBPF programs.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
-/// The directory of kernel settings. The settings below `net` belong to the network namespace of the reading process.
+/// The directory of kernel settings (sysctls). The settings in its directory `net` are those of the network namespace
+/// of the reading process.
 const SYSCTLS: &str = "/proc/sys";
 
-/// Reads all facts once.
+/// Reads all facts about the Node once.
 pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
     let NodeViewArgs { view: args, runtime_dir } = args;
     let network = netlink::interfaces_and_routing().await.map_err(|error| ErrorChain(&error).to_string());
@@ -46,8 +47,8 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
     let held = nft_guard::read_state().map_err(|error| unreadable(&error));
     let datapath = Inspection::read(&args.bpffs).map(|inspection| datapath(&inspection));
     let pods = datapath.as_ref().map(DatapathFacts::pods).unwrap_or_default();
-    // If the Pods' routes cannot be read, the routing rules are unknown too: otherwise, a check could report that no
-    // rule matches the Pods' devices.
+    // If the Pods' routes cannot be read, the routing rules also count as unreadable. If only the routes counted as
+    // unreadable, a check could report that no rule matches the Pods' devices, although these devices are unknown.
     let (routes, routing) = match netlink::routes_to(&pods).await {
         Ok(routes) => (routes, routing),
         Err(error) => (BTreeMap::new(), Err(ErrorChain(&error).to_string())),
@@ -85,17 +86,17 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
     }
 }
 
-/// The order of NPL's and other software's programs on devices with NPL's programs.
+/// The order in which programs of NPL and of other software run on the devices to which NPL's programs are attached.
 #[derive(Debug, Default)]
 pub(super) struct ProgramOrder {
-    /// The other software's programs that run before NPL's programs.
+    /// By device: the programs of other software that run before NPL's programs.
     pub(super) ahead: ProgramsAhead,
-    /// Whether other software has programs at TC egress of these devices.
+    /// Whether other software has attached programs at TC egress of a device with NPL's programs.
     has_others_at_egress: bool,
 }
 
 impl ProgramOrder {
-    /// Reads the order of programs on the devices with NPL's programs.
+    /// Reads the order of programs on the devices in `attached`, to which NPL's programs are attached.
     pub(super) async fn read(
         bpffs: &Path,
         attached: &BTreeSet<u32>,
@@ -149,7 +150,8 @@ fn datapath(inspection: &Inspection) -> DatapathFacts {
     }
 }
 
-/// Returns the forwarding mode that currently redirects packets; `None` if no packets are redirected.
+/// Returns the forwarding mode that currently redirects packets, `redirect` or `offload`; `None` if no packets are
+/// redirected.
 fn forwarding(inspection: &Inspection) -> Option<Forwarding> {
     let is_offloading = inspection.links.values().flatten().any(|direction| *direction == Direction::ToPods);
     let mode = if is_offloading { Forwarding::Offload } else { Forwarding::Redirect };

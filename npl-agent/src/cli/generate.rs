@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The hidden commands `completion` and `man`, which generate the shell completion and the man pages from the
-//! definition of the command line.
+//! The hidden commands `completion` and `man`. Both commands use clap's definition of the command line: `completion`
+//! prints the completion script of a shell, and `man` writes the man pages.
 
 use std::{fs, io, path::Path};
 
@@ -10,11 +10,12 @@ use clap_complete::Shell;
 
 use crate::config::args::GenerateCommand;
 
-/// Prints a shell's completion script for `program`, or writes the man pages of `program` and of its commands.
+/// Depending on the command, prints a shell's completion script for `program`, or writes the man pages of `program` and
+/// of its subcommands.
 ///
 /// # Errors
 ///
-/// If standard output, the directory or a page cannot be written.
+/// If standard output cannot be written, or if the directory or a man page cannot be created.
 pub fn run(mut program: Command, command: &GenerateCommand) -> anyhow::Result<()> {
     match command {
         GenerateCommand::Completion { shell } => super::print(&completion_text(&mut program, *shell)?),
@@ -29,7 +30,7 @@ fn completion_text(command: &mut Command, shell: Shell) -> anyhow::Result<String
     String::from_utf8(text).context("the completion is not UTF-8")
 }
 
-/// Creates a directory, and writes the man pages of a program and of its commands into it.
+/// Creates the directory `folder`, and writes the man pages of a program and of its subcommands into it.
 fn man_pages(command: Command, folder: &Path) -> anyhow::Result<()> {
     let write = || -> io::Result<()> {
         fs::create_dir_all(folder)?;

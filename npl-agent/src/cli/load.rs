@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent load`: loads and pins the kernel programs with `CAP_PERFMON`, and exits. The agent then runs without this
-//! capability. The command opens no network connection, so the capability is never exposed to remote input.
+//! `npl-agent load`: loads and pins the kernel programs with `CAP_PERFMON`, and exits, so that the agent itself can run
+//! without this capability. The command opens no network connection, so no process with this capability reads remote
+//! input.
 
 use anyhow::bail;
 
@@ -12,11 +13,12 @@ use crate::{
 };
 
 /// Loads and pins every program that an agent on this Node may need. Programs that are already pinned are not loaded
-/// again.
+/// again. Without `CAP_PERFMON`, loads nothing.
 ///
 /// # Errors
 ///
-/// If a capability or the bpffs is missing, the kernel is older than the oldest supported one, or an agent is running.
+/// If `CAP_BPF`, `CAP_NET_ADMIN` or the BPF file system is missing, the kernel is older than Linux 5.10, or an agent is
+/// running.
 pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     if !preflight::rights().unwrap_or_default().perfmon {
         return print("skipped: this command is useful only with CAP_PERFMON; the agent loads the programs itself\n");
@@ -36,8 +38,8 @@ pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     };
     let mut datapath = Datapath::open_sized(&args.bpffs, args.max_flows)?;
     let (loaded, refused): (Vec<_>, Vec<_>) = datapath.hooks.load_all().into_iter().partition(Result::is_ok);
-    // A failed load is only reported here, because not every kernel supports every program. The agent fails later if
-    // its flags need the program.
+    // A program that cannot be loaded is only reported, because not every kernel supports every program. If the flags
+    // of the agent require the program, the agent fails when it starts.
     refused.into_iter().filter_map(Result::err).for_each(|error| report_error(&error.into()));
     let barriers = if datapath.hooks.are_unmitigated() { "without" } else { "with" };
     print(&format!("loaded {} programs, {barriers} the kernel's barriers against speculation\n", loaded.len()))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands besides `run`: load the kernel programs, show and check the state of the Node, clean up, and retire
-//! every Node.
+//! The commands of `npl-agent` except `run`. These commands load the kernel programs, show and check the state of the
+//! Node, remove NPL's kernel state, or retire every Node.
 
 pub mod bundle;
 pub mod cleanup;
@@ -40,12 +40,12 @@ fn note(text: &str) {
     drop(writeln!(io::stderr(), "npl-agent: {text}"));
 }
 
-/// Prints to standard output. A closed pipe is not an error, since `head` and pagers close it early.
+/// Prints to standard output. A closed pipe is not an error, because `head` and pagers close the pipe early.
 fn print(text: &str) -> anyhow::Result<()> {
     write_out(text).map(drop)
 }
 
-/// Writes to standard output; `false` if its reader has closed the pipe.
+/// Writes to standard output. Returns `false` if the reader of standard output has closed the pipe.
 fn write_out(text: &str) -> anyhow::Result<bool> {
     let mut out = anstream::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -76,7 +76,7 @@ fn duration(millis: u64) -> String {
     }
 }
 
-/// Returns the number of events per second.
+/// Returns the number of events per second, for `count` events in the time `elapsed`.
 #[expect(clippy::cast_precision_loss, reason = "a rate is shown with few digits")]
 fn rate(count: u64, elapsed: Duration) -> f64 {
     count as f64 / elapsed.as_secs_f64().max(f64::MIN_POSITIVE)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent retire`: retires every Node of the cluster, for the chart's hook before an uninstallation.
+//! `npl-agent retire`: lets the agent of every Node withdraw the node ports and remove NPL's kernel state. The Helm
+//! chart runs this command before an uninstallation.
 
 use super::print;
 use crate::{
@@ -7,7 +8,7 @@ use crate::{
     kube::retire::{Target, retire_all},
 };
 
-/// Requests the retirement of every Node, waits for it, and prints the progress.
+/// Requests the retirement of every Node, and prints the progress until every Node is retired.
 ///
 /// # Errors
 ///

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent why`: prints the chain of conditions from the Service to the last packet, and marks the first condition
-//! that does not hold.
+//! `npl-agent why`: prints the conditions under which a Pod is served, in order from the Service to the last packet.
+//! Marks the first condition that does not hold.
 
 use std::{fmt::Write as _, process::ExitCode, time::Duration};
 
@@ -45,7 +45,7 @@ pub async fn show(args: &WhyArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(explanation.verdict().exit_code()))
 }
 
-/// Appends conditions that are based on the kernel's counters to the chain of each node port.
+/// Appends the conditions that depend on the kernel's counters to each node port's chain of conditions.
 fn add_counters(args: &WhyArgs, explanation: &mut Explanation) -> anyhow::Result<()> {
     let bpffs = &args.node.view.bpffs;
     preflight::check_bpffs(bpffs)?;
@@ -63,14 +63,16 @@ fn add_counters(args: &WhyArgs, explanation: &mut Explanation) -> anyhow::Result
     Ok(())
 }
 
-/// Returns the time since the last packet of any established flow of a node port, in milliseconds.
+/// Returns the time in milliseconds since a packet last refreshed a conntrack entry of the node port; `None` if the
+/// node port has no conntrack entry.
 fn last_packet(flows: &[FlowRecord], frontend: Frontend, now: Duration) -> Option<u64> {
     let newest = flows.iter().filter(|flow| flow.frontend() == frontend).map(|flow| flow.last_seen).max()?;
     u64::try_from(now.saturating_sub(newest).as_millis()).ok()
 }
 
-/// Formats each chain as lines with mark, condition and finding, followed by the document section about the first
-/// condition that does not hold. The last lines name the Nodes without an answer.
+/// Formats each chain of conditions: one line per condition, with a mark and the finding. Below the first condition
+/// that does not hold, a line refers to the section of the documentation. The last lines name the Nodes whose agents
+/// did not answer.
 pub(in crate::cli) fn as_text(explanation: &Explanation) -> String {
     let chains = explanation.chains.iter().map(chain_text);
     let missing = explanation.missing.iter().map(|sentence| format!("{sentence}\n"));

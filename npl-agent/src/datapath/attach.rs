@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attaches the TC programs to devices and detaches them.
+//! Attaches the TC programs to devices, and detaches the TC programs.
 //!
-//! On Linux 6.6 and newer, each program has a pinned TCX link at the head of the hook. Attaching another program
-//! updates this link in place. On older kernels, each program is a filter of a clsact qdisc. The filter has NPL's own
-//! priority, and a handle that contains the ABI version. Attaching is idempotent, so that a program that other software
-//! removed can be attached again.
+//! Since Linux 6.6, each program has a pinned TCX link at the head of the hook. The link of the program that observes
+//! packets to Pods is at the tail. Attaching another program updates this link in place. Before Linux 6.6, each program
+//! is a filter of a clsact qdisc, with a handle that contains the ABI version. The agent attaches the programs at every
+//! resync: an attached program stays as it is, and a program that other software has removed is attached again.
 
 use std::{
     io,
@@ -40,9 +40,9 @@ use crate::core::devices::{
     redirect::Forwarding,
 };
 
-/// The handle that distinguishes the filters of this ABI version from other filters of the same priority.
+/// The handle by which the filters of this ABI version are distinguished from all filters of the same priority.
 const OWN_HANDLE: TcHandle = handle_of(ABI_VERSION);
-/// The handle of the temporary filter that translates packets while NPL's own filter is moved.
+/// The handle of the temporary filter that translates packets while NPL's filter is moved.
 const STAND_IN: TcHandle = TcHandle::new(STAND_IN_HANDLE.0, STAND_IN_HANDLE.1);
 
 /// The loaded programs and their attachments.
@@ -64,17 +64,17 @@ impl Hooks {
         self.tcx = false;
     }
 
-    /// How programs are attached: by BPF links (`tcx`) or by filters (`clsact`).
+    /// How the agent attaches TC programs: by BPF links (`tcx`) or by filters of a clsact qdisc (`clsact`).
     pub const fn mechanism(&self) -> &'static str {
         if self.tcx { "tcx" } else { "clsact" }
     }
 
-    /// Whether programs are attached as filters.
+    /// Whether programs are attached as filters of a clsact qdisc, not by TCX links.
     pub const fn are_filters(&self) -> bool {
         !self.tcx
     }
 
-    /// The ids of all programs that NPL has pinned, by which NPL's programs are recognized on any device.
+    /// The ids of all programs that NPL has pinned. By these ids, the agent recognizes NPL's programs on a device.
     pub fn own_programs(&self) -> OwnPrograms {
         OwnPrograms::read(&self.pins)
     }
@@ -93,7 +93,8 @@ impl Hooks {
         names.iter().try_for_each(|name| self.load_program(name).map(drop))
     }
 
-    /// Loads and pins every program that an agent on this Node may need. Returns the name or the error of each program.
+    /// Loads and pins every program that an agent on this Node may need. Returns, for each program, its name or the
+    /// error with which it could not be loaded.
     pub fn load_all(&mut self) -> Vec<Result<&'static str, DatapathError>> {
         self.programs.load_all()
     }
@@ -130,8 +131,8 @@ impl Hooks {
         Ok(self.pins.links()?.into_iter().collect())
     }
 
-    /// Attaches a program as [`Datapath::attach`](super::load::Datapath::attach) does, but does not change the order of
-    /// filters.
+    /// Attaches a program like [`Datapath::attach`](super::load::Datapath::attach), but does not change the order of
+    /// the hook's filters.
     pub(super) fn attach(
         &mut self,
         device: &Device,
@@ -142,7 +143,7 @@ impl Hooks {
             return self.attach_clsact(device, direction, program);
         }
         match self.attach_tcx(device, direction, program) {
-            // A kernel of version 6.6 or newer may be built without TCX. The agent then attaches filters.
+            // A kernel since Linux 6.6 may be built without TCX. On such a kernel, the agent attaches filters.
             Err(DatapathError::Attach { source, .. }) if is_unsupported(&source) => {
                 self.tcx = false;
                 self.attach_clsact(device, direction, program)
@@ -152,8 +153,8 @@ impl Hooks {
     }
 
     /// Moves NPL's filter of a hook ahead of all other filters, without an interruption of translation. Among filters
-    /// of the same priority, the kernel runs the newest first, so NPL's filter is created again. The new filter has the
-    /// same handle, by which the next agent finds the filter. TCX links are not moved.
+    /// of the same priority, the kernel runs the last added filter first, so NPL's filter is removed and added again.
+    /// The added filter has the same handle as before, so that the next agent finds it. TCX links are not moved.
     ///
     /// # Errors
     ///
@@ -167,7 +168,7 @@ impl Hooks {
         if self.tcx {
             return Ok(());
         }
-        // An agent that was killed between these calls may have left a temporary filter.
+        // If an earlier agent was killed between these calls, the temporary filter already exists.
         match self.add_filter(device, direction, program, STAND_IN) {
             Err(error) if !is_present(&error) => return Err(error),
             Ok(()) | Err(_) => {}
@@ -178,8 +179,8 @@ impl Hooks {
         Ok(())
     }
 
-    /// Whether a hook has filters of both this ABI version and another one. After a rollback to this version, the other
-    /// version's filter is newer and runs first.
+    /// Whether a hook has filters of this ABI version and of a different one. After a rollback to this version, the
+    /// filter of the different version was added last, and the kernel runs the last added filter first.
     ///
     /// # Errors
     ///
@@ -207,7 +208,7 @@ impl Hooks {
         Ok(())
     }
 
-    /// Detaches the program of a hook. `device` is `None` if the device was removed.
+    /// Detaches NPL's program from a hook. `device` is `None` if the device no longer exists.
     ///
     /// # Errors
     ///
@@ -219,8 +220,8 @@ impl Hooks {
         unpin(&self.pins.link(ifindex, direction))
     }
 
-    /// Frees the memory of the program loader, and unpins the programs of other builds unless they may still be
-    /// attached to a device.
+    /// Frees the memory of the program loader. If `are_others_used` is false, also unpins the programs of other builds,
+    /// because none of them is attached to a device.
     ///
     /// # Errors
     ///
@@ -274,14 +275,14 @@ impl Hooks {
         leave_attached(link);
         remove_filter(&device.name, side, STAND_IN);
         self.remove_unpinned_filters(&device.name, side)?;
-        // A filter cannot be pinned. An empty directory records the attachment for `npl-agent status` and the next
-        // agent.
+        // A filter cannot be pinned, so an empty directory records for `npl-agent status` and the next agent that the
+        // filter is attached.
         let mark = self.pins.link(device.ifindex, side);
         std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
     }
 
-    /// Removes filters of earlier ABI versions for which no pin exists. Such a filter remains if an agent was killed
-    /// before it removed the filter, or if an earlier agent used the handle of another version.
+    /// Removes filters of earlier ABI versions for which no pin exists. A filter without a pin remains if an agent was
+    /// killed before it removed the filter, or if it used the handle of a different version.
     fn remove_unpinned_filters(&self, interface: &str, side: Direction) -> Result<(), DatapathError> {
         let others = self.pins.other_versions()?;
         for abi in (1..ABI_VERSION).filter(|abi| others.iter().all(|other| other.abi() != *abi)) {
@@ -302,7 +303,8 @@ impl Hooks {
         Err(DatapathError::IngressQueue { interface: device.name.clone() })
     }
 
-    /// Adds a clsact qdisc if the device has none, and records that NPL added the qdisc, so that cleanup removes it.
+    /// Adds a clsact qdisc if the device has none. Records that NPL added the qdisc, so that `npl-agent cleanup`
+    /// removes the qdisc.
     fn ensure_clsact(&self, device: &Device, name: &'static str) -> Result<(), DatapathError> {
         match tc::qdisc_add_clsact(&device.name) {
             Ok(()) => {
@@ -315,8 +317,9 @@ impl Hooks {
     }
 }
 
-/// Whether NPL's program on a hook runs after the programs of other software. Programs that translate run first, so
-/// that other software sees translated packets; the program that observes which packets the stack forwards runs last.
+/// Whether NPL's program on a hook runs after the programs of other software. A program that translates packets runs
+/// first, so that other software sees translated packets. The program that observes which packets the kernel stack
+/// forwards runs last, so that other software can drop packets before.
 pub(super) const fn is_last(direction: Direction) -> bool {
     matches!(direction, Direction::ToPods)
 }
@@ -338,7 +341,8 @@ fn filter(interface: &str, direction: Direction, handle: TcHandle) -> io::Result
     SchedClassifierLink::attached(interface, attach_type(direction), priority(direction), handle, None)
 }
 
-/// Removes the filter of an ABI version and the temporary filter. Returns whether one of them existed.
+/// Removes the filter of an ABI version and the temporary filter. Returns whether at least one of the two filters
+/// existed.
 pub(super) fn detach_filter(interface: &str, direction: Direction, abi: u32) -> bool {
     let removed = [handle_of(abi), STAND_IN].map(|handle| remove_filter(interface, direction, handle));
     removed.contains(&true)
@@ -349,7 +353,7 @@ const fn handle_of(abi: u32) -> TcHandle {
     TcHandle::new(major, minor)
 }
 
-/// Removes one filter of NPL. Returns whether it existed.
+/// Removes the filter of NPL with this handle. Returns whether the filter existed.
 fn remove_filter(interface: &str, direction: Direction, handle: TcHandle) -> bool {
     filter(interface, direction, handle).is_ok_and(|link| link.detach().is_ok())
 }
@@ -368,8 +372,8 @@ pub(super) const fn attach_type(direction: Direction) -> TcAttachType {
     }
 }
 
-/// Updates a link to the program, unless the link already has this program. Returns false if the link belongs to
-/// another device or hook.
+/// Makes `program` the program of the link, if the link has a different program. Returns false if the link belongs to a
+/// different device or hook.
 fn replace(
     link: &OwnedFd,
     program: &SchedClassifier,
@@ -389,13 +393,13 @@ fn replace(
         }
     }
     // The kernel reports the ifindex of a link but not the network namespace. A device that was moved to another
-    // namespace may have the ifindex of this device. So the hook's list of programs, if the kernel returns one, must
-    // contain the program.
+    // namespace may have the ifindex of this device. If the kernel lists the programs of this device's hook, the list
+    // must therefore contain the program.
     Ok(sys::programs_on(ifindex, hook).map_or(true, |programs| programs.contains(&id)))
 }
 
-/// Drops the link object of a filter without detaching the filter. aya detaches the filter when its link object is
-/// dropped. The failed conversion to an [`FdLink`] consumes the link object without detaching the filter.
+/// Drops aya's link object of a filter, but leaves the filter attached. A plain drop would detach the filter. The
+/// conversion to an [`FdLink`] fails for a filter, and consumes the link object without detaching the filter.
 fn leave_attached(link: SchedClassifierLink) {
     drop(FdLink::try_from(link));
 }
@@ -408,7 +412,7 @@ fn is_unsupported(error: &ProgramError) -> bool {
     matches!(os_error(error), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// Converts the error of a system call to an error of an operation on a program.
+/// Returns a function that converts an I/O error of the system call `call` to a [`ProgramError`].
 pub(super) fn failed(call: &'static str) -> impl FnOnce(io::Error) -> ProgramError {
     move |io_error| ProgramError::SyscallError(SyscallError { call, io_error })
 }

@@ -12,28 +12,28 @@ use super::error::DatapathError;
 
 /// The mount table of this process.
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// The directory in which systemd mounts the cgroup v2 hierarchy next to the hierarchies of version 1.
+/// The directory in which systemd mounts the cgroup v2 hierarchy, if it also mounts the hierarchies of version 1.
 const BESIDE_VERSION_1: &str = "unified";
 
 /// The cgroup whose processes are served as local clients. The socket programs connect the sockets of these processes
 /// to Pods directly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CgroupSelection {
-    /// All processes of the Node: the agent finds the root of the cgroup v2 hierarchy.
+    /// The root of the cgroup v2 hierarchy, which the agent finds: all processes of the Node.
     Auto,
-    /// No local clients.
+    /// No cgroup: local clients are not served.
     None,
     /// The processes in this cgroup and its descendants.
     Directory(PathBuf),
 }
 
-/// The processes of the selected cgroup that are served: the value of `--local-clients`.
+/// Which processes of the selected cgroup are served: the value of `--local-clients`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ClientScope {
     /// All processes, in every network namespace.
     #[default]
     All,
-    /// Processes in the host's network namespace: the Node's own, and Pods on the host network.
+    /// Processes in the host's network namespace: the Node's own processes, and processes of Pods on the host network.
     Host,
 }
 
@@ -50,23 +50,23 @@ pub(super) fn locate(selection: &CgroupSelection) -> Result<Option<PathBuf>, Dat
     }
 }
 
-/// The mount point that shows the largest part of the cgroup v2 hierarchy.
+/// The mount point of the cgroup v2 file system that shows the largest part of the hierarchy.
 pub fn hierarchy() -> Option<PathBuf> {
     let table = fs::read_to_string(MOUNTS).unwrap_or_default();
     roots(&table).into_iter().find(|candidate| is_cgroup2(candidate))
 }
 
-/// Whether the file system at the path is cgroup v2. The mount table is not sufficient, because a later mount may hide
-/// a mount that the table lists.
+/// Whether the file system at the path is cgroup v2. The mount table does not show this, because a mount that the table
+/// lists may be hidden by another mount on the same path.
 fn is_cgroup2(path: &Path) -> bool {
     statfs(path).is_ok_and(|stat| stat.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
 /// The mount points of the cgroup v2 hierarchy. Mounts that show a larger part of the hierarchy come first.
 ///
-/// In a container, the kernel reports the root of a mount relative to the container's own cgroup. `/` is the
-/// container's cgroup. The Node's root is, for example, `/../..`: one `/..` for each level between the root and the
-/// container's cgroup.
+/// In a container, the kernel reports the root of a mount relative to the container's cgroup: `/` is the container's
+/// cgroup itself, and `/../..` is the root of the Node's hierarchy if the container's cgroup is two levels below that
+/// root.
 fn roots(table: &str) -> Vec<PathBuf> {
     let mut found: Vec<(&str, &str)> = table.lines().filter_map(cgroup2_mount).collect();
     let rank = |root: &str| (usize::MAX - root.matches("/..").count(), root.len());

@@ -19,7 +19,7 @@ use crate::{
     nft_guard,
 };
 
-/// The removed kernel state.
+/// The kernel state that the cleanup has removed.
 #[derive(Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Removed {
     /// Paths of maps, programs and links that were unpinned.
@@ -32,15 +32,16 @@ pub struct Removed {
     pub tables: Vec<String>,
 }
 
-/// Removes XDP links, filters, qdiscs and the nftables table, then every pin of every ABI version. The kernel detaches
-/// a link when its pin is removed.
+/// Removes XDP links, filters, qdiscs and the nftables table, then every pin of every ABI version. When the pin of a
+/// link is removed, the kernel detaches the link's program.
 ///
-/// A failed step does not prevent the following steps. All errors are returned.
+/// If a step fails, the following steps are still carried out. Returns the errors of all failed steps.
 pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
     let pins = Pins::new(bpffs);
     let mut removed = Removed::default();
     let mut errors = Vec::new();
-    // XDP is removed first, because the reply to a request that XDP has translated needs the TC program on egress.
+    // The XDP program is detached first, because the TC program on egress must translate the replies to requests that
+    // the XDP program has translated.
     match pins.xdp_links() {
         Ok(links) => {
             for pin in links.into_iter().map(|ifindex| pins.xdp_link(ifindex)) {
@@ -83,10 +84,10 @@ pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
     (removed, errors)
 }
 
-/// Kernel state of NPL that could not be removed.
+/// Why a part of NPL's kernel state could not be removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CleanupError {
-    /// A pin could not be removed.
+    /// A pinned map, program or link could not be removed.
     #[error(transparent)]
     Datapath(#[from] DatapathError),
     /// Devices could not be listed, or a qdisc could not be removed.
@@ -97,13 +98,13 @@ pub enum CleanupError {
     Guard(#[source] io::Error),
 }
 
-/// Removes NPL's filters from a device. Finds the filters by the names of the programs, and by priority and handle.
-/// Returns whether the device had filters of NPL.
+/// Removes NPL's filters from a device. Finds the filters by the names of their programs, and by the priority and
+/// handle that NPL uses. Returns whether the device had filters of NPL.
 fn detach_filters(interface: &str) -> bool {
     let mut found = false;
     for direction in Direction::ALL {
         for name in PROGRAMS {
-            // The call fails if the device has no clsact qdisc or no such filter.
+            // The call fails if the device has no clsact qdisc or no filter with a program of this name.
             let result: Result<(), TcError> = tc::qdisc_detach_program(interface, attach_type(direction), name);
             found |= result.is_ok();
         }
@@ -133,8 +134,8 @@ fn remove_tree(dir: &Path, removed: &mut Vec<PathBuf>, errors: &mut Vec<CleanupE
     }
     use io::ErrorKind::{NotFound, ReadOnlyFilesystem, ResourceBusy};
     match fs::remove_dir(dir) {
-        // In the agent's container, NPL's directory is a mount point in a read-only root file system. So the directory
-        // cannot be removed, and stays as an empty directory.
+        // In the agent's container, NPL's directory of pins is a mount point in a read-only root file system. This
+        // directory cannot be removed, so it stays as an empty directory.
         Err(source) if !matches!(source.kind(), NotFound | ResourceBusy | ReadOnlyFilesystem) => {
             errors.push(pin_error("remove", dir, source).into());
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Errors of the datapath, each with its effect or remedy.
+//! The errors of operations on the datapath. The text of each error states the error's effect or a remedy.
 
 use std::{error::Error, io, path::PathBuf};
 
@@ -20,23 +20,24 @@ pub enum DatapathError {
     /// The kernel is older than the oldest supported release.
     #[error("kernel {found} is too old: npl-agent needs Linux {needed} or newer")]
     KernelTooOld {
-        /// The running kernel's release.
+        /// The release of the running kernel.
         found: String,
         /// The oldest supported release.
         needed: &'static str,
     },
-    /// The agent lacks a capability.
+    /// The process lacks a capability without which no agent can run.
     #[error(
         "missing capability {0}: run npl-agent as uid 0 with CAP_BPF and CAP_NET_ADMIN (deploy/npl.yaml grants both)"
     )]
     MissingCapability(&'static str),
-    /// The process lacks `CAP_PERFMON`, and the verifier of a kernel before Linux 6.6 rejects its programs.
+    /// The process lacks `CAP_PERFMON`. Without this capability, the verifier of a kernel before Linux 6.6 rejects the
+    /// programs.
     #[error(
         "the kernel's verifier rejects the programs without CAP_PERFMON, as kernels before Linux 6.6 do: keep the init \
          container of deploy/npl.yaml, add PERFMON to the agent's capabilities, or run Linux 6.6 or newer"
     )]
     NeedsPerfmon,
-    /// The kernel denied an operation, and SELinux enforces its policy on this process.
+    /// The kernel denied an operation to this process, on which SELinux enforces its policy.
     #[error(
         "the kernel denies this process, on which SELinux enforces the type {kind}, an operation on BPF: run the \
          container with `seLinuxOptions: {{type: spc_t}}`, as deploy/npl.yaml does; if the container has that type \
@@ -46,7 +47,7 @@ pub enum DatapathError {
     DeniedBySelinux {
         /// The SELinux type of this process.
         kind: String,
-        /// The denied operation.
+        /// The error of the operation that the kernel denied.
         #[source]
         source: Box<Self>,
     },
@@ -60,7 +61,7 @@ pub enum DatapathError {
     /// The number of CPUs cannot be read.
     #[error("read the number of possible CPUs from {path}")]
     PossibleCpus {
-        /// The file.
+        /// The file from which the number is read.
         path: &'static str,
         /// The kernel's error.
         #[source]
@@ -72,29 +73,29 @@ pub enum DatapathError {
          {limit} MiB: raise resources.limits.memory to at least {sufficient}Mi, or lower --max-flows"
     )]
     TooLargeForContainer {
-        /// Flows of each IP family.
+        /// The maximum number of flows of each IP family.
         flows: u32,
-        /// Memory of the maps, MiB.
+        /// The memory that the maps need, in MiB.
         needed: u64,
-        /// The container's limit, MiB.
+        /// The memory limit of the container, in MiB.
         limit: u64,
-        /// A limit that also has room for the agent, MiB.
+        /// A memory limit with which both the maps and the agent fit into the container, in MiB.
         sufficient: u64,
     },
-    /// The path of `--bpffs` is not a bpffs.
+    /// The path of `--bpffs` is not on a BPF file system.
     #[error(
         "{path} is not a BPF file system: mount one there (`mount -t bpf bpf {path}`) or name another with --bpffs",
         path = .0.display()
     )]
     NoBpffs(PathBuf),
-    /// Only some of the maps are pinned.
+    /// Some of the maps are pinned, but at least one map is missing.
     #[error(
         "{path} is missing, but other maps are pinned: an agent is starting, a cleanup is running, or this npl-agent \
          has another version than the agent of this Node; run the command again, with the agent's version",
         path = .0.display()
     )]
     Incomplete(PathBuf),
-    /// Another command traces packets on this Node.
+    /// Another `npl-agent trace` is already tracing packets on this Node.
     #[error("another `npl-agent trace` runs on this Node: end that command, or wait until it ends")]
     AlreadyTracing,
     /// The programs are of a trace build: they log each verdict, and write no records for `npl-agent trace`.
@@ -103,17 +104,17 @@ pub enum DatapathError {
          install another build"
     )]
     TraceBuildLogs,
-    /// A pin of a running agent was removed or replaced.
+    /// The pin of a map that the running agent uses was removed or replaced.
     #[error(
         "{path} was removed or replaced while this agent was running: the agent exits, and its restart recreates the \
          pins; find the software that changes this folder",
         path = .0.display()
     )]
     PinLost(PathBuf),
-    /// A file operation on the bpffs failed.
+    /// An operation on a file or directory of the BPF file system failed.
     #[error("{operation} {path}", path = .path.display())]
     Pin {
-        /// The operation as a verb, such as `remove`.
+        /// The operation on the pin as a verb, such as `remove`.
         operation: &'static str,
         /// The path of the pin.
         path: PathBuf,
@@ -127,7 +128,7 @@ pub enum DatapathError {
     /// The object file of the kernel programs could not be parsed.
     #[error("parse the embedded kernel object")]
     Parse(#[source] aya_obj::ParseError),
-    /// The kernel rejected a program.
+    /// The kernel rejected a program when the agent loaded it.
     #[error("load program {name}")]
     LoadProgram {
         /// The program's name.
@@ -159,7 +160,7 @@ pub enum DatapathError {
         #[source]
         source: MapError,
     },
-    /// A mapping has a Pod address or source range of the other IP family.
+    /// The Pod address or a source range of the mapping is not of the mapping's IP family.
     #[error("mapping {0} has an address of the other IP family")]
     WrongFamily(Frontend),
     /// A program could not be attached.
@@ -173,7 +174,7 @@ pub enum DatapathError {
         #[source]
         source: Box<ProgramError>,
     },
-    /// An `ingress` qdisc occupies the handle of clsact, and has no egress hook.
+    /// An `ingress` qdisc, which has no egress hook, occupies the handle that the clsact qdisc needs.
     #[error(
         "{interface} {HAS_INGRESS_QUEUE} (`tc qdisc del dev {interface} ingress`, `tc qdisc add dev {interface} \
          clsact`)"
@@ -182,7 +183,7 @@ pub enum DatapathError {
         /// The device's name.
         interface: String,
     },
-    /// The agent sees no cgroup v2 hierarchy.
+    /// No cgroup v2 hierarchy is mounted in the mount namespace of the agent.
     #[error(
         "no cgroup v2 hierarchy is mounted for this process: mount one (`mount -t cgroup2 cgroup2 DIR`) and give its \
          folder with --cgroup, or give --cgroup none"
@@ -221,10 +222,10 @@ pub enum DatapathError {
         #[source]
         source: Box<ProgramError>,
     },
-    /// An operation on a link failed.
+    /// An operation on a BPF link failed.
     #[error("{operation} the link of {program} on {interface}")]
     Link {
-        /// The operation as a verb, such as `open`.
+        /// The operation on the link as a verb, such as `open`.
         operation: &'static str,
         /// The program's name.
         program: &'static str,
@@ -243,9 +244,9 @@ impl DatapathError {
         if self.is_verifier_refusal() && matches!(has_perfmon, Ok(false)) { Self::NeedsPerfmon } else { self }
     }
 
-    /// Converts the error of a denied operation to [`Self::DeniedBySelinux`] if SELinux enforces a type on this
-    /// process. The caller must have checked that the process has the required capabilities, since a missing capability
-    /// causes the same error.
+    /// Converts EPERM and EACCES to [`Self::DeniedBySelinux`] if SELinux confines this process to a type. The caller
+    /// must have checked that the process has the required capabilities, because a missing capability causes the same
+    /// errors.
     pub(crate) fn or_denied_by_selinux(self, enforced_type: impl FnOnce() -> Option<String>) -> Self {
         match self.is_denial().then(enforced_type).flatten() {
             Some(kind) => Self::DeniedBySelinux { kind, source: Box::new(self) },
@@ -253,8 +254,8 @@ impl DatapathError {
         }
     }
 
-    /// Whether the kernel returned EPERM or EACCES, as security modules do. The verifier also returns EACCES, so its
-    /// rejections are excluded.
+    /// Whether the kernel denied the operation with EPERM or EACCES, as a security module does. Rejections by the
+    /// verifier are excluded, because the verifier also returns EACCES.
     fn is_denial(&self) -> bool {
         if self.is_verifier_refusal() {
             return false;
@@ -270,15 +271,16 @@ impl DatapathError {
         false
     }
 
-    /// Whether the verifier rejected a program as unsafe. Any other error of loading a program means that the kernel
-    /// lacks a feature or the process lacks a permission.
+    /// Whether the verifier rejected a program as unsafe. If a program cannot be loaded for a different reason, the
+    /// kernel lacks a feature, or the process lacks a permission.
     pub(crate) fn is_verifier_refusal(&self) -> bool {
         let Self::LoadProgram { source, .. } = self else { return false };
         let ProgramError::LoadError { io_error, .. } = &**source else { return false };
         io_error.raw_os_error() == Some(libc::EACCES)
     }
 
-    /// The effect on traffic of an error that occurred while a device plan was applied, as a log message.
+    /// The log message for an error that occurred while a device plan was applied. The message states the error's
+    /// effect on traffic.
     pub(crate) fn effect(&self) -> &'static str {
         if self.is_of_device() {
             "programs cannot be attached to a device: clients that reach the Node through this device are not served, \
@@ -302,7 +304,7 @@ impl DatapathError {
         )
     }
 
-    /// Whether attaching failed because the device had been removed since the survey.
+    /// Whether attaching failed because the device no longer exists.
     pub(crate) fn is_of_gone_device(&self) -> bool {
         let Self::Attach { source, .. } = self else { return false };
         let code = if let ProgramError::SyscallError(error) = &**source {
@@ -320,11 +322,11 @@ impl DatapathError {
     /// Whether a map has no room for another element.
     pub(crate) fn is_full(&self) -> bool {
         let Self::Map { source: MapError::SyscallError(error), .. } = self else { return false };
-        // A full hash map returns E2BIG, a full LPM trie ENOSPC.
+        // For a full hash map, the kernel returns E2BIG; for a full LPM trie, it returns ENOSPC.
         matches!(error.io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC))
     }
 
-    /// Converts the error of an operation (`read` or `write`) on a map.
+    /// Returns a function that converts the error of the operation `read` or `write` on the map `name`.
     pub(crate) const fn map(operation: &'static str, name: &'static str) -> impl FnOnce(MapError) -> Self {
         move |source| Self::Map { operation, name, source }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The maps of one IP family, behind a trait that hides the family's key and value types.
+//! Operations on the maps of one IP family. The trait [`FamilyMaps`] hides the family's types of keys and values.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,7 +34,8 @@ use crate::core::{
     model::{Backend, Frontend, NodePort, Protocol, sources::SourceRange},
 };
 
-/// The number of batches in which the agent clears the lookup cache. Batches limit the memory that clearing needs.
+/// The number of batches in which the agent clears the lookup cache. Clearing in batches limits the memory that the
+/// agent needs for the written elements.
 const LOOKUP_CACHE_PARTS: u32 = 16;
 
 /// The value of a mapping: its backend, and the index of the mapping's counters in `npl_cnt_mapping`.
@@ -52,18 +53,19 @@ pub(super) struct Sender {
     pub(super) protocol: u8,
 }
 
-/// Operations on the maps of one IP family. Each operation returns an error if a BPF system call fails.
+/// Operations on the maps of one IP family. An operation that returns a `Result` fails if a BPF system call fails.
 pub(super) trait FamilyMaps: Send {
-    /// Every mapping. Mappings of an unknown protocol are ignored: a newer agent of the same ABI version wrote them.
+    /// Every mapping in the kernel's map. Mappings of a protocol that this agent does not know are ignored, because an
+    /// agent of a later release with the same ABI version wrote them.
     fn mappings(&self) -> Result<Vec<(Frontend, Entry)>, DatapathError>;
     fn set_mapping(&mut self, frontend: Frontend, entry: &Entry) -> Result<(), DatapathError>;
     /// Writes many mappings in one call. After an error, some of the mappings may have been written.
     fn set_mappings(&mut self, entries: &BTreeMap<Frontend, Entry>) -> Result<(), DatapathError>;
     fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError>;
-    /// Clears the lookup cache, in which the programs store mappings.
+    /// Clears the lookup cache, in which the programs store the results of lookups of mappings.
     fn clear_lookup_cache(&mut self) -> Result<(), DatapathError>;
 
-    /// Every allowed source and its frontend. Entries of an unknown protocol are ignored.
+    /// Every allowed source and its frontend. Allowed sources of a protocol that this agent does not know are ignored.
     fn sources(&self) -> Result<Vec<(Frontend, SourceRange)>, DatapathError>;
     fn allow_source(&mut self, frontend: Frontend, range: SourceRange) -> Result<(), DatapathError>;
     fn remove_source(&mut self, frontend: Frontend, range: SourceRange) -> Result<(), DatapathError>;
@@ -76,13 +78,14 @@ pub(super) trait FamilyMaps: Send {
 
     /// The maximum number of flows in the flow table.
     fn flow_capacity(&self) -> usize;
-    /// Number of established conntrack entries.
+    /// The number of established conntrack entries of this IP family.
     fn flow_count(&self) -> Result<usize, DatapathError>;
-    /// Every established conntrack entry; entries of an unknown protocol are ignored.
+    /// Every established conntrack entry of this IP family. Entries of a protocol that this agent does not know are
+    /// ignored.
     fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError>;
     /// Removes the conntrack entries of these Pod endpoints. Returns the number of removed entries.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<usize, DatapathError>;
-    /// The number of socket reverse NAT entries, and the maximum number.
+    /// The number of socket reverse NAT entries, and the maximum number of these entries.
     fn socket_rnat_fill(&self) -> Result<(usize, usize), DatapathError>;
     /// The Pod addresses and ports (host byte order) of all socket reverse NAT entries.
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
@@ -94,7 +97,7 @@ pub(super) trait FamilyMaps: Send {
     /// Clears the half-open entries that have expired according to `expiry`. Returns the number of cleared entries.
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError>;
 
-    /// Clears the half-open entries whose node address has an index that is not in `used`.
+    /// Clears the half-open entries whose address index is not in `used`.
     fn clear_half_open_except(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError>;
 
     /// Time of the last packet to a node port without a mapping, in the unit of [`npl_common::fragment::time`]; zero if
@@ -104,8 +107,8 @@ pub(super) trait FamilyMaps: Send {
 
     /// The node addresses and their indexes.
     fn local_addresses(&self) -> Result<BTreeMap<IpAddr, u32>, DatapathError>;
-    /// Adds a node address under an index that is not in `used`. Returns the index; `None` if the map is full or the
-    /// address is of the other family.
+    /// Adds a node address under an index that is not in `used`. Returns the index; `None` if all indexes are in use,
+    /// or if the address is not of this IP family.
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError>;
     fn remove_local_address(&mut self, addr: IpAddr, index: u32) -> Result<(), DatapathError>;
 
@@ -117,9 +120,9 @@ pub(super) trait FamilyMaps: Send {
 /// The result of a sweep of the flow table.
 #[derive(Debug, Clone, Copy)]
 pub struct SweptFlows {
-    /// Entries that were removed.
+    /// The number of conntrack entries that were removed.
     pub removed: usize,
-    /// Entries that remain in the table.
+    /// The number of conntrack entries that remain in the flow table.
     pub left: usize,
 }
 
@@ -156,8 +159,8 @@ impl<L: Layout> Maps<L> {
         })
     }
 
-    /// Calls `look` with every conntrack entry that exists during the whole call. The call may miss entries that are
-    /// added or removed meanwhile.
+    /// Calls `look` with every established conntrack entry that exists during the whole call. An entry that is added or
+    /// removed during the call may be missed.
     fn read_flows(&self, mut look: impl FnMut(&L::FlowKey, &L::Flow)) -> Result<(), DatapathError> {
         let look_at_all =
             |keys: &[L::FlowKey], flows: &[L::Flow]| keys.iter().zip(flows).for_each(|(key, flow)| look(key, flow));
@@ -165,8 +168,8 @@ impl<L: Layout> Maps<L> {
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::FLOW))
     }
 
-    /// Maps the half-open slots into memory and passes the slots to `work`. The kernel programs write the slots
-    /// concurrently.
+    /// Maps the half-open slots into memory and passes the slots to `work`. Kernel programs may change the slots while
+    /// `work` runs, so the slots are atomics.
     fn with_slots<T>(&self, work: impl FnOnce(&[AtomicU64]) -> T) -> Result<T, DatapathError> {
         let done = sys::with_words(self.half_open.map().fd().as_fd(), half_open::WORDS as usize, work);
         done.map_err(MapError::from).map_err(DatapathError::map("read", L::HALF_OPEN))
@@ -216,7 +219,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
 
     fn clear_lookup_cache(&mut self) -> Result<(), DatapathError> {
         let fd = self.lookup_cache.map().fd().as_fd();
-        // The cache is cleared in batches, so that each batch reuses the memory of the previous batch.
+        // The cache is cleared in batches, so that only the elements of one batch are in the agent's memory at a time.
         (0..LOOKUP_CACHE_PARTS).try_for_each(|part| {
             let elements: Vec<_> = (part..CACHED_MAPPINGS)
                 .step_by(LOOKUP_CACHE_PARTS as usize)
@@ -346,8 +349,8 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let is_crowded = flows::is_crowded(count, self.flow_capacity);
         let mut removed = 0;
         for key in expired {
-            // The entry is read again, because the flow may have become active. If a packet arrives between this read
-            // and the removal, the client's next packet recreates the entry.
+            // The entry is read again, because the flow may have become active. If a packet of the flow arrives between
+            // this read and the removal, the client's next packet recreates the entry.
             if self.flow.get(&key, 0).is_ok_and(|flow| is_expired(&key, &flow, is_crowded)) {
                 self.remove_flow(&key)?;
                 removed += 1;
@@ -359,7 +362,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError> {
         self.with_slots(|slots| {
             let expired = expiry.observe((0..).zip(slots).map(|(slot, word)| (slot, word.load(Ordering::Relaxed))));
-            // A slot that a program has written in the meantime, for another flow or a reply, is not cleared.
+            // A slot is not cleared if a program has written it in the meantime, for another flow or for a reply.
             let clear = |(slot, word): &(u32, u64)| {
                 let slot = slots.get(*slot as usize);
                 slot.is_some_and(|it| it.compare_exchange(*word, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok())
@@ -372,11 +375,12 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let has_other_index = |word| word != 0 && !used.contains(&u32::from(half_open::address_index(word)));
         self.with_slots(|slots| {
             for slot in slots {
-                // The update is atomic, because a program may change the same slot concurrently.
+                // The update is atomic, because a kernel program may change the same slot at the same time.
                 let clear = |word| has_other_index(word).then_some(0);
                 let _unchanged = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clear);
             }
-            // Because of the fence, a CPU that sees this index assigned to another address also sees the cleared slots.
+            // The fence orders the clearing before the reuse of an index: a CPU that sees an index with another address
+            // also sees the cleared slots.
             fence(Ordering::SeqCst);
         })
     }
@@ -400,7 +404,8 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         self.local.iter().map(read).collect()
     }
 
-    /// Writes the index map first, so that no half-open entry has an index without an address.
+    /// Writes the map from index to address before the map from address to index, so that the programs never use an
+    /// index without an address.
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError> {
         let free = (0..MAX_LOCAL_ADDRESSES).find(|index| !used.contains(index));
         let (Some(local), Some(index)) = (L::local(addr), free) else { return Ok(None) };
@@ -420,7 +425,7 @@ fn update_all<K: aya::Pod, V: aya::Pod>(map: &HashMap<MapData, K, V>, elements: 
     Ok(sys::update_all(map.map().fd().as_fd(), elements)?)
 }
 
-/// Converts a frontend key; `None` if this agent does not know the protocol in the key.
+/// Converts the key of a mapping to a [`Frontend`]; `None` if this agent does not know the protocol in the key.
 fn frontend<L: Layout>(key: mapping::Frontend) -> Option<Frontend> {
     let protocol = Protocol::from_number(key.protocol)?;
     Some(Frontend { family: L::FAMILY, node_port: NodePort(key.node_port), protocol })

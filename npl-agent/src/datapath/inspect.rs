@@ -15,33 +15,34 @@ use super::{
 };
 use crate::core::devices::redirect::PodNextHop;
 
-/// The state of the datapath.
+/// The state of the datapath, as read from the maps and pins in the kernel.
 #[derive(Debug)]
 pub struct Inspection {
     /// Whether the maps are pinned. If the maps are not pinned, all fields that are read from maps are empty.
     pub is_installed: bool,
-    /// The configuration of the programs.
+    /// The configuration of the programs, from the map `npl_config`.
     pub config: Option<Config>,
     /// The node addresses whose ports are mapped.
     pub local_addresses: Vec<IpAddr>,
-    /// The directions with an attached program, by ifindex.
+    /// The directions in which a TC program is attached to a device, by the device's ifindex.
     pub links: BTreeMap<u32, Vec<Direction>>,
     /// The next hop of each Pod whose packets are redirected.
     pub redirected: BTreeMap<IpAddr, PodNextHop>,
-    /// Whether the agent refuses `--forwarding redirect` because of a policy engine.
+    /// Whether the agent does not redirect packets although `--forwarding redirect` is set, because a policy engine
+    /// would be bypassed.
     pub is_redirect_refused: bool,
     /// The ifindexes of devices with an attached XDP program.
     pub xdp_links: Vec<u32>,
-    /// Why a device's requests are translated by XDP or by TC, by ifindex: a key of
+    /// By ifindex: why XDP or TC translates the device's requests, as the key of a
     /// [`crate::core::devices::xdp::XdpReason`].
     pub xdp_reasons: BTreeMap<u32, String>,
-    /// The cgroup hooks with a program for local clients, without duplicates.
+    /// The cgroup hooks to which a program for local clients is attached, without duplicates.
     pub socket_hooks: Vec<&'static str>,
-    /// The names of the pinned programs, by the name of their build.
+    /// The names of the pinned programs, by the build to which the programs belong.
     pub programs: BTreeMap<String, Vec<String>>,
     /// Mappings with their counters, in the order of the node port.
     pub mappings: Vec<MappingRecord>,
-    /// For each reason why packets were not translated, the number of these packets.
+    /// The number of packets by drop or pass reason.
     pub reasons: Vec<(Reason, u64)>,
 }
 
@@ -50,7 +51,7 @@ impl Inspection {
     ///
     /// # Errors
     ///
-    /// If the path is not a bpffs, only some of the maps are pinned, or a map cannot be read.
+    /// If the path is not on a BPF file system, if only some of the maps are pinned, or if a map cannot be read.
     pub fn read(bpffs: &Path) -> Result<Self, DatapathError> {
         preflight::check_bpffs(bpffs)?;
         let pins = Pins::new(bpffs);

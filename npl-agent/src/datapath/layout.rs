@@ -17,8 +17,8 @@ use npl_common::{
 use super::family::{Entry, Sender};
 use crate::core::model::{Backend, Family, Frontend, PodPort};
 
-/// The map names of an IP family, and conversions between the agent's types and the maps' keys and values. Conversions
-/// from an address return `None` if the address is of the other family.
+/// The map names of an IP family, and conversions between the agent's types and the maps' keys and values. A conversion
+/// from an address returns `None` if the address is not of this IP family.
 pub(super) trait Layout {
     const FAMILY: Family;
     const LOCAL: &'static str;
@@ -42,7 +42,7 @@ pub(super) trait Layout {
     type SocketRnatKey: aya::Pod + Send;
     type SocketRnat: aya::Pod + Send;
 
-    /// The value of an index that is not assigned to a node address.
+    /// The value that the index map has for an index that is assigned to no node address.
     const NO_ADDRESS: Self::Local;
     /// The value of an unused slot of the lookup cache.
     const EMPTY_CACHE_ENTRY: Self::CacheEntry;
@@ -59,22 +59,22 @@ pub(super) trait Layout {
     /// The Pod endpoint of a conntrack entry.
     fn pod_endpoint(key: &Self::FlowKey) -> Sender;
     fn state(flow: &Self::Flow) -> &FlowState;
-    /// A copy of a conntrack entry with another state.
+    /// Returns a copy of the conntrack entry `flow` whose state is `state`.
     fn with_state(flow: &Self::Flow, state: FlowState) -> Self::Flow;
     /// The client and the NAT address of a conntrack entry.
     fn client_and_nat(key: &Self::FlowKey, flow: &Self::Flow) -> (SocketAddr, SocketAddr);
-    /// The Pod address and port (host byte order) that a local client is connected to; `None` for an entry that records
-    /// the last Pod of a socket.
+    /// The Pod address and port (host byte order) to which a local client is connected; `None` for an entry that
+    /// records the last Pod of a socket.
     fn socket_rnat_pod(key: &Self::SocketRnatKey) -> Option<(IpAddr, u16)>;
 }
 
-/// Converts a frontend to a key of the maps.
+/// Converts a frontend to the key of the map of mappings.
 pub(super) const fn frontend_key(frontend: Frontend) -> mapping::Frontend {
     mapping::Frontend { node_port: frontend.node_port.0, protocol: frontend.protocol.number(), pad: 0 }
 }
 
-/// Implements [`Layout`] for one IP family. The types of both families have the same fields, except for the length of
-/// addresses.
+/// Implements [`Layout`] for one IP family. The types of IPv4 and of IPv6 have the same fields; only the length of
+/// addresses differs.
 macro_rules! layout {
     (
         $(#[$meta:meta])*
@@ -182,7 +182,7 @@ macro_rules! layout {
 }
 
 layout! {
-    /// IPv4.
+    /// The layout of the maps for IPv4.
     V4, Ipv4Addr, Family::V4,
     [NodeAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, CachedMappingV4, SocketRnatKeyV4, SocketRnatV4],
     [
@@ -192,7 +192,7 @@ layout! {
 }
 
 layout! {
-    /// IPv6.
+    /// The layout of the maps for IPv6.
     V6, Ipv6Addr, Family::V6,
     [NodeAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6, CachedMappingV6, SocketRnatKeyV6, SocketRnatV6],
     [
@@ -201,7 +201,7 @@ layout! {
     ]
 }
 
-/// The bytes of an address in network byte order; `None` if the address is of the other family.
+/// The bytes of an address in network byte order; `None` if the address is not of the IP family of `A`.
 fn octets<A, O>(addr: IpAddr, octets: impl Fn(&A) -> O) -> Option<O>
 where
     A: OfFamily,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The interface of the datapath for the rest of the agent. A new agent adopts the pinned maps, programs and links of
-//! an earlier agent.
+//! The interface by which the rest of the agent uses the datapath. An agent that starts adopts the pinned maps,
+//! programs and links of an earlier agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,40 +33,41 @@ use crate::{
     process::selinux,
 };
 
-/// The programs, their attachments and their maps.
+/// NPL's kernel programs, the hooks to which the programs are attached, and the maps of the programs.
 #[derive(Debug)]
 pub struct Datapath {
-    /// The programs and their attachments.
+    /// The programs, and the hooks to which they are attached.
     pub hooks: Hooks,
-    /// The maps.
+    /// The maps of mappings, conntrack entries, node addresses and counters.
     pub tables: Tables,
     next_hops: NextHops,
     xdp_devices: XdpDevices,
     writer: MappingWriter,
-    /// Whether pins of earlier agents may remain, which this agent removes after it has replaced the programs.
+    /// Whether pins of earlier agents may exist. This agent removes these pins after it has replaced the earlier
+    /// programs.
     has_predecessors: bool,
     /// The hooks on which this agent has moved its filter ahead of the filters of other ABI versions.
     moved_filters: BTreeSet<(u32, Direction)>,
 }
 
 impl Datapath {
-    /// Opens the datapath as [`Self::open_sized`] does, with the default sizes for this machine.
+    /// Opens the datapath like [`Self::open_sized`], with the default sizes of maps for this machine.
     ///
     /// # Errors
     ///
-    /// As [`Self::open_sized`].
+    /// The errors of [`Self::open_sized`].
     pub fn open(bpffs: &Path) -> Result<Self, DatapathError> {
         Self::open_sized(bpffs, MaxFlows::Auto)
     }
 
-    /// Checks the Node's requirements, adopts pinned maps and programs, and creates or loads what is missing. Attaches
-    /// no program: programs of an earlier agent stay attached until [`Hooks::attach`] replaces them. If a pinned map
-    /// has another size, its entries are copied to a new map.
+    /// Checks that the Node meets the requirements, adopts pinned maps and programs, and creates or loads missing ones.
+    /// Attaches no program: programs of an earlier agent stay attached until [`Hooks::attach`] replaces them. If a
+    /// pinned map has a different size than this agent needs, its entries are copied to a new map.
     ///
     /// # Errors
     ///
-    /// If a requirement is not met, the maps do not fit into the memory of the container, or the kernel rejects a map
-    /// or program.
+    /// If the Node does not meet a requirement, the maps do not fit into the container's memory, or the kernel rejects
+    /// a map or a program.
     pub fn open_sized(bpffs: &Path, max_flows: MaxFlows) -> Result<Self, DatapathError> {
         preflight::check(bpffs)?;
         let sizes = machine::table_sizes(max_flows)?;
@@ -94,7 +95,7 @@ impl Datapath {
         })
     }
 
-    /// The ifindex of every device with programs that use the maps of a predecessor.
+    /// The ifindex of every device whose attached programs use the maps of a predecessor.
     ///
     /// # Errors
     ///
@@ -103,14 +104,15 @@ impl Datapath {
         if self.has_predecessors { predecessor::devices(&self.hooks.pins) } else { Ok(BTreeSet::new()) }
     }
 
-    /// Detaches the programs of agents of other ABI versions and removes their pins. Returns the removed versions.
-    /// After a success, further calls have no effect.
+    /// Detaches the programs of agents of other ABI versions and removes the pins of these versions. Returns the
+    /// removed ABI versions. After a call that succeeded, further calls have no effect.
     ///
-    /// The agent calls this function only after it has written all mappings and attached its programs to all devices.
+    /// The agent calls this function only after it has written all mappings, and has attached its own programs to all
+    /// devices that the earlier programs serve.
     ///
     /// # Errors
     ///
-    /// If a pin or a filter cannot be removed. The next call tries again.
+    /// If a pin or a filter cannot be removed. The next call tries to remove what is left.
     pub fn retire_predecessors(&mut self) -> Result<Vec<u32>, DatapathError> {
         if !self.has_predecessors {
             return Ok(Vec::new());
@@ -120,8 +122,8 @@ impl Datapath {
         Ok(retired)
     }
 
-    /// Removes the next hops that are missing from the plan or differ from the plan. From then on, the kernel stack
-    /// forwards packets to the affected Pods.
+    /// Removes the next hops that are missing from the plan or differ from the plan. After the removal, the kernel
+    /// stack forwards packets to the affected Pods.
     ///
     /// # Errors
     ///
@@ -131,16 +133,17 @@ impl Datapath {
         self.tables.begin_epoch()
     }
 
-    /// Adds the next hops of a plan. The programs of the plan must be attached already. Returns an error for each map
-    /// that is full or cannot be written.
+    /// Adds the next hops of a plan. The caller must already have attached the programs of the plan. Returns an error
+    /// for each map that is full or cannot be written.
     pub fn add_next_hops(&mut self, plan: &DevicePlan) -> Vec<DatapathError> {
         let mut errors = self.next_hops.add(&plan.programs, &plan.next_hops);
-        // A new epoch begins even after an error, because some next hops may have been added before the error.
+        // A new epoch begins even if a next hop could not be added, because some next hops may have been added before
+        // the error.
         errors.extend(self.tables.begin_epoch().err());
         errors
     }
 
-    /// Attaches the XDP program to a device. After an error, no XDP program of NPL remains on the device, and the TC
+    /// Attaches the XDP program to a device. If this fails, no XDP program of NPL remains on the device, and the TC
     /// program translates the device's requests.
     ///
     /// # Errors
@@ -158,7 +161,7 @@ impl Datapath {
     }
 
     /// Attaches a program to a hook of a device, ahead of the programs of other ABI versions. If an earlier agent has
-    /// attached a program there, replaces that program without an interruption of translation.
+    /// attached a program to this hook, replaces that program without an interruption of translation.
     ///
     /// # Errors
     ///
@@ -181,12 +184,13 @@ impl Datapath {
         Ok(())
     }
 
-    /// Moves NPL's filter of a hook ahead of all other filters, without an interruption: see [`Hooks::move_to_head`].
+    /// Moves NPL's filter of a hook ahead of all other filters, without an interruption of translation: see
+    /// [`Hooks::move_to_head`].
     ///
-    /// During the move, two filters of NPL run on some packets. The second filter would treat a translated datagram as
-    /// a datagram of a direct connection, and remove the conntrack entry. To prevent this, the device is added to the
-    /// list of devices whose packets XDP may have translated already. The next call of [`Self::retain_xdp`] removes the
-    /// device from the list.
+    /// During the move, two filters of NPL run on some packets. The filter that runs later would treat a translated
+    /// datagram as a datagram of a direct connection, and remove the conntrack entry. To prevent this, the device is
+    /// added to the map of devices whose packets may already be translated when the TC program runs. The next call of
+    /// [`Self::retain_xdp`] removes the device from the map.
     ///
     /// # Errors
     ///
@@ -204,16 +208,16 @@ impl Datapath {
     }
 
     /// Detaches the XDP program from all devices except the devices with these ifindexes. Returns an error for each
-    /// device that fails.
+    /// device from which the XDP program could not be detached.
     pub fn retain_xdp(&mut self, devices: &BTreeSet<u32>) -> Vec<DatapathError> {
         let mut errors = self.hooks.retain_xdp(devices);
         errors.extend(self.hooks.xdp_devices().and_then(|devices| self.write_xdp_devices(&devices)).err());
         errors
     }
 
-    /// Writes the ifindexes of devices with the XDP program. The TC programs of these devices receive requests that XDP
-    /// has translated, and must not record these requests as direct connections. The XDP program records direct
-    /// connections itself.
+    /// Writes the ifindexes of devices whose packets may already be translated when the TC program runs. The XDP
+    /// program translates them or, while NPL's filter is moved, the temporary filter. The TC programs of these devices
+    /// must not record a translated request as a direct connection. The XDP program records direct connections itself.
     ///
     /// # Errors
     ///
@@ -222,12 +226,12 @@ impl Datapath {
         self.xdp_devices.write(devices, &mut self.tables)
     }
 
-    /// Checks that the pinned maps are the maps that this agent uses, and recreates missing folders.
+    /// Checks that the pinned maps are the maps that this agent uses, and creates missing directories of pins again.
     ///
     /// # Errors
     ///
-    /// If the pin of a map was removed or replaced. The next agent and `npl-agent status` would then use other maps
-    /// than the attached programs use.
+    /// If the pin of a map was removed or replaced, because the next agent and `npl-agent status` would then not use
+    /// the maps that the attached programs use.
     pub fn check_pins(&self) -> Result<(), DatapathError> {
         self.hooks.programs.check_maps()?;
         self.hooks.pins.create()
@@ -256,8 +260,9 @@ impl Datapath {
         self.writer.refresh(&mut self.tables)
     }
 
-    /// Writes mappings. Atomically replaces existing mappings with the same frontend. Returns an error for each mapping
-    /// that the kernel rejected, or whose backend is of the other IP family.
+    /// Writes mappings. A mapping atomically replaces an existing mapping with the same frontend. Returns an error for
+    /// each mapping that could not be written: the kernel rejected it, or its backend is not of the frontend's IP
+    /// family.
     pub fn upsert_mappings(&mut self, wanted: &BTreeMap<Frontend, Backend>) -> BTreeMap<Frontend, DatapathError> {
         self.writer.upsert_all(&mut self.tables, wanted)
     }
@@ -266,7 +271,7 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the map cannot be written, or the backend is of the other IP family.
+    /// If the map cannot be written, or if the backend is not of the frontend's IP family.
     pub fn upsert_mapping(&mut self, frontend: Frontend, backend: Backend) -> Result<(), DatapathError> {
         self.upsert_mappings(&BTreeMap::from([(frontend, backend)])).remove(&frontend).map_or(Ok(()), Err)
     }
@@ -280,9 +285,8 @@ impl Datapath {
         self.writer.remove(&mut self.tables, frontend)
     }
 
-    /// Time until a node port without a mapping counts as unused, if no more packets arrive. `None` if the port already
-    /// counts as unused. Packets of all protocols and families that the kernel programs record are considered. The
-    /// granularity is one second.
+    /// How long a node port without a mapping must get no packet before it counts as unused; `None` if it already
+    /// counts as unused. Packets of all protocols and of both IP families count. The time is exact to one second.
     ///
     /// # Errors
     ///
@@ -292,7 +296,8 @@ impl Datapath {
     }
 
     /// The time since each node port of a range lost its last mapping or received its last packet without a mapping,
-    /// rounded down. Ports without a record are left out. The records outlive the agent, but not a reboot of the Node.
+    /// rounded down. Ports for which neither is recorded are left out. The recorded times outlive the agent, but not a
+    /// reboot of the Node.
     ///
     /// # Errors
     ///
@@ -301,7 +306,8 @@ impl Datapath {
         self.tables.unmapped_ages(range)
     }
 
-    /// The allowed sources of every frontend, including frontends whose mapping does not restrict sources.
+    /// The allowed sources of every frontend. A frontend may have allowed sources although its mapping does not
+    /// restrict sources.
     ///
     /// # Errors
     ///
@@ -310,11 +316,11 @@ impl Datapath {
         self.tables.sources()
     }
 
-    /// Adds allowed sources to a frontend. Existing allowed sources stay.
+    /// Adds allowed sources to a frontend, and keeps the frontend's existing allowed sources.
     ///
     /// # Errors
     ///
-    /// If the map is full or cannot be written. Some sources may have been added.
+    /// If the map is full or cannot be written. Some of the sources may have been added before the error.
     pub fn allow_sources(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), DatapathError> {
         let maps = self.tables.family_mut(frontend.family);
         ranges.iter().try_for_each(|range| maps.allow_source(frontend, *range))
@@ -324,14 +330,14 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If the map cannot be written. Some sources may have been removed.
+    /// If the map cannot be written. Some of the sources may have been removed before the error.
     pub fn forget_sources(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), DatapathError> {
         let maps = self.tables.family_mut(frontend.family);
         ranges.iter().try_for_each(|range| maps.remove_source(frontend, *range))
     }
 
-    /// Removes the conntrack entries of endpoints that were removed since the last call. Returns the numbers of removed
-    /// entries of IPv4 and IPv6.
+    /// Removes the conntrack entries of Pod endpoints that were removed since the last call. Returns the numbers of
+    /// removed entries for IPv4 and for IPv6.
     ///
     /// # Errors
     ///
@@ -340,9 +346,9 @@ impl Datapath {
         self.writer.purge_flows(&mut self.tables)
     }
 
-    /// Writes the port range to the configuration of the programs: the ports of `range`, extended to the ports of
-    /// existing mappings, which may still drain. Calls `seed` only if the configuration contains no seed of this ABI
-    /// version.
+    /// Writes the port range to the configuration of the programs. The written range is `range`, extended to the ports
+    /// of existing mappings outside of `range`, because these mappings may still drain. Calls `seed` only if the
+    /// configuration contains no seed of this ABI version.
     ///
     /// # Errors
     ///
@@ -354,17 +360,17 @@ impl Datapath {
             port_min = port_min.min(frontend.node_port.0);
             port_max = port_max.max(frontend.node_port.0);
         }
-        // An earlier agent of a version without a lookup cache may have changed mappings. Cached lookups of these
-        // mappings would be wrong.
+        // An agent of a version without a lookup cache may have changed mappings without invalidating cached lookups of
+        // these mappings.
         self.tables.clear_lookup_cache()?;
         // The seed is part of the hash of half-open entries, so it must survive a restart.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
         // A flag in the configuration makes the TC programs check whether XDP has translated a packet. The flag must
-        // match the XDP links that an earlier agent left.
+        // match the XDP links that an earlier agent has left attached.
         self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
-        // If an agent was killed after it had removed an address or endpoint, cached lookups may still contain the
-        // address or endpoint.
+        // If an earlier agent was killed after it had removed an address or endpoint, cached lookups may still contain
+        // the address or endpoint.
         self.tables.begin_epoch()
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Attaches the socket programs, which serve clients on the Node itself and in its Pods, to a cgroup.
 //!
-//! Each program has a pinned BPF link. A new program replaces the program of the link in place. Programs of other
-//! software on the same hooks also run.
+//! Each program has a pinned BPF link, in which the program of a later build replaces the program of an earlier build.
+//! Programs of other software on the same hooks also run.
 
 use std::{
     fs::File,
@@ -33,9 +33,9 @@ use super::{
 /// The local clients that are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedClients {
-    /// The directory of the cgroup. Processes in this cgroup and its descendants are served.
+    /// The directory of the selected cgroup. Processes in this cgroup and its descendants are served.
     pub cgroup: PathBuf,
-    /// Whether node ports also answer on loopback addresses, which requires Linux 5.14.
+    /// Whether local clients can also reach node ports by loopback addresses, which requires Linux 5.14.
     pub has_loopback: bool,
 }
 
@@ -50,13 +50,13 @@ impl Datapath {
     /// Attaches the socket programs to the selected cgroup and detaches them from all other cgroups. Returns `None` if
     /// no local clients are selected.
     ///
-    /// Must be called in the Node's network namespace: the programs translate loopback addresses only in the namespace
-    /// of the caller.
+    /// The caller must be in the Node's network namespace, because the programs translate loopback addresses only in
+    /// the network namespace of the caller.
     ///
     /// # Errors
     ///
-    /// If the cgroup does not exist, the scope is [`ClientScope::Host`] and the kernel reports no cookie of the network
-    /// namespace, or the kernel rejects an attachment. Attachments of an earlier agent then remain.
+    /// If the cgroup does not exist, the kernel rejects an attachment, or the kernel has no network namespace cookies
+    /// and `scope` is [`ClientScope::Host`]. After an error, the programs that an earlier agent attached stay attached.
     pub fn serve_local_clients(
         &mut self,
         selection: &CgroupSelection,
@@ -77,22 +77,23 @@ impl Datapath {
             self.tables.set_config(new)?;
         }
         let attached = self.hooks.attach_cgroup(&path);
-        // The call frees only the memory of the loader, because programs of other builds may still be attached to
-        // devices.
+        // This call frees the memory of the loader, but unpins no program, because programs of other builds may still
+        // be attached to devices.
         self.hooks.programs.release_unused(true)?;
         attached?;
         Ok(Some(ServedClients { cgroup: path, has_loopback: netns_cookie.is_some() }))
     }
 }
 
-/// Updates a link to the program, unless the link already has this program. Returns false if the link belongs to
-/// another cgroup or cannot be updated.
+/// Makes `program` the program of the link, if the link has a different program. Returns false if the link belongs to a
+/// different cgroup or cannot be updated.
 fn replace(link: &OwnedFd, program: &LoadedSocketProgram, cgroup: u64) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_cgroup(cgroup) {
         return Ok(false);
     }
-    // The link is updated only if its program differs, because each update takes the kernel's global cgroup lock.
+    // The link is updated only if its program is a different one, because each update takes the kernel's global cgroup
+    // lock.
     let is_there = facts.program == program.info()?.id();
     Ok(is_there || sys::replace_program(link.as_fd(), program.fd()?.as_fd()).is_ok())
 }
@@ -123,8 +124,8 @@ impl Hooks {
                 if replace(&link, program, cgroup.id).map_err(refused)? {
                     return Ok(());
                 }
-                // If the link's cgroup was removed, or the pin is not a link of this hook, the agent creates a new
-                // link.
+                // A link that `replace` does not accept, for example because its cgroup was removed, is replaced by a
+                // new link.
                 unpin(&pin)?;
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -140,11 +141,11 @@ impl Hooks {
         link.pin(&pin).map(drop).map_err(|error| pin_error("pin link", &pin, io::Error::other(error)))
     }
 
-    /// Detaches the programs from every cgroup except `keep`.
+    /// Detaches the socket programs from every cgroup except the one with the inode number `keep`.
     fn leave_cgroups(&self, keep: Option<u64>) -> Result<(), DatapathError> {
         let others = self.pins.socket_links()?.into_iter().filter(|(cgroup, _)| Some(*cgroup) != keep);
-        // Programs are detached in reverse order of attaching. While programs that translate requests are attached, the
-        // programs for replies must show the address to which the client connected.
+        // Programs are detached in the reverse order of attaching. A program for replies shows clients the address to
+        // which they connected, so it must stay attached as long as programs that translate requests.
         others.rev().try_for_each(|(cgroup, hook)| unpin(&self.pins.socket_link(cgroup, hook)))
     }
 }

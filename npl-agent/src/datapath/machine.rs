@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The facts about this machine and this container on which the sizes of maps depend.
+//! Reads the facts about this machine and this container on which the sizes of maps depend.
 
 use std::{fs, sync::OnceLock};
 
@@ -10,11 +10,11 @@ use crate::core::sizes::{self, AGENT_MEMORY, Machine, MaxFlows, TableSizes};
 
 const POSSIBLE_CPUS: &str = "/sys/devices/system/cpu/possible";
 const MEMORY: &str = "/proc/meminfo";
-/// The memory limit of the container's cgroup, of version 2 and of version 1.
+/// The files with the memory limit of the container's cgroup: for cgroup v2 and for cgroup v1.
 const LIMITS: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
 const MIB: u64 = 1 << 20;
 
-/// The sizes of the maps on this machine.
+/// The sizes of the maps that fit this machine, for the requested number of flows.
 ///
 /// # Errors
 ///
@@ -32,8 +32,8 @@ pub(super) fn stated_entries(map: &MapData, name: &'static str) -> Result<usize,
     Ok(sizes::stated_entries(info.max_entries(), possible_cpus()?) as usize)
 }
 
-/// The number of CPUs for which the kernel has reserved per-CPU memory. The number is read once, because it is constant
-/// until the machine boots again, and each sweep and scrape needs it.
+/// The number of CPUs for which the kernel has reserved per-CPU memory. The number is read once and kept: it is
+/// constant until the machine boots again, and is needed at each sweep and each scrape.
 fn possible_cpus() -> Result<u32, DatapathError> {
     static CPUS: OnceLock<u32> = OnceLock::new();
     if let Some(cpus) = CPUS.get() {
@@ -44,7 +44,8 @@ fn possible_cpus() -> Result<u32, DatapathError> {
     Ok(*CPUS.get_or_init(|| u32::try_from(cpus).unwrap_or(u32::MAX)))
 }
 
-/// The facts about this machine. If the size of the memory cannot be read, the maps get their smallest default size.
+/// The memory size and the number of CPUs of this machine. If the memory size cannot be read, the maps get their
+/// smallest default size.
 fn machine() -> Result<Machine, DatapathError> {
     let memory = fs::read_to_string(MEMORY).ok().and_then(|text| total_memory(&text)).unwrap_or_default();
     Ok(Machine { possible_cpus: possible_cpus()?, memory })
@@ -56,8 +57,8 @@ fn total_memory(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Returns an error if the maps alone exceed a limit in bytes. Otherwise, the kernel would kill the agent, or the init
-/// container, while this process creates the maps.
+/// Returns an error if the maps alone exceed `limit`, a memory limit in bytes. Without this check, the kernel would
+/// kill the agent or the init container while it creates the maps.
 fn check(sizes: &TableSizes, limit: Option<u64>) -> Result<(), DatapathError> {
     let memory = sizes.memory();
     match limit {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes mappings and the map entries that depend on them: the endpoints that identify replies, and the counters.
-//! Removes the conntrack entries and socket reverse NAT entries of removed endpoints.
+//! Writes mappings and the map entries that depend on them: the endpoints that identify replies, and the counters. Also
+//! removes the conntrack entries and socket reverse NAT entries of removed endpoints.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,18 +20,18 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// Writes mappings. The writer caches the mappings of the last read, so that it need not read all mappings again for
-/// each change.
+/// Writes mappings. Keeps a copy of all mappings in memory, so that a change of one mapping does not require a read of
+/// all mappings.
 #[derive(Debug, Default)]
 pub struct MappingWriter {
     known: BTreeMap<Frontend, Entry>,
     frontends_of: BTreeMap<Sender, BTreeSet<Frontend>>,
     used_stats: BTreeSet<u32>,
-    /// The index from which the search for unused counters begins. All counters with a lower index are in use.
+    /// The index at which the search for unused counters begins, because all counters with a lower index are in use.
     free_stats_from: u32,
-    /// Removed endpoints whose conntrack and socket reverse NAT entries still exist.
+    /// Removed endpoints whose conntrack and socket reverse NAT entries have not been removed yet.
     to_purge: BTreeSet<Sender>,
-    /// Whether the writer has removed the socket reverse NAT entries that a killed agent left.
+    /// Whether this writer has already removed the socket reverse NAT entries that a killed agent left behind.
     has_removed_stale_rnat: bool,
 }
 
@@ -81,11 +81,11 @@ impl MappingWriter {
         self.known.values().map(|entry| entry.backend.pod_ip).collect()
     }
 
-    /// Writes mappings. Returns an error for each mapping that the kernel rejected, or whose backend is of the other IP
-    /// family.
+    /// Writes mappings. Returns an error for each mapping that could not be written: the kernel rejected it, or its
+    /// backend is not of the frontend's IP family.
     ///
-    /// The endpoint of a mapping is written before the mapping, so that replies to every translated request are
-    /// translated too.
+    /// The endpoint of a mapping is written before the mapping, so that the programs translate the replies to every
+    /// request that they translate.
     pub fn upsert_all(
         &mut self,
         tables: &mut Tables,
@@ -168,9 +168,9 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// Prepares endpoints that are added again while entries of their former mappings still exist. Old conntrack
-    /// entries may stay, because their generation makes them invalid. Old socket reverse NAT entries have no
-    /// generation, so they are removed now.
+    /// Prepares endpoints that are added again while entries of their former mappings still exist. Former conntrack
+    /// entries may stay, because their generation makes them invalid. Former socket reverse NAT entries are removed
+    /// now, because they have no generation.
     fn reuse_endpoints(
         &mut self,
         tables: &mut Tables,
@@ -185,13 +185,13 @@ impl MappingWriter {
         tables.family_mut(family).remove_socket_rnat(&self.unmapped_endpoints(&again))
     }
 
-    /// Removes a mapping, and its endpoint unless another mapping has the same endpoint.
+    /// Removes a mapping. If no other mapping has the mapping's endpoint, also removes the endpoint.
     ///
     /// # Errors
     ///
     /// If a BPF map operation fails.
     pub fn remove(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
-        // The time is recorded before the removal, so that the port counts as recently used.
+        // The time is recorded before the mapping is removed, so that the port counts as recently used in any case.
         tables.record_unmapped_traffic(frontend)?;
         tables.family_mut(frontend.family).remove_mapping(frontend)?;
         tables.begin_epoch()?;
@@ -205,8 +205,9 @@ impl MappingWriter {
     }
 
     /// Removes the conntrack and socket reverse NAT entries of all endpoints that were removed since the last call,
-    /// with one read of each map. Until this call, the generation prevents the next Pod with the same address from
-    /// using conntrack entries of the former Pod. Returns the number of removed conntrack entries of IPv4 and IPv6.
+    /// with one read of each map. Until this call, the generation in conntrack entries prevents the use of a former
+    /// Pod's entries for a later Pod with the same address. Returns the numbers of removed conntrack entries for IPv4
+    /// and for IPv6.
     ///
     /// # Errors
     ///
@@ -224,10 +225,10 @@ impl MappingWriter {
         Ok(counts)
     }
 
-    /// Removes the socket reverse NAT entries of endpoints without a mapping. Such entries remain if an agent is killed
-    /// between the removal of a mapping and the removal of the entries. Without this removal, local clients of a later
-    /// Pod with the same address would see the old node port as the address of that Pod. Conntrack entries need no such
-    /// check, since they have a generation.
+    /// Removes the socket reverse NAT entries of endpoints without a mapping. An entry outlives its mapping if the
+    /// agent is killed after the mapping is removed and before the entry is. If the entry stayed, local clients of a
+    /// later Pod with the same address would see the former node port as the address of that Pod. Conntrack entries
+    /// need no check, because they contain a generation.
     fn remove_stale_socket_rnat(&self, tables: &mut Tables) -> Result<(), DatapathError> {
         for family in Family::ALL {
             let stale = self.without_mapping(tables.family(family).socket_rnat_pods()?);
@@ -238,7 +239,8 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// The endpoints without a mapping of any protocol, since socket reverse NAT entries have no protocol.
+    /// The endpoints that no mapping of any protocol has. The protocol is ignored, because socket reverse NAT entries
+    /// contain no protocol.
     fn unmapped_endpoints(&self, senders: &BTreeSet<Sender>) -> BTreeSet<(IpAddr, u16)> {
         self.without_mapping(senders.iter().map(|sender| (sender.pod_ip, sender.pod_port)).collect())
     }
@@ -256,8 +258,9 @@ impl MappingWriter {
         self.known.insert(frontend, entry);
     }
 
-    /// Removes a frontend from the writer's copy of the mappings, and its endpoint from the kernel unless another
-    /// mapping has the same endpoint. The new epoch invalidates cached lookups of the endpoint.
+    /// Removes a frontend from the writer's copy of the mappings. If no other mapping has the frontend's endpoint, also
+    /// removes the endpoint from the kernel. Starts a new epoch, which invalidates cached lookups of the removed
+    /// endpoint.
     fn remove_known(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
         let Some(old) = self.known.remove(&frontend) else { return Ok(()) };
         let sender = sender(&old.backend, frontend.protocol);
@@ -280,10 +283,10 @@ impl MappingWriter {
         self.free_stats_from = self.free_stats_from.min(index);
     }
 
-    /// Allocates unused counters and resets them. If all counters are in use, the mapping shares counters with other
-    /// mappings of its family.
+    /// Allocates unused counters and resets them. If all counters are in use, returns the index of counters that
+    /// several mappings of the family share.
     fn allocate_stats(&mut self, tables: &mut Tables, family: Family) -> Result<u32, DatapathError> {
-        // Finds the first index that is missing in the ordered set of used indexes.
+        // Finds the lowest index that is not in the ordered set of used indexes.
         let first = self.free_stats_from;
         let mut used = self.used_stats.range(first..);
         let Some(index) = (first..COUNTED_MAPPINGS).find(|index| used.next() != Some(index)) else {
@@ -309,7 +312,7 @@ const fn sender(backend: &Backend, protocol: Protocol) -> Sender {
     Sender { pod_ip: backend.pod_ip, pod_port: backend.pod_port.0, protocol: protocol.number() }
 }
 
-/// The value of the endpoint map for a mapping.
+/// The value that the endpoint map gets for the endpoint of a mapping.
 const fn endpoint(entry: &Entry) -> Endpoint {
     Endpoint { generation: entry.backend.generation, stats_index: entry.stats_index }
 }

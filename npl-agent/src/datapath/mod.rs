@@ -3,8 +3,8 @@
 //! writes the maps.
 //!
 //! Maps, programs and links are pinned under `<bpffs>/npl/v<ABI>/`, so that the datapath translates packets while the
-//! agent is stopped, killed or upgraded. The kernel's state is authoritative: the agent reads it again at start and at
-//! each resync.
+//! agent is stopped, killed or upgraded. The state in the kernel is authoritative, so the agent reads the maps again at
+//! start and at each resync.
 
 pub mod attach;
 pub mod cgroup;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The maps of the redirect mode: uplinks, and the next hop of each Pod.
+//! The maps for redirecting packets from device to device: the uplinks, and the next hop of each Pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,15 +39,16 @@ impl NextHops {
         })
     }
 
-    /// The next hop of each Pod.
+    /// The next hop of each Pod that the maps contain, by the Pod's address.
     pub(super) fn pods(&self) -> Result<BTreeMap<IpAddr, PodNextHop>, DatapathError> {
         let v4 = self.v4.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
         let v6 = self.v6.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
         Ok(v4.chain(v6).filter_map(|(addr, value)| Some((addr, next_hop(value)?))).collect())
     }
 
-    /// Removes all entries that are missing from the plan or differ from the plan. Pods are removed before uplinks, so
-    /// that both directions of a Pod's traffic change to the kernel stack at the same time.
+    /// Removes all next hops and uplinks that are missing from the plan or differ from the plan. Next hops of Pods are
+    /// removed before uplinks, so that the kernel stack begins to forward both directions of a Pod's traffic at the
+    /// same time.
     pub(super) fn retain(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,
@@ -60,10 +61,11 @@ impl NextHops {
             .retain(|ifindex, _| devices.get(ifindex).is_some_and(|program_set| program_set.is_redirect_uplink()))
     }
 
-    /// Adds the entries of the plan. Pods are added after uplinks, so that both directions of a Pod's traffic change to
-    /// redirect at the same time. If an uplink cannot be added, all Pods are removed. Otherwise, requests would be
-    /// redirected while the kernel stack forwards the replies through that uplink. If the map of Pods of one IP family
-    /// is full, Pods of the other family are not affected.
+    /// Adds the uplinks and next hops of the plan. Next hops of Pods are added after uplinks, so that both directions
+    /// of a Pod's traffic begin to be redirected at the same time. If an uplink cannot be added, the next hops of all
+    /// Pods are removed. If the next hops stayed, requests would be redirected while the kernel stack forwards the
+    /// replies through that uplink. If the map of one IP family is full, next hops of the other IP family are still
+    /// added.
     pub(super) fn add(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,
@@ -88,7 +90,7 @@ impl NextHops {
     }
 }
 
-/// A hash map, with its name for error messages.
+/// A BPF hash map, and the map's name for error messages.
 #[derive(Debug)]
 pub(super) struct Table<K: Pod, V: Pod> {
     map: HashMap<MapData, K, V>,

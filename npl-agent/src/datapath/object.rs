@@ -21,7 +21,7 @@ use crate::core::sizes::TableSizes;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/npl.bpf.o"));
 
-/// The object file of the kernel programs, which `cargo xtask build-ebpf` built.
+/// The embedded object file of the kernel programs, built by `cargo xtask build-ebpf`.
 ///
 /// # Errors
 ///
@@ -30,14 +30,15 @@ pub fn embedded_object() -> Result<&'static [u8], DatapathError> {
     if OBJECT.is_empty() { Err(DatapathError::NoObject) } else { Ok(OBJECT) }
 }
 
-/// The first 64 bits of an object's SHA-256 digest, which name the directory of its pinned programs. An attacker cannot
-/// use collisions, because only agents of this Node write to the directory.
+/// The first 64 bits of an object's SHA-256 digest, which name the directory of its pinned programs. 64 bits are
+/// enough, because only agents of this Node write to the directory, so an attacker cannot make use of a collision.
 pub(super) fn digest(object: &[u8]) -> String {
     let first = hash(&SHA256, object).as_ref().first_chunk().copied().unwrap_or_default();
     format!("{:016x}", u64::from_be_bytes(first))
 }
 
-/// The log text that states what happens to a map's elements when a map of another size replaces the map.
+/// The log text about a map's elements when the agent replaces the map by a map of a different size or with different
+/// flags.
 fn replacement_effect(name: &str) -> &'static str {
     if predecessor::is_copied(name) {
         "a new map replaces the pinned map, whose elements are copied"
@@ -46,11 +47,11 @@ fn replacement_effect(name: &str) -> &'static str {
     }
 }
 
-/// Moves or removes pinned maps whose type or layout differs from the object file, because aya would use such maps
-/// without a check. A map with another number of elements or other flags is moved. The elements of maps of mappings,
-/// allowed sources, conntrack and socket reverse NAT are copied later ([`predecessor::is_copied`]). If a map cannot be
-/// opened, for lack of file descriptors or permissions, the result is an error, because the map may contain all
-/// mappings.
+/// Moves or removes pinned maps that differ from the object file, because aya would use them without a check. A map
+/// with a different type or layout is removed. A map with a different number of elements or different flags is moved,
+/// so that elements can be copied later ([`predecessor::is_copied`]): mappings, allowed sources, conntrack and socket
+/// reverse NAT entries. If a map cannot be opened, for lack of file descriptors or permissions, the function returns an
+/// error, because the map may contain all mappings.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &TableSizes) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {
@@ -97,9 +98,9 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
     Ok(())
 }
 
-/// A type of programs in the object file.
+/// A type of kernel programs, such as XDP programs, with the operations that the agent needs for it.
 pub(super) trait ProgramKind: Sized {
-    /// The kernel's program type.
+    /// The kernel's type of the program.
     const TYPE: bpf_prog_type;
 
     fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError>;
@@ -144,7 +145,8 @@ impl ProgramKind for CgroupSockAddr {
 
     fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError> {
         let which = SOCKET_PROGRAMS.iter().find(|program| program.name == name);
-        // aya-obj derives the attach type from the name of a section, here as well as when aya loads a program.
+        // aya-obj derives the attach type from the name of a section; aya does the same when it loads a program from an
+        // object.
         let section = which.and_then(|program| format!("cgroup/{}", program.hook).parse().ok());
         let Some(ProgramSection::CgroupSockAddr { attach_type }) = section else {
             return Err(ProgramError::UnexpectedProgramType);

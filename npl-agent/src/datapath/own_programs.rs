@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Distinguishes NPL's programs on devices from programs of other software, by the ids of NPL's pinned programs.
+//! Distinguishes NPL's programs on devices from programs of other software. A program belongs to NPL if its id is the
+//! id of a program that NPL has pinned.
 
 use std::{
     collections::BTreeSet,
@@ -24,15 +25,16 @@ impl OwnPrograms {
         Self::read(&Pins::new(bpffs))
     }
 
-    /// Reads the ids of the pinned programs. A program that cannot be read counts as a program of other software.
+    /// Reads the ids of the pinned programs. A pinned program that cannot be read counts as a program of other
+    /// software.
     pub(super) fn read(pins: &Pins) -> Self {
         let others = pins.other_versions().unwrap_or_default();
         let id = |pin: PathBuf| sys::program_facts(sys::open_pin(&pin).ok()?.as_fd()).ok().map(|facts| facts.id);
         Self(others.iter().chain([pins]).flat_map(programs_of).filter_map(id).collect())
     }
 
-    /// The owners of the programs on a device's TCX and netkit hooks, in the order in which they run; `None` if the
-    /// kernel does not report them.
+    /// The owner of each program on a device's TCX and netkit hooks, in the order in which the programs run; `None` if
+    /// the kernel cannot list the programs.
     pub fn programs_on(&self, ifindex: u32) -> Option<DeviceAttachments> {
         let ingress = self.owners(ifindex, BPF_TCX_INGRESS)?;
         let mut egress = self.owners(ifindex, BPF_TCX_EGRESS)?;
@@ -58,7 +60,8 @@ impl OwnPrograms {
     }
 }
 
-/// The name of a program, or its id if the process lacks `CAP_SYS_ADMIN`, which reading the name requires.
+/// The name of the program with this id. Without `CAP_SYS_ADMIN`, the name cannot be read, and the result contains the
+/// program's id.
 fn name(id: u32) -> String {
     let facts = sys::open_program(id).and_then(|program| sys::program_facts(program.as_fd()));
     let name = facts.ok().and_then(|facts| String::from_utf8(facts.name).ok()).filter(|name| !name.is_empty());
@@ -74,8 +77,8 @@ fn programs_of(pins: &Pins) -> Vec<PathBuf> {
     pins.builds().unwrap_or_default().iter().flat_map(of_build).collect()
 }
 
-/// Whether the error means that the hook does not exist: the kernel is older than the hook, the device is of another
-/// kind, or the device was removed.
+/// Whether the error means that the hook does not exist, because the kernel has no such hook, devices of this kind have
+/// no such hook, or the device was removed.
 fn has_no_such_hook(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENXIO | libc::ENODEV))
 }

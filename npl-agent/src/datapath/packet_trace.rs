@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Turns packet tracing in the programs on and off, and reads the records of the programs, for `npl-agent trace`.
+//! For `npl-agent trace`: turns packet tracing in the kernel programs on and off, and reads the trace records that the
+//! programs write.
 
 use std::{
     fmt,
@@ -27,19 +28,19 @@ use super::{
     tables::open,
 };
 
-/// The time for which tracing stays on without a call of [`PacketTrace::extend`]. If the command is killed, the
+/// The time for which tracing stays on without a call of [`PacketTrace::extend`]. If `npl-agent trace` is killed, the
 /// programs turn tracing off after this time.
 pub const LEASE: Duration = Duration::from_secs(3);
 
-/// Packet tracing with a filter. Tracing is turned off when this value is dropped.
+/// Packet tracing that is turned on with a filter. When this value is dropped, tracing is turned off.
 pub struct PacketTrace {
     filter: Array<MapData, TraceFilter>,
     cpus: PerCpuArray<MapData, TraceCpu>,
     ring: RingBuf<MapData>,
     armed: TraceFilter,
     before: LeftOut,
-    /// The time at which tracing was turned on. Records of program runs that began earlier are discarded, because they
-    /// may have matched an earlier filter.
+    /// The time at which tracing was turned on. A trace record of a program run that began before this time is
+    /// discarded, because the packet may have matched the filter of an earlier command.
     armed_at: Duration,
     _lock: Flock<File>,
 }
@@ -53,18 +54,18 @@ impl fmt::Debug for PacketTrace {
 /// The numbers of packets that matched the filter, but for which the programs wrote no record to the ring buffer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LeftOut {
-    /// Records that exceeded the rate limit.
+    /// The number of trace records that exceeded the rate limit.
     pub rate_limited: u64,
-    /// Records for which the ring buffer had no room.
+    /// The number of trace records for which the ring buffer had no room.
     pub lost: u64,
 }
 
 impl PacketTrace {
-    /// Turns tracing on with a filter. Records of an earlier command are discarded.
+    /// Turns tracing on with a filter. Trace records of an earlier command are discarded.
     ///
     /// # Errors
     ///
-    /// If another command traces packets, or a map cannot be opened or written.
+    /// If another `npl-agent trace` is running, or a map cannot be opened or written.
     pub fn arm(pins: &Pins, filter: TraceFilter) -> Result<Self, DatapathError> {
         if has_only_logging_programs(pins)? {
             return Err(DatapathError::TraceBuildLogs);
@@ -101,14 +102,15 @@ impl PacketTrace {
         self.filter.set(0, armed, 0).map_err(DatapathError::map("write", MAP_TRACE_FILTER))
     }
 
-    /// The next record; `None` if the ring buffer has none. A record of another size, written by programs of another
-    /// version, is skipped.
+    /// The next trace record; `None` if the ring buffer is empty. A record whose size differs from [`TraceRecord`] is
+    /// skipped, because programs of a different version wrote it.
     pub fn next_record(&mut self) -> Option<TraceRecord> {
         loop {
             let item = self.ring.next()?;
             if item.len() == size_of::<TraceRecord>() {
                 #[expect(unsafe_code, reason = "the bytes of a record are read as a TraceRecord")]
-                // SAFETY: the item has the bytes of the type, for which all bytes are valid; no alignment is assumed.
+                // SAFETY: the item has the size of `TraceRecord`, for which all byte values are valid; no alignment is
+                // assumed.
                 let record: TraceRecord = unsafe { ptr::read_unaligned(item.as_ptr().cast()) };
                 if Duration::from_nanos(record.time) >= self.armed_at {
                     return Some(record);
@@ -117,8 +119,8 @@ impl PacketTrace {
         }
     }
 
-    /// Turns tracing off; records that the programs have written remain in the ring buffer. If the write fails, the programs
-    /// turn tracing off when the lease is over.
+    /// Turns tracing off. Trace records that the programs have already written remain in the ring buffer. If the write
+    /// to the filter map fails, the programs turn tracing off when the [`LEASE`] is over.
     pub fn disarm(&mut self) {
         drop(self.filter.set(0, TraceFilter::OFF, 0));
     }
@@ -132,7 +134,7 @@ impl PacketTrace {
         self.ring.as_fd().try_clone_to_owned()
     }
 
-    /// The numbers of records that were left out since tracing was turned on.
+    /// The numbers of trace records that were left out since tracing was turned on.
     ///
     /// # Errors
     ///
@@ -160,15 +162,16 @@ impl Drop for PacketTrace {
     }
 }
 
-/// Whether all programs are of a trace build, which logs verdicts and writes no records. While an agent replaces the
-/// programs of another build, both builds are pinned.
+/// Whether all pinned programs are of a trace build, whose programs log verdicts and write no trace records. While an
+/// agent replaces the programs of another build, the programs of both builds are pinned.
 fn has_only_logging_programs(pins: &Pins) -> Result<bool, DatapathError> {
     let builds = pins.builds()?;
     Ok(!builds.is_empty() && builds.iter().all(|build| pins.logs(build).exists()))
 }
 
-/// Prevents a second command from tracing with another filter. The lock is on the folder of the pins, which only root
-/// can open. The agent locks the parent folder instead.
+/// Prevents a second `npl-agent trace` from tracing with another filter. The lock is on the directory of this ABI
+/// version's pins, which only root can open. The lock does not collide with the agent's lock, which is on the parent
+/// directory.
 fn lock(pins: &Pins) -> Result<Flock<File>, DatapathError> {
     let folder = pins.version();
     let opened = File::open(folder).map_err(|source| pin_error("open", folder, source))?;

@@ -32,14 +32,14 @@ pub use crate::core::devices::Direction;
 const CLSACT_DIR: &str = "clsact";
 const XDP_REASON_DIR: &str = "xdp";
 const REPLACED_DIR: &str = "replaced";
-/// The suffix of an XDP link's pin.
+/// The suffix of the file name under which an XDP link is pinned.
 const XDP_SUFFIX: &str = "xdp";
-/// The prefix of a constants map's pin.
+/// The prefix of the file name under which a map of program constants is pinned.
 pub(super) const CONSTANTS: &str = "constants_";
-/// The ring buffer of logs, which only the trace build has.
+/// The name of the ring buffer for the programs' logs, which only the trace build has.
 pub(super) const LOGS: &str = "AYA_LOGS";
 
-/// The suffix of a TC link's pin.
+/// The suffix of the file name under which the TC link of a direction is pinned.
 const fn suffix(direction: Direction) -> &'static str {
     match direction {
         Direction::Ingress => "in",
@@ -57,7 +57,7 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// Determines the paths of NPL's pins on a mounted BPF file system. Creates no directory.
+    /// Determines the paths of NPL's pins on a mounted BPF file system, but creates no directory.
     pub fn new(bpffs: &Path) -> Self {
         Self::of_abi(bpffs.join(PIN_ROOT), ABI_VERSION)
     }
@@ -67,11 +67,11 @@ impl Pins {
         Self { root, version, abi }
     }
 
-    /// The paths of all other ABI versions that have pins, in descending order of the version.
+    /// The paths for each ABI version, other than this agent's, that has pins, in descending order of the version.
     ///
     /// # Errors
     ///
-    /// If the folder cannot be listed.
+    /// If the directory of NPL's pins cannot be listed.
     pub fn other_versions(&self) -> Result<Vec<Self>, DatapathError> {
         let names = names_in(&self.root)?;
         let mut versions: Vec<u32> = names.iter().filter_map(|name| name.strip_prefix('v')?.parse().ok()).collect();
@@ -80,17 +80,17 @@ impl Pins {
         Ok(versions.into_iter().map(|abi| Self::of_abi(self.root.clone(), abi)).collect())
     }
 
-    /// The ABI version.
+    /// The ABI version whose pins these paths lead to.
     pub const fn abi(&self) -> u32 {
         self.abi
     }
 
-    /// `<bpffs>/npl`.
+    /// The directory of the pins of all ABI versions: `<bpffs>/npl`.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// `<bpffs>/npl/v<ABI>`.
+    /// The directory of the pins of this ABI version: `<bpffs>/npl/v<ABI>`.
     pub fn version(&self) -> &Path {
         &self.version
     }
@@ -100,13 +100,13 @@ impl Pins {
         self.version.join(name)
     }
 
-    /// The folder of maps that this version has replaced by maps with another number of elements. The entries of these
-    /// maps have not been copied yet.
+    /// The directory of maps that this ABI version has replaced by maps of a different size. The entries of these maps
+    /// have not been copied yet.
     pub(super) fn replaced_maps(&self) -> PathBuf {
         self.version.join(REPLACED_DIR)
     }
 
-    /// Whether all maps are pinned, which is the case after the start of an agent.
+    /// Whether all maps are pinned, as they are once an agent has started.
     pub fn has_all_maps(&self) -> bool {
         PINNED_MAPS.iter().all(|name| self.map(name).exists())
     }
@@ -126,7 +126,7 @@ impl Pins {
         self.version.join(LINK_DIR).join(format!("{cgroup}_{hook}"))
     }
 
-    /// The directory whose existence means that NPL added the clsact qdisc of a device.
+    /// The directory that exists if NPL added the clsact qdisc of a device.
     pub fn clsact_mark(&self, ifindex: u32) -> PathBuf {
         self.version.join(CLSACT_DIR).join(ifindex.to_string())
     }
@@ -141,12 +141,12 @@ impl Pins {
         self.programs_of(build).join(name)
     }
 
-    /// The pin of a map with the constants of a build's programs.
+    /// The pin of a map with the constants of a build's programs. A build has several such maps, counted by `number`.
     pub(super) fn constants(&self, build: &str, number: u32) -> PathBuf {
         self.programs_of(build).join(format!("{CONSTANTS}{number}"))
     }
 
-    /// Creates the directories.
+    /// Creates the directories in which NPL pins maps, programs and links.
     ///
     /// # Errors
     ///
@@ -187,7 +187,7 @@ impl Pins {
         Ok(names.iter().filter_map(ifindex).collect())
     }
 
-    /// For each device, by ifindex, why XDP or TC translates its requests: the key of an `XdpReason`.
+    /// By ifindex: why XDP or TC translates the device's requests, as the key of an `XdpReason`.
     ///
     /// # Errors
     ///
@@ -201,12 +201,12 @@ impl Pins {
         Ok(names.iter().filter_map(reason).collect())
     }
 
-    /// The folder whose existence means that `--forwarding redirect` is refused.
+    /// The directory that exists if the agent refuses `--forwarding redirect`.
     pub(super) fn redirect_refused_mark(&self) -> PathBuf {
         self.version.join("redirect_refused")
     }
 
-    /// Records the reasons that [`Self::xdp_reasons`] returns, and removes all other recorded reasons.
+    /// Records the reasons that [`Self::xdp_reasons`] returns, and removes recorded reasons that are not in `reasons`.
     pub(super) fn write_xdp_reasons(&self, reasons: &BTreeMap<u32, &str>) -> Result<(), DatapathError> {
         let folder = self.version.join(XDP_REASON_DIR);
         let wanted: Vec<String> = reasons.iter().map(|(ifindex, key)| format!("{ifindex}_{key}")).collect();
@@ -219,7 +219,8 @@ impl Pins {
             .try_for_each(|mark| fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source)))
     }
 
-    /// The inode number and hook of every cgroup link, in the order in which the agent attaches the links.
+    /// The cgroup's inode number and the hook of every pinned cgroup link, in the order in which the agent attaches the
+    /// links.
     ///
     /// # Errors
     ///
@@ -233,7 +234,8 @@ impl Pins {
         Ok(SOCKET_PROGRAMS.iter().flat_map(|program| of_hook(program.hook)).collect())
     }
 
-    /// Every build with pinned programs: digest of the object file, and load variant.
+    /// The name of every build with pinned programs. The name consists of the digest of the object file and the variant
+    /// in which the programs were loaded.
     ///
     /// # Errors
     ///
@@ -254,7 +256,7 @@ impl Pins {
         Ok(names)
     }
 
-    /// The pin of the ring buffer of logs, which only the programs of a trace build have.
+    /// The pin of the ring buffer for the programs' logs, which only a trace build has.
     pub(super) fn logs(&self, build: &str) -> PathBuf {
         self.programs_of(build).join(format!("{CONSTANTS}{LOGS}"))
     }
@@ -299,7 +301,7 @@ pub(super) fn remove_folder(dir: &Path) -> Result<(), DatapathError> {
     unpin(dir)
 }
 
-/// The names in a directory; empty if the directory does not exist.
+/// The names of the files and directories in a directory; empty if the directory does not exist.
 pub(crate) fn names_in(dir: &Path) -> Result<Vec<String>, DatapathError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Takes over from earlier agents whose maps this agent cannot use: maps of another ABI version, and maps of this
-//! version with another maximum number of elements.
+//! Takes over from earlier agents whose maps this agent cannot use: maps of another ABI version, or maps with a
+//! different maximum number of elements.
 //!
-//! The agent first copies mappings and conntrack entries into its own maps, then attaches its programs. On kernels with
-//! TCX, this agent's programs run ahead of the earlier programs. The earlier programs keep translating packets of flows
-//! that are only in their own maps. On older kernels, this agent's filters are the newest filters and run first. An XDP
-//! program of an earlier agent stays attached until the earlier programs are detached. After this agent has written all
-//! mappings and attached its programs to all devices, [`Datapath::retire_predecessors`] completes the takeover. That
-//! function copies the remaining conntrack entries, detaches the earlier programs and removes the earlier pins.
+//! The agent first copies mappings and conntrack entries into its own maps, then attaches its programs. With TCX, this
+//! agent's programs are attached ahead of the earlier programs. Without TCX, this agent's filters were added last, so
+//! the kernel runs them first. The earlier programs keep translating packets of flows that are only in the earlier
+//! maps. An XDP program of an earlier agent stays attached until the earlier programs are detached.
+//! [`Datapath::retire_predecessors`] completes the takeover, after this agent has written all mappings and has attached
+//! its programs to all devices of the predecessors. That function copies the remaining conntrack entries, detaches the
+//! earlier programs and removes the earlier pins.
 //!
 //! [`Datapath::retire_predecessors`]: super::load::Datapath::retire_predecessors
 
@@ -41,11 +42,11 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Predecessor {
     abi: u32,
-    /// The bpffs directory of the maps.
+    /// The directory of the BPF file system in which the maps are pinned.
     maps: PathBuf,
 }
 
-/// Which entries are copied.
+/// Which entries of a predecessor's maps are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entries {
     /// Mappings, their allowed sources, conntrack entries and socket reverse NAT entries.
@@ -55,8 +56,8 @@ pub(super) enum Entries {
 }
 
 impl Predecessor {
-    /// All predecessors with pins on this Node. Predecessors of other ABI versions are in descending order of the
-    /// version.
+    /// All predecessors with pins on this Node: first the replaced maps of this ABI version, then the other ABI
+    /// versions in descending order.
     pub(super) fn all(pins: &Pins) -> Result<Vec<Self>, DatapathError> {
         let same = Self { abi: ABI_VERSION, maps: pins.replaced_maps() };
         let mut found = Vec::new();
@@ -69,8 +70,8 @@ impl Predecessor {
         Ok(found)
     }
 
-    /// The path of the predecessor's map that corresponds to this agent's map `name`; `None` if this agent does not
-    /// know the layout of the predecessor's ABI version.
+    /// The path of the predecessor's map that corresponds to this agent's map `name`; `None` if the layout of the
+    /// predecessor's map is unknown.
     fn map(&self, name: &str) -> Option<PathBuf> {
         match self.abi {
             ABI_VERSION => Some(self.maps.join(name)),
@@ -79,15 +80,15 @@ impl Predecessor {
         }
     }
 
-    /// Opens the predecessor's map that corresponds to this agent's map `name`. `None` if there is no such map, or if
-    /// its keys or values have other sizes.
+    /// Opens the predecessor's map that corresponds to this agent's map `name`. Returns `None` if the predecessor has
+    /// no such map, or if the map's keys or values have different sizes than this agent's.
     fn open<T: TryFrom<Map, Error = MapError>>(&self, name: &'static str) -> Option<T> {
         let path = self.map(name).filter(|path| path.exists())?;
         let opened = MapData::from_pin(&path).and_then(Map::from_map_data).and_then(T::try_from);
         opened.inspect_err(|error| warn!(map = name, %error, "cannot copy the entries of an earlier agent's map")).ok()
     }
 
-    /// Converts the state of a conntrack entry to the layout of this agent's programs.
+    /// Converts the state in a predecessor's conntrack entry to the layout of this agent's programs.
     const fn state(&self, state: FlowState) -> FlowState {
         match self.abi {
             // In ABI 1, the bytes of this field contain an interface index, which must not become an acknowledgement
@@ -103,14 +104,15 @@ fn name_in_abi_1(name: &str) -> Option<&'static str> {
     former_names::ABI_1.iter().find(|(today, _)| *today == name).map(|(_, former)| *former)
 }
 
-/// Whether the elements of a map are copied from predecessors; all other maps begin empty.
+/// Whether the elements of a map are copied from predecessors. A map whose elements are not copied begins empty.
 pub(super) fn is_copied(name: &str) -> bool {
     name_in_abi_1(name).is_some()
 }
 
 impl Tables {
-    /// Copies the entries of all predecessors that this agent's maps do not contain yet. Mappings are copied only into
-    /// empty maps: mappings that a killed agent of this version left are newer than mappings of predecessors.
+    /// Copies the entries of all predecessors that this agent's maps do not contain yet. Mappings are copied only if
+    /// this agent's map of mappings is empty. Mappings in a map that is not empty are from an agent of this version,
+    /// and are more current than those of predecessors.
     pub(super) fn copy_from_predecessors(&mut self, pins: &Pins, entries: Entries) -> Result<(), DatapathError> {
         if !pins.other_versions()?.is_empty() {
             forget_host_connections(pins)?;
@@ -149,8 +151,8 @@ impl<L: Layout> Maps<L> {
     }
 }
 
-/// Copies the elements of `from` whose keys are not in `to`. Returns the number of copied elements. Elements that do
-/// not fit into a full map are not copied.
+/// Copies the elements of `from` whose keys are not in `to`. Elements for which `to` has no room are not copied.
+/// Returns the number of copied elements.
 fn copy<K: aya::Pod, V: aya::Pod>(
     from: Option<&HashMap<MapData, K, V>>,
     to: &mut HashMap<MapData, K, V>,
@@ -169,9 +171,8 @@ fn copy<K: aya::Pod, V: aya::Pod>(
     Ok(copied)
 }
 
-/// Clears the map of host connections. While programs of another version ran ahead of this version's programs at
-/// egress, they translated the replies. This version's programs then recorded the translated replies as packets of the
-/// Node itself.
+/// Clears the maps of host connections. If programs of another version ran ahead of this version's programs at egress,
+/// this version's programs got translated replies, and wrongly recorded them as packets of the Node itself.
 fn forget_host_connections(pins: &Pins) -> Result<(), DatapathError> {
     let empty: Vec<(u32, u64)> = (0..host_connection::SLOTS).map(|slot| (slot, 0)).collect();
     for name in [MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6] {
@@ -187,23 +188,25 @@ fn is_present_or_full(error: &MapError) -> bool {
     matches!(error.io_error.raw_os_error(), Some(libc::EEXIST | libc::E2BIG | libc::ENOMEM))
 }
 
-/// Moves the pin of a map whose elements can be copied, so that this agent can create its own map of that name.
+/// Moves the pin of a map to [`Pins::replaced_maps`], so that this agent can create its own map of the same name, and
+/// copy the elements.
 pub(super) fn keep_for_copying(pins: &Pins, name: &str) -> Result<(), DatapathError> {
     let folder = pins.replaced_maps();
     fs::create_dir_all(&folder).map_err(|source| pin_error("create", &folder, source))?;
     let (from, to) = (pins.map(name), folder.join(name));
-    // If an agent was killed before it had copied the elements, there may be an older map at this path.
+    // If an earlier agent was killed before it had copied the elements, the map that it moved is still at this path.
     unpin(&to)?;
     fs::rename(&from, &to).map_err(|source| pin_error("move", &from, source))
 }
 
-/// Renames the pins of maps for which earlier builds of this ABI version used another name. These maps keep their
-/// contents. Programs of both builds use the maps until this agent has replaced the earlier programs.
+/// Renames the pins of maps for which earlier builds of this ABI version used a different name. The maps keep their
+/// contents. Until this agent has replaced the programs of the earlier build, the programs of both builds use the same
+/// maps.
 pub(super) fn rename_pins(pins: &Pins) -> Result<(), DatapathError> {
     for (name, former) in former_names::ABI_2 {
         let from = pins.map(former);
-        // After a rollback, both names are pinned. The attached programs use the map of the former name, so that map
-        // replaces the map of the new name.
+        // After a rollback, maps are pinned under both names. The attached programs use the map with the former name,
+        // so this map replaces the map with the present name.
         match fs::rename(&from, pins.map(name)) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => return Err(pin_error("rename", &from, source)),
             _ => {}
@@ -212,8 +215,8 @@ pub(super) fn rename_pins(pins: &Pins) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// The ifindex of every device with programs that use a predecessor's maps. Programs of this ABI version from an
-/// earlier agent use maps that were moved for copying, until this agent replaces the programs.
+/// The ifindex of every device with programs that use a predecessor's maps. Programs of this ABI version may also be
+/// among them: programs of an earlier agent use the maps that were moved for copying until they are replaced.
 pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
     let mut devices = BTreeSet::new();
     let mut add = |pins: &Pins| -> Result<(), DatapathError> {
@@ -230,11 +233,11 @@ pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
     Ok(devices)
 }
 
-/// Detaches the programs of predecessors and removes their pins, after the last copy of their conntrack entries.
-/// Returns the ABI versions that were removed.
+/// Copies the predecessors' conntrack entries for the last time, then detaches the predecessors' programs and removes
+/// their pins. Returns the ABI versions that were removed.
 ///
-/// The XDP programs are detached first. After that, this agent's programs receive all requests before the predecessors'
-/// programs do, so the copy misses no flow.
+/// The XDP programs are detached before the copy. Without them, this agent's programs receive all requests before the
+/// predecessors' programs do, so the copy misses no flow.
 pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, DatapathError> {
     let others = pins.other_versions()?;
     for other in &others {
@@ -251,9 +254,10 @@ pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, Datap
     Ok(others.iter().map(Pins::abi).collect())
 }
 
-/// Whether a program of another version runs ahead of this agent's program on a hook, for example after a rollback. The
-/// hook's link must then be created again. Otherwise, at egress, this agent's program would take replies that the other
-/// version has translated for packets of the Node itself, and record host connections.
+/// Whether a program of another version runs ahead of this agent's program on a hook, for example after a rollback. If
+/// a program of another version runs ahead, the caller must create this agent's link again. If the order stayed, this
+/// agent's program at egress would mistake replies that the other version has translated for packets of the Node
+/// itself, and record host connections.
 pub(super) fn is_ahead_of(
     pins: &Pins,
     own: &OwnedFd,
@@ -266,7 +270,8 @@ pub(super) fn is_ahead_of(
     let program = |link: &OwnedFd| sys::link_facts(link.as_fd()).map(|facts| facts.program).ok();
     let of_others = others.iter().filter_map(|other| sys::open_pin(&other.link(ifindex, direction)).ok());
     let of_others: Vec<u32> = of_others.filter_map(|link| program(&link)).collect();
-    // If the kernel does not list the programs, the result is false, and the order does not change.
+    // If the kernel cannot list the programs, the function returns false, and the order of the programs does not
+    // change.
     let order = sys::programs_on(ifindex, hook(direction)).unwrap_or_default();
     let own = program(own);
     let before_own = order.iter().take_while(|id| Some(**id) != own);
@@ -285,8 +290,8 @@ fn detach(pins: &Pins, other: &Pins) -> Result<(), DatapathError> {
         unpin(&pin)?;
     }
     for ifindex in other.clsact_marks()? {
-        // The qdisc now contains this agent's filters. So this agent also records that NPL created the qdisc, and
-        // `cleanup` can remove the qdisc.
+        // The clsact qdisc now contains this agent's filters. This agent records that NPL created the qdisc, so that
+        // `npl-agent cleanup` removes the qdisc.
         let mark = pins.clsact_mark(ifindex);
         fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))?;
     }
@@ -320,7 +325,7 @@ mod tests {
         assert_eq!(path(ABI_VERSION + 1, MAP_FLOW_V4), None, "a later version may have changed the layout");
     }
 
-    /// The log may state that elements are copied only for the maps that [`super::Maps::copy_entries`] reads.
+    /// The log must not say that a map's elements are copied unless [`super::Maps::copy_entries`] copies them.
     #[test]
     fn only_maps_that_are_copied_are_logged_as_copied() {
         use crate::datapath::layout::{Layout, V4, V6};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks the requirements of the datapath before the agent changes any kernel state. Each error names a remedy.
+//! Checks whether the Node meets the requirements of the datapath, before the agent changes any kernel state. The error
+//! for each unmet requirement names a remedy.
 
 use std::path::Path;
 
@@ -20,11 +21,12 @@ use crate::core::{
 /// The oldest supported kernel, as major and minor version.
 pub const KERNEL_FLOOR: (u8, u8) = (5, 10);
 const KERNEL_FLOOR_TEXT: &str = "5.10";
-/// The first kernel with TCX, which has BPF links on TC hooks.
+/// The first kernel with TCX, that is, with BPF links on TC hooks.
 const TCX_SINCE: (u8, u8) = (6, 6);
 /// The first kernel that translates every IPv6 datagram of a fraglist whose first datagram was translated.
 const TRANSLATES_FRAGLISTS_SINCE: (u8, u8) = (6, 15);
-/// The first patch release of Linux 6.12 that also translates every IPv6 datagram of such a fraglist.
+/// The first patch release of Linux 6.12 that translates every IPv6 datagram of a fraglist whose first datagram was
+/// translated.
 const TRANSLATES_FRAGLISTS_SINCE_6_12: u16 = 28;
 /// The first kernel with XDP programs for multi-buffer frames.
 const XDP_FRAGS_SINCE: (u8, u8) = (5, 18);
@@ -39,7 +41,7 @@ const TCP_TIMEOUT_ESTABLISHED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_
 ///
 /// # Errors
 ///
-/// The first requirement that is not met.
+/// The error for the first requirement that the Node does not meet.
 pub fn check(bpffs: &Path) -> Result<(), DatapathError> {
     kernel()?;
     capabilities()?;
@@ -51,12 +53,13 @@ pub fn has_tcx() -> bool {
     is_at_least(TCX_SINCE)
 }
 
-/// Whether this kernel version supports XDP for multi-buffer frames, which devices with a large MTU need.
+/// Whether this kernel version supports XDP for multi-buffer frames. A device with a large MTU needs this support.
 pub fn has_xdp_frags() -> bool {
     is_at_least(XDP_FRAGS_SINCE)
 }
 
-/// The settings of kernel conntrack that limit the offload mode. A kernel without conntrack does not limit offload.
+/// The settings of kernel conntrack that may interrupt connections in offload mode. If the module `nf_conntrack` is not
+/// loaded, conntrack interrupts no connection.
 pub fn conntrack_settings() -> ConntrackSettings {
     let read = |path| Some(std::fs::read_to_string(path).ok()?.trim().to_owned());
     let timeout = |path| read(path)?.parse::<u32>().ok();
@@ -67,13 +70,14 @@ pub fn conntrack_settings() -> ConntrackSettings {
     }
 }
 
-/// An unknown kernel version counts as recent enough, because loading the programs reports missing features.
+/// Whether the running kernel has at least this version. If the kernel's version is unknown, returns true, because
+/// loading the programs reports missing features.
 fn is_at_least((major, minor): (u8, u8)) -> bool {
     KernelVersion::current().map_or(true, |found| found >= KernelVersion::new(major, minor, 0))
 }
 
-/// Whether an unmodified kernel of this version translates every datagram of a fraglist. Distributions may have ported
-/// the change to older kernels.
+/// Whether an unmodified kernel of this version translates every IPv6 datagram of a fraglist. A distribution may have
+/// ported this fix to a kernel of a version below Linux 6.12.28.
 fn translates_fraglists(version: KernelVersion) -> bool {
     let (major, minor) = TRANSLATES_FRAGLISTS_SINCE;
     let is_of_6_12 = version < KernelVersion::new(6, 13, 0);
@@ -101,10 +105,10 @@ fn kernel() -> Result<(), DatapathError> {
     if is_new_enough { Ok(()) } else { Err(DatapathError::KernelTooOld { found, needed }) }
 }
 
-/// The capabilities in the effective set of this process; `None` if they cannot be read.
+/// The capabilities in the effective set of this process; `None` if the set cannot be read.
 pub fn rights() -> Option<Rights> {
     let held = caps::read(None, CapSet::Effective).ok()?;
-    // CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON in all checks of the kernel.
+    // Wherever the kernel checks for CAP_BPF or CAP_PERFMON, it also accepts CAP_SYS_ADMIN.
     let has = |capability| held.contains(&capability) || held.contains(&Capability::CAP_SYS_ADMIN);
     Some(Rights {
         bpf: has(Capability::CAP_BPF),
@@ -124,8 +128,8 @@ fn capabilities() -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// Checks that a BPF file system is mounted at the path, or at NPL's own directory below the path. A container needs
-/// only NPL's own directory of the Node's BPF file system.
+/// Checks that a BPF file system is mounted at the path, or at NPL's own directory below the path. In the agent's
+/// container, only NPL's own directory of the Node's BPF file system is mounted.
 ///
 /// # Errors
 ///
@@ -138,7 +142,7 @@ pub fn check_bpffs(bpffs: &Path) -> Result<(), DatapathError> {
     Err(DatapathError::NoBpffs(bpffs.to_owned()))
 }
 
-/// Mounts a BPF file system at the path, unless one is mounted there.
+/// Mounts a BPF file system at the path if none is mounted there.
 ///
 /// # Errors
 ///

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Loads and pins the programs. An agent reuses the pinned programs of an earlier agent of the same build, because
-//! verification of the programs is the longest part of a start.
+//! Loads and pins the programs. An agent reuses the pinned programs of an earlier agent of the same build, because the
+//! verification of programs takes the largest part of an agent's start.
 //!
-//! A pinned program is reused if it has the right type, the right name (if the program was loaded with a name), and
-//! uses only maps that are pinned now. Otherwise the agent loads the program again and replaces the pin.
+//! A pinned program is reused if it has the expected type and, unless it was loaded without a name, the expected name,
+//! and if it uses only maps that are pinned now. If one of these conditions is not met, the agent loads the program
+//! again and replaces the pin.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,13 +34,13 @@ use super::{
 };
 use crate::{core::sizes::TableSizes, process::memory};
 
-/// The programs that every Node needs. Other programs, such as the programs for devices without a link-layer header,
-/// are loaded when a device needs them.
+/// The programs that every Node needs. A program that is not in this list, such as a program for devices without a
+/// link-layer header, is loaded when a device needs it.
 const ALWAYS: [&str; 2] = [PROG_EGRESS, PROG_INGRESS];
 /// The part of a build's name that denotes [`Variant::Unmitigated`].
 const UNMITIGATED: &str = "unmitigated";
-/// The section of the object file with the programs' constants. Each load of the object creates a map from this
-/// section.
+/// The section of the object file with the programs' constants. Each time the object is loaded, aya creates a map from
+/// this section.
 const CONSTANTS: &str = ".rodata";
 
 /// How the programs were loaded, which depends on the loader's capabilities and on the kernel. The variants are listed
@@ -50,18 +51,18 @@ enum Variant {
     Unmitigated,
     /// Loaded without `CAP_PERFMON`: the kernel adds a speculation barrier after nearly every store to the stack.
     Mitigated,
-    /// Loaded without `CAP_PERFMON` before Linux 6.6: with speculation barriers, and a helper function reads the
-    /// packets.
+    /// Loaded where the verifier rejects direct packet access, as before Linux 6.6 without `CAP_PERFMON`: the programs
+    /// read packets by a helper function.
     ByHelper,
 }
 
-/// The loaded programs of this agent's build. Programs that no device has needed yet are not loaded.
+/// The loaded programs of this agent's build. A program is loaded when a device needs it for the first time.
 #[derive(Debug)]
 pub(super) struct Programs {
     pins: Pins,
     sizes: TableSizes,
     variant: Variant,
-    /// The name of the build's directory: digest of the object and variant.
+    /// The name of the build's directory, which consists of the object's digest and the variant.
     pub(super) build: String,
     /// The ids of the maps that a reused program may use.
     known_maps: BTreeSet<u32>,
@@ -77,14 +78,15 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Reuses the programs of an earlier agent, or loads the fastest variant that the kernel accepts.
+    /// Reuses the pinned programs of an earlier agent if they match; otherwise loads the fastest variant of the
+    /// programs that the kernel accepts.
     ///
     /// # Errors
     ///
     /// If the kernel rejects all variants, or a map cannot be opened.
     pub(super) fn open(pins: &Pins, sizes: TableSizes) -> Result<Self, DatapathError> {
         let digest = digest(embedded_object()?);
-        // Programs that `npl-agent load` has loaded with more capabilities are reused too.
+        // An agent without `CAP_PERFMON` also reuses programs that `npl-agent load` has loaded with `CAP_PERFMON`.
         let (known, loadable): (&[Variant], [Variant; 2]) = if has_perfmon() {
             (&[Variant::Unmitigated], [Variant::Unmitigated, Variant::ByHelper])
         } else {
@@ -133,7 +135,8 @@ impl Programs {
         }
     }
 
-    /// Loads and pins every program that an agent on this Node may need. Returns the name or the error of each program.
+    /// Loads and pins every program that an agent on this Node may need. Returns, for each program, its name or the
+    /// error with which it could not be loaded.
     pub(super) fn load_all(&mut self) -> Vec<Result<&'static str, DatapathError>> {
         let mut loaded: Vec<_> = PROGRAMS.iter().map(|name| self.load_classifier(name).map(|_| *name)).collect();
         loaded.extend(SOCKET_PROGRAMS.iter().map(|which| self.load_socket_program(which).map(|_| which.name)));
@@ -183,8 +186,8 @@ impl Programs {
         Ok((name, self.xdp.insert(program)))
     }
 
-    /// Frees the memory of the loader. Unpins the programs of other builds, unless such a program may still be
-    /// attached.
+    /// Frees the memory of the loader. If `are_others_used` is false, also unpins the programs of other builds, because
+    /// none of them is attached.
     pub(super) fn release_unused(&mut self, are_others_used: bool) -> Result<(), DatapathError> {
         if self.object.take().is_some() {
             memory::give_back();
@@ -201,7 +204,7 @@ impl Programs {
     }
 
     /// Reuses the pinned programs that every Node needs. Returns false if a program is missing or does not match, or if
-    /// a map that the programs use has another size than the agent requires.
+    /// a pinned map does not have the size that the agent requires.
     fn adopt_hooks(&mut self) -> Result<bool, DatapathError> {
         let Some(maps) = self.read_maps()? else { return Ok(false) };
         let has_wanted_size = |(name, map): (&&str, &MapInfo)| {
@@ -249,7 +252,7 @@ impl Programs {
         remove_folder(&self.pins.programs_of(&self.build))
     }
 
-    /// Reuses the pinned program with this name, or loads the program.
+    /// Reuses the pinned program with this name if its type, name and maps match; otherwise loads and pins the program.
     pub(super) fn adopt_or_load<K: ProgramKind>(&mut self, name: &'static str) -> Result<K, DatapathError>
     where
         for<'a> &'a mut K: TryFrom<&'a mut Program>,
@@ -264,8 +267,8 @@ impl Programs {
     fn adopt<K: ProgramKind>(&self, name: &'static str) -> Option<K> {
         let program = K::from_pin(&self.pins.program(&self.build, name), name).ok()?;
         let facts = sys::program_facts(program.fd().ok()?.as_fd()).ok()?;
-        // The name may be empty: aya names programs only if it can load a tracing program, for which the agent lacks a
-        // capability.
+        // The name may be empty: aya gives programs a name only if it can load a tracing program, and the agent lacks
+        // the capability for this.
         let is_named = facts.name.is_empty() || facts.name == name.as_bytes();
         let is_npl = facts.kind == K::TYPE as u32 && is_named;
         let fits = is_npl && facts.maps.iter().all(|id| self.known_maps.contains(id));
@@ -283,8 +286,8 @@ impl Programs {
         let refused = |source| DatapathError::LoadProgram { name, source: Box::new(source) };
         let program: Result<&mut K, _> = program_of(self.load_object()?, name)?.try_into();
         program.map_err(|_other_type| DatapathError::Missing(name))?.load().map_err(refused)?;
-        // The constants are pinned after the program has loaded, because each retry of a rejected program would leave
-        // another pinned map.
+        // The constants are pinned after the program has been loaded. If they were pinned before, each attempt to load
+        // a rejected program would leave another pinned map.
         self.pin_constants()?;
         let pin = self.pins.program(&self.build, name);
         unpin(&pin)?;
@@ -293,7 +296,8 @@ impl Programs {
         K::from_pin(&pin, name).map_err(refused)
     }
 
-    /// The parsed object, using the pinned maps. A pinned map of another type or size is replaced.
+    /// The parsed object, whose programs use the pinned maps. A pinned map whose type or size does not match the object
+    /// is replaced.
     fn load_object(&mut self) -> Result<&mut Ebpf, DatapathError> {
         let object = match self.object.take() {
             Some(object) => object,
@@ -322,7 +326,7 @@ impl Programs {
         Ok(object)
     }
 
-    /// Pins the map of constants, so that the next agent recognizes this map as a map of the programs.
+    /// Pins the map of constants, so that the next agent recognizes it as a map of NPL's programs.
     fn pin_constants(&mut self) -> Result<(), DatapathError> {
         if self.has_pinned_constants {
             return Ok(());
@@ -364,8 +368,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Sets the slow-path program that a hook's program tail-calls. From then on, programs of an earlier agent
-    /// tail-call this program too.
+    /// Sets the slow-path program that a hook's program tail-calls. Programs of an earlier agent that are still
+    /// attached also tail-call this slow-path program from now on.
     fn set_slow_path(&self, index: u32, slow_path: &SchedClassifier) -> Result<(), DatapathError> {
         let name = SLOW_PATH_PROGRAMS[index as usize];
         let program: &ProgramFd =
@@ -386,12 +390,12 @@ impl Variant {
     }
 }
 
-/// Whether the programs of a build have no speculation barriers. The build is given by the name of its directory.
+/// Whether the programs of `build`, the name of a build's directory, have no speculation barriers.
 pub fn is_unmitigated(build: &str) -> bool {
     build.rsplit('_').next() == Some(UNMITIGATED)
 }
 
-/// Whether the kernel loads programs of this process without speculation barriers.
+/// Whether this process has `CAP_PERFMON`, so that the kernel loads its programs without speculation barriers.
 fn has_perfmon() -> bool {
     preflight::rights().is_some_and(|rights| rights.perfmon)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The two types of programs that run in system calls on sockets. Programs of one type translate addresses; programs of
-//! the other type run when a socket is closed.
+//! The two types of programs that run in system calls on sockets: `CgroupSockAddr` programs translate addresses, and
+//! the `CgroupSock` program runs when a socket is closed.
 
 use std::os::fd::AsFd;
 
@@ -12,7 +12,7 @@ use npl_common::names::{RELEASE_HOOK, SocketProgram};
 
 use super::{error::DatapathError, programs::Programs};
 
-/// A loaded program for a cgroup.
+/// A loaded program that can be attached to a cgroup.
 #[derive(Debug)]
 pub(super) enum LoadedSocketProgram {
     Address(CgroupSockAddr),
@@ -20,7 +20,7 @@ pub(super) enum LoadedSocketProgram {
 }
 
 impl LoadedSocketProgram {
-    /// Reuses the pinned program, or loads the program.
+    /// Reuses the pinned program if its type, name and maps match; otherwise loads and pins the program.
     pub(super) fn open(programs: &mut Programs, which: &SocketProgram) -> Result<Self, DatapathError> {
         if which.hook == RELEASE_HOOK {
             programs.adopt_or_load(which.name).map(Self::Release)
@@ -43,8 +43,8 @@ impl LoadedSocketProgram {
         }
     }
 
-    /// Attaches the program by a BPF link. The attach mode has no effect on a link: programs of other software on the
-    /// same hook always run.
+    /// Attaches the program by a BPF link. The attach mode does not matter, because it has no effect on a link:
+    /// programs of other software on the same hook always run.
     pub(super) fn attach(&mut self, cgroup: impl AsFd) -> Result<Result<FdLink, LinkError>, ProgramError> {
         let mode = CgroupAttachMode::Single;
         match self {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! System calls that aya, nix and rtnetlink do not offer, using the kernel structures that aya-obj generates.
+//! System calls that aya, nix and rtnetlink do not offer. The kernel structures for these calls come from aya-obj.
 
 #![expect(unsafe_code, reason = "a system call takes pointers")]
 
@@ -23,7 +23,7 @@ use aya_obj::generated::{
 };
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-/// The size of the buffer for the map ids of one program. No NPL program uses so many maps.
+/// The size of the buffer for the map ids of one program. No program of NPL uses more maps.
 const MOST_MAPS: usize = 64;
 /// The kernel's limit on the number of programs on a hook.
 const MOST_PROGRAMS: usize = 64;
@@ -31,7 +31,7 @@ const MOST_PROGRAMS: usize = 64;
 /// The fields of `bpf_prog_info` that identify a program.
 #[derive(Debug)]
 pub(super) struct ProgramFacts {
-    /// The kernel's number of the program type.
+    /// The program's type, as the number that the kernel uses.
     pub(super) kind: u32,
     pub(super) id: u32,
     pub(super) name: Vec<u8>,
@@ -39,29 +39,29 @@ pub(super) struct ProgramFacts {
     pub(super) maps: Vec<u32>,
 }
 
-/// The program and target of a link.
+/// The program of a BPF link, and the device or cgroup to which the link is attached.
 pub(super) struct LinkFacts {
-    /// The program's id.
+    /// The id of the link's program.
     pub(super) program: u32,
     info: bpf_link_info,
 }
 
 impl LinkFacts {
-    /// Whether this is an XDP link on a device.
+    /// Whether this is an XDP link on the device with the index `ifindex`.
     pub(super) const fn is_of_driver(&self, ifindex: u32) -> bool {
         // SAFETY: the union has only integers, for which all bit patterns are valid.
         let target = unsafe { self.info.__bindgen_anon_1.xdp };
         self.is(bpf_link_type::BPF_LINK_TYPE_XDP) && target.ifindex == ifindex
     }
 
-    /// Whether this is a TCX link on this hook of a device.
+    /// Whether this is a TCX link on the hook `hook` of the device with the index `ifindex`.
     pub(super) const fn is_of_hook(&self, ifindex: u32, hook: bpf_attach_type) -> bool {
         // SAFETY: the union has only integers, for which all bit patterns are valid.
         let target = unsafe { self.info.__bindgen_anon_1.tcx };
         self.is(bpf_link_type::BPF_LINK_TYPE_TCX) && target.ifindex == ifindex && target.attach_type == hook as u32
     }
 
-    /// Whether this is a link on a cgroup, given by its inode number.
+    /// Whether this is a link on the cgroup with the inode number `cgroup`.
     pub(super) const fn is_of_cgroup(&self, cgroup: u64) -> bool {
         // SAFETY: the union has only integers, for which all bit patterns are valid.
         let target = unsafe { self.info.__bindgen_anon_1.cgroup };
@@ -73,7 +73,8 @@ impl LinkFacts {
     }
 }
 
-/// Opens a pinned map, program or link of any kind; aya offers only a separate function for each kind.
+/// Opens a pinned map, program or link. aya is not used, because it has only separate functions for maps, programs and
+/// links.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = no_attributes();
@@ -88,7 +89,8 @@ pub(super) fn open_program(id: u32) -> io::Result<OwnedFd> {
     bpf(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr).map(owned)
 }
 
-/// Pins a BPF object. The library aya can pin only links that aya has created.
+/// Pins a BPF object, such as a link, at a path of the BPF file system. The library aya can pin only links that aya has
+/// created.
 pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = no_attributes();
@@ -97,8 +99,8 @@ pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     bpf(bpf_cmd::BPF_OBJ_PIN, &mut attr).map(drop)
 }
 
-/// Writes elements of a hash map in one system call, because aya has no batch operations. After an error, the first
-/// elements may have been written.
+/// Writes elements of a map in one system call. aya is not used, because it has no batch operations. After an error,
+/// some of the elements may have been written.
 pub(super) fn update_all<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>, elements: &[(K, V)]) -> io::Result<()> {
     let (keys, values): (Vec<K>, Vec<V>) = elements.iter().copied().unzip();
     let mut attr = no_attributes();
@@ -109,14 +111,14 @@ pub(super) fn update_all<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>, elements
     bpf(bpf_cmd::BPF_MAP_UPDATE_BATCH, &mut attr).map(drop)
 }
 
-/// Reads a hash map in batches and passes each batch to `look`, because aya has no batch operations. No element is read
-/// twice, and the loop ends even if elements are added and removed. An iteration by key would restart if the current
-/// key is removed.
+/// Reads a hash map in batches and passes each batch to `look`. No element is read twice, and the loop ends even if
+/// elements are added and removed. aya iterates by key, so it would begin again from the start whenever the current key
+/// is removed.
 pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
     map: BorrowedFd<'_>,
     mut look: impl FnMut(&[K], &[V]),
 ) -> io::Result<()> {
-    // The kernel returns only whole hash buckets, so a batch must be larger than a bucket.
+    // The kernel returns only whole hash buckets, so a batch must be larger than the fullest bucket.
     const PART: usize = 1024;
     let (mut keys, mut values): (Vec<K>, Vec<V>) = (Vec::with_capacity(PART), Vec::with_capacity(PART));
     let mut place: Option<u32> = None;
@@ -151,8 +153,9 @@ pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
     }
 }
 
-/// Maps an array map with `BPF_F_MMAPABLE` and `count` words into memory while `work` runs. Kernel programs write the
-/// words concurrently. The array is unmapped afterwards, because mapped pages count as resident memory of the process.
+/// Maps an array map with `BPF_F_MMAPABLE` and `count` words into memory while `work` runs. Kernel programs may change
+/// the words while `work` runs, so the words are atomics. The array is unmapped afterwards, because mapped pages count
+/// as resident memory of the process.
 pub(super) fn with_words<T>(map: BorrowedFd<'_>, count: usize, work: impl FnOnce(&[AtomicU64]) -> T) -> io::Result<T> {
     let length = NonZero::new(count * size_of::<u64>()).ok_or(io::ErrorKind::InvalidInput)?;
     let (rights, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
@@ -161,19 +164,19 @@ pub(super) fn with_words<T>(map: BorrowedFd<'_>, count: usize, work: impl FnOnce
     // SAFETY: `count` words are mapped from the start of a page until `work` returns, and programs change them
     // atomically.
     let done = work(unsafe { slice::from_raw_parts(start.cast().as_ptr(), count) });
-    // SAFETY: the range was mapped above, and `work` cannot keep a reference to it.
+    // SAFETY: the range was mapped above, and `work` cannot keep a reference to the words.
     unsafe { munmap(start, length.get()) }?;
     Ok(done)
 }
 
-/// Attaches an XDP program in the device's driver, and fails if the driver does not support XDP. aya would fall back to
-/// netlink, which creates no link.
+/// Attaches an XDP program in the device's driver by a BPF link, and fails if the driver does not support XDP. aya is
+/// not used: if the driver does not support XDP, aya attaches the program by netlink, without a link.
 pub(super) fn create_xdp_link(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
     create_link(program, ifindex, bpf_attach_type::BPF_XDP, XDP_FLAGS_DRV_MODE)
 }
 
-/// Attaches a program before or after all other programs on a device's hook. aya identifies the device by its name, but
-/// another device may have received that name.
+/// Attaches a program before or after all other programs on a device's hook. aya is not used, because it identifies the
+/// device by name, and another device may have received this name.
 pub(super) fn create_tcx_link(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -234,7 +237,8 @@ pub(super) fn link_facts(link: BorrowedFd<'_>) -> io::Result<LinkFacts> {
     Ok(LinkFacts { program: info.prog_id, info })
 }
 
-/// Replaces a link's program atomically. aya's function does so only for links of devices.
+/// Replaces the program of a BPF link atomically. aya's function is not used, because it supports only links on
+/// devices.
 pub(super) fn replace_program(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = no_attributes();
     attr.link_update.link_fd = number(link);
@@ -248,7 +252,8 @@ pub(crate) fn now() -> Duration {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
-/// The cookie of this network namespace; `None` before Linux 5.14. The library nix does not offer this socket option.
+/// The cookie of this network namespace; `None` before Linux 5.14. The library nix does not offer the socket option
+/// that returns the cookie.
 pub(super) fn netns_cookie() -> Option<u64> {
     let socket = UnixDatagram::unbound().ok()?;
     let mut cookie = 0_u64;
@@ -261,7 +266,8 @@ pub(super) fn netns_cookie() -> Option<u64> {
     (result == 0).then_some(cookie)
 }
 
-/// Fills `info`, which is a `bpf_prog_info` or `bpf_link_info`. Fields that the kernel does not know stay unchanged.
+/// Fills `info`, a `bpf_prog_info` or `bpf_link_info`, with the kernel's information about the BPF object. Fields that
+/// the running kernel does not know stay unchanged.
 fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     let mut attr = no_attributes();
     attr.info.bpf_fd = number(object);
@@ -270,7 +276,8 @@ fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
 }
 
-/// Attributes with all bytes zero. The kernel returns an error if a field that the command does not use is nonzero.
+/// Attributes of the `bpf` system call with all bytes zero, because the kernel returns an error if a field that a
+/// command does not use is nonzero.
 const fn no_attributes() -> bpf_attr {
     // SAFETY: the union has only integers, which may be zero.
     unsafe { mem::zeroed() }
@@ -290,7 +297,7 @@ fn owned(fd: RawFd) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// The `bpf` system call. aya has such a function too, but the function is private.
+/// The `bpf` system call. aya's function for this call is private.
 fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<RawFd> {
     // SAFETY: the attributes have the given size, and the memory that they point to outlives the call.
     let result =

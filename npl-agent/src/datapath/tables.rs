@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Typed access to the maps. The agent, and commands such as `status`, open the maps by their pins, so that all use the
-//! same maps.
+//! Typed access to the maps. The agent and commands such as `npl-agent status` open the same pinned maps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,7 +37,8 @@ use crate::core::{
     },
 };
 
-/// The maps of the datapath, except the maps of the redirect mode and of XDP.
+/// The maps with the configuration of the programs, the counters, and, per IP family, mappings, allowed sources,
+/// conntrack entries and node addresses.
 pub struct Tables {
     config: Array<MapData, Config>,
     v4: Maps<V4>,
@@ -58,18 +58,18 @@ impl std::fmt::Debug for Tables {
 pub struct MappingRecord {
     /// Node port, protocol and IP family.
     pub frontend: Frontend,
-    /// The Pod endpoint.
+    /// The Pod address and Pod port to which the mapping leads.
     pub backend: Backend,
     /// The sources that may use the mapping.
     pub sources: Sources,
-    /// The counters, summed over CPUs.
+    /// The counters of the mapping, summed over CPUs.
     pub stats: MappingStats,
 }
 
 /// An established conntrack entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowRecord {
-    /// The transport protocol.
+    /// The transport protocol of the flow.
     pub protocol: Protocol,
     /// The client's address and port.
     pub client: SocketAddr,
@@ -77,7 +77,8 @@ pub struct FlowRecord {
     pub nat: SocketAddr,
     /// The Pod's address and port.
     pub pod: SocketAddr,
-    /// Time of the last refresh, by the kernel's monotonic clock; at most 256 jiffies before the last packet.
+    /// Time at which a packet last refreshed the entry, by the kernel's monotonic clock; at most 256 jiffies before the
+    /// last packet.
     pub last_seen: Duration,
     /// TCP flags that the client has sent, or-ed together.
     pub client_tcp_flags: u8,
@@ -92,7 +93,8 @@ impl FlowRecord {
         Frontend { family, node_port: NodePort(self.nat.port()), protocol: self.protocol }
     }
 
-    /// The state of the connection, for tables. Flows of protocols without a handshake are always established.
+    /// The state of the connection, as text for the tables that commands print. A flow of a protocol without a
+    /// handshake is always established.
     pub const fn state(&self) -> &'static str {
         let (client, pod) = (self.client_tcp_flags, self.pod_tcp_flags);
         if (client | pod) & tcp_flag::RST != 0 {
@@ -108,11 +110,11 @@ impl FlowRecord {
 }
 
 impl Tables {
-    /// Opens the pinned maps.
+    /// Opens the pinned maps of mappings, conntrack entries, node addresses and counters.
     ///
     /// # Errors
     ///
-    /// If a map is missing or has another type.
+    /// If a map is not pinned, or if its type is not the expected type.
     pub fn open(pins: &Pins) -> Result<Self, DatapathError> {
         Ok(Self {
             config: open(pins, names::MAP_CONFIG)?,
@@ -144,7 +146,7 @@ impl Tables {
         }
     }
 
-    /// The maps of an IP family, for writes.
+    /// The maps of an IP family, for operations that write.
     pub(super) fn family_mut(&mut self, family: Family) -> &mut dyn FamilyMaps {
         match family {
             Family::V4 => &mut self.v4,
@@ -176,15 +178,15 @@ impl Tables {
         if new == old { Ok(()) } else { self.set_config(new) }
     }
 
-    /// Starts a new epoch, which invalidates the lookup cache of the programs. The agent calls this function after each
-    /// change of a mapping, an endpoint, a next hop or a node address, before it makes any other change.
+    /// Starts a new epoch, which invalidates all lookups that the programs have cached. After each change of a mapping,
+    /// endpoint, next hop or node address, the agent calls this function before it makes a further change.
     ///
     /// # Errors
     ///
     /// If a BPF map operation fails.
     pub(super) fn begin_epoch(&mut self) -> Result<(), DatapathError> {
-        // The fences ensure that all CPUs see the new epoch after the change, and before the next change. System calls
-        // alone do not guarantee this order.
+        // The fences ensure that all CPUs see the preceding change before the new epoch, and the new epoch before the
+        // next change. System calls alone do not guarantee this order.
         fence(Ordering::SeqCst);
         let old = self.config()?;
         let written = self.set_config(Config { epoch: old.epoch.wrapping_add(1), ..old });
@@ -249,7 +251,7 @@ impl Tables {
         [self.family(Family::V4).flow_capacity(), self.family(Family::V6).flow_capacity()]
     }
 
-    /// The number of socket reverse NAT entries of an IP family, and the maximum number.
+    /// The number of socket reverse NAT entries of an IP family, and the maximum number of these entries.
     ///
     /// # Errors
     ///
@@ -267,7 +269,7 @@ impl Tables {
         Ok([self.family(Family::V4).flow_count()?, self.family(Family::V6).flow_count()?])
     }
 
-    /// Number of established conntrack entries.
+    /// The number of established conntrack entries of both IP families together.
     ///
     /// # Errors
     ///
@@ -313,7 +315,8 @@ impl Tables {
         Ok(unmapped::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + unmapped::LIFETIME - silence)))
     }
 
-    /// The ages of the records of unmapped traffic: see [`super::Datapath::unmapped_ages`].
+    /// The time since each node port became unmapped or received its last packet without a mapping: see
+    /// [`super::Datapath::unmapped_ages`].
     pub(super) fn unmapped_ages(&self, range: PortRange) -> Result<BTreeMap<NodePort, Duration>, DatapathError> {
         let now = kernel_time();
         let mut ages = BTreeMap::new();
@@ -330,9 +333,9 @@ impl Tables {
         times.try_fold(0, |last, time| Ok(time?.max(last)))
     }
 
-    /// Sets the time of the last packet to a node port to now. The agent calls this function before it removes a
-    /// mapping, because clients and load balancers may still send packets to the port. The record outlives a restart of
-    /// the agent.
+    /// Records the current time as the time of the last packet to an unmapped node port. The agent calls this function
+    /// before it removes a mapping, because clients and load balancers may still send packets to the port. The recorded
+    /// time outlives a restart of the agent.
     pub(super) fn record_unmapped_traffic(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         self.family_mut(frontend.family).set_last_unmapped(frontend.node_port, kernel_time())
     }
@@ -350,11 +353,11 @@ impl Tables {
         Ok(addresses)
     }
 
-    /// Sets the node addresses. `wanted` begins with the most important address. Returns the addresses that do not fit
-    /// into the maps.
+    /// Sets the node addresses whose ports the programs translate. `wanted` is in descending order of importance.
+    /// Returns the addresses that do not fit into the maps.
     ///
-    /// An address keeps its index while the address is present. Before a freed index is reused, half-open entries with
-    /// this index are cleared, so that a reply never gets a wrong node address as source.
+    /// An address keeps its index for as long as it is in the map. Before a freed index is reused, half-open entries
+    /// with this index are cleared, so that no reply gets a wrong node address as its source.
     ///
     /// # Errors
     ///
@@ -384,12 +387,12 @@ impl Tables {
             }
         }
         if has_free_indexes {
-            // Cached lookups of replies contain the address index, which another address may reuse.
+            // Cached lookups of replies contain the index of an address, and another address may reuse this index.
             self.begin_epoch()?;
         }
         if wanted.iter().any(|addr| !present.contains_key(addr)) {
-            // Half-open entries contain the address index too. With a reused index, they would establish flows with the
-            // wrong node address.
+            // Half-open entries also contain the index of an address. If the index were reused, these entries would
+            // establish flows with the wrong node address.
             self.family_mut(family).clear_half_open_except(&present.values().copied().collect())?;
         }
         for addr in wanted {
@@ -409,12 +412,13 @@ impl Tables {
         }
     }
 
-    /// Sets the primary IPv4 address of the Node, which the programs compare first and need not look up.
+    /// Sets the primary IPv4 address of the Node. The programs compare a destination with this address first, which
+    /// saves the lookup of the address.
     fn set_primary_v4(&mut self, addr: Ipv4Addr, index: u32) -> Result<(), DatapathError> {
         self.change_config(|config| Config { primary_v4: addr.octets(), primary_v4_index: index, ..config })
     }
 
-    /// For each reason why packets were not translated, the number of these packets, summed over CPUs.
+    /// The number of packets by drop or pass reason, summed over CPUs.
     ///
     /// # Errors
     ///
@@ -446,7 +450,7 @@ impl Tables {
         indexes.into_iter().try_fold(MappingStats::ZERO, |sum, index| Ok(plus(&sum, &self.stats_of(index)?)))
     }
 
-    /// Resets an element of the mapping counters, and adds its counts to the counters of the family's removed mappings.
+    /// Resets the counters with this index, and adds their values to the counters of the family's removed mappings.
     pub(super) fn retire_stats(&mut self, index: u32, family: Family) -> Result<(), DatapathError> {
         let counts = self.stats_of(index)?;
         if counts == MappingStats::ZERO || index >= COUNTED_MAPPINGS {
@@ -472,7 +476,8 @@ impl Tables {
     }
 }
 
-/// The index of the counters that a family's removed mappings share with mappings for which no counters were free.
+/// The index of the counters to which all removed mappings of a family are added. A mapping for which no counters were
+/// free also uses these counters.
 pub(super) const fn shared_stats(family: Family) -> u32 {
     match family {
         Family::V4 => SHARED_V4,
@@ -496,13 +501,13 @@ fn plus(a: &MappingStats, b: &MappingStats) -> MappingStats {
     }
 }
 
-/// Opens a pinned map.
+/// Opens the pinned map `name`.
 pub(super) fn open<T: TryFrom<Map, Error = MapError>>(pins: &Pins, name: &'static str) -> Result<T, DatapathError> {
     let map = MapData::from_pin(pins.map(name)).and_then(Map::from_map_data).and_then(T::try_from);
     map.map_err(|source| DatapathError::OpenMap { name, source })
 }
 
-/// Converts the error for the removal of an absent element to success.
+/// Returns success if the error means that the element to remove does not exist.
 pub(super) fn tolerate_missing(result: Result<(), MapError>) -> Result<(), MapError> {
     match result {
         Err(MapError::KeyNotFound) => Ok(()),

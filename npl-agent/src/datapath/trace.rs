@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs of the kernel programs, in the trace build only: the agent writes the programs' log lines to its own log.
+//! Writes the log lines of the kernel programs to the agent's log. Only the trace build contains this module.
 
 use std::{fs, os::fd::AsFd as _, thread};
 
@@ -20,14 +20,15 @@ use super::{
     pins::{CONSTANTS, LOGS, Pins, pin_error},
 };
 
-/// The maps that only the trace build has: the ring buffer of logs, and the records of packets to log.
+/// The maps that only the trace build has: the ring buffer for log lines, and the notes of each CPU about the packet
+/// that a program is processing.
 const MAPS: [&str; 2] = [LOGS, "npl_log_note"];
 
 /// The log target of the programs' log lines, by which `NPL_LOG` selects the lines.
 const TARGET: &str = "npl_ebpf";
 
-/// Pins [`MAPS`] beside the programs of their build, as the maps of constants are. The next agent then recognizes these
-/// maps as maps of the programs.
+/// Pins [`MAPS`], like the maps of constants, in the directory of the build's programs, so that the next agent
+/// recognizes the maps as NPL's.
 pub(super) fn pin_maps(loader: &mut EbpfLoader<'_>, pins: &Pins, build: &str) -> Result<(), DatapathError> {
     let folder = pins.programs_of(build);
     fs::create_dir_all(&folder).map_err(|source| pin_error("create", &folder, source))?;
@@ -54,7 +55,7 @@ fn print(pins: &Pins, build: &str) -> Result<(), DatapathError> {
         loader.map_pin_path(name, pins.map(name));
     }
     pin_maps(&mut loader, pins, build)?;
-    // aya-log finds the ring buffer only in a loaded object. So the object is loaded here, without its programs.
+    // aya-log finds the ring buffer only in a loaded object, so the object is loaded here, but not its programs.
     let mut object = loader.load(embedded_object()?).map_err(DatapathError::Load)?;
     let logger = EbpfLogger::init_with_logger(&mut object, Lines).map_err(|error| match error {
         aya_log::Error::MapError(source) => DatapathError::OpenMap { name: LOGS, source },
@@ -92,7 +93,7 @@ impl Log for Lines {
 
     fn log(&self, record: &Record<'_>) {
         let line = record.args().to_string();
-        // The programs pad all texts with spaces to the same length.
+        // The programs pad all texts with spaces to the same length, so the spaces at the end are removed.
         let line = line.trim_end();
         match record.level() {
             Level::Error => error!(target: TARGET, "{line}"),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Attaches the XDP program, which translates requests before the TC programs. The TC programs stay attached, and
-//! translate all other packets.
+//! translate the packets that the XDP program passes unchanged.
 //!
-//! Some drivers reset their queues when a program is attached or detached, which loses packets. So the link is pinned,
-//! stays attached when the agent restarts, and is updated only if its program differs.
+//! Some drivers reset their queues when a program is attached or detached, and lose packets. The link is therefore
+//! pinned, so that it stays attached when the agent restarts, and its program is replaced only by a different program.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +24,8 @@ use super::{
 };
 use crate::core::devices::{Device, xdp::XdpReason};
 
-/// The map `npl_xdp_devices`: the ifindexes of devices with the XDP program, which the TC programs read.
+/// The map `npl_xdp_devices`: the ifindexes of devices on which another program of NPL may have translated a packet
+/// before the TC program runs.
 #[derive(Debug)]
 pub(super) struct XdpDevices(Table<u32, u32>);
 
@@ -42,7 +43,7 @@ impl XdpDevices {
 }
 
 impl Hooks {
-    /// The ifindexes of devices with the XDP program.
+    /// The ifindexes of devices to which NPL's XDP program is attached.
     pub fn xdp_devices(&self) -> Result<BTreeSet<u32>, DatapathError> {
         Ok(self.pins.xdp_links()?.into_iter().collect())
     }
@@ -64,8 +65,8 @@ impl Hooks {
     /// [`Datapath::attach_xdp`]: super::load::Datapath::attach_xdp
     pub(super) fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
         let result = self.attach_or_replace(device);
-        // The call frees only the memory of the loader, because programs of other builds may still be attached to
-        // devices.
+        // This call frees the memory of the loader, but unpins no program, because programs of other builds may still
+        // be attached to devices.
         self.programs.release_unused(true)?;
         if result.is_err() {
             unpin(&self.pins.xdp_link(device.ifindex))?;
@@ -106,7 +107,7 @@ impl Hooks {
     ///
     /// # Errors
     ///
-    /// If the record cannot be written.
+    /// If the directory that records the refusal cannot be created or removed.
     pub fn note_redirect_refusal(&self, is_refused: bool) -> Result<(), DatapathError> {
         let mark = self.pins.redirect_refused_mark();
         if is_refused {
@@ -128,8 +129,8 @@ impl DatapathError {
     }
 }
 
-/// Updates a link to the program, unless the link already has this program. Returns false if the link belongs to
-/// another device or is not an XDP link.
+/// Makes `program` the program of the link, if the link has a different program. Returns false if the link belongs to a
+/// different device or is not an XDP link.
 fn replace(link: &OwnedFd, program: &Xdp, ifindex: u32) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_driver(ifindex) {

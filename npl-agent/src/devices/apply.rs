@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Applies a device plan, in the order of [`crate::core::devices::plan`].
+//! Applies a device plan. [`crate::core::devices::plan`] determines the order of the steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,19 +11,19 @@ use crate::{
     datapath::{Datapath, DatapathError},
 };
 
-/// The result of applying a plan.
+/// The result of applying a device plan.
 #[derive(Debug, Default)]
 pub struct Applied {
     /// The ifindexes of those devices of the plan whose TC programs are all attached.
     pub attached: BTreeSet<u32>,
-    /// The errors of those devices of the plan whose driver did not run the XDP program, by ifindex.
+    /// For each device of the plan on which the XDP program could not be attached, the error, by ifindex.
     pub xdp_errors: BTreeMap<u32, DatapathError>,
-    /// All other failures of the plan's steps.
+    /// All failures of the plan's steps except those in `xdp_errors`.
     pub errors: Vec<DatapathError>,
 }
 
-/// Applies a plan to devices. `before` contains the hooks that have programs now. A failure on one device does not
-/// affect other devices.
+/// Applies a device plan to the devices. `before` lists the hooks to which programs are attached before the plan is
+/// applied. If a step fails on one device, the steps for the remaining devices are still applied.
 pub fn apply(datapath: &mut Datapath, devices: &[Device], before: &AttachedHooks, plan: &DevicePlan) -> Applied {
     let mut applied = Applied::default();
     attach(datapath, devices, before, plan, &mut applied);
@@ -52,8 +52,8 @@ fn attach(
             }
             DeviceStep::RetainNextHops => match datapath.retain_next_hops(plan) {
                 Ok(()) => continue,
-                // No further step is applied. Otherwise, packets might be redirected to devices whose programs the next
-                // steps detach.
+                // The remaining steps are not applied, because they detach programs from devices to which packets may
+                // still be redirected.
                 Err(error) => {
                     applied.errors.push(error);
                     applied.attached = plan.attached_devices(before);
@@ -78,8 +78,8 @@ fn attach(
             failures.push(error);
         }
     }
-    // A device on which attaching failed may still have the programs of another build, so these programs stay pinned
-    // then.
+    // If a step failed, the programs of other builds stay pinned, because they may still be attached to the device of
+    // this step.
     failures.extend(datapath.hooks.release_unused_programs(!failures.is_empty()).err());
     applied.errors.extend(failures);
     let is_attached = |ifindex: &u32| find(devices, *ifindex).is_some() && !failed.contains(ifindex);

@@ -6,7 +6,7 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// The local clients whose sockets are connected to Pods directly.
+/// The selection of local clients, whose sockets the socket programs connect to Pods directly.
 #[derive(Debug)]
 pub struct LocalClients {
     selection: CgroupSelection,
@@ -19,7 +19,8 @@ impl LocalClients {
         Self { selection, scope }
     }
 
-    /// Attaches missing socket programs. A failure affects only local clients.
+    /// Attaches the socket programs that are not attached to the selected cgroup yet. If this fails, only local clients
+    /// are affected.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attaches programs to the devices that [`DevicePlanner`] chooses, and writes the Node's addresses to the maps.
-//! Attachments and addresses are updated when devices or addresses change.
+//! Attaches programs to the devices that [`DevicePlanner`] chooses, and writes the Node's addresses to the maps. When
+//! devices or addresses change, updates the attached programs and the addresses in the maps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,11 +28,11 @@ use crate::{
     nft_guard::{self, GuardMode},
 };
 
-/// The devices to which programs are attached, and the decisions about them.
+/// Decides to which devices programs are attached, and keeps the state that these decisions need.
 #[derive(Debug)]
 pub struct Uplinks {
     planner: DevicePlanner,
-    /// The Pods with mappings whose routes the last survey contains.
+    /// The Pods with mappings to which the last survey looked up routes.
     pods: BTreeSet<IpAddr>,
     pod_routes: PodRoutes,
     markings: BTreeSet<Marking>,
@@ -41,33 +41,33 @@ pub struct Uplinks {
 /// The decisions about devices, and the result of applying the decisions.
 #[derive(Debug)]
 pub struct DeviceReport {
-    /// How many of the chosen devices have the programs attached.
+    /// On how many of the chosen devices the programs are attached, and on how many attaching failed.
     pub coverage: Coverage,
     /// Whether clients can reach the Node by a device with attached programs.
     pub reaches_clients: bool,
     /// The uplinks on which the programs could not be attached: their names by ifindex.
     pub unattached: BTreeMap<u32, String>,
-    /// The decision on every device.
+    /// The decision on every device: whether and why the programs are attached.
     pub decisions: DeviceDecisions,
-    /// By device name: whether XDP translates the requests of an attached uplink.
+    /// By device name: whether the XDP program runs on an attached uplink, and the reason.
     pub xdp: BTreeMap<String, XdpDecision>,
-    /// Why a device's driver did not run the XDP program in this pass, by the device's name.
+    /// By device name: the error with which the XDP program could not be attached to the device in this pass.
     pub xdp_errors: BTreeMap<String, DatapathError>,
     /// The settings of kernel conntrack on which offload depends.
     pub conntrack: ConntrackSettings,
-    /// Addresses of the Node for which the maps have no room.
+    /// Addresses of the Node that are not served because the maps have no room.
     pub left_out_addresses: Vec<IpAddr>,
-    /// All other failures of applying the decisions.
+    /// All failures of applying the decisions except those in `xdp_errors`.
     pub errors: Vec<DatapathError>,
 }
 
 /// Why the survey failed, or why its result could not be written to the maps.
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
-    /// Devices could not be listed.
+    /// The kernel's devices, addresses, routes or rules could not be listed.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// A map operation failed.
+    /// An operation on a BPF map failed.
     #[error(transparent)]
     Datapath(#[from] DatapathError),
 }
@@ -80,7 +80,8 @@ impl FollowError {
 }
 
 impl Uplinks {
-    /// Creates the state without devices and decisions. The first survey of the network adds both.
+    /// Creates the state without devices and decisions. The first survey of the network adds the devices and the
+    /// decisions.
     pub fn new(
         selection: DeviceSelection,
         (forwarding, network_policy): (Forwarding, NetworkPolicy),
@@ -102,15 +103,15 @@ impl Uplinks {
         &self.markings
     }
 
-    /// Whether next hops are out of date: the Pods with mappings are not the Pods whose routes the last survey
-    /// contains.
+    /// Whether next hops are out of date, because the Pods with mappings are not the Pods to which the last survey
+    /// looked up routes.
     pub fn are_out_of_date(&self, datapath: &Datapath) -> bool {
         self.planner.policy().forwarding != Forwarding::Stack && datapath.pod_addresses() != self.pods
     }
 
     /// Begins a survey of the Node's devices and of the routes to these Pods. If packets may be redirected, the survey
-    /// includes the programs and filters on devices that lead to Pods with mappings. Before Linux 6.6, the survey
-    /// always includes the filters on uplinks.
+    /// includes the programs and filters of other software on the devices to which the routes lead. Before Linux 6.6,
+    /// the survey always includes the filters on uplinks.
     pub fn survey(&self, datapath: &Datapath, pods: BTreeSet<IpAddr>) -> SurveyTask {
         let DevicePolicy { selection, forwarding, .. } = self.planner.policy();
         let with_pods = *forwarding != Forwarding::Stack;
@@ -127,7 +128,7 @@ impl Uplinks {
     }
 
     /// Looks up the routes to new Pods, and returns the Pods that are on the Node's own network. The look-ups do not
-    /// take the kernel's RTNL lock.
+    /// wait for the kernel's RTNL lock.
     ///
     /// # Errors
     ///
@@ -161,8 +162,8 @@ impl Uplinks {
     ///
     /// # Errors
     ///
-    /// If an address cannot be written to the BPF maps, or the pins of attached programs cannot be listed. If attaching
-    /// fails on a device, the device is reported, and all other devices are served.
+    /// If an address cannot be written to the BPF maps, or the pins of attached programs cannot be listed. A device on
+    /// which attaching fails is no error: the result names the device.
     pub fn apply(
         &mut self,
         datapath: &mut Datapath,
@@ -249,9 +250,9 @@ impl Uplinks {
     }
 }
 
-/// Whether decisions depend on the qdiscs, filters and programs of other software. This is the case if packets may be
-/// redirected, because a redirect would bypass other software. This is also the case if NPL's programs are filters,
-/// because filters of other software may run ahead of NPL's filters.
+/// Whether decisions depend on the qdiscs, filters and programs of other software. Decisions depend on other software
+/// if packets may be redirected, because a redirect would bypass that software. Decisions also depend on other software
+/// if NPL's programs are filters, because filters of other software may run ahead of NPL's filters.
 pub fn needs_attachments(datapath: &Datapath, forwarding: Forwarding) -> bool {
     forwarding != Forwarding::Stack || datapath.hooks.are_filters()
 }

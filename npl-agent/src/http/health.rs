@@ -11,10 +11,10 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Time without a heartbeat after which the agent counts as hung.
+/// Time without a heartbeat of the main loop after which `/livez` reports the agent as hung.
 const STALL: Duration = Duration::from_secs(30);
 
-/// The state of the agent, written by the main loop and read by the probes. Clones share the same state.
+/// The state of the agent, written by the main loop and read by the probes. Clones of this value share the same state.
 #[derive(Debug, Clone)]
 pub struct Health(Arc<Inner>);
 
@@ -46,13 +46,13 @@ impl Health {
         self.0.last_beat_millis.store(self.age_millis(), Ordering::Relaxed);
     }
 
-    /// Records that the first reconciliation of all Pods is done. The record is never reset: if the API server becomes
-    /// unreachable later, the agent stays ready, because the mappings continue to translate packets.
+    /// Records that the first reconciliation of all Pods is done. This state is never reset: if the API server becomes
+    /// unreachable later, the agent stays ready, because the kernel programs continue to translate packets.
     pub fn set_synced(&self) {
         self.0.is_synced.store(true, Ordering::Relaxed);
     }
 
-    /// Records whether the programs are attached to at least one device.
+    /// Records whether the programs are attached to at least one device through which clients reach the Node.
     pub fn set_attached(&self, is_attached: bool) {
         self.0.is_attached.store(is_attached, Ordering::Relaxed);
         self.0.was_attached.fetch_or(is_attached, Ordering::Relaxed);
@@ -69,7 +69,7 @@ impl Health {
         Duration::from_millis(since_beat) < STALL
     }
 
-    /// Returns whether the agent serves the Pods of this Node, or has retired the Node.
+    /// Returns true if the agent serves the Pods of this Node, or if the agent has retired the Node.
     pub fn is_ready(&self) -> bool {
         let is_serving = self.0.is_synced.load(Ordering::Relaxed) && self.0.is_attached.load(Ordering::Relaxed);
         is_serving || self.0.is_retired.load(Ordering::Relaxed)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The HTTP servers: `/metrics` for Prometheus, and `/livez`, `/readyz` and `/startupz` for the kubelet. A second
-//! server serves only `/metrics`, so that other machines can read metrics but not reach the probes.
+//! server, on the address of `--metrics-listen`, serves only `/metrics`, so that other machines can read the metrics
+//! but cannot reach the probes.
 
 mod health;
 
@@ -24,7 +25,7 @@ use crate::metrics::{Format, Metrics};
 /// Why metrics and probes cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// Another process listens on the port, often a second agent.
+    /// Another process, often a second agent, listens on the port.
     #[error("listen on {address}: the port is in use; stop the other process or choose another port with {flag}")]
     InUse {
         /// The address that the flag gives.
@@ -40,7 +41,7 @@ pub enum HttpError {
         /// The flag, `--listen` or `--metrics-listen`.
         flag: &'static str,
     },
-    /// The kernel returned another error for the socket.
+    /// The kernel refused to open or bind the socket, or to listen on it, for a reason that no other variant covers.
     #[error("listen on {address}")]
     Listen {
         /// The address that the flag gives.
@@ -51,8 +52,8 @@ pub enum HttpError {
     },
 }
 
-/// The listening sockets. Both sockets are bound before the agent starts, so that the agent exits immediately if an
-/// address is unusable.
+/// The listening sockets for metrics and probes. Both sockets are bound before the agent starts, so that the agent
+/// exits immediately if an address is unusable.
 #[derive(Debug)]
 pub struct Servers {
     /// The socket of `--listen`, for probes and metrics.
@@ -66,7 +67,7 @@ impl Servers {
     ///
     /// # Errors
     ///
-    /// If an address is in use, not on this Node, or refused by the kernel.
+    /// If an address is in use, if no device of the Node has the address, or if the kernel refuses the socket.
     pub async fn bind(probes: SocketAddr, metrics: Option<SocketAddr>) -> Result<Self, HttpError> {
         let probes = bind(probes, "--listen").await?;
         let metrics = match metrics {
@@ -80,7 +81,7 @@ impl Servers {
     ///
     /// # Errors
     ///
-    /// If a listening socket fails.
+    /// If one of the listening sockets fails.
     pub async fn serve(self, health: Health, metrics: Metrics) -> io::Result<()> {
         let alone = metrics_router(health.clone(), metrics.clone());
         let all = axum::serve(self.probes, router(health, metrics));

@@ -39,8 +39,8 @@ const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr:
 
 type Server = tokio::task::JoinHandle<std::io::Result<()>>;
 
-/// Starts both servers. Returns the address of the server for probes and metrics, and the address of the server for
-/// metrics only.
+/// Starts the server for probes and metrics, and the server for metrics only. Returns the address of the server for
+/// probes and metrics, followed by the address of the server for metrics only.
 async fn start_servers(health: &Health) -> ([SocketAddr; 2], Server) {
     let servers = Servers::bind(ANY, Some(ANY)).await.unwrap();
     let addresses = [&servers.probes, servers.metrics.as_ref().unwrap()].map(|it| it.local_addr().unwrap());

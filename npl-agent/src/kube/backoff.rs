@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The back-off of failed requests to the API server, and the rate limit of log lines about these failures.
+//! The delays between retries of failed requests to the API server, and the rate limit of log lines about failed
+//! requests.
 
 use std::time::Duration;
 
@@ -7,20 +8,21 @@ use backon::ExponentialBuilder;
 use kube::runtime::{utils::ResetTimerBackoff, watcher::ExponentialBackoff};
 use tokio::time::Instant;
 
-/// The upper bound of the first delay between retries.
+/// The first delay between retries is at most this long.
 const FIRST: Duration = Duration::from_millis(500);
-/// The upper bound of all delays. The bound is low, because the agent receives no changes during a delay. At this
-/// bound, a hundred Nodes with three watches each still send only about forty requests per second.
+/// No delay between retries is longer than this. The limit is low, because the agent receives no changes during a
+/// delay. With delays of this length, a hundred Nodes with three watches each still send only about forty requests per
+/// second.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Time without a failure after which the delays are short again. This time exceeds the longest delay plus the time
-/// limit of a request, so that repeated failures never shorten the delays.
+/// Time without a failure after which the next delay has the length of the first. This time exceeds the longest delay
+/// plus the time limit of a request, so that repeated failures never shorten the delays.
 const STABLE_AFTER: Duration = Duration::from_mins(1);
 /// The shortest time between two log lines about failed requests.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Delays between retries, each twice as long as the previous one. Half of each delay is fixed, and a random time of up
-/// to the same length is added. Without the random part, Nodes that lost the API server together would reconnect
-/// together.
+/// Delays between retries, each twice as long as the previous one. A delay consists of a fixed half and a random time
+/// of up to the same length. Without the random part, Nodes that lost the API server at the same time would also
+/// reconnect at the same time.
 pub(super) struct Jittered(ResetTimerBackoff<ExponentialBackoff>);
 
 impl Jittered {
@@ -35,7 +37,7 @@ impl From<ExponentialBuilder> for Jittered {
     }
 }
 
-/// Uses half of the bounds, since the library backon adds to each delay a random time of up to the same length.
+/// Halves the limits, because the library backon adds to each delay a random time of up to the delay's length.
 fn builder() -> ExponentialBuilder {
     ExponentialBuilder::new().with_min_delay(FIRST / 2).with_max_delay(LONGEST / 2).without_max_times().with_jitter()
 }
@@ -55,7 +57,7 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// Returns whether the caller may log now: true at most once per minute.
+    /// Returns true, at most once per minute, if the caller may log now.
     pub fn acquire(&mut self) -> bool {
         let now = Instant::now();
         let is_allowed = self.last.is_none_or(|last| now.duration_since(last) >= LOG_INTERVAL);
@@ -87,9 +89,9 @@ mod tests {
         assert!(delays.next() <= Some(FIRST));
     }
 
-    /// A model of a hundred Nodes with three watches each, which lose the API server at the same moment and retry until
-    /// the API server is back. The model simulates only the delays; `cargo xtask bench` restarts a hundred real agents.
-    /// Fixed seeds make the test repeatable.
+    /// Simulates the delays of a hundred Nodes with three watches each: all watches lose the API server at the same
+    /// moment, and retry until the API server is back. Fixed seeds make the test repeatable. (`cargo xtask bench`
+    /// restarts a hundred real agents.)
     #[test]
     fn a_hundred_nodes_that_lose_the_api_server_together_reconnect_spread_out() {
         const WATCHES: u64 = 300;
@@ -108,7 +110,7 @@ mod tests {
         let requests: u64 = by_half_second.iter().sum();
         assert!(requests < WATCHES * 15, "{requests} requests within a minute");
         let busiest = by_half_second[20..].iter().max().unwrap();
-        // Without the random half, all watches would retry within the same half second.
+        // Without the random part of the delays, all watches would retry within the same half second.
         assert!(*busiest <= WATCHES / 6, "{busiest} of {WATCHES} within half a second");
         let latest = first_after_outage.iter().max().unwrap();
         assert!(*latest <= outage + LONGEST, "the last watch retries {latest:?} after the start of the outage");

@@ -28,7 +28,7 @@ use super::{
 
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why the agent cannot use the API server. The agent exits with these errors, because retries do not help.
+/// Why the agent cannot use the API server. The agent exits with an error of this type, because a retry would fail too.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The file of `--kubeconfig` is missing or invalid.
@@ -45,7 +45,7 @@ pub enum ConnectError {
         /// The error of the library kube, which names the missing file or variable.
         reason: String,
     },
-    /// The configuration has an unusable certificate, token file or proxy.
+    /// The kubeconfig or service account names an unusable certificate, token file or proxy.
     #[error("set up a client for the API server at {url}: {reason}; check the service account or --kubeconfig")]
     Client {
         /// The address of the API server.
@@ -53,7 +53,7 @@ pub enum ConnectError {
         /// The error of the library kube.
         reason: String,
     },
-    /// The API server answered 401 several times.
+    /// The API server answered 401 (`Unauthorized`) several times in succession.
     #[error(
         "the API server at {url} does not accept the agent's credentials: check that its service account exists, or \
          --kubeconfig"
@@ -62,7 +62,7 @@ pub enum ConnectError {
         /// The address of the API server.
         url: String,
     },
-    /// The API server denied permissions several times.
+    /// The API server denied at least one permission several times in succession.
     #[error(
         "the API server at {url} does not permit the agent to {missing}: apply deploy/npl.yaml, which grants the \
          permissions"
@@ -70,12 +70,13 @@ pub enum ConnectError {
     Forbidden {
         /// The address of the API server.
         url: String,
-        /// The permissions to grant.
+        /// The permissions that an operator must grant.
         missing: MissingPermissions,
     },
 }
 
-/// Missing permissions, at least one. Displayed as verbs and resources: `list pods, patch pods/status`.
+/// The permissions that the API server does not grant the agent; at least one. Displayed as verbs and resources: `list
+/// pods, patch pods/status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingPermissions(Vec<Permission>);
 
@@ -101,7 +102,8 @@ const fn permission(verb: &'static str, resource: &'static str, subresource: &'s
     Permission { verb, resource, subresource }
 }
 
-/// All permissions without which the agent cannot work. The permissions for Events are optional.
+/// The permissions without which the agent cannot work. The permissions for Events are not in the list, because Events
+/// are optional.
 const NEEDED: [Permission; 7] = [
     permission("list", "pods", ""),
     permission("watch", "pods", ""),
@@ -112,8 +114,8 @@ const NEEDED: [Permission; 7] = [
     permission("watch", "nodes", ""),
 ];
 
-/// Creates the client without sending a request. Also returns the address of the API server. After a failed request,
-/// the client reads the kubeconfig or the service account again.
+/// Creates the client without sending a request. Also returns the address of the API server. After a request without an
+/// answer, or with the answer 401, the client reads the kubeconfig or the service account again.
 ///
 /// # Errors
 ///
@@ -138,8 +140,8 @@ async fn read(kubeconfig: Option<&Path>, user_agent: &str) -> Result<(Client, St
     Ok((client, url))
 }
 
-/// Checks the permissions until the API server gives a definite answer, then the admission policy for as long as the
-/// agent runs. Resolves only if the API server denies the agent access.
+/// Checks the permissions until the API server gives a definite answer. Then checks the admission policy for as long as
+/// the agent runs. The future resolves only if the API server denies the agent access.
 pub(super) async fn refusal(
     client: Client,
     url: String,
@@ -152,8 +154,8 @@ pub(super) async fn refusal(
     confinement::keep_checking(&client, &node_name, &confinement).await
 }
 
-/// Loads the given kubeconfig, or the service account of the Pod. `KUBECONFIG` of the environment is ignored, since it
-/// may name another cluster.
+/// Loads the kubeconfig file if one is given; otherwise loads the service account of the Pod. The environment variable
+/// `KUBECONFIG` is ignored, because it may lead to another cluster.
 async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     let Some(path) = kubeconfig else {
         return Config::incluster().map_err(|err| ConnectError::InCluster { reason: one_line(&err) });
@@ -167,9 +169,10 @@ async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
 enum Probe {
     /// The API server grants all permissions.
     Granted { is_node_known: bool },
-    /// The API server gave no definite answer.
+    /// The API server gave no definite answer, so the check is repeated.
     NotYet(kube::Error),
-    /// The API server answered 401 or denied a permission. A starting API server may briefly deny valid requests.
+    /// The API server answered 401 or denied a permission. A single refusal is not final, because an API server that
+    /// has just started may deny valid requests.
     Refused(ConnectError),
 }
 
@@ -213,8 +216,8 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
     }
 }
 
-/// Returns the log message about an API server that does not answer, with a remedy if the certificate is the cause.
-/// `cause` is the text of the error's last cause.
+/// Returns the log message for an API server that does not answer. The message contains a remedy if `cause`, the text
+/// of the error's last cause, is about the certificate.
 fn silence(cause: &str) -> &'static str {
     if is_certificate_error(cause) { CERTIFICATE_ADVICE } else { "the API server does not answer; the agent retries" }
 }
@@ -254,7 +257,7 @@ fn refused_or_late(url: &str, needed: Permission, err: kube::Error) -> Probe {
 }
 
 /// Returns whether the API server grants a permission. If the API server denies the access review itself, the
-/// permission counts as granted; if the permission is missing, the watch that needs it reports the failure.
+/// permission counts as granted. A watch that needs a missing permission reports the denial itself.
 async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kube::Result<bool> {
     let Permission { verb, resource, subresource } = needed;
     let attributes = ResourceAttributes {
@@ -262,8 +265,8 @@ async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kub
         version: Some("v1".to_owned()),
         resource: Some(resource.to_owned()),
         subresource: Some(subresource.to_owned()).filter(|name| !name.is_empty()),
-        // The agent watches one Node by its name, which is authorized as access to that Node. The review therefore
-        // names the Node.
+        // The agent selects its Node by name in its watch, and the API server authorizes such a watch as access to that
+        // single Node. The review therefore names the Node.
         name: (resource == "nodes").then(|| node_name.to_owned()),
         ..ResourceAttributes::default()
     };

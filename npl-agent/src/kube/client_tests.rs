@@ -7,7 +7,8 @@ use crate::kube::mock::{MockServer, api_server, refusal};
 
 const URL: &str = "https://192.0.2.1:6443/";
 
-/// Answers the access reviews of one check, and returns their attributes. `denied` lists the denied permissions.
+/// Answers the access reviews that one check of permissions sends, and returns the reviews' attributes. The permissions
+/// in `denied` are denied.
 async fn review(server: &mut MockServer, denied: &[&str]) -> Vec<Value> {
     let mut reviewed = Vec::new();
     for _ in NEEDED {

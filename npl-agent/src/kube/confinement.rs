@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks at start, and then every 15 minutes, that an admission policy such as the one in `deploy/npl.yaml` restricts
-//! the writes of this agent. Without the check, a missing policy, or one for another service account, would go
-//! unnoticed, because the API server then accepts every write of the agent.
+//! the writes of this agent. Without the check, nobody would notice a missing policy, or a policy for another service
+//! account: the API server would accept every write of the agent.
 
 use std::time::Duration;
 
@@ -22,21 +22,25 @@ use super::{
     objects::PodObject,
 };
 
-/// The label that the dry run adds to a Pod. The agent never writes labels, so a policy that confines the agent rejects
-/// this label.
+/// The label that the dry run adds to a Pod. The agent never writes labels, so a policy that restricts the agent to its
+/// own writes rejects this label.
 const LABEL: &str = "npl-agent-dry-run";
-/// Number of dry runs until a missing policy is reported: the API server applies a new policy only after a few seconds.
+/// After this number of admitted dry runs, a missing policy is reported. One dry run is not enough, because the API
+/// server applies a new policy only after a few seconds.
 const ATTEMPTS: usize = 6;
 
-/// The time between two checks. A check usually costs the API server one patch with `dryRun`.
+/// The time between two checks of the admission policy. One check usually takes a single request to the API server, a
+/// patch with `dryRun`.
 const INTERVAL: Duration = Duration::from_mins(15);
 
-/// The result of the last conclusive check, which the agent's commands show. Clones share the same result.
+/// Whether an admission policy restricts this agent, according to the last check with a definite result. The agent's
+/// commands show this result. Clones of this value share the result.
 #[derive(Debug, Clone, Default)]
 pub struct ConfinementResult(watch::Sender<Option<bool>>);
 
 impl ConfinementResult {
-    /// Returns whether an admission policy confines this agent; `None` until a check has had a definite result.
+    /// Returns whether an admission policy restricts the writes of this agent; `None` until a check has had a definite
+    /// result.
     pub fn is_confined(&self) -> Option<bool> {
         *self.0.borrow()
     }
@@ -50,16 +54,16 @@ impl ConfinementResult {
 /// The API server's answer to a write that an agent must not make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Confinement {
-    /// The API server rejects the write, so a policy confines the agent.
+    /// The API server rejects the write, so a policy restricts the agent.
     Confined,
-    /// The API server admits the write, so no policy confines the agent.
+    /// The API server admits the write, so no policy restricts the agent.
     Unconfined,
-    /// The Node has no Pod for the dry run, or the API server gives no definite answer.
+    /// Not known, because the Node has no Pod for the dry run, or because the API server gives no definite answer.
     Unknown,
 }
 
-/// Repeats the check, since the policy may be removed or applied while the agent runs. A warning is logged whenever the
-/// API server begins to let this agent change more of a Pod than its annotation and condition.
+/// Repeats the check, because an operator may remove or apply the policy while the agent runs. A warning is logged when
+/// the API server begins to let this agent change more of a Pod than the agent's own annotation and condition.
 pub(super) async fn keep_checking(client: &Client, node_name: &str, result: &ConfinementResult) -> ! {
     let mut dry_run = DryRun { client, node_name, pod: None };
     loop {
@@ -98,17 +102,17 @@ async fn confirmed(dry_run: &mut DryRun<'_>) -> Confinement {
     last
 }
 
-/// A dry-run write to a Pod of this Node: the API server runs its admission policies, but stores nothing.
+/// Writes to a Pod of this Node as a dry run, for which the API server runs its admission policies, but stores nothing.
 struct DryRun<'a> {
     client: &'a Client,
     node_name: &'a str,
-    /// Namespace and name of the Pod, which are kept for the next check: finding a Pod by a list costs the API server
-    /// more than the dry run.
+    /// Namespace and name of the Pod of the last rejected dry run. The next check uses the same Pod, because listing
+    /// Pods costs the API server more than the dry run.
     pod: Option<(String, String)>,
 }
 
 impl DryRun<'_> {
-    /// Finds any Pod of this Node, and returns its namespace and name.
+    /// Finds an arbitrary Pod of this Node, and returns the Pod's namespace and name.
     async fn find_pod(&self) -> kube::Result<Option<(String, String)>> {
         let of_this_node = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name)).limit(1);
         let pods = Api::<PodObject>::all(self.client.clone()).list(&of_this_node).await?;
@@ -116,7 +120,7 @@ impl DryRun<'_> {
         Ok(pod.map(|pod| (pod.namespace.unwrap_or_default(), pod.name.unwrap_or_default())))
     }
 
-    /// Adds a label to a Pod of this Node in a dry run, and returns whether the API server rejects the label.
+    /// Tries in a dry run to add a label to a Pod of this Node, and returns whether the API server rejects the label.
     async fn probe(&mut self) -> kube::Result<Confinement> {
         if self.pod.is_none() {
             self.pod = self.find_pod().await?;
@@ -124,7 +128,7 @@ impl DryRun<'_> {
         let Some((namespace, name)) = &self.pod else { return Ok(Confinement::Unknown) };
         let answer = write(self.client, namespace, name).await;
         if !matches!(answer, Ok(Confinement::Confined)) {
-            // The Pod may no longer exist on this Node, so the next dry run looks for a Pod again.
+            // The Pod may no longer exist on this Node, so the next dry run must find a Pod again.
             self.pod = None;
         }
         answer
@@ -139,8 +143,8 @@ async fn write(client: &Client, namespace: &str, name: &str) -> kube::Result<Con
         Request::new(url).patch_subresource("status", name, &params, &label).map_err(kube::Error::BuildRequest)?;
     match client.request::<IgnoredAny>(request).await {
         Ok(_stored_nothing) => Ok(Confinement::Unconfined),
-        // An admission policy rejects with 422, a webhook with any other error. A 404 (the Pod was deleted) or a 409
-        // does not show whether a policy exists.
+        // An admission policy rejects a write with 422, and a webhook with a status of its choice. A 404 (the Pod was
+        // deleted) or a 409 does not show whether a policy exists.
         Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(Confinement::Unknown),
         Err(err) if matches!(FailureKind::of(&err), FailureKind::Forbidden | FailureKind::Rejected) => {
             Ok(Confinement::Confined)
@@ -154,7 +158,8 @@ mod tests {
     use super::*;
     use crate::kube::mock::{MockServer, api_server, refusal};
 
-    /// A minute less than the interval between checks. The mock server does not wait as long as the interval.
+    /// A minute less than the interval between two checks, because the mock server waits for a request for less than
+    /// the whole interval.
     const ALMOST: Duration = Duration::from_mins(14);
     const DENIED: &str = "pods \"web-0\" is forbidden: ValidatingAdmissionPolicy 'npl-agent' with binding 'npl-agent' denied \
                           request: npl-agent may not write to a Pod's labels and finalizers";
@@ -166,7 +171,8 @@ mod tests {
         result
     }
 
-    /// Answers the list of Pods and, if there is a Pod, the dry run.
+    /// Answers the agent's list of Pods with `pods`. If `pods` is not empty, also answers the dry run with `code` and
+    /// `body`.
     async fn answer(server: &mut MockServer, pods: &[&str], code: u16, body: &str) {
         let list = server.next_request().await;
         assert_eq!(list.line, "GET /api/v1/pods?&fieldSelector=spec.nodeName%3Dworker-1&limit=1");
@@ -223,7 +229,7 @@ mod tests {
         });
         assert_eq!(found.await, Confinement::Unknown);
     }
-    /// Without repeated checks, `npl-agent doctor` would always report the state at the agent's start.
+    /// Without repeated checks, `npl-agent doctor` would always report whether a policy existed when the agent started.
     #[tokio::test(start_paused = true)]
     async fn a_policy_that_is_removed_and_applied_again_is_noticed() {
         let denied = refusal(422, "Invalid", DENIED);
@@ -231,7 +237,7 @@ mod tests {
         let result = ConfinementResult::default();
         let served = async {
             answer(&mut server, &["web-0"], 422, &denied).await;
-            // After a rejected dry run, the next check uses the same Pod, without a list.
+            // After a rejected dry run, the next check uses the same Pod, so it does not list Pods.
             sleep(ALMOST).await;
             assert_eq!(result.is_confined(), Some(true));
             answer_dry_run(&mut server, 200, "{}").await;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Records when each watch last received an answer of the API server and whether the watch is failing, for the agent's
-//! commands.
+//! For the agent's commands: records when each watch last received an answer of the API server, and whether the watch
+//! is failing.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,8 @@ use crate::{
     metrics::WatchedResource,
 };
 
-/// When each watch last received an answer, and its current failure. Clones share these records.
+/// For each watch: when it last received an answer of the API server, and its current failure. Clones of this value
+/// share the recorded times and failures.
 #[derive(Debug, Clone, Default)]
 pub struct WatchContacts(Arc<Mutex<BTreeMap<&'static str, Contact>>>);
 
@@ -40,7 +41,7 @@ impl WatchContacts {
         contact.failure = Some((since, error.to_owned()));
     }
 
-    /// Returns, for every watch, the last answer and the current failure, for the output of commands.
+    /// Returns, for the output of commands, the time of the last answer and the current failure of every watch.
     pub fn views(&self) -> Vec<WatchView> {
         let contacts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let resources = [WatchedResource::Pods, WatchedResource::Services, WatchedResource::Node];

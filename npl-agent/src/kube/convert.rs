@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Converts Kubernetes objects to [`crate::core::model`].
+//! Converts Kubernetes objects to the types of [`crate::core::model`].
 //!
-//! An invalid value is skipped and reported in [`Converted::skipped`], so that the other fields of the object remain
-//! usable.
+//! An invalid value of a field is skipped and reported in [`Converted::skipped`], so that the valid fields of the
+//! object remain usable.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
@@ -19,16 +19,17 @@ use crate::core::model::{
     ServiceType, ServiceUid, TargetPort, sources::AllowList,
 };
 
-/// The keys of annotations and of the readiness gate, below the domain of `--annotation-domain`.
+/// The keys of NPL's annotations and of its readiness gate. All keys begin with the domain of `--annotation-domain`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnnotationKeys {
-    /// Annotation of a Service: the value `true` requests node ports for its Pods.
+    /// Annotation of a Service: the value `true` requests node ports for the Pods of the Service.
     pub enabled: String,
-    /// Annotation of a Service: the source ranges that may use its node ports.
+    /// Annotation of a Service: the source ranges from which clients may use the node ports of the Service's Pods.
     pub allowed_sources: String,
-    /// Annotation of a Pod, written by the agent: its mappings.
+    /// Annotation of a Pod with the mappings of the Pod's ports, which the agent writes.
     pub mapping: String,
-    /// Readiness gate and condition of a Pod: the agent sets the condition once the mappings are published.
+    /// The readiness gate of a Pod, and the condition of the same name, which the agent sets once the mappings are
+    /// published.
     pub gate: String,
 }
 
@@ -44,23 +45,23 @@ impl AnnotationKeys {
     }
 }
 
-/// The kind of an invalid value that was skipped.
+/// The kind of an invalid value in a Kubernetes object, which the conversion skips.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skipped {
-    /// A port outside of 1 to 65535.
+    /// A port number that is not in the range from 1 to 65535.
     Port,
     /// A protocol other than TCP, UDP and SCTP.
     Protocol,
-    /// An address that does not parse, or is the wildcard address.
+    /// An address that cannot be parsed, or that is the wildcard address (`0.0.0.0` or `::`).
     Address,
     /// An IP family other than IPv4 and IPv6.
     Family,
-    /// An unknown Service type: the Service gets no node ports.
+    /// An unknown type of a Service; the Pods of this Service get no node ports.
     ServiceType,
 }
 
 impl Skipped {
-    /// Returns the name of this kind of invalid value in log lines.
+    /// Returns the word that names this kind of invalid value in the log.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Port => "port",
@@ -78,16 +79,16 @@ impl fmt::Display for Skipped {
     }
 }
 
-/// A converted object, and the invalid values that it had.
+/// A converted object, and the kinds of the invalid values that were skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Converted<T> {
     /// The object without the invalid values.
     pub object: T,
-    /// The kinds of the invalid values, in the order of the conversion.
+    /// The kinds of the skipped values, in the order in which the conversion found them.
     pub skipped: Vec<Skipped>,
 }
 
-/// Converts a Pod. Returns `None` without a name, namespace or uid, which the API server always sets.
+/// Converts a Pod. Returns `None` if the Pod has no name, namespace or uid; the API server always sets all three.
 pub fn pod(object: PodObject, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
     let PodObject { metadata, spec, status } = object;
     let key = key(&metadata.object)?;
@@ -110,7 +111,8 @@ pub fn pod(object: PodObject, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
     Some(Converted { object, skipped })
 }
 
-/// Converts a Service. Returns `None` without a name, namespace or uid, which the API server always sets.
+/// Converts a Service. Returns `None` if the Service has no name, namespace or uid; the API server always sets all
+/// three.
 pub fn service(object: ServiceObject, keys: &AnnotationKeys) -> Option<Converted<Service>> {
     let ServiceObject { metadata, spec } = object;
     let mut skipped = Vec::new();
@@ -135,7 +137,7 @@ pub fn service(object: ServiceObject, keys: &AnnotationKeys) -> Option<Converted
     Some(Converted { object, skipped })
 }
 
-/// Converts a Node. Returns `None` without a name, which the API server always sets.
+/// Converts a Node. Returns `None` if the Node has no name; the API server always sets the name.
 pub fn node(object: NodeObject) -> Option<Converted<Node>> {
     let NodeObject { metadata, status } = object;
     let mut node = Node { name: metadata.object.name?, internal_ips: Vec::new(), external_ips: Vec::new() };
@@ -162,8 +164,8 @@ fn keep<F, T>(from: Vec<F>, skipped: &mut Vec<Skipped>, mut convert: impl FnMut(
     from.into_iter().filter_map(|value| convert(value).map_err(|reason| skipped.push(reason)).ok()).collect()
 }
 
-/// Returns the field manager, other than this agent, that owns the mapping annotation. The API server records the
-/// manager that last changed the value.
+/// Returns the field manager that owns the mapping annotation; `None` if this manager is the agent itself. The owner is
+/// the manager that last changed the annotation's value.
 fn annotation_manager(managers: Vec<(String, Vec<String>)>, keys: &AnnotationKeys) -> Option<Arc<str>> {
     let owns = |owned: &[String]| owned.iter().any(|key| key.strip_prefix("f:") == Some(&keys.mapping));
     let is_other = |(manager, owned): &(String, Vec<String>)| manager != FIELD_MANAGER && owns(owned);
@@ -181,7 +183,7 @@ fn gate(spec: &PodSpec, status: &PodStatus, keys: &AnnotationKeys) -> Gate {
     if is_true { Gate::Open } else { Gate::Closed { are_containers_ready } }
 }
 
-/// Returns whether a condition of the Pod has this value.
+/// Returns whether the Pod has a condition of type `kind` whose status is `value`.
 pub fn has_condition(status: &PodStatus, kind: &str, value: &str) -> bool {
     let conditions = status.conditions.iter().flatten();
     conditions
@@ -189,11 +191,11 @@ pub fn has_condition(status: &PodStatus, kind: &str, value: &str) -> bool {
         .any(|condition| condition.kind.as_deref() == Some(kind) && condition.status.as_deref() == Some(value))
 }
 
-/// Returns the addresses of `podIPs`, or the address of `podIP` if an old kubelet set no `podIPs`.
+/// Returns the addresses in `podIPs`. If `podIPs` is absent, as with an old kubelet, returns the address in `podIP`.
 ///
 /// Returns no address while the Pod has no sandbox. After a reboot of the Node, the Pod's status contains the old
-/// addresses until the kubelet has created a new sandbox. The CNI may already have assigned these addresses to other
-/// Pods.
+/// addresses until the kubelet has created a new sandbox. The CNI may already have assigned the addresses in the status
+/// to other Pods.
 fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
     if has_condition(&status, "PodReadyToStartContainers", "False") {
         return Vec::new();
@@ -209,13 +211,13 @@ fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
     ips
 }
 
-/// Returns the ports of containers, followed by the ports of native sidecars. Kubernetes resolves a named target port
-/// in this order.
+/// Returns the ports of containers, followed by the ports of native sidecars: the order in which Kubernetes resolves a
+/// named target port.
 fn pod_ports(spec: PodSpec, skipped: &mut Vec<Skipped>) -> Vec<ContainerPort> {
     let is_sidecar = |container: &Container| container.restart_policy.as_deref() == Some("Always");
     let sidecars = spec.init_containers.unwrap_or_default().into_iter().filter(is_sidecar).collect();
     let mut ports = keep(ports_of(spec.containers.unwrap_or_default()), skipped, container_port);
-    // The kubelet maps no host port of an init container, native sidecars included.
+    // The kubelet maps no host port of an init container, and a native sidecar is an init container.
     let without_host_port = |port| Ok(ContainerPort { host_port: None, host_ip: None, ..container_port(port)? });
     ports.extend(keep(ports_of(sidecars), skipped, without_host_port));
     ports
@@ -240,8 +242,8 @@ fn container_port(port: Port) -> Result<ContainerPort, Skipped> {
 ///
 /// # Errors
 ///
-/// If a port number or the protocol is invalid. An absent, zero or empty target port means the Service's own port, as
-/// the API server defaults it.
+/// If a port number or the protocol is invalid. If the target port is absent, zero or empty, the Service's port is also
+/// the target port, as the API server's default is.
 pub fn service_port(spec: ServicePortSpec) -> Result<ServicePort, Skipped> {
     let target = match spec.target_port {
         Some(NumberOrName::Name(name)) if !name.is_empty() => TargetPort::Name(name),
@@ -291,7 +293,8 @@ fn is_wildcard(text: &str) -> bool {
     text.is_empty() || text.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified())
 }
 
-/// Parses an address. An IPv4-mapped IPv6 address becomes the IPv4 address, since its packets are IPv4.
+/// Parses an IP address of a Kubernetes object. An IPv4-mapped IPv6 address becomes the IPv4 address, because packets
+/// to such an address are IPv4 packets.
 fn ip(text: &str) -> Result<IpAddr, Skipped> {
     let parsed = text.parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
     parsed.filter(|ip| !ip.is_unspecified()).ok_or(Skipped::Address)

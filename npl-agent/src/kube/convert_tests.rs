@@ -138,7 +138,8 @@ fn only_native_sidecars_among_init_containers_have_ports() {
     assert_eq!(numbers(&converted_pod(spec, json!({})).object.ports), [4, 2]);
 }
 
-/// The kubelet maps no host ports of init containers, native sidecars included (kubernetes/kubernetes#57443).
+/// The kubelet maps no host port of an init container, and a native sidecar is an init container
+/// (kubernetes/kubernetes#57443).
 #[test]
 fn a_native_sidecar_has_no_host_port() {
     let port = |number| json!([{ "name": "http", "containerPort": number, "hostPort": 8099, "hostIP": "192.0.2.1" }]);
@@ -290,7 +291,7 @@ fn a_node_has_internal_and_external_addresses() {
     assert_eq!(skipped, [Skipped::Address, Skipped::Address]);
 }
 
-/// Generates values of a numeric field, including invalid ones that an API server without validation might store.
+/// Generates values of a numeric field, including invalid values that an API server without validation might store.
 fn number() -> impl Strategy<Value = Value> {
     prop_oneof![
         select(vec![0_i64, 1, 80, 65_535, 65_536, -1, i64::MAX, i64::MIN]).prop_map(|number| json!(number)),
@@ -310,7 +311,7 @@ fn text() -> impl Strategy<Value = Value> {
 
 fn container() -> impl Strategy<Value = Value> {
     let port = (text(), number(), text(), number(), text()).prop_map(|(name, port, protocol, host_port, host_ip)| {
-        // `containerPort` is a required field, so a null value is replaced.
+        // `containerPort` is a required field, so 1 replaces a generated null.
         let port = if port.is_null() { json!(1) } else { port };
         json!({ "name": name, "containerPort": port, "protocol": protocol, "hostPort": host_port, "hostIP": host_ip })
     });
@@ -370,7 +371,8 @@ fn addresses_of_a_pod_without_a_sandbox_are_not_used() {
         let status = json!({ "podIP": "10.0.0.5", "podIPs": [{ "ip": "10.0.0.5" }], "conditions": conditions });
         converted_pod(json!({}), status).object.ips
     };
-    // After a reboot of the Node, the old addresses stay until the kubelet has created the sandbox again.
+    // After a reboot of the Node, the Pod's status keeps the old addresses until the kubelet has created the sandbox
+    // again.
     assert_eq!(ips(Some("False")), addresses(&[]));
     for other in [Some("True"), Some("Unknown"), None] {
         assert_eq!(ips(other), addresses(&["10.0.0.5"]), "{other:?}");

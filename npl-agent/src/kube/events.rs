@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reports problems to users by Kubernetes Events on the affected Pod or Service.
 //!
-//! Events are best effort: no mapping waits for an Event, and a failed Event is sent again later.
+//! No mapping waits for an Event, and an Event that could not be sent is sent again later.
 
 use std::time::Duration;
 
@@ -42,18 +42,20 @@ use crate::{
 const CONTROLLER: &str = "npl-agent";
 /// The field `action` of the Events, which the API server requires.
 const ACTION: &str = "Publish";
-/// Time limit for one Event, including the requests that increment its count.
+/// Time limit for sending one Event, including the request that increments the count of an existing Event.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Size of a burst of Events: one for each Pod of a large Node, because one cause may affect all of them.
+/// The number of Events that may be sent in a burst: one for each Pod of a large Node, because one cause may affect all
+/// these Pods.
 const BURST: u32 = 100;
-/// Events per second after the burst. The rate is low, because hundreds of Nodes may have the same problem.
+/// The number of Events per second after a burst. The number is low, because hundreds of Nodes may have the same
+/// problem.
 const PER_SECOND: u32 = 2;
 /// The API server's limit in bytes for the name of an object.
 const NAME_BYTES: usize = 253;
 /// The API server's limit in bytes for `reportingInstance`.
 const INSTANCE_BYTES: usize = 128;
 
-/// Sends Events about problems.
+/// Sends Kubernetes Events about problems to the API server.
 pub struct Recorder {
     client: Client,
     instance: String,
@@ -70,7 +72,7 @@ impl std::fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// Creates the recorder of the agent on this Node.
+    /// Creates the recorder for the agent of the Node `node_name`.
     pub fn new(client: Client, node_name: &str, metrics: Metrics) -> Self {
         Self {
             client,
@@ -99,8 +101,8 @@ impl Recorder {
                     true
                 }
             };
-            // The rate limit may have delayed this report. Reports of problems that have been solved since then are
-            // dropped.
+            // The rate limit may have delayed this report, so reports of problems that have been solved in the meantime
+            // are dropped first.
             reports.observe(&problems.borrow_and_update(), self.now());
             if is_admitted
                 && let Some(report) = reports.take_due(self.now())
@@ -140,8 +142,8 @@ impl Recorder {
         err.is_none()
     }
 
-    /// Creates the Event, or increments the count of an existing one, which an earlier agent or the agent of another
-    /// Node may have created.
+    /// Creates the Event that reports `report`. If the Event already exists, for example because an earlier agent or
+    /// the agent of another Node created it, increments the Event's count instead.
     async fn record(&self, report: &Report) -> kube::Result<EventOutcome> {
         let event = self.event(report);
         let name = event.metadata.name.clone().unwrap_or_default();
@@ -151,7 +153,7 @@ impl Recorder {
             Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {}
             other => return other.map(|_event| EventOutcome::Created),
         }
-        // The agent has no permission to read Events, but an empty patch returns the existing Event.
+        // The agent has no permission to read Events, but the answer to an empty patch contains the existing Event.
         let params = PatchParams::default();
         let known = events.patch(&name, &params, &Patch::Merge(json!({}))).await?;
         let count = known.series.map_or(1, |series| series.count).saturating_add(1);
@@ -196,7 +198,7 @@ fn is_namespace_gone(status: &Status) -> bool {
     status.code == 404 || causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// Returns the longest prefix of a name that has at most `bytes` bytes and is a valid name.
+/// Returns the longest prefix of `name` that has at most `bytes` bytes and is itself a valid name of an object.
 fn shortened(name: &str, bytes: usize) -> &str {
     let end = (0..=bytes.min(name.len())).rfind(|at| name.is_char_boundary(*at)).unwrap_or_default();
     name.split_at(end).0.trim_end_matches(['.', '-'])

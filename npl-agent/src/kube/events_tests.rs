@@ -25,7 +25,7 @@ fn unsupported() -> Problem {
     Problem { subject, cause: Cause::UnsupportedProtocol { protocol: Protocol::Sctp } }
 }
 
-/// Runs a recorder on these problems, with `server` as the API server, and returns its metrics.
+/// Runs a recorder of Events on these problems, with `server` as the API server, and returns the recorder's metrics.
 async fn recording(problems: Vec<Problem>, server: impl AsyncFnOnce(&mut MockServer)) -> Metrics {
     let (client, mut mock) = api_server();
     let metrics = metrics();

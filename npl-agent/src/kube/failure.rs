@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Classifies failed requests to the API server by how the agent reacts to them.
+//! Classifies failed requests to the API server by the agent's reaction to the failure.
 
 use std::{error::Error, time::Duration};
 
@@ -8,16 +8,16 @@ use kube::core::Status;
 
 pub use crate::metrics::FailureKind;
 
-/// Upper bound of `Retry-After`. Without the bound, a proxy that sends a large value could keep the agent without new
-/// objects for an hour.
+/// The longest `Retry-After` that the agent obeys. Without this limit, a proxy that sends a large value could keep the
+/// agent without changes for an hour.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
-/// Consecutive failures after which a 401 or 403 counts as final. An API server that has just started denies valid
-/// requests until its authorization cache is filled.
+/// The number of consecutive 401 or 403 answers after which a refusal counts as final. An API server that has just
+/// started denies valid requests until its authorization cache is filled.
 pub(super) const REFUSALS_TO_CONFIRM: u32 = 3;
 
 impl FailureKind {
-    /// Classifies an HTTP status that is not a success.
+    /// Returns the kind of failure that an HTTP status without success means.
     pub const fn of_status(code: u16) -> Self {
         match code {
             401 => Self::Unauthorized,
@@ -28,26 +28,27 @@ impl FailureKind {
         }
     }
 
-    /// Classifies an error of the library kube.
+    /// Returns the kind of failure that an error of the library kube means.
     pub fn of(err: &kube::Error) -> Self {
         if let kube::Error::Api(status) = err {
             Self::of_status(status.code)
         } else if matches!(err, kube::Error::SerdeError(_) | kube::Error::FromUtf8(_)) {
             Self::Malformed
         } else {
-            // No answer: the connection, TLS or a proxy failed, or the token file is being replaced.
+            // The API server has not answered: the connection, TLS or a proxy failed, or the token file is being
+            // replaced.
             Self::Unreachable
         }
     }
 }
 
-/// The log line for a certificate that the agent cannot verify.
+/// The remedy that the log names if the agent cannot verify the API server's certificate.
 pub(super) const CERTIFICATE_ADVICE: &str = "the API server's certificate cannot be verified: check the CA of the service account or kubeconfig, and that the \
      certificate is signed with RSA, Ed25519, ECDSA P-256 with SHA-256 or ECDSA P-384 with SHA-384, since this agent \
      verifies no other signatures; the agent retries";
 
-/// Returns whether a connection failed because of the API server's certificate. The text of the last cause decides,
-/// because the type of the error belongs to a crate on which NPL does not depend directly.
+/// Returns whether a connection failed because of the API server's certificate. The function compares the text of the
+/// last cause, because the error's type belongs to a crate on which NPL does not depend directly.
 pub(super) fn is_certificate_error(cause: &str) -> bool {
     cause.contains("invalid peer certificate")
 }
@@ -58,7 +59,7 @@ pub(super) struct RequestFailure {
     pub(super) kind: FailureKind,
     /// The text of the error's last cause, such as `Connection refused`.
     pub(super) cause: String,
-    /// The delay that the API server requests, at most one minute.
+    /// The delay before the next request that the API server requires, at most one minute.
     pub(super) after: Option<Duration>,
 }
 
@@ -74,23 +75,23 @@ impl RequestFailure {
         Self { kind: FailureKind::of_status(status.code), cause: message(status), after: asked_by(status) }
     }
 
-    /// Describes an answer without a resource version. A proxy must have sent it, because every API server sets the
-    /// version.
+    /// Describes an answer without a resource version. A proxy must have sent the answer, because every API server sets
+    /// the version.
     pub(super) fn without_version() -> Self {
         let cause = "the answer has no resource version".to_owned();
         Self { kind: FailureKind::Malformed, cause, after: None }
     }
 
     /// Describes a watch in which a due bookmark did not arrive, for example because a proxy keeps the connection open
-    /// although the API server behind it is gone.
+    /// although the API server is gone.
     pub(super) fn without_bookmark(silence: Duration) -> Self {
         let cause = format!("no event or bookmark for {} s", silence.as_secs());
         Self { kind: FailureKind::Unreachable, cause, after: None }
     }
 }
 
-/// Parses the header `Retry-After`, a number of seconds, and limits it to one minute. The API server never sends the
-/// header's other form, a date.
+/// Parses the header `Retry-After`, a number of seconds, and limits it to one minute. The header may also contain a
+/// date, but the API server never sends a date.
 pub(super) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
     Some(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER))
@@ -101,14 +102,14 @@ fn asked_by(status: &Status) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(LONGEST_RETRY_AFTER))
 }
 
-/// Returns the first line of kube's error, which already includes the error's causes. For an error in YAML, the omitted
-/// lines contain an excerpt of the kubeconfig file.
+/// Returns the first line of an error of kube, which already includes the error's causes. If the kubeconfig file is
+/// invalid YAML, the omitted lines contain an excerpt of the file.
 pub(super) fn one_line(err: &dyn Error) -> String {
     err.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// Returns the text of the last cause in an error's chain of causes. Connection errors name the reason, such as
-/// `Connection refused`, only in their last cause.
+/// Returns the text of the last cause in an error's chain of causes. Only the last cause of a connection error says why
+/// the connection failed, such as `Connection refused`.
 pub(super) fn root_cause(err: &(dyn Error + 'static)) -> String {
     let mut cause = err;
     while let Some(next) = cause.source() {

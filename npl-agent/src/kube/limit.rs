@@ -11,11 +11,11 @@ use tokio::time::{Instant, sleep_until};
 /// A token bucket, which admits a burst of requests immediately, and then one request in each interval, in the order of
 /// the calls.
 ///
-/// The bucket stores only the time at which it will be full again; the number of tokens follows from this time.
+/// The bucket stores only the time at which it will be full again; the number of tokens is computed from this time.
 #[derive(Debug)]
 pub(super) struct RateLimit {
     interval: Duration,
-    /// Time in which an empty bucket becomes full.
+    /// The time in which the empty token bucket becomes full.
     depth: Duration,
     full_at: Mutex<Instant>,
 }

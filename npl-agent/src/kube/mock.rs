@@ -14,13 +14,13 @@ use tower_test::mock::{self, SendResponse};
 
 use crate::metrics::{Counts, DatapathCounters, Metrics};
 
-/// The maximum time to wait for a request. This time exceeds all delays of the agent, so that a test with a paused
-/// clock waits for retries.
+/// The maximum time to wait for a request. This time exceeds the delays after which the agent retries, so that a test
+/// with a paused clock receives the retries.
 const LIMIT: Duration = Duration::from_mins(10);
 
 pub(super) type AnswerBody = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Returns a body that begins with this text and does not end, as the API server sends it in a watch.
+/// Returns the body of an answer that begins with this text and does not end, like the body of a watch.
 pub(super) fn without_end(text: impl Into<String>) -> AnswerBody {
     let first = Frame::data(Bytes::from(text.into()));
     StreamBody::new(stream::iter([Ok(first)]).chain(stream::pending())).boxed_unsync()
@@ -29,7 +29,7 @@ pub(super) fn without_end(text: impl Into<String>) -> AnswerBody {
 pub(super) struct MockServer(mock::Handle<Request<Body>, Response<AnswerBody>>);
 
 pub(super) struct ReceivedRequest {
-    /// Method, path and query of the request.
+    /// The method, the path and the query of the request, as one line of text.
     pub(super) line: String,
     pub(super) content_type: String,
     pub(super) body: Value,
@@ -65,7 +65,7 @@ impl MockServer {
         }
     }
 
-    /// Waits until the client is dropped, and fails if it sends another request.
+    /// Waits until the client is dropped, and fails if the client sends another request.
     pub(super) async fn expect_end(mut self) {
         assert!(timeout(LIMIT, self.0.next_request()).await.unwrap().is_none(), "unexpected request");
     }
@@ -84,7 +84,7 @@ impl ReceivedRequest {
         self.answer.send_response(response.body(Full::from(body.into()).boxed_unsync()).unwrap());
     }
 
-    /// Sends this body and does not end it, as the API server does in a watch.
+    /// Answers with this text as the beginning of a body that does not end, as the API server does in a watch.
     pub(super) fn answer_without_end(self, body: impl Into<String>) {
         self.answer.send_response(Response::new(without_end(body)));
     }
@@ -93,7 +93,7 @@ impl ReceivedRequest {
         self.answer.send_error(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
     }
 
-    /// Leaves the request without an answer for as long as the returned value exists.
+    /// Does not answer the request for as long as the returned value exists.
     pub(super) fn keep_waiting(self) -> SendResponse<Response<AnswerBody>> {
         self.answer
     }

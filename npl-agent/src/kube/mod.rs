@@ -6,8 +6,8 @@
 //!                                                  └──────────► Problem ──► events ──► Event
 //! ```
 //!
-//! This module makes no decisions. The agent never exits because the API server is unreachable: the watches retry, and
-//! until they succeed the agent uses the objects that it received last.
+//! This module makes no decisions about mappings, which only the core makes. An unreachable API server does not end the
+//! agent. The watches retry and, until they succeed, the agent uses the objects that it received last.
 
 pub mod backoff;
 pub mod client;
@@ -44,7 +44,8 @@ use crate::{
     metrics::{Metrics, WatchedResource},
 };
 
-/// A client, a future that resolves only if the API server denies the agent access, and the running watches.
+/// The client of the API server, a future that resolves only if the API server denies the agent access, and the tasks
+/// of the watches.
 pub type Connection = (Client, BoxFuture<'static, ConnectError>, JoinSet<WatchedResource>);
 
 /// Creates a client and starts the watches on separate tasks, so that the agent can load its programs at the same time.
@@ -52,7 +53,7 @@ pub type Connection = (Client, BoxFuture<'static, ConnectError>, JoinSet<Watched
 ///
 /// # Errors
 ///
-/// The returned task fails if the kubeconfig or the service account is unusable.
+/// The returned task returns an error if the kubeconfig or the service account is unusable.
 pub fn connect_and_watch(
     kubeconfig: Option<PathBuf>,
     watched: WatchedObjects,
@@ -74,8 +75,8 @@ pub fn connect_and_watch(
     connecting
 }
 
-/// Returns the time of the wall clock, only for timestamps in Events and conditions. Decisions use the monotonic clock,
-/// because an operator or NTP may set the wall clock back.
+/// Returns the time of the wall clock, which is used only for timestamps in Events and conditions. Decisions use the
+/// monotonic clock, because an operator or NTP may set the wall clock back.
 #[expect(clippy::disallowed_methods, reason = "the timestamp is only displayed in Events and conditions")]
 fn wall_clock() -> Timestamp {
     Timestamp::now()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Kubernetes objects with only the fields that NPL uses. Other fields are skipped during decoding, which saves memory
-//! on Nodes with many Pods.
+//! Kubernetes objects with only the fields that NPL uses. The decoder skips the fields that NPL does not use, which
+//! saves memory on Nodes with many Pods.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -12,11 +12,12 @@ use serde::{Deserialize, de::IgnoredAny};
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(from = "WireMetadata")]
 pub struct Metadata {
-    /// Name, namespace, uid, resource version, labels, annotations and creation time. Other fields are empty.
+    /// The metadata: name, namespace, uid, resource version, labels, annotations and creation time. Fields of
+    /// `ObjectMeta` that are not in this list stay empty.
     pub object: ObjectMeta,
     /// Whether `deletionTimestamp` is set.
     pub is_terminating: bool,
-    /// The field managers that own annotations, with their keys in the form `f:KEY`.
+    /// The field managers that own annotations, each with the keys of its annotations in the form `f:KEY`.
     pub annotation_managers: Vec<(String, Vec<String>)>,
 }
 
@@ -236,7 +237,7 @@ pub struct ServicePortSpec {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 pub enum NumberOrName {
-    /// The port's number.
+    /// The number of the target port.
     Number(i64),
     /// The name of a container port.
     Name(String),

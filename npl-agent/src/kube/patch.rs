@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Patches of Pods: the mapping annotation, and the condition of the readiness gate. Both use the subresource
+//! Patches the mapping annotation and the readiness gate's condition of Pods. Both patches use the subresource
 //! `pods/status`, so that the agent needs no permission to change the spec of Pods.
 
 use std::{sync::Arc, time::Duration};
@@ -30,13 +30,13 @@ use crate::{
 };
 
 pub(super) const FIELD_MANAGER: &str = "npl-agent";
-/// Time limit for the answer to one patch.
+/// Time limit for the API server's answer to one patch.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Size of a burst of patches. It is enough for a Node with a thousand Pods to withdraw all annotations, which takes
-/// two patches per Pod.
+/// The number of patches that may be sent in a burst. A Node with a thousand Pods can withdraw all annotations in one
+/// burst, because a withdrawal takes two patches per Pod.
 const BURST: u32 = 2_000;
-/// Patches per second after the burst. More patches are needed only if a Service is enabled and disabled repeatedly, or
-/// if a webhook reverts annotations.
+/// The number of patches per second after a burst. The agent needs more patches only if a Service is enabled and
+/// disabled repeatedly, or if a webhook reverts annotations.
 const PER_SECOND: u32 = 200;
 
 /// Patches annotations and conditions of Pods.
@@ -57,18 +57,19 @@ impl std::fmt::Debug for PodPatcher {
 /// A patch that the API server applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patched {
-    /// The Pod in the answer. Its resource version shows which watch events are older than the patch.
+    /// The Pod in the answer. The Pod's resource version shows which watch events are older than the patch.
     pub pod: Pod,
 }
 
-/// How the agent reacts to a failed patch.
+/// The agent's reaction to a failed patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// The Pod was deleted, or another Pod has its name. No retry until a watch reports a change.
+    /// The Pod was deleted, or another Pod has the same name now. The agent does not retry before a watch reports a
+    /// change of the Pod.
     Gone,
-    /// Retry with back-off, and not before `Retry-After`.
+    /// Retry with increasing delays, but not before the time in `Retry-After`.
     Retry {
-        /// The header `Retry-After`, at most one minute.
+        /// The delay in the header `Retry-After`, at most one minute.
         after: Option<Duration>,
     },
     /// Retry slowly, because an operator must first grant a permission or change a policy.
@@ -78,7 +79,7 @@ pub enum Class {
 /// Why a patch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PatchError {
-    /// The Pod does not exist (404 with the reason `NotFound`), or has another uid.
+    /// The Pod does not exist (404 with the reason `NotFound`), or a Pod with a different uid has its name.
     #[error("patch pod {pod}: the pod was deleted or recreated")]
     Gone {
         /// The patched Pod.
@@ -96,8 +97,8 @@ pub enum PatchError {
         #[source]
         status: Box<Status>,
     },
-    /// The API server rejected the patch with another status, because of an admission policy or because the Pod's
-    /// annotations are too large together.
+    /// The API server rejected the patch for a reason that an operator must remove, such as an admission policy, or
+    /// annotations that together are too large.
     #[error(
         "patch pod {pod}: the API server rejects the patch; check admission policies and the size of the annotations"
     )]
@@ -116,7 +117,7 @@ pub enum PatchError {
         /// The API server's answer.
         #[source]
         status: Box<Status>,
-        /// The header `Retry-After`, at most one minute.
+        /// The delay in the header `Retry-After`, at most one minute.
         after: Option<Duration>,
     },
     /// The connection failed. The API server may or may not have applied the patch.
@@ -124,16 +125,16 @@ pub enum PatchError {
     Unreachable {
         /// The patched Pod.
         pod: PodKey,
-        /// The last cause of the connection's error.
+        /// The text of the last cause of the connection error.
         reason: String,
     },
-    /// The answer did not arrive in time. The API server may or may not have applied the patch.
+    /// The answer did not arrive within the time limit. The API server may or may not have applied the patch.
     #[error("patch pod {pod}: no answer from the API server within {} s", DEADLINE.as_secs())]
     TimedOut {
         /// The patched Pod.
         pod: PodKey,
     },
-    /// The answer could not be decoded as a Pod, or is a 404 of a proxy.
+    /// The answer could not be decoded as a Pod, or is a 404 that a proxy, not the API server, has sent.
     #[error("patch pod {pod}: the answer is not a Pod; check for a proxy in front of the API server")]
     Malformed {
         /// The patched Pod.
@@ -166,20 +167,20 @@ impl PatchError {
 }
 
 impl PodPatcher {
-    /// Creates a patcher for annotations with these keys. Clones share its rate limit.
+    /// Creates a patcher for annotations with these keys. Clones of the patcher share one rate limit.
     pub fn new(client: Client, keys: AnnotationKeys, metrics: Metrics) -> Self {
         Self { client, keys, metrics, rate: Arc::new(RateLimit::new(BURST, PER_SECOND)) }
     }
 
-    /// Applies `write` to a Pod if the Pod still has this uid. Repeating a write is harmless.
+    /// Applies `write` to a Pod if the Pod still has this uid. A second application of the same write changes nothing.
     ///
-    /// Withdrawing an annotation takes two patches: the first empties its list of mappings, and the second removes the
-    /// annotation. A client that ignores Pods without the annotation notices the first patch (row C-12 of
-    /// docs/antrea-compatibility.md).
+    /// Withdrawing an annotation takes two patches: the first patch empties the annotation's list of mappings, and the
+    /// second patch removes the annotation. The first patch is needed for clients that ignore Pods without the
+    /// annotation (row C-12 of docs/antrea-compatibility.md).
     ///
     /// # Errors
     ///
-    /// [`PatchError`] lists the errors. The API server may have applied the patch in spite of an error.
+    /// [`PatchError`] lists the errors. Even if the result is an error, the API server may have applied the patch.
     pub async fn write(&self, pod: &PodKey, uid: &PodUid, write: &PodWrite) -> Result<Patched, PatchError> {
         match write {
             PodWrite::Set(value) => self.patch(pod, &self.annotation(uid, Some(value))).await,
@@ -195,8 +196,8 @@ impl PodPatcher {
         Patch::Merge(json!({ "metadata": { "uid": &*uid.0, "annotations": { &self.keys.mapping: value } } }))
     }
 
-    /// Builds the patch that sets the condition of the readiness gate. A strategic merge patch merges conditions by
-    /// type, so it keeps the kubelet's conditions.
+    /// Builds the patch that sets the condition of the readiness gate. The patch is a strategic merge patch, which
+    /// merges conditions by type, so that the kubelet's conditions stay.
     fn open_gate(&self, uid: &PodUid, reason: GateReason) -> Patch<Value> {
         let condition = json!({
             "type": &self.keys.gate,
@@ -242,7 +243,8 @@ impl PodPatcher {
     }
 }
 
-/// Returns the `Status` in the answer's body, or a default `Status` if a proxy answered instead of the API server.
+/// Returns the `Status` in the answer's body. If a proxy answered instead of the API server, returns a default
+/// `Status`.
 fn status(code: u16, body: &[u8]) -> Box<Status> {
     let mut status = serde_json::from_slice::<Status>(body).unwrap_or_default();
     status.code = code;
@@ -271,7 +273,7 @@ fn refusal(pod: &PodKey, status: Box<Status>, after: Option<Duration>) -> PatchE
 }
 
 /// Returns whether the API server rejected the patch because the Pod has another uid. Only the API server's own message
-/// counts, because the message of an admission policy may mention uids too.
+/// counts, because the message of an admission policy may also mention a uid.
 fn is_other_uid(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     match status.code {

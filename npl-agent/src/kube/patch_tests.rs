@@ -10,7 +10,7 @@ use crate::{
 
 const LINE: &str = "PATCH /api/v1/namespaces/default/pods/web-0/status?&fieldManager=npl-agent";
 
-/// Applies a write, with `server` as the API server, and returns its result and the metrics.
+/// Applies a write to a Pod, with `server` as the API server. Returns the result of the write, and the metrics.
 async fn annotate(
     write: PodWrite,
     server: impl AsyncFnOnce(&mut MockServer),

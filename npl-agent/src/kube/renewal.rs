@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! After a failed request, builds the client of the API server again from the kubeconfig or service account files. The
-//! cluster's CA, the token and the client certificate may have been replaced since the agent started.
+//! files are read again, because the cluster's CA, the token and the client certificate may have been replaced since
+//! the agent started.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -15,11 +16,11 @@ use tracing::debug;
 
 use super::client::ConnectError;
 
-/// Minimum time between two reads of the files, so that an unreachable API server does not cause a read for each
-/// request.
+/// Minimum time between two reads of the kubeconfig or service account files. Without this minimum, an unreachable API
+/// server would cause a read for each request.
 const REST: Duration = Duration::from_secs(5);
 
-/// The current client, and how to build the next one.
+/// The client that is currently in use, and the function that builds its replacement.
 struct Renewal<R> {
     current: Mutex<Current>,
     read: R,
@@ -29,13 +30,14 @@ struct Current {
     client: Client,
     /// When the kubeconfig or service account files were last read.
     read_at: Instant,
-    /// Whether a request has failed since `read_at` with an error that new files may resolve.
+    /// Whether a request has failed since `read_at` in such a way that new files may help: without an answer, or with a
+    /// 401.
     is_doubtful: bool,
 }
 
-/// Returns a client that sends requests through `first`. After a request without an answer, or with the answer 401, the
-/// returned client sends requests through the client that `read` builds. If `read` fails, for example while the files
-/// are being replaced, the current client stays in use.
+/// Returns a client that sends requests through the client `first`. After a request without an answer, or with the
+/// answer 401, the returned client sends requests through the client that `read` builds. If `read` fails, for example
+/// while the files are being replaced, requests still go through the client that is in use.
 pub(super) fn renewing<F>(first: Client, read: impl Fn() -> F + Send + Sync + 'static) -> Client
 where
     F: Future<Output = Result<Client, ConnectError>> + Send + 'static,
@@ -100,8 +102,8 @@ mod tests {
     use super::*;
     use crate::kube::mock::{MockServer, api_server, refusal};
 
-    /// Returns a renewing client and two API servers. The client uses the first server; if `is_readable`, a new read of
-    /// its files leads to the second server.
+    /// Returns a renewing client and two API servers. The client uses the first server. If `is_readable`, the client
+    /// uses the second server after it has read its files again.
     fn scene(is_readable: bool) -> (Client, MockServer, MockServer) {
         let ((first, before), (second, after)) = (api_server(), api_server());
         let unreadable = || ConnectError::Kubeconfig { path: PathBuf::new(), reason: "half written".to_owned() };
@@ -116,7 +118,7 @@ mod tests {
         client.request_text(Request::get("/version").body(Vec::new()).unwrap()).await
     }
 
-    /// Fails one request, by a broken connection or with this status.
+    /// Lets one request fail: with this status, or with a broken connection if `status` is `None`.
     async fn fail(client: &Client, server: &mut MockServer, status: Option<u16>) {
         let answer = async {
             let request = server.next_request().await;

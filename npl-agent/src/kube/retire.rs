@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Retires every Node before an uninstallation: sets `NPL_RETIRE` on the agents' DaemonSet, and waits until each Node
-//! runs a ready agent of the changed template. Such an agent is ready only when its Node is retired.
+//! runs a ready agent of the changed template. An agent of the changed template is ready only when its Node is retired.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -17,19 +17,19 @@ use super::{
     failure::{FailureKind, root_cause},
 };
 
-/// The interval at which the DaemonSet is read, and after which a failed request is repeated.
+/// The time between two requests about the DaemonSet, also if the first of the two failed.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The DaemonSet of the agents to retire.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// A kubeconfig file; with `None`, the service account of this Pod is used.
+    /// The kubeconfig file to use; with `None`, the service account of this Pod is used.
     pub kubeconfig: Option<PathBuf>,
     /// The namespace of the DaemonSet; with `None`, the namespace of the kubeconfig or of this Pod is used.
     pub namespace: Option<String>,
     /// The name of the DaemonSet.
     pub daemon_set: String,
-    /// The maximum time to wait for the retirement.
+    /// The maximum time to wait until every Node is retired.
     pub timeout: Duration,
 }
 
@@ -44,9 +44,9 @@ pub enum RetireError {
     Refused {
         /// The action that the API server refused.
         action: &'static str,
-        /// The DaemonSet.
+        /// The name of the DaemonSet.
         name: String,
-        /// The API server's message.
+        /// The message with which the API server refused the request.
         reason: String,
     },
     /// The time limit has passed before every Node was retired.
@@ -55,21 +55,21 @@ pub enum RetireError {
          without it and remove the remaining kernel state with deploy/cleanup.yaml"
     )]
     TimedOut {
-        /// The progress at the time limit.
+        /// The progress when the time limit passed.
         progress: Progress,
-        /// The time limit.
+        /// The time limit for the retirement of all Nodes.
         timeout: Duration,
     },
 }
 
-/// The progress: how many Nodes are retired.
+/// The progress of the retirement: how many of the Nodes are retired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
     /// The number of Nodes that should run an agent.
     pub nodes: i32,
-    /// The minimum number of retired Nodes: those with a ready agent of the changed template.
+    /// The minimum number of retired Nodes: the Nodes that certainly have a ready agent of the changed template.
     pub retired: i32,
-    /// Whether the numbers already refer to the changed template.
+    /// Whether `nodes` and `retired` already refer to the changed template of the DaemonSet.
     pub is_current: bool,
 }
 
@@ -79,8 +79,8 @@ impl Progress {
         let Some(status) = &daemon_set.status else { return Self::default() };
         let (nodes, updated, ready) =
             (status.desired_number_scheduled, status.updated_number_scheduled.unwrap_or(0), status.number_ready);
-        // `number_ready` also counts Pods of the earlier template. Even if all `nodes - updated` of these are ready, at
-        // least `ready - (nodes - updated)` updated Pods are ready.
+        // `number_ready` also counts Pods of the earlier template. Even if all `nodes - updated` Pods of the earlier
+        // template are ready, at least `ready - (nodes - updated)` Pods of the changed template are ready.
         let retired = (updated + ready - nodes).clamp(0, updated);
         Self { nodes, retired, is_current: status.observed_generation >= daemon_set.metadata.generation }
     }
@@ -100,8 +100,8 @@ impl std::fmt::Display for Progress {
     }
 }
 
-/// Sets `NPL_RETIRE` on the agents, reports the progress, and returns when every Node is retired. Returns immediately
-/// if the DaemonSet does not exist.
+/// Sets `NPL_RETIRE` on the agents, reports the progress, and returns when every Node is retired. If the DaemonSet does
+/// not exist, returns immediately without an error.
 ///
 /// # Errors
 ///
@@ -146,7 +146,7 @@ async fn retire(
             Err(err) if matches!(FailureKind::of(&err), FailureKind::Forbidden | FailureKind::Rejected) => {
                 return Err(RetireError::Refused { action, name: name.to_owned(), reason: root_cause(&err) });
             }
-            // The API server may be restarting, so the next iteration repeats the request.
+            // The API server may be restarting, so the next iteration of the loop repeats the request.
             Err(_) => {}
         }
         sleep(EVERY).await;
@@ -154,8 +154,8 @@ async fn retire(
     Err(RetireError::TimedOut { progress: last, timeout: target.timeout })
 }
 
-/// Builds the patch of the DaemonSet. It retires all Nodes at the same time: a gradual retirement would keep no Pod
-/// reachable, because no other Node serves the Pods of a retired Node.
+/// Builds the patch of the DaemonSet. The patch retires all Nodes at the same time. A gradual retirement would not keep
+/// Pods reachable, because no other Node serves the Pods of a retired Node.
 fn retiring() -> Value {
     let env = json!([{ "name": "NPL_RETIRE", "value": "true" }]);
     json!({ "spec": {

@@ -43,7 +43,8 @@ async fn every_node_is_waited_for() {
         assert_eq!(patch.content_type, "application/strategic-merge-patch+json");
         let container = &patch.body["spec"]["template"]["spec"]["containers"][0];
         assert_eq!(*container, json!({ "name": "npl-agent", "env": [{ "name": "NPL_RETIRE", "value": "true" }] }));
-        // The controller has not seen the change yet: its numbers are of the earlier template and look complete.
+        // The controller has not observed the patch yet: its numbers are those of the earlier template, and look as if
+        // all Nodes were retired.
         patch.answer(200, daemon_set(2, 1, [3, 3, 3]));
         for numbers in [[3, 1, 2], [3, 3, 1], [3, 3, 3]] {
             let get = server.next_request().await;

@@ -22,10 +22,10 @@ use super::{
     watched::Watched,
 };
 
-/// The events of one watch.
+/// The stream of the events of one watch.
 pub(super) type Events<W> = BoxStream<'static, Result<WatchEvent<W>, RequestFailure>>;
 
-/// The position of a request in a paged list.
+/// Which page of a paged list a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Page {
     /// The number of objects per page; `None` requests all remaining objects.
@@ -34,7 +34,7 @@ pub(super) struct Page {
     pub(super) token: Option<String>,
 }
 
-/// Which objects of a kind are watched.
+/// The selectors that determine which objects of a kind are watched.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
     /// A field selector; `None` selects all objects.
@@ -50,7 +50,7 @@ impl Selection {
     }
 }
 
-/// Sends the requests for one kind of object.
+/// Sends the requests for lists and watches of one kind of object.
 pub(super) struct Source<W> {
     client: Client,
     selection: Selection,
@@ -58,7 +58,7 @@ pub(super) struct Source<W> {
     kind: PhantomData<fn() -> W>,
 }
 
-/// The metadata of a list, without its objects.
+/// A list of which only the metadata is decoded, without the objects.
 #[derive(Deserialize)]
 struct ListHead {
     metadata: ListMeta,
@@ -99,7 +99,7 @@ impl<W: Watched> Source<W> {
         answer.map_err(|err| RequestFailure::of(&err, self.retry_after.take()))
     }
 
-    /// Starts a watch at a resource version.
+    /// Starts a watch that sends the changes after this resource version.
     pub(super) async fn watch(&self, version: &str, seconds: u32) -> Result<Events<W>, RequestFailure> {
         let params = WatchParams {
             field_selector: self.selection.fields.clone(),
@@ -123,7 +123,7 @@ impl<W: Watched> Source<W> {
 struct LastRetryAfter(Arc<Mutex<Option<Duration>>>);
 
 impl LastRetryAfter {
-    /// Returns a client that records the header of each answer in `self`.
+    /// Returns a client that stores the header `Retry-After` of each answer in `self`.
     fn record(&self, client: Client) -> Client {
         let namespace = client.default_namespace().to_owned();
         let last = self.clone();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the service account token, whose file the kubelet replaces long before the token expires.
+//! Reads the service account token from a file that the kubelet replaces long before the token expires.
 //!
 //! kube decides by the wall clock when to read the file again. If the Node's clock is set back by a day, kube reads the
-//! file a day too late, although a token is valid for only one hour. This module uses the monotonic clock, and also
-//! reads the file again after an answer 401.
+//! file a day too late, although a token is valid for only one hour. This module uses the monotonic clock instead, and
+//! also reads the file again after a 401.
 
 use std::{
     fs,
@@ -16,23 +16,23 @@ use http::{HeaderValue, Request, Response, StatusCode, header::AUTHORIZATION};
 use kube::{client::AuthError, config::AuthInfo};
 use tokio::time::Instant;
 
-/// Time after which the file is read again; the library client-go uses the same time.
+/// Time after which the token file is read again. The library client-go uses the same time.
 const MAX_AGE: Duration = Duration::from_mins(1);
 
-/// A file with a token. Clones share the cached token.
+/// The file with the service account token, and the cached token. Clones share the cached token.
 #[derive(Clone)]
 pub(super) struct TokenFile(Arc<Mutex<Cached>>);
 
 struct Cached {
     path: PathBuf,
     header: HeaderValue,
-    /// When the file was last read; `None` after the API server rejected the token.
+    /// When the token file was last read; `None` after the API server has rejected the token.
     read_at: Option<Instant>,
 }
 
 impl TokenFile {
     /// Removes the token file from a configuration and returns it. Returns `None` if the configuration has no token
-    /// file, or has a token or user name, which takes precedence.
+    /// file, or has a token or user name, which takes precedence over the token file.
     pub(super) fn take(access: &mut AuthInfo) -> kube::Result<Option<Self>> {
         if access.token.is_some() || access.username.is_some() {
             return Ok(None);
@@ -61,8 +61,8 @@ impl TokenFile {
 }
 
 impl Cached {
-    /// Returns the current token as the value of the header `Authorization`. If the file cannot be read, for example
-    /// while the kubelet replaces the file, the cached token is used.
+    /// Returns the current token as the value of the header `Authorization`. If the token file cannot be read, for
+    /// example while the kubelet replaces it, returns the cached token.
     fn header(&mut self) -> HeaderValue {
         if self.read_at.is_none_or(|at| at.elapsed() >= MAX_AGE) {
             self.read_at = Some(Instant::now());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The HTTP client below the client of the API server: TLS, time limits, and the probes of silent connections.
+//! The HTTP client that the client of the API server uses: TLS, time limits, and probes that detect dead connections.
 
 use std::time::Duration;
 
@@ -19,11 +19,11 @@ use tower_http::decompression::DecompressionLayer;
 use super::token::TokenFile;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time limit for the headers of an answer. The API server sends them immediately for a watch, and for a list when the
-/// list is complete.
+/// Time limit for the headers of an answer. The API server sends the headers immediately for a watch; for a list, it
+/// sends them when the list is complete.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit between two reads of a body. It exceeds the duration of a watch, so that an idle watch is not
-/// interrupted.
+/// Time limit between two reads of an answer's body. This limit exceeds the duration of a watch, so that a watch
+/// without events is not interrupted.
 const READ_TIMEOUT: Duration = Duration::from_secs(super::watch::WATCH_SECONDS as u64 + 10);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -31,20 +31,20 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// HTTP/2 pings also detect a dead API server behind a proxy that still acknowledges TCP segments.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Liveness {
-    /// Time without a packet after which TCP sends keep-alive probes.
+    /// Time without a packet after which the kernel sends TCP keep-alive probes.
     idle: Duration,
-    /// Time between two probes.
+    /// Time between two TCP keep-alive probes.
     interval: Duration,
     /// Time without an acknowledgment of data or probes after which the connection fails.
     unacknowledged: Duration,
-    /// Time without a frame after which HTTP/2 sends a ping.
+    /// Time without a received frame after which the HTTP/2 client sends a ping.
     ping_after: Duration,
-    /// Time without a frame after the ping after which the connection fails.
+    /// If no frame arrives within this time after the ping, the connection fails.
     ping_timeout: Duration,
 }
 
-/// A watch may be silent for minutes, so only probes distinguish a dead connection from a cluster without changes. The
-/// time limit of HTTP/2 pings is the default of client-go, the library of most API clients.
+/// The time limits of the agent's connections. A watch may be silent for minutes, so only probes distinguish a dead
+/// connection from a cluster without changes. The time limit of HTTP/2 pings is the default of client-go.
 pub(super) const LIVENESS: Liveness = Liveness {
     idle: Duration::from_secs(10),
     interval: Duration::from_secs(5),
@@ -54,8 +54,8 @@ pub(super) const LIVENESS: Liveness = Liveness {
 };
 
 /// Builds kube's client stack with four changes. The client does not retry, because a retry minutes later would send an
-/// outdated patch. It disables Nagle's algorithm, which delays a patch by 40 ms. TCP probes test silent connections.
-/// The client offers HTTP/2, whose pings pass a proxy that acknowledges TCP segments itself.
+/// outdated patch. The client disables Nagle's algorithm, which delays a patch by 40 ms. TCP probes test silent
+/// connections. The client offers HTTP/2, because a ping of HTTP/2 also detects a dead API server behind a proxy.
 pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Client> {
     let token = TokenFile::take(&mut config.auth_info)?;
     let (for_requests, for_responses) = (token.clone(), token);
@@ -78,8 +78,8 @@ pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Clie
     let service = ServiceBuilder::new()
         .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
         .layer(config.base_uri_layer())
-        // Lists above 128 KiB arrive compressed and are decompressed here. Watches are not compressed, because kube
-        // does not request compression for watches.
+        // The API server compresses lists above 128 KiB, which this layer decompresses. Watches arrive uncompressed,
+        // because kube does not request compression for watches.
         .layer(DecompressionLayer::new())
         .map_request(move |request| TokenFile::authorize(for_requests.as_ref(), request))
         .map_response(move |response| TokenFile::invalidate_if_refused(for_responses.as_ref(), response))
@@ -90,8 +90,8 @@ pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Clie
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// As [`kube::client::ConfigExt::rustls_https_connector_with_connector`], but offers the server HTTP/2 too; kube's
-/// function offers HTTP/1.1 only.
+/// Like [`kube::client::ConfigExt::rustls_https_connector_with_connector`], but also offers HTTP/2 to the server;
+/// kube's function offers only HTTP/1.1.
 fn https(config: &Config, tcp: HttpConnector) -> kube::Result<HttpsConnector<HttpConnector>> {
     let mut builder = HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
     if let Some(name) = config.tls_server_name.clone() {

@@ -43,8 +43,8 @@ use crate::kube::{
     source::{Events, Page, Selection, Source},
 };
 
-/// Makes the kernel drop every packet that arrives for the socket, as a stateful firewall does that has lost its
-/// connection tracking entry.
+/// Makes the kernel drop every packet that arrives for the socket, like a stateful firewall that has lost the
+/// connection's tracking entry.
 fn swallow_packets(socket: &TcpStream) {
     let drop_all = [socket2::SockFilter::new(0x06, 0, 0, 0)]; // BPF_RET | BPF_K: keep 0 bytes
     socket2::SockRef::from(socket).attach_filter(&drop_all).unwrap();
@@ -100,8 +100,8 @@ async fn lists_are_requested_compressed_and_watches_are_not() {
     assert_eq!(names, [Some("web-0".to_owned())]);
     assert!(request.contains("\naccept-encoding: gzip\r"), "{request}");
 
-    // A watch must not request compression: the API server of Kubernetes 1.37 and later would compress each event
-    // separately, which the decoder cannot read.
+    // A watch must not request compression. The API server of Kubernetes 1.37 and later would compress each event
+    // separately, and the decoder cannot read separately compressed events.
     let (watch, request) = tokio::join!(source.watch("10", 240), respond_once(&listener, "", b""));
     assert!(watch.is_ok());
     assert!(request.contains("\naccept-encoding: identity\r"), "{request}");
@@ -118,8 +118,8 @@ fn a_dead_connection_is_noticed_within_half_a_minute() {
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Returns a TLS server that supports HTTP/1.1 and HTTP/2. Its certificate need not be valid, because the test's client
-/// does not verify it.
+/// Returns a TLS server that supports HTTP/1.1 and HTTP/2. The server's certificate need not be valid, because the
+/// test's client does not verify certificates.
 fn tls() -> TlsAcceptor {
     let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new()).unwrap();
     let key = any_ecdsa_type(&PrivatePkcs8KeyDer::from(pkcs8.as_ref().to_vec()).into()).unwrap();
@@ -131,7 +131,7 @@ fn tls() -> TlsAcceptor {
     TlsAcceptor::from(Arc::new(config))
 }
 
-/// Answers every request with one event of a watch, and keeps the body open.
+/// Answers every request with a body that contains one event of a watch and does not end.
 async fn serve_watches(listener: TcpListener) {
     let tls = tls();
     while let Ok((socket, _client)) = listener.accept().await {
@@ -147,8 +147,9 @@ async fn serve_watches(listener: TcpListener) {
     }
 }
 
-/// Forwards connections to `server`. Once `swallowed` exceeds a connection's number, the proxy discards the data of the
-/// connection. It still reads from both ends, so that the kernel acknowledges all segments.
+/// Forwards connections to `server`. The proxy numbers its connections, and discards the data of a connection once
+/// `swallowed` exceeds the connection's number. The proxy still reads what client and server send, so that the kernel
+/// acknowledges all segments.
 async fn proxy(listener: TcpListener, server: SocketAddr, swallowed: Arc<AtomicU64>) {
     for number in 0.. {
         let (client, _peer) = listener.accept().await.unwrap();

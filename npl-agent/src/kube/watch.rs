@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Watches the Pods of this Node, the selected Services and this Node, and sends their changes in the API server's
+//! Watches this Node, its Pods and the selected Services. Sends the changes of each kind of object in the API server's
 //! order.
 //!
-//! A watch resumes at the last resource version that it has received. If the API server's store was restored from a
-//! backup, the store's versions are lower. The API server would then send no event until the store has reached the last
-//! received version. After a watch that did not end on time, the agent therefore first requests the store's newest
-//! version. If this version is lower than the last received version, the agent lists all objects again.
+//! A watch resumes at the last resource version that it has received. After the API server's store was restored from a
+//! backup, the store's versions may be lower. The API server would then send no event until the store has reached the
+//! last received version. After a watch that did not end on time, the agent therefore requests the store's newest
+//! version. If the newest version is lower than the last received version, the agent lists all objects again.
 
 use std::{convert::Infallible, fmt, mem, sync::Arc, time::Duration};
 
@@ -32,11 +32,12 @@ use crate::{core::model::snapshot::Change, metrics::WatchedResource};
 /// Time in seconds after which the API server ends a watch and the agent starts the next one.
 pub(super) const WATCH_SECONDS: u32 = 240;
 const WATCH_LENGTH: Duration = Duration::from_secs(WATCH_SECONDS as u64);
-/// How much later than requested the API server may end a watch.
+/// How much later than requested the API server may end a watch. A watch without bookmarks that is silent for longer
+/// counts as dead.
 const WATCH_TOLERANCE: Duration = Duration::from_secs(5);
 
-/// Time without an event after which a watch counts as dead, if the API server has sent bookmarks before. The API
-/// server sends a bookmark at least every 75 s. This limit is needed for HTTP/1.1, which some proxies use and which has
+/// If the API server has sent bookmarks before, a watch counts as dead after this time without an event. The API server
+/// sends a bookmark at least every 75 s. This limit is needed behind a proxy that uses HTTP/1.1, because HTTP/1.1 has
 /// no pings.
 const LONGEST_SILENCE: Duration = Duration::from_secs(90);
 
@@ -45,12 +46,12 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(90);
 pub struct WatchedObjects {
     /// The name of the Node, which selects the Node and its Pods.
     pub node_name: String,
-    /// The label selector of Services; `None` selects all.
+    /// The label selector of the watched Services; `None` selects all Services.
     pub service_selector: Option<String>,
 }
 
-/// Starts the three watches. The watches run until the receiver of `changes` is dropped; an earlier end is a fatal
-/// error.
+/// Starts the watches of the Node, its Pods and the selected Services. The watches run until the receiver of `changes`
+/// is dropped; a watch that ends earlier is a fatal error.
 pub(super) fn spawn(
     client: &Client,
     objects: &WatchedObjects,
@@ -71,7 +72,7 @@ pub(super) fn spawn(
     tasks
 }
 
-/// Sends the changes of several kinds of objects to one receiver.
+/// Watches objects and sends their changes to a receiver, to which several watches of different kinds of objects send.
 #[derive(Debug)]
 pub struct Watch<C> {
     keys: AnnotationKeys,
@@ -92,7 +93,7 @@ impl<C: fmt::Debug + Send + 'static> Watch<C> {
         Self { keys: keys.clone(), observer, changes: changes.clone() }
     }
 
-    /// Lists and follows the selected objects of one kind, until the receiver of the changes is dropped.
+    /// Lists the selected objects of one kind and watches their changes, until the receiver of the changes is dropped.
     pub async fn follow<W: Watched<Change = C>>(self, client: Client, selection: Selection) -> WatchedResource {
         let health = WatchHealth::new(W::SUBJECT, Arc::clone(&self.observer));
         let (source, delays) = (Source::new(client, selection), Jittered::new());
@@ -125,22 +126,23 @@ struct ReceiverDropped;
 
 /// How a watch ended.
 enum End {
-    /// The watch ended at the requested time.
+    /// The API server ended the watch at the requested time.
     OnTime,
-    /// The watch ended earlier, for example because the API server stopped. `was_idle` is true if the watch received no
-    /// event.
+    /// The watch ended before the requested time, for example because the API server stopped. `was_idle` is true if the
+    /// watch received no event.
     Early { was_idle: bool },
-    /// The watch failed.
+    /// The watch failed, for example because the API server did not answer.
     Failed(RequestFailure),
 }
 
-/// Lists objects of one kind and follows their changes.
+/// Lists objects of one kind and watches their changes.
 struct Follower<W: Watched> {
     watch: Watch<W::Change>,
     source: Source<W>,
     delays: Jittered,
     health: WatchHealth,
-    /// Whether the API server sends bookmarks: set by each bookmark, and cleared when a due bookmark does not arrive.
+    /// Whether the API server sends bookmarks. Each bookmark sets this field, and a due bookmark that does not arrive
+    /// clears it.
     receives_bookmarks: bool,
 }
 
@@ -152,8 +154,8 @@ impl<W: Watched> Follower<W> {
         }
     }
 
-    /// Requests and sends a complete list, and returns its resource version. The pages are collected first: the
-    /// receiver treats all objects that are not in the list as deleted.
+    /// Requests and sends a complete list, and returns its resource version. All pages are collected before the list is
+    /// sent, because the receiver treats objects that are not in the list as deleted.
     async fn list(&mut self) -> Result<String, ReceiverDropped> {
         let mut listed = Vec::new();
         let mut page = Page { size: W::PAGE_SIZE, token: None };
@@ -185,7 +187,7 @@ impl<W: Watched> Follower<W> {
         }
     }
 
-    /// Watches from a resource version on, and sends each change, until a list is needed again.
+    /// Watches the changes after a resource version and sends each change, until the agent must list all objects again.
     async fn follow_from(&mut self, mut version: String) -> Result<(), ReceiverDropped> {
         let mut may_be_restored = false;
         loop {
@@ -221,7 +223,7 @@ impl<W: Watched> Follower<W> {
         }
     }
 
-    /// Sends the changes of one watch, and advances `version`.
+    /// Sends the changes of one watch, and sets `version` to the last received resource version.
     async fn follow_one_watch(&mut self, version: &mut String) -> Result<End, ReceiverDropped> {
         let started = Instant::now();
         let mut events = match self.source.watch(version, WATCH_SECONDS).await {
@@ -271,18 +273,19 @@ impl<W: Watched> Follower<W> {
         self.wait(failure.after).await;
     }
 
-    /// Waits for the next delay of the back-off, but not less than the API server requests.
+    /// Waits for the next delay of the back-off, but at least for `at_least`, the delay that the API server requests.
     async fn wait(&mut self, at_least: Option<Duration>) {
         let delay = self.delays.next().unwrap_or_default();
         sleep(delay.max(at_least.unwrap_or_default())).await;
     }
 }
 
-/// Returns the page to request after a failure if another request for `page` would fail again; `None` to retry `page`.
+/// Returns the page to request instead of `page` if another request for `page` would fail again; `None` if `page` can
+/// be retried.
 fn start_over(page: &Page, failure: FailureKind) -> Option<Page> {
     match failure {
-        // etcd has compacted the revision of the first page, so later pages are lost. The agent requests an unpaged
-        // list, which cannot expire.
+        // etcd has compacted the revision of the first page, so the remaining pages of the list are lost. The agent
+        // requests an unpaged list, because an unpaged list cannot expire.
         FailureKind::Expired => Some(Page { size: None, token: None }),
         FailureKind::Rejected | FailureKind::Malformed | FailureKind::Restored => {
             Some(Page { size: page.size, token: None })
@@ -293,7 +296,7 @@ fn start_over(page: &Page, failure: FailureKind) -> Option<Page> {
     }
 }
 
-/// Returns whether a resource version is lower than another; false if one of them is not a number.
+/// Returns whether the resource version `version` is lower than `than`; false if one of the two is not a number.
 fn is_older(version: &str, than: &str) -> bool {
     let number = |text: &str| text.parse::<u64>().ok();
     number(version).zip(number(than)).is_some_and(|(version, than)| version < than)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs failed lists and watches, and counts them in a metric.
+//! Logs failed lists and watches, and reports them to an observer, which counts them in a metric.
 
 use std::{collections::BTreeMap, fmt, mem, sync::Arc};
 
@@ -12,7 +12,8 @@ use super::{
 };
 use crate::metrics::{Metrics, WatchedResource};
 
-/// Receives the failures and recoveries of watches. Also supplies the name of the process for log lines about failures.
+/// Receives the failures and successes of watches. Also names the process and its manifest for log lines about
+/// failures.
 pub trait WatchObserver: fmt::Debug + Send + Sync {
     /// Returns the name of the process in log lines, such as `agent`.
     fn process(&self) -> &'static str;
@@ -52,7 +53,8 @@ impl WatchObserver for Observers {
     }
 }
 
-/// Logs the failures of a watch and its recovery. Each kind of failure is logged immediately, and then once per minute.
+/// Logs when a watch fails and when it recovers. A failure of a kind is logged immediately at its first occurrence, and
+/// then at most once per minute.
 pub(super) struct WatchHealth {
     subject: WatchedResource,
     observer: Arc<dyn WatchObserver>,
@@ -65,7 +67,8 @@ impl WatchHealth {
         Self { subject, observer, failing: BTreeMap::new(), refusals: 0 }
     }
 
-    /// Records that the API server has accepted a watch. The log reports a recovery only after the first event.
+    /// Records that the API server has accepted a watch. A watch that failed before counts as recovered only after its
+    /// first event.
     pub(super) fn record_start(&self) {
         self.observer.record_success(self.subject);
     }
@@ -97,7 +100,8 @@ impl WatchHealth {
         }
     }
 
-    /// Records that the API server's newest version is older than the last one that the watch has seen.
+    /// Records that the newest resource version of the API server's store is older than the last version that the watch
+    /// has received.
     pub(super) fn record_restore(&self, seen: &str, newest: &str) {
         self.observer.record_failure(self.subject, FailureKind::Restored, "");
         warn!(

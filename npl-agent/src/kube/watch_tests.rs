@@ -71,7 +71,7 @@ fn names(change: &Change) -> Vec<String> {
     }
 }
 
-/// Starts the agent's watches, and returns the first request of each.
+/// Starts the agent's watches, and returns the first request of each watch.
 async fn first_requests(service_selector: Option<&str>) -> BTreeSet<String> {
     let (client, mut server) = api_server();
     let (sender, changes) = mpsc::channel(16);
@@ -217,7 +217,8 @@ async fn lists_keep_enabled_services_and_node_ports_and_events_report_all() {
     list(scene.server.next_request().await, &[service("on", "true"), service("off", "false"), node_port]);
     let Change::Services(kept) = scene.change().await else { panic!("no list") };
     assert_eq!(kept.iter().map(|service| &*service.key.name).collect::<Vec<_>>(), ["on", "node"]);
-    // Services that became irrelevant are sent too: the agent must learn that a Service was disabled.
+    // Changes of Services that do not request node ports are also sent, so that the agent learns that a Service was
+    // disabled.
     events(scene.server.next_request().await, &[json!({ "type": "MODIFIED", "object": service("on", "false") })]);
     assert!(matches!(scene.change().await, Change::Service(service) if !service.is_enabled));
 }
@@ -272,7 +273,7 @@ async fn a_watch_without_the_bookmark_that_is_due_is_replaced() {
     let bookmark = json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": metadata } });
     let opened = open_watch(scene.server.next_request().await, &bookmark);
     newest(scene.server.next_request().await, 12);
-    // The API server sends bookmarks after 60 to 75 s, so a watch must be allowed to be silent for that time.
+    // The API server sends a bookmark every 60 to 75 s, so a watch must not count as dead during this time.
     assert!((76..=100).contains(&opened.elapsed().as_secs()), "{:?}", opened.elapsed());
     assert!(scene.counts(r#"npl_watch_errors_total{subject="pods",kind="unreachable"} 1"#));
     let again = scene.server.next_request().await;
@@ -364,7 +365,7 @@ async fn lists_and_watches_wait_as_long_as_the_api_server_requests() {
     let answered = slow_down(scene.server.next_request().await, "20");
     newest(scene.server.next_request().await, 10);
     assert!(answered.elapsed() >= Duration::from_secs(20), "{:?}", answered.elapsed());
-    // The agent waits at most one minute, even if a proxy requests an hour.
+    // The agent waits at most one minute, even if a proxy requests one hour with `Retry-After`.
     let answered = slow_down(scene.server.next_request().await, "3600");
     newest(scene.server.next_request().await, 10);
     assert!(answered.elapsed() <= Duration::from_mins(2), "{:?}", answered.elapsed());

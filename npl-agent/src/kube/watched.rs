@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The watched kinds of objects.
+//! The kinds of Kubernetes objects that the agent watches.
 
 use std::fmt;
 
@@ -15,38 +15,38 @@ use crate::{
     metrics::WatchedResource,
 };
 
-/// A watched kind of object, and its conversion to changes.
+/// A kind of object that the agent watches, and the conversion of objects to changes.
 pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static {
-    /// The kind of object.
+    /// The kind of object, for log lines and metrics.
     const SUBJECT: WatchedResource;
-    /// Page size of lists; `None` requests the whole list in one answer. Lists always request the newest objects,
-    /// because an older list could lack a Pod that already has mappings. The API server can answer an unpaged list from
-    /// its watch cache, but reads each page from etcd. Therefore, only lists that may be too large for memory are
-    /// paged.
+    /// Page size of lists; `None` requests the whole list in one answer. A list always requests the newest objects,
+    /// because an outdated list could lack a Pod that already has mappings. Only a list that may be too large for
+    /// memory is paged: the API server reads each page from etcd, but can answer an unpaged list from its watch cache.
     const PAGE_SIZE: Option<u32>;
-    /// Whether the request for the newest version uses the field selector of the watch. Only a selector by name is
-    /// used, with which the API server reads one object; with any other selector, it would read objects until one
-    /// matches.
+    /// Whether the request for the newest resource version uses the field selector of the watch. The value is true only
+    /// for a selector by name, for which the API server reads a single object. With any other selector, the API server
+    /// would read objects until one matches.
     const IS_SELECTED_BY_NAME: bool = false;
-    /// The receiver's type for the object.
+    /// The type of `core::model` to which the Kubernetes object is converted.
     type Model: Send;
-    /// The change that the receiver gets.
+    /// The type of the changes that are sent to the receiver.
     type Change: fmt::Debug + Send + 'static;
 
-    /// Converts an object; `None` without a name, namespace or uid.
+    /// Converts a Kubernetes object. Returns `None` if the object has no name, namespace or uid.
     fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Self::Model>>;
-    /// Returns whether to keep an object of a list. Irrelevant objects, such as most of ten thousand Services, are
-    /// dropped early, because all kept objects are in memory until the list is complete.
+    /// Returns whether to keep an object of a list. Objects that the agent does not need, such as most of ten thousand
+    /// Services, are dropped early, because kept objects occupy memory until the list is complete.
     fn is_relevant(_object: &Self::Model) -> bool {
         true
     }
-    /// Creates the change for a complete list. Known objects that are not in the list were deleted.
+    /// Creates the change for a complete list. The receiver treats the objects that it knows, and that are not in the
+    /// list, as deleted.
     fn listed(all: Vec<Self::Model>) -> Self::Change;
     /// Creates the change for a new or changed object.
     fn applied(object: Self::Model) -> Self::Change;
     /// Creates the change for a deleted object.
     fn gone(object: Self::Model) -> Self::Change;
-    /// Returns the change to send after a restore of the API server's store, before the new list.
+    /// Returns the change to send before the list, if the API server's store was restored from a backup.
     fn restored() -> Option<Self::Change> {
         None
     }

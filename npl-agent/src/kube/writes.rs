@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The queue of writes to Pods: at most eight requests are in flight, and the other writes wait in order.
+//! The queue of writes to Pods. At most eight requests are in flight at the same time, and further writes wait in the
+//! order of their arrival.
 
 use std::collections::VecDeque;
 
@@ -11,25 +12,25 @@ use crate::core::{
     op::PodWrite,
 };
 
-/// The maximum number of requests in flight. Eight requests keep the API server busy, and do not overload it if a
-/// hundred Nodes start at the same time.
+/// The maximum number of requests in flight. Eight requests are enough for a high throughput, but do not overload the
+/// API server if a hundred Nodes start at the same time.
 const MAX_IN_FLIGHT: usize = 8;
 
-/// A write to the Pod of this name and uid.
+/// A write, with the name and uid of the Pod to which it applies.
 pub type PodWriteRequest = (PodKey, PodUid, PodWrite);
 
-/// The queue of writes.
+/// The queue of writes to Pods, and the requests in flight.
 #[derive(Debug)]
 pub struct Writes {
     patcher: PodPatcher,
     in_flight: JoinSet<(PodWriteRequest, Result<Patched, PatchError>)>,
-    /// Writes without an HTTP request so far. Requests are created late, because a thousand requests would occupy
-    /// megabytes and fragment the heap.
+    /// Writes for which no HTTP request exists yet. A request is created only when it can be sent, because a thousand
+    /// requests would occupy megabytes and fragment the heap.
     waiting: VecDeque<PodWriteRequest>,
 }
 
 impl Writes {
-    /// Creates an empty queue.
+    /// Creates an empty queue of writes.
     pub fn new(patcher: PodPatcher) -> Self {
         Self { patcher, in_flight: JoinSet::new(), waiting: VecDeque::new() }
     }
@@ -40,7 +41,8 @@ impl Writes {
         self.send();
     }
 
-    /// Waits for the next answer, forever if the queue is empty. Dropping the future loses no answer.
+    /// Waits for the next answer of the API server. If the queue is empty, the future stays pending. Dropping the
+    /// future loses no answer.
     pub async fn next_answer(&mut self) -> (PodWriteRequest, Result<Patched, PatchError>) {
         loop {
             match self.in_flight.join_next().await {

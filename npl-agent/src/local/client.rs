@@ -16,13 +16,14 @@ use crate::core::{
     why::{Explanation, Question},
 };
 
-/// How long a command waits for an answer. This time exceeds two seconds, within which the agent answers each request.
+/// How long a command waits for the agent's answer. The agent answers each request within two seconds, so this limit is
+/// longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why the agent did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// The socket does not exist, or no process listens on it.
+    /// The agent's local socket does not exist, or no process listens on the socket.
     #[error("no agent listens on {socket}: {source}")]
     Absent {
         /// The path of the socket.
@@ -30,16 +31,16 @@ pub enum AskError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The agent did not answer in time.
+    /// The agent did not answer within the time limit.
     #[error("the agent did not answer within 5 s: it is overloaded, or it hangs")]
     Silent,
-    /// The agent refused the request.
+    /// The agent answered the request with an HTTP status other than success.
     #[error("{0}")]
     Refused(String),
-    /// The connection failed.
+    /// The connection to the agent's socket failed before the answer was complete.
     #[error("read the agent's answer: {0}")]
     Broken(#[from] hyper::Error),
-    /// The answer cannot be decoded.
+    /// The agent's answer cannot be decoded.
     #[error("decode the agent's answer, which is of another version: {0}")]
     Malformed(#[from] serde_json::Error),
 }

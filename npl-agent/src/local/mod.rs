@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The local socket of the running agent: a Unix socket, by which only root on the same Node can read the agent's
-//! state.
+//! The local socket of the running agent: a Unix socket through which root, and no other user, of the same Node can
+//! read the agent's state.
 //!
-//! The agent answers only GET requests on the socket, which do not change the agent's state. The protocol is HTTP, so
-//! that `curl --unix-socket` works too.
+//! The agent answers only GET requests on the socket, and no GET request changes the agent's state. The protocol is
+//! HTTP, so that `curl --unix-socket` can also read the state.
 
 mod client;
 mod server;
@@ -30,9 +30,9 @@ pub const SOCKET: &str = "agent.sock";
 /// A request that the main loop answers.
 #[derive(Debug)]
 pub enum Request {
-    /// The request for the state of the agent.
+    /// Asks for the state of the agent.
     State(oneshot::Sender<AgentView>),
-    /// The request to explain why the agent serves, or does not serve, a Pod or a Service.
+    /// Asks why the agent serves, or does not serve, a Pod or a Service.
     Why(Question, oneshot::Sender<Explanation>),
 }
 

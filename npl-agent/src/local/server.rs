@@ -30,7 +30,7 @@ use crate::core::why::Question;
 const FOLDER_MODE: u32 = 0o700;
 /// The mode of the socket: only root may connect to it.
 const SOCKET_MODE: u32 = 0o600;
-/// How long a request waits for the main loop's answer.
+/// The time limit for the main loop to answer a request.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Creates the runtime directory, removes the socket of an earlier agent, and listens on a new socket. The caller holds
@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 ///
-/// If the directory cannot be created or written, or the path is too long for a socket.
+/// If the runtime directory cannot be created or written, or if the path is too long for a socket.
 pub fn bind(folder: &Path) -> Result<UnixListener, SocketError> {
     let socket = socket(folder);
     listen(folder, &socket).map_err(|source| SocketError { socket, source })
@@ -46,7 +46,8 @@ pub fn bind(folder: &Path) -> Result<UnixListener, SocketError> {
 
 fn listen(folder: &Path, socket: &Path) -> io::Result<UnixListener> {
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
-    // The mode is set again, because the directory may already exist with another mode, for example as a volume.
+    // The mode is set explicitly, because the directory may have existed before with another mode, for example as a
+    // volume.
     fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE))?;
     match fs::remove_file(socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

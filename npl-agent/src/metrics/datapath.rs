@@ -13,25 +13,25 @@ use prometheus_client::{
 
 use crate::core::model::Family;
 
-/// A source of the datapath's counters, which are summed over all CPUs.
+/// Reads the counters of the kernel programs, summed over all CPUs.
 pub trait DatapathCounters: Send + Sync {
-    /// Reads all counters. The result is empty if the counters cannot be read.
+    /// Reads all counters of the kernel programs. If the counters cannot be read, the result is empty.
     fn read(&self) -> Counts;
 }
 
-/// The counters of the datapath.
+/// The values of the kernel programs' counters.
 #[derive(Debug, Clone, Default)]
 pub struct Counts {
     /// The number of packets by drop or pass reason.
     pub reasons: Vec<(&'static str, u64)>,
-    /// Traffic of the mappings of each IP family, including removed mappings.
+    /// For each IP family, the traffic of all mappings, including removed mappings.
     pub totals: Vec<FamilyTotals>,
 }
 
 /// Traffic of the mappings of one IP family.
 #[derive(Debug, Clone, Copy)]
 pub struct FamilyTotals {
-    /// The IP family.
+    /// The IP family of the mappings.
     pub family: Family,
     /// The sums over all mappings of the family.
     pub stats: MappingStats,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The values of metric labels. Each label has a fixed set of values, which bounds the number of time series.
+//! The values of metric labels. Each label has a fixed set of values, so that the number of time series is limited.
 
 use std::fmt::{self, Write as _};
 
@@ -19,7 +19,7 @@ pub enum OpOutcome {
     PortTaken,
     /// Clients of a previous mapping still send packets to the node port, and the agent tries another port.
     RecentTraffic,
-    /// The op failed, and the agent retries it after a back-off.
+    /// The op failed, and the agent retries the op after a delay.
     Retry,
     /// The Pod was deleted.
     Gone,
@@ -84,7 +84,7 @@ pub enum EventOutcome {
     Gone,
     /// The agent lacks a permission.
     Denied,
-    /// The request failed for another reason, and the agent retries it.
+    /// The request failed for a reason that no other variant covers, and the agent retries the request.
     Failed,
 }
 
@@ -113,7 +113,7 @@ pub enum FailureKind {
     Restored,
     /// 429 and 5xx: the API server is temporarily unable to answer.
     Unavailable,
-    /// Another HTTP status that is not a success.
+    /// An HTTP status that is not a success, and that no other variant covers.
     Rejected,
     /// No answer: the connection failed, or the answer did not arrive in time.
     Unreachable,
@@ -136,8 +136,8 @@ impl FailureKind {
         }
     }
 
-    /// Returns whether the failure only makes the watch start again with a list. Such a failure does not make the
-    /// agent's objects outdated, because the API server answers.
+    /// Returns whether the failure only makes the watch start again with a list. Because the API server answers, the
+    /// objects that the agent has received are not outdated.
     pub const fn only_restarts_watch(self) -> bool {
         matches!(self, Self::Expired | Self::Restored)
     }
@@ -148,7 +148,7 @@ impl FailureKind {
 pub enum WatchedResource {
     /// Pods of this Node.
     Pods,
-    /// All Services that match `--service-selector`.
+    /// The Services that the label selector of `--service-selector` selects; without the flag, all Services.
     Services,
     /// This Node.
     Node,
@@ -171,7 +171,7 @@ impl fmt::Display for WatchedResource {
     }
 }
 
-/// The kind of an [`Op`].
+/// The kind of an [`Op`]; also the value of the metric label `op`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OpName {
     /// Bind a socket to the node port.
@@ -257,11 +257,11 @@ impl DeviceState {
 /// Why an entry was removed from the connection tracking map; also the value of the metric label `cause`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RemovalCause {
-    /// The flow had ended or was idle.
+    /// The connection had ended, or had been idle for longer than its timeout.
     Expired,
     /// The mapping was removed.
     MappingRemoved,
-    /// The map was full.
+    /// The map was full, so the kernel evicted the entry.
     Evicted,
 }
 
@@ -275,7 +275,7 @@ impl RemovalCause {
     }
 }
 
-/// A map whose number of entries only the sweeper counts; also the value of the metric label `table`.
+/// A map whose entries are counted only by the sweeper; also the value of the metric label `table`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SweptTable {
     /// The map of half-open entries.

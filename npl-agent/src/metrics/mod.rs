@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Prometheus metrics of the agent. Label values come from fixed sets and never name a Pod, so that the number of
-//! time series does not grow with the cluster.
+//! The Prometheus metrics of the agent. The values of labels come from fixed sets and do not contain names of Pods, so
+//! that the number of time series does not grow with the cluster.
 
 mod catalog;
 mod datapath;
@@ -56,7 +56,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Chooses the format for a client that accepts these media types, as in the header `Accept`.
+    /// Chooses the format for a client whose header `Accept` contains these values.
     pub fn accepted(accepted: &[&str]) -> Self {
         let is_open = accepted.iter().any(|types| types.contains("application/openmetrics-text"));
         if is_open { Self::OpenMetrics } else { Self::Plain }
@@ -85,9 +85,9 @@ struct Inner {
 /// Numbers of node ports of one IP family and protocol, by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortCounts {
-    /// Node ports that are allocated to a mapping.
+    /// Node ports that are allocated to a Pod port.
     pub used: u64,
-    /// Node ports that are available for a new mapping.
+    /// Node ports that are free for a new mapping.
     pub free: u64,
     /// Node ports that were released recently and are not reused until the quarantine ends.
     pub quarantined: u64,
@@ -136,7 +136,7 @@ impl fmt::Debug for Metrics {
 }
 
 impl Metrics {
-    /// Creates all metrics with the value zero. Each [`Self::encode`] reads the counters of `datapath`.
+    /// Creates all metrics with the value zero. The counters of `datapath` are read at each call of [`Self::encode`].
     pub fn new(datapath: Arc<dyn DatapathCounters>) -> Self {
         let families = Families::default();
         let mut registry = Registry::with_prefix("npl");
@@ -149,7 +149,7 @@ impl Metrics {
         Self(Arc::new(Inner { registry, standard, families }))
     }
 
-    /// Counts an op by its outcome.
+    /// Counts an op by its kind and its outcome.
     pub fn count_op(&self, op: &Op, outcome: OpOutcome) {
         self.0.families.ops.get_or_create(&OpLabels { op: OpName::of(op), outcome }).inc();
     }
@@ -230,7 +230,7 @@ impl Metrics {
         self.0.families.ready.set(i64::from(is_ready));
     }
 
-    /// Sets the number of mappings of an IP family, including draining ones.
+    /// Sets the number of mappings of an IP family, including draining mappings.
     pub fn set_mappings(&self, family: Family, count: u64) {
         self.0.families.mappings.get_or_create(&FamilyLabel { family }).set(gauge(count));
     }
@@ -245,7 +245,7 @@ impl Metrics {
         }
     }
 
-    /// Sets the numbers of selected devices with and without attached programs.
+    /// Sets the numbers of selected devices on which the programs are attached, and on which attaching failed.
     pub fn set_devices(&self, coverage: Coverage) {
         let Coverage { attached, failed } = coverage;
         for (state, count) in [(DeviceState::Attached, attached), (DeviceState::Failed, failed)] {
@@ -263,7 +263,8 @@ impl Metrics {
         self.0.families.programs_ahead.set(gauge(count as u64));
     }
 
-    /// Sets the number of problems of each reason. The series of reasons that `counts` does not list are removed.
+    /// Sets the number of problems by Event reason. The series of an Event reason that `counts` does not contain is
+    /// removed.
     pub fn set_problems(&self, counts: &[(&'static str, u64)]) {
         self.0.families.problems.clear();
         for (reason, count) in counts {
@@ -396,7 +397,7 @@ impl Families {
         );
     }
 
-    /// Registers the gauges about other software on the Node.
+    /// Registers the gauges that show effects of other software on the Node.
     fn register_neighbours(registry: &mut Registry, redirect_refused: Gauge, programs_ahead: Gauge) {
         registry.register(
             "redirect_refused",

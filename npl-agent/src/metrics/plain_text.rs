@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The plain text format of Prometheus, for scrapers that do not ask for `OpenMetrics`. In this format, the lines `#
-//! HELP` and `# TYPE` of a counter name the series with the suffix `_total`. Units and the type `info` do not exist.
+//! The plain text format of Prometheus, for scrapers that do not ask for `OpenMetrics`. The plain text format has
+//! neither units nor the type `info`, and the lines `# HELP` and `# TYPE` of a counter contain the suffix `_total`.
 
 use std::fmt::Write as _;
 
 /// The media type of the text that [`from_openmetrics`] returns.
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Rewrites the comment lines of a text in the `OpenMetrics` format; the lines with samples are the same in both
-/// formats.
+/// Converts a text in the `OpenMetrics` format. Only comment lines change, because the lines with samples are the same
+/// in both formats.
 pub(super) fn from_openmetrics(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut help = None;
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
             // The `# HELP` line is written together with the `# TYPE` line after it, because the type determines the
-            // suffix of the name in both lines.
+            // metric's name in both lines.
             help = rest.split_once(' ').map(|(_, shown)| shown);
         } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
             let (ending, kind) = match kind {

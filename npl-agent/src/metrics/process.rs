@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The standard metrics of a process, read from `/proc` at each scrape. The names do not begin with `npl_`, because
-//! dashboards expect the standard names.
+//! The standard Prometheus metrics of a process, read from `/proc` at each scrape. The names of these metrics do not
+//! begin with `npl_`, because dashboards expect the standard names.
 
 use std::{fs, path::Path};
 
@@ -34,11 +34,11 @@ struct Stat {
 }
 
 impl Stat {
-    /// Parses the file; `None` if a field is missing. The fields are counted from the last parenthesis, because the
-    /// program's name may contain spaces and parentheses.
+    /// Parses the content of `/proc/<pid>/stat`; `None` if a field is missing. The fields are counted from the last
+    /// parenthesis, because the program's name, which is in parentheses, may itself contain spaces and parentheses.
     fn parse(text: &str) -> Option<Self> {
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
-        // The first field after the program's name has the number 3 in proc(5).
+        // The fields have the numbers of proc(5), in which the first field after the program's name has the number 3.
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
         Some(Self {
             cpu_ticks: field(14)? + field(15)?,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the driver name of a device by ethtool, because rtnetlink does not report driver names.
+//! Reads the name of a device's driver by an ethtool ioctl, because rtnetlink does not report driver names.
 
 #![expect(unsafe_code, reason = "SIOCETHTOOL takes a pointer, and no library in use offers this request")]
 
@@ -7,7 +7,7 @@ use std::os::{fd::AsRawFd as _, unix::net::UnixDatagram};
 
 /// `ETHTOOL_GDRVINFO` of `linux/ethtool.h`.
 const GET_DRIVER_INFO: u32 = 3;
-/// Length in bytes of each text of [`DriverInfo`].
+/// Length in bytes of each text field of [`DriverInfo`].
 const TEXT: usize = 32;
 
 /// `struct ethtool_drvinfo` of `linux/ethtool.h`. Only the driver name is used.
@@ -38,7 +38,8 @@ pub(super) fn driver(device: &str) -> Option<String> {
     }
     let data = (&raw mut info).cast();
     let mut request = libc::ifreq { ifr_name: name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_data: data } };
-    // SAFETY: the socket is open; the request names a device and points to memory of the size that the command writes.
+    // SAFETY: the socket is open; the request contains a device name, and a pointer to memory of the size that the
+    // command writes.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
     if result != 0 {
         return None;

@@ -20,7 +20,7 @@ pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     let of_mtu = |attribute: &LinkAttribute| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None };
     let mtu = link.attributes.iter().find_map(of_mtu).unwrap_or_default();
     let peer_is_elsewhere = link.attributes.iter().any(|it| matches!(it, LinkAttribute::LinkNetNsId(_)));
-    // If the lower device is in another network namespace, its ifindex is ignored, because an unrelated device of this
+    // The ifindex of a lower device in another network namespace is ignored, because an unrelated device of this
     // network namespace may have the same ifindex.
     let shares_network_of = shared_device(link).filter(|_| !peer_is_elsewhere);
     Some(Device {
@@ -37,14 +37,14 @@ pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     })
 }
 
-/// Returns the ifindex of the lower device from which this VLAN, macvlan or ipvlan device receives its frames; `None`
-/// for other devices.
+/// Returns the ifindex of the lower device from which a VLAN, macvlan or ipvlan device receives its frames; `None` if
+/// the device is of a different kind.
 pub(super) fn carrier(link: &LinkMessage) -> Option<u32> {
     if matches!(info_kind(link)?, InfoKind::Vlan) { lower_device(link) } else { shared_device(link) }
 }
 
-/// Returns the ifindex of the lower device whose network this macvlan or ipvlan device shares; `None` for other
-/// devices.
+/// Returns the ifindex of the lower device whose network a macvlan or ipvlan device shares; `None` if the device is of
+/// a different kind.
 fn shared_device(link: &LinkMessage) -> Option<u32> {
     let is_shared =
         matches!(info_kind(link)?, InfoKind::MacVlan | InfoKind::MacVtap | InfoKind::IpVlan | InfoKind::IpVtap);
@@ -114,17 +114,17 @@ fn link_layer(link: &LinkMessage) -> LinkLayer {
     }
 }
 
-/// Returns whether the link is a VLAN device without `reorder_hdr`: its TC hooks receive frames with the VLAN tag. If
-/// no flag is set, the kernel sends no flags attribute.
+/// Returns whether the link is a VLAN device without the flag `reorder_hdr`, so that its TC hooks receive frames with
+/// the VLAN tag. If the device has no flag, the kernel sends no flags attribute.
 fn keeps_vlan_tags(link: &LinkMessage) -> bool {
     let reorders =
         |it: &InfoVlan| matches!(it, InfoVlan::Flags((flags, _mask)) if flags.contains(VlanFlags::ReorderHdr));
     infos(link).any(|info| matches!(info, LinkInfo::Data(InfoData::Vlan(vlan)) if !vlan.iter().any(reorders)))
 }
 
-/// Returns whether a GRE device has a remote address or, with `external`, gets the remote address from a route. Any
-/// other GRE device adds the outer header before its TC egress hook runs (`ipgre_header_ops` and `ip6gre_header_ops` of
-/// the kernel), so the programs cannot parse its packets.
+/// Returns whether a GRE device has a remote address or, with `external`, gets the remote address from a route. A GRE
+/// device without any remote address adds the outer header before its TC egress hook runs, so the programs cannot parse
+/// its packets (`ipgre_header_ops` and `ip6gre_header_ops` of the kernel).
 fn has_tunnel_destination(link: &LinkMessage) -> bool {
     let v4 = |it: &InfoGre| {
         matches!(it, InfoGre::CollectMetadata)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads complete netlink dumps. The kernel sends a long dump in parts. If the list changes between two parts, the dump
-//! may lack an object that exists during the whole dump. The kernel then sets `NLM_F_DUMP_INTR`, and the agent repeats
-//! the dump.
+//! Reads complete netlink dumps. The kernel sends a long dump in parts. If the dumped list changes between two parts,
+//! the dump may lack an object that exists during the whole dump. In this case, the kernel sets `NLM_F_DUMP_INTR`, and
+//! the agent repeats the dump.
 
 use futures::StreamExt as _;
 use rtnetlink::{
@@ -13,11 +13,11 @@ use tokio::task::AbortHandle;
 
 use super::{NetlinkError, request};
 
-/// The maximum number of attempts to read a list that changes during the dumps.
+/// The maximum number of dumps of a list that changes during each of these dumps.
 const TRIES: usize = 8;
 
-/// A netlink socket for dumps. Other requests need another socket: this socket also returns the final message of each
-/// dump, which their callers do not expect.
+/// A netlink socket that is used only for dumps. The socket also returns the final message of each dump, which the
+/// callers of other requests do not expect.
 pub(super) struct Lists {
     handle: Handle,
     driver: AbortHandle,
@@ -35,7 +35,7 @@ impl Lists {
     ///
     /// # Errors
     ///
-    /// If the kernel returns an error, or a change interrupts every attempt.
+    /// If the kernel returns an error, or if the list changes during every attempt.
     pub(super) async fn dump<T>(
         &self,
         operation: &'static str,
@@ -60,7 +60,7 @@ impl Drop for Lists {
     }
 }
 
-/// Returns the messages of a complete dump; `None` if the list changed during the dump.
+/// Returns the messages of a dump; `None` if the dump is not complete, because the list changed during the dump.
 fn complete(
     answers: Vec<NetlinkMessage<RouteNetlinkMessage>>,
 ) -> Result<Option<Vec<RouteNetlinkMessage>>, rtnetlink::Error> {

@@ -54,7 +54,7 @@ pub enum NetlinkError {
     /// The netlink socket could not be opened.
     #[error("open a netlink socket")]
     Open(#[source] std::io::Error),
-    /// The kernel returned an error for a request.
+    /// The kernel returned an error for the request `operation`.
     #[error("{operation} by netlink")]
     Request {
         /// The request as verb and object, such as `list devices`.
@@ -63,14 +63,14 @@ pub enum NetlinkError {
         #[source]
         source: rtnetlink::Error,
     },
-    /// The kernel returned an error for the request to list the devices' features.
+    /// The kernel returned an error for the request to list the offload features of devices.
     #[error("read the features of devices by netlink")]
     Features {
         /// The kernel's error.
         #[source]
         source: Box<ethtool::EthtoolError>,
     },
-    /// The list changed during every dump, so no dump is complete. A later attempt may succeed.
+    /// The dumped list changed during every attempt, so no dump is complete. A later attempt may succeed.
     #[error("{operation} by netlink: the list changed during each of several dumps; the agent tries again later")]
     Changing {
         /// The request as verb and object, such as `list devices`.
@@ -87,13 +87,14 @@ fn request(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetlinkE
 pub struct Survey {
     /// The Pod addresses whose routes were looked up.
     pub pods: BTreeSet<IpAddr>,
-    /// The route to each of these Pod addresses; addresses without a route are absent.
+    /// The route to each Pod address in `pods`; an address without a route is absent.
     pub routes: BTreeMap<IpAddr, Route>,
     /// Every device of this network namespace, sorted by ifindex.
     pub devices: Vec<Device>,
     /// Policy rules and default routes.
     pub routing: Routing,
-    /// Qdiscs, filters and programs on the relevant devices, by ifindex; empty without a [`TcInspection`].
+    /// Qdiscs, filters and programs on the devices that the [`TcInspection`] selects, by ifindex; empty if the caller
+    /// gave no [`TcInspection`].
     pub attachments: BTreeMap<u32, DeviceAttachments>,
     /// The names of netfilter's tables and chains, or why the names cannot be read; `None` if the caller did not
     /// request the names.
@@ -104,8 +105,7 @@ pub struct Survey {
 pub type SurveyTask = JoinHandle<Result<Survey, NetlinkError>>;
 
 /// Starts to read devices and the routes to Pods on a separate thread. While Pods are created and deleted, a request
-/// can wait for the kernel's `rtnl` lock for seconds, which must not block the main loop. Qdiscs, filters and programs
-/// are read only with an `inspection`.
+/// can wait seconds for the kernel's `rtnl` lock. Qdiscs, filters and programs are read only if `inspection` is given.
 pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> SurveyTask {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     tokio::task::spawn_blocking(move || {
@@ -127,7 +127,7 @@ pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> Surve
     })
 }
 
-/// Waits for a survey and returns its result. If the thread of the survey panics, the caller panics too.
+/// Waits for a survey and returns its result. If the thread of the survey has panicked, the caller also panics.
 ///
 /// # Errors
 ///
@@ -157,7 +157,7 @@ pub async fn interfaces_and_routing() -> Result<(Vec<Device>, Routing), NetlinkE
     read_network().await.map(|state| (state.devices, state.routing))
 }
 
-/// Reads the qdiscs, filters and programs of the inspected devices, by ifindex.
+/// Reads the qdiscs, filters and programs of the devices that `inspection` selects, by ifindex.
 ///
 /// # Errors
 ///
@@ -167,10 +167,11 @@ pub async fn attachments(inspection: &TcInspection) -> Result<BTreeMap<u32, Devi
     tc_inspection::inspect(&devices, queues?, &BTreeSet::new(), inspection).await
 }
 
-/// The result of one read of the network.
+/// What the kernel has reported about devices and routing.
 struct NetworkState {
     devices: Vec<Device>,
-    /// The qdiscs, or the error of a kernel without traffic control. Only callers that need qdiscs return this error.
+    /// The qdiscs by device, or an error if the kernel has no traffic control. Only callers that need qdiscs return
+    /// this error.
     queues: Result<Queues, NetlinkError>,
     routing: Routing,
 }
@@ -235,7 +236,7 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
     message.header.address_family = family;
     message.header.destination_prefix_length = length;
     message.attributes.push(RouteAttribute::Destination(destination));
-    // An error means that there is no route to the address.
+    // If the kernel returns an error, the address has no route.
     let found = handle.route().get(message).execute().try_next().await.ok()??;
     let metrics =
         found.attributes.iter().filter_map(|it| if let RouteAttribute::Metrics(all) = it { Some(all) } else { None });
@@ -246,18 +247,19 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
     })
 }
 
-/// Reads the addresses of global scope, by ifindex. Addresses of other scopes are ignored, because remote clients
-/// cannot reach them.
+/// Reads the addresses of global scope, by ifindex. Addresses with a narrower scope, such as host and link, are
+/// ignored, because remote clients cannot reach them.
 async fn read_addresses(lists: &Lists) -> Result<BTreeMap<u32, Vec<IpAddr>>, NetlinkError> {
     let mut addresses: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
-    // Each family needs a separate dump: in a dump of both, the kernel does not always report that the first family's
-    // addresses have changed.
+    // Each IP family needs a separate dump. In one dump of both families, the kernel does not always report a change of
+    // addresses of the first family.
     for family in FAMILIES {
         let mut wanted = AddressMessage::default();
         wanted.header.family = family;
         let pick = |message| if let RouteNetlinkMessage::NewAddress(it) = message { Some(it) } else { None };
         let all = lists.dump("list addresses", RouteNetlinkMessage::GetAddress(wanted), pick).await?;
-        // For IPv6, a kernel without IPv6 returns the IPv4 addresses again; the filter removes them.
+        // If a kernel without IPv6 is asked for IPv6 addresses, it returns the IPv4 addresses again, which this filter
+        // removes.
         for message in all.iter().filter(|message| message.header.family == family) {
             if let Some(ip) = global_address(message) {
                 addresses.entry(message.header.index).or_default().push(ip);
@@ -290,9 +292,10 @@ fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
     }
 }
 
-/// Yields an item for each possible change of devices, addresses, default and host routes, or rules. With
-/// `with_attachments`, also yields an item for changes of qdiscs and of filters that belong to other software. An
-/// overrun of the receive buffer yields an item too, because messages about changes may have been lost.
+/// Yields an item for each message about a change of devices, addresses, default and host routes, or policy rules.
+/// Removed qdiscs and filters also yield an item; added qdiscs and filters do so only with `with_attachments`, and
+/// filters only if other software added them. An overrun of the receive buffer also yields an item, because messages
+/// about changes may have been lost.
 ///
 /// # Errors
 ///
@@ -322,9 +325,9 @@ pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin,
     Ok(Box::pin(changes.chain(stream::once(end))))
 }
 
-/// Returns whether a message reports a change that needs a survey. Changes of routes count only for default routes and
-/// host routes. Filters count only if they are new and belong to other software: the agent's own filters would trigger
-/// another survey.
+/// Returns whether a message reports a change that needs a survey. A change of a route counts only if it is a default
+/// route or a host route. A new filter counts only if it belongs to other software; otherwise, each filter that the
+/// agent attaches would cause another survey.
 fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_attachments: bool) -> bool {
     let NetlinkPayload::InnerMessage(message) = payload else {
         return matches!(payload, NetlinkPayload::Overrun(_));

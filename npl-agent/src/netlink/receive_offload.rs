@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads which devices join received datagrams to a list of fragments (GRO fraglist), by ethtool's netlink family.
+//! Reads by ethtool's netlink family on which devices GRO joins received datagrams to a list of fragments (fraglist).
 
 use std::collections::BTreeSet;
 
@@ -8,14 +8,14 @@ use futures::TryStreamExt as _;
 
 use super::NetlinkError;
 
-/// The kernel's name of the feature, which is also an argument of `ethtool -K`.
+/// The kernel's name of the feature GRO fraglist, which is also an argument of `ethtool -K`.
 const FRAGLIST: &str = "rx-gro-list";
 
 /// Returns the names of all devices of this network namespace on which GRO joins datagrams to a fraglist.
 ///
 /// # Errors
 ///
-/// If the kernel has no netlink interface of ethtool, or returns an error.
+/// If the kernel has no netlink family `ethtool`, or returns an error.
 pub async fn devices_with_fraglists() -> Result<BTreeSet<String>, NetlinkError> {
     let (connection, mut handle, _unsolicited) = ethtool::new_connection().map_err(NetlinkError::Open)?;
     let connection = tokio::spawn(connection);

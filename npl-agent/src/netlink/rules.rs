@@ -15,14 +15,14 @@ use crate::core::{
     model::Family,
 };
 
-/// The value of the rule attribute `suppress_prefixlength` with which the rule suppresses no route.
+/// With this value of its attribute `suppress_prefixlength`, a rule suppresses no route.
 const SUPPRESSES_NOTHING: u32 = u32::MAX;
-/// The mask of a rule that matches the whole mark.
+/// The mask of a rule that compares all bits of the packet's mark.
 const WHOLE: u32 = u32::MAX;
 
-/// Reads policy routing. The first result contains the default routes, and the rules that select a single source
-/// address, a mark or an incoming device, in the kernel's order. It also contains the tables of all rules that match a
-/// mark. The second result contains the egress devices of all routes with a gateway.
+/// Reads policy routing. The first result contains the default routes, and the tables of all rules that match a mark.
+/// The first result also contains, in the kernel's order, the rules that select a single source address, a mark or an
+/// incoming device. The second result contains the egress devices of all routes with a gateway.
 pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32>), NetlinkError> {
     let mut routing = Routing::default();
     for family in FAMILIES {
@@ -30,7 +30,7 @@ pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32
         wanted.header.family = family;
         let pick = |message| if let RouteNetlinkMessage::NewRule(rule) = message { Some(rule) } else { None };
         match lists.dump("list rules", RouteNetlinkMessage::GetRule(wanted), pick).await {
-            // A kernel without policy routing returns an error, which means that there are no rules.
+            // A kernel without policy routing returns an error, and has no rules.
             Err(NetlinkError::Request { .. }) => {}
             listed => {
                 let listed = listed?;
@@ -44,8 +44,8 @@ pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32
     Ok((Routing { default_routes, ..routing }, with_gateway))
 }
 
-/// Reads the default routes of all tables, and the devices of all routes with a gateway. The devices include the device
-/// of each next hop of a multipath route.
+/// Reads the default routes of all tables, and the devices of all routes with a gateway. For a multipath route, the
+/// devices include the device of each next hop that has a gateway.
 async fn read_routes(lists: &Lists) -> Result<(BTreeSet<DefaultRoute>, BTreeSet<u32>), NetlinkError> {
     let (mut found, mut with_gateway) = (BTreeSet::new(), BTreeSet::new());
     for family in FAMILIES {
@@ -100,7 +100,8 @@ fn rule(message: &RuleMessage) -> Option<RoutingRule> {
     Some(RoutingRule { family: family_of(message.header.family)?, selector, table })
 }
 
-/// Converts a rule that selects all packets of an incoming device; `None` if the rule has another condition.
+/// Converts a rule that selects all packets of an incoming device; `None` if the rule has a different or an additional
+/// condition.
 fn incoming_rule(message: &RuleMessage) -> Option<IncomingRule> {
     let table = table(message)?;
     let header = &message.header;
@@ -142,7 +143,8 @@ fn source(rule: &RuleMessage) -> Option<Selector> {
     is_single.then_some(Selector::Source(addr))
 }
 
-/// Returns the selector of a rule for a mark; `None` if the rule has another condition.
+/// Returns the selector of a rule that matches only a mark; `None` if the rule has a different or an additional
+/// condition.
 fn mark(rule: &RuleMessage) -> Option<Selector> {
     let header = &rule.header;
     let is_all = (header.src_len, header.dst_len, header.tos) == (0, 0, 0);

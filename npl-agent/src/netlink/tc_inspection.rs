@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the qdiscs and filters of devices, and determines the owner of each filter. Also removes clsact qdiscs of NPL
-//! that have no filters.
+//! Reads the qdiscs and filters of devices, and determines whether each filter belongs to NPL. Also removes clsact
+//! qdiscs that have no filters.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,22 +28,22 @@ use crate::core::{
 /// Selects the devices whose qdiscs, filters and programs are read.
 #[expect(missing_debug_implementations, reason = "closures do not implement Debug")]
 pub struct TcInspection {
-    /// The devices that may be uplinks.
+    /// The devices that may be uplinks, which are inspected.
     pub uplinks: DeviceSelection,
-    /// Whether the devices that lead to Pods are inspected too.
+    /// Whether the devices to which the routes of Pods lead are also inspected.
     pub with_pods: bool,
-    /// Returns the owners of the BPF links on a device, which is given by its ifindex; `None` if the kernel does not
-    /// report BPF links. Programs of BPF links run before the device's filters.
+    /// Returns the programs of BPF links on the device with this ifindex; `None` if the kernel does not report BPF
+    /// links. Programs of BPF links run before the device's filters.
     pub programs_on: Box<dyn Fn(u32) -> Option<DeviceAttachments> + Send + Sync>,
     /// Reads the names of netfilter's tables and chains; `None` if no decision depends on these names.
     pub rule_names: Option<fn() -> io::Result<RuleNames>>,
 }
 
-/// The qdisc kinds of each device, by ifindex.
+/// The kinds of the qdiscs of each device, such as `clsact`, by ifindex.
 pub(super) type Queues = BTreeMap<u32, BTreeSet<String>>;
 
-/// Reads the attachments of the relevant devices, by ifindex. A device whose attachments cannot be read is absent from
-/// the result.
+/// Reads the qdiscs, filters and programs of the selected devices, by ifindex. A device that cannot be inspected is
+/// absent from the result.
 ///
 /// # Errors
 ///
@@ -81,8 +81,8 @@ pub(super) async fn read_queues(lists: &Lists) -> Result<Queues, NetlinkError> {
     Ok(queues)
 }
 
-/// Returns whether a device has an `ingress` qdisc. With this qdisc, the device cannot have clsact, because both use
-/// the same handle.
+/// Returns whether a device has an `ingress` qdisc. A device with an `ingress` qdisc cannot also have a `clsact` qdisc,
+/// because both use the same handle.
 pub(super) fn has_ingress_queue(queues: &Queues, ifindex: u32) -> bool {
     queues.get(&ifindex).is_some_and(|kinds| kinds.contains("ingress"))
 }
@@ -141,7 +141,7 @@ pub(super) fn is_queue(queue: &TcMessage) -> bool {
     !is_hook(kind(queue))
 }
 
-/// Removes the clsact qdisc of the device with this ifindex if the qdisc has no filter. Returns the device's name if
+/// If the clsact qdisc of the device with this ifindex has no filter, removes the qdisc. Returns the device's name if
 /// the qdisc was removed.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the forward chains of the Node's firewall for `npl-agent doctor`.
+//! For `npl-agent doctor`: reads the chains of the Node's firewall that process forwarded packets.
 
 use std::{collections::BTreeMap, io, ops::ControlFlow};
 
@@ -13,13 +13,13 @@ use crate::core::doctor::forward_chains::{BaseChain, Condition, Field, ForwardCh
 /// The nftables families whose chains process forwarded IP packets.
 const FAMILIES: [(u8, &str); 3] =
     [(uapi::NFPROTO_INET, "inet"), (uapi::NFPROTO_IPV4, "ip"), (uapi::NFPROTO_IPV6, "ip6")];
-/// The maximum number of chains that are read. The limit bounds the effort, because some firewalls have thousands of
-/// chains.
+/// The maximum number of chains that are read. The number is limited, because some firewalls have thousands of chains.
 const MAX_CHAINS: usize = 500;
-/// The prefixes of the names that the kernel gives to anonymous sets and maps. Each of these belongs to one rule.
+/// The prefixes of the names that the kernel gives to anonymous sets and maps. An anonymous set or map belongs to a
+/// single rule.
 const ANONYMOUS: [&str; 2] = ["__set", "__map"];
 
-/// Reads the filter chains of the forward hook, and all chains to which these chains jump.
+/// Reads the filter chains of the forward hook, and all chains to which the rules of these chains jump.
 ///
 /// # Errors
 ///
@@ -146,7 +146,7 @@ fn verdict(data: &[u8]) -> Option<Verdict> {
     }
 }
 
-/// An expression of a rule that looks packet fields up in a set or map.
+/// An expression of a rule that looks up a packet field in a set or map.
 #[derive(Debug, Clone)]
 struct Lookup {
     set: String,
@@ -156,10 +156,10 @@ struct Lookup {
     is_map: bool,
 }
 
-/// A partly read rule: it may refer to sets whose elements have not been read yet.
+/// A rule that is only partly converted, because it may refer to sets whose elements have not been read yet.
 #[derive(Debug, Default)]
 struct Draft {
-    /// For each register, the packet field that it contains and the mask that was applied to the field.
+    /// For each register: the packet field in the register, and the mask that was applied to the field.
     registers: BTreeMap<u32, (Field, Vec<u8>)>,
     conditions: Vec<Condition>,
     lookups: Vec<Lookup>,
@@ -198,7 +198,8 @@ impl Draft {
             "target" if name(data, of::XTABLES_NAME).is_some_and(|it| it == "REJECT") => {
                 self.verdict = Some(Verdict::Refuse);
             }
-            // These expressions have no verdict and do not change which packets the rule matches, so they are ignored.
+            // These expressions give no verdict and do not restrict which packets the rule matches, so they are
+            // ignored.
             "counter" | "log" | "notrack" | "target" | "meta" | "ct" | "payload" => {}
             _ => self.conditions.push(Condition::unclear()),
         }
@@ -248,7 +249,8 @@ impl Draft {
         self.lookups.iter().map(|lookup| lookup.set.clone()).collect()
     }
 
-    /// Converts the draft to rules: a verdict map results in one rule for each element.
+    /// Converts the draft to one rule, or to one rule for each element of a verdict map if the rule looks up its
+    /// verdict there.
     fn finish(mut self, sets: &BTreeMap<String, Vec<Element>>) -> Vec<Rule> {
         let mut rules = Vec::new();
         for Lookup { set, field, mask, is_negated, is_map } in std::mem::take(&mut self.lookups) {
@@ -266,7 +268,8 @@ impl Draft {
                     Some(Rule { conditions, verdict: element.verdict.clone()? })
                 })),
                 (None, false) => self.conditions.push(Condition::unclear()),
-                // A named verdict map may contain any verdict, so the rule counts as one that may accept the packet.
+                // The elements of a named verdict map are unknown, so the rule counts as a rule that may accept the
+                // packet.
                 (None, true) => {
                     let conditions = [self.conditions.clone(), vec![Condition::unclear()]].concat();
                     rules.push(Rule { conditions, verdict: Verdict::Accept });
@@ -279,7 +282,7 @@ impl Draft {
     }
 }
 
-/// Returns the number of the 4-byte register at which a register begins: `NFT_REG_1` to `NFT_REG_4` are 16-byte
+/// Returns the number of the 4-byte register at which `register` begins. `NFT_REG_1` to `NFT_REG_4` are 16-byte
 /// registers.
 const fn normal(register: u32) -> u32 {
     match register {
@@ -336,15 +339,16 @@ fn xtables_match(data: &[u8]) -> Option<Condition> {
     Some(known.unwrap_or_else(Condition::unclear))
 }
 
-/// Converts a `struct xt_conntrack_mtinfo3` to a condition; `None` unless the match compares only the state or only the
-/// status.
+/// Converts a `struct xt_conntrack_mtinfo3` to a condition. Returns `None` if the match compares more than the state
+/// alone or the status alone.
 fn conntrack_match(info: &[u8]) -> Option<Condition> {
-    /// The offset of `match_flags`, which is followed by three other two-byte fields.
+    /// The offset of the two-byte field `match_flags`. The two-byte fields `invert_flags`, `state_mask` and
+    /// `status_mask` follow.
     const FLAGS: usize = 146;
     const STATE: u16 = 1;
     const STATUS: u16 = 1 << 6;
-    /// The bits of the states `SNAT` and `DNAT`. They are not compared with the state, because the kernel stores them
-    /// in the connection's status.
+    /// The bits of the virtual states `SNAT` and `DNAT`, which are not compared with the state, because the kernel
+    /// stores them in the connection's status.
     const VIRTUAL_STATES: u16 = 1 << 6 | 1 << 7;
     let field = |number: usize| {
         let bytes = info.get(FLAGS + 2 * number..)?.first_chunk()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the rules of legacy iptables by the socket options of `linux/netfilter_ipv4/ip_tables.h`, for which no library
-//! exists. Reading the rules requires only `CAP_NET_ADMIN`.
+//! Reads the rules of legacy iptables by the socket options of `linux/netfilter_ipv4/ip_tables.h`, because no library
+//! does so. Reading the rules requires only `CAP_NET_ADMIN`.
 
 #![expect(unsafe_code, reason = "a system call takes pointers")]
 
@@ -18,18 +18,20 @@ const GET_INFO: libc::c_int = 64;
 const GET_ENTRIES: libc::c_int = 65;
 /// The size of a table's name, in bytes.
 const NAME: usize = 32;
-/// The size of `struct ipt_getinfo`, in bytes. The last field is the size of the table's rules.
+/// The size of `struct ipt_getinfo`, in bytes. The last field of the structure is the size of the table's rules in
+/// bytes.
 const INFO: usize = 84;
 /// The offset of the rules in `struct ipt_get_entries`.
 const RULES: usize = 40;
-/// The maximum number of attempts to read the rules; an attempt fails if the rules change during the attempt.
+/// The maximum number of attempts to read the rules of a table. An attempt fails if the rules change during the
+/// attempt.
 const ATTEMPTS: usize = 5;
 
 /// Returns the names of the legacy iptables tables of an IP family; empty if the kernel has no legacy iptables.
 ///
 /// # Errors
 ///
-/// If the kernel's file with the names exists but cannot be read.
+/// If the kernel's file with the names of the tables exists, but cannot be read.
 pub(super) fn tables(family: Family) -> io::Result<Vec<String>> {
     let path = match family {
         Family::V4 => "/proc/thread-self/net/ip_tables_names",
@@ -66,19 +68,22 @@ fn read_by(table: &str, mut ask: impl FnMut(libc::c_int, &mut [u8]) -> io::Resul
         let mut entries = with_name(table, RULES + length);
         entries[NAME..NAME + size_of::<u32>()].copy_from_slice(&size.to_ne_bytes());
         match ask(GET_ENTRIES, &mut entries) {
-            // The rules have changed since their size was read, so the next iteration reads both again.
+            // The rules have changed since their size was read, so the next iteration reads the size and the rules
+            // again.
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
             answer => return answer.map(|()| entries.split_off(RULES)),
         }
     }
-    // This is an error, because without the rules the agent would not recognize a policy engine.
+    // The function returns an error instead of no rules, because without the rules the agent would not recognize a
+    // policy engine.
     let text =
         format!("the rules of the iptables table {table} changed during each of {ATTEMPTS} attempts to read them");
     Err(io::Error::new(io::ErrorKind::WouldBlock, text))
 }
 
-/// Returns whether the rules contain a chain whose name begins with this prefix, or a jump to such a chain. A name is
-/// the beginning of a field in the kernel's layout, so the byte before a name is smaller than a space character.
+/// Returns whether the rules contain a chain whose name begins with this prefix, or a jump to such a chain. In the
+/// kernel's layout, a name is at the beginning of a field, so the byte before the name is smaller than a space
+/// character.
 pub(super) fn names(rules: &[u8], prefix: &str) -> bool {
     let prefix = prefix.as_bytes();
     let mut ends = rules.windows(prefix.len() + 1);

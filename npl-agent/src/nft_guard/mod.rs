@@ -2,14 +2,16 @@
 //! Maintains the nftables table `inet npl`, which exempts replies of mapped Pod endpoints from masquerading and marks
 //! connections for reply routing.
 //!
-//! NPL translates a request before kernel conntrack tracks it, so the kernel's entry is from the client to the Pod.
-//! After that entry has timed out, the Pod's next packet creates a new entry from the Pod to the client. A masquerade
-//! rule for Pod egress matches this packet and changes its source port, so the client rejects the packet. The chain
-//! `replies` runs before such rules and keeps the source address and port. See design note 15 in `docs/design/`.
+//! NPL translates a request before kernel conntrack tracks the request, so the kernel's conntrack entry is for a
+//! connection from the client to the Pod. After this entry has timed out, the Pod's next packet creates an entry for a
+//! connection from the Pod to the client. A masquerade rule for packets that leave Pods matches the packet and changes
+//! its source port, so the client rejects the packet. The chain `replies` runs before masquerade rules and keeps the
+//! source address and port. See design note 15 in `docs/design/`.
 //!
-//! Some CNIs mark connections that arrive for a Node address, so that replies of Pods with their own policy route leave
-//! through the Node's uplink. Such a CNI does not mark translated requests, because their destination is a Pod address.
-//! The chain `requests` sets the CNI's mark for translated requests. See design note 21 in `docs/design/`.
+//! Some CNIs mark connections to a Node address, so that replies of a Pod with its own policy route leave through the
+//! Node's uplink. A CNI does not mark a request that NPL has translated, because the destination of the request is then
+//! a Pod address. The chain `requests` sets the CNI's mark for translated requests. See design note 21 in
+//! `docs/design/`.
 
 mod forward;
 mod legacy;
@@ -41,10 +43,10 @@ use crate::core::{
     op::Op,
 };
 
-/// The delay before the next attempt after the kernel has rejected a change of the table.
+/// The time after which the agent tries again to change the table, if the kernel has rejected a change.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// Whether the agent maintains the table.
+/// Whether the agent maintains NPL's nftables table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GuardMode {
     /// The table is maintained if the Node has source NAT rules, or if reply routing needs connection marks.
@@ -52,13 +54,13 @@ pub enum GuardMode {
     Auto,
     /// The table is always maintained.
     On,
-    /// The table is never maintained, and an existing table is removed.
+    /// The table is not maintained, and an existing table is removed.
     Off,
 }
 
-/// A handle of the thread that maintains the table. A separate thread is necessary: other software can write ten
-/// thousand rules in one nftables transaction, and the agent's transaction waits meanwhile. Dropping the handle ends
-/// the thread and keeps the table.
+/// The handle of the thread that maintains the table. A separate thread is necessary, because the agent's nftables
+/// transaction waits while other software writes, for example, ten thousand rules in one transaction. Dropping the
+/// handle ends the thread and keeps the table.
 #[derive(Debug)]
 pub struct Guard {
     updates: Option<Sender<Update>>,
@@ -69,9 +71,9 @@ pub struct Guard {
 enum Update {
     /// All mappings, which replace the mappings of earlier updates.
     All(BTreeMap<Frontend, PodEndpoint>),
-    /// One mapping that was written or, without an endpoint, removed.
+    /// One mapping: with its endpoint if the mapping was written, and with `None` if it was removed.
     One(Frontend, Option<PodEndpoint>),
-    /// All connection marks to set.
+    /// All connection marks that the table must set.
     Markings(BTreeSet<Marking>),
 }
 
@@ -102,13 +104,13 @@ impl Guard {
         Self { updates: Some(updates), thread: thread.ok() }
     }
 
-    /// Passes all mappings of the datapath to the thread.
+    /// Passes all mappings of the datapath to the thread that maintains the table.
     pub fn observe(&self, mappings: &BTreeMap<Frontend, Backend>) {
         let mapped = mappings.iter().map(|(frontend, backend)| (*frontend, endpoint(*frontend, backend)));
         self.send(Update::All(mapped.collect()));
     }
 
-    /// Passes the mapping that an op wrote or removed to the thread. Other ops do not change the table.
+    /// If the op wrote or removed a mapping, passes the mapping to the thread that maintains the table.
     pub fn record(&self, op: &Op) {
         match op {
             Op::UpsertMapping(frontend, backend) => {
@@ -119,14 +121,15 @@ impl Guard {
         }
     }
 
-    /// Passes the wanted connection marks to the thread. Before the first call, the thread keeps the marking rules that
-    /// the table has.
+    /// Passes the wanted connection marks to the thread that maintains the table. Before the first call, the thread
+    /// keeps the marking rules that the table has.
     pub fn mark(&self, markings: &BTreeSet<Marking>) {
         self.send(Update::Markings(markings.clone()));
     }
 
     fn send(&self, update: Update) {
-        // The error is ignored: without the thread, no table is maintained, which the agent has logged at start.
+        // The error is ignored, because the agent has already logged at its start if the thread, and therefore the
+        // table, is missing.
         drop(self.updates.as_ref().map(|thread| thread.send(update)));
     }
 }
@@ -152,7 +155,7 @@ pub fn remove() -> io::Result<bool> {
     table::remove(&Connection::open()?)
 }
 
-/// What NPL's table in the kernel currently does.
+/// The effects of NPL's nftables table in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TableState {
     /// Number of Pod endpoints that are exempt from masquerading; `None` if the table is absent, incomplete, or only
@@ -198,7 +201,7 @@ pub fn rule_names() -> io::Result<RuleNames> {
     names::read()
 }
 
-/// Reads the forward chains of the Node's firewall; empty if the kernel has no nftables.
+/// Reads the chains of the Node's firewall that process forwarded packets; empty if the kernel has no nftables.
 ///
 /// # Errors
 ///
@@ -217,21 +220,23 @@ struct Worker {
     mapped: BTreeMap<Frontend, PodEndpoint>,
     /// The wanted connection marks; `None` until the first survey of the network.
     markings: Option<BTreeSet<Marking>>,
-    /// The content of the table after the last successful check; `None` if there is no table.
+    /// The content that the table had after its last successful check or update; `None` if the table does not exist.
     installed: Option<Content>,
-    /// Whether the last check found that replies must be exempted, for example because of source NAT rules.
+    /// Whether the last check found that replies must be exempted from masquerading, for example because the Node has
+    /// source NAT rules.
     was_needed: bool,
-    /// Whether the last change of the table failed; only a change of this state is logged.
+    /// Whether the last change of the table failed. The agent logs only a change of this value.
     is_failing: Last<bool>,
-    /// Whether the table exempts endpoints from masquerading; only a change of this state is logged.
+    /// Whether the table exempts endpoints from masquerading. The agent logs only a change of this value.
     keeps_sources: Last<bool>,
-    /// The connection marks that the table sets; only a change of them is logged.
+    /// The connection marks that the table sets. The agent logs only a change of these marks.
     marked: Last<BTreeSet<Marking>>,
 }
 
 impl Worker {
     fn run(mut self, updates: &Receiver<Update>, resync: Duration) {
-        // The table of the previous agent stays until this agent has its first mappings.
+        // The thread changes nothing before the first update, so the table of an earlier agent stays until this agent
+        // has its first mappings.
         let Ok(first) = updates.recv() else { return };
         self.apply_update(first);
         let mut due = Instant::now();
@@ -281,8 +286,8 @@ impl Worker {
         self.mapped.values().copied().collect()
     }
 
-    /// Adds and removes set elements of an installed table. Such an update is faster than [`Self::verify`], which reads
-    /// the whole table.
+    /// Adds and removes endpoints in the sets of the installed table. Updating the sets is faster than
+    /// [`Self::verify`], which reads the whole table.
     fn update_endpoints(&mut self) -> io::Result<()> {
         let wanted = self.endpoints();
         let Some(installed) = self.installed.as_mut().filter(|it| it.endpoints != wanted) else { return Ok(()) };
@@ -291,20 +296,20 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads the table from the kernel and corrects it, because other software may have changed the table.
+    /// Reads the table from the kernel and corrects differences, because other software may have changed the table.
     fn verify(&mut self) -> io::Result<()> {
         let is_needed = self.is_needed()?;
         let connection = match Connection::open() {
-            // A kernel without nftables cannot have the table. That is an error only if legacy iptables masquerades, or
-            // in the mode `On`.
+            // A kernel without nftables cannot have the table. The missing table is an error only if legacy iptables
+            // masquerades, or in the mode `On`.
             Err(error) if !is_needed && table::is_unknown(&error) => {
                 self.installed = None;
                 return Ok(());
             }
             opened => opened?,
         };
-        // While other software changes its chains, a dump may lack a chain. Therefore, the exemption is removed only
-        // after two consecutive checks without source NAT rules.
+        // While other software changes its chains, a dump may lack a chain. The exemption is therefore removed only if
+        // two consecutive checks find no source NAT rules.
         let keeps_sources = std::mem::replace(&mut self.was_needed, is_needed) || is_needed;
         let found = table::if_known(table::read(&connection))?.flatten();
         let markings = match (&self.markings, &found) {
@@ -331,7 +336,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Logs when the table begins to exempt replies or to mark connections.
+    /// Logs when the table begins to exempt replies from masquerading, or begins to mark connections.
     fn log(&mut self, content: &Content) {
         if self.keeps_sources.update(content.keeps_sources) && content.keeps_sources {
             let endpoints = content.endpoints.len();
@@ -361,7 +366,8 @@ fn has_legacy_nat() -> io::Result<bool> {
     has_legacy_table("nat")
 }
 
-/// Returns whether legacy iptables has this table in any IP family. nftables does not list tables of legacy iptables.
+/// Returns whether legacy iptables has this table for IPv4 or for IPv6. nftables does not list tables of legacy
+/// iptables.
 fn has_legacy_table(table: &str) -> io::Result<bool> {
     for family in Family::ALL {
         if legacy::tables(family)?.iter().any(|name| name == table) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the names of netfilter's tables and chains, by which the Node's CNI and policy engine are recognized.
+//! Reads the names of netfilter's tables and chains, by which the agent recognizes the Node's CNI and policy engine.
 
 use std::{io, ops::ControlFlow};
 
@@ -25,7 +25,8 @@ pub(super) fn read() -> io::Result<RuleNames> {
         }))?;
     }
     for family in Family::ALL {
-        // Only existing tables are read: a request for an absent table would make the kernel load the table's module.
+        // Only tables that exist are read, because a request for an absent table would make the kernel load the table's
+        // module.
         for table in legacy::tables(family)? {
             let rules = legacy::read(family, &table)?;
             names.chains.extend(chain_prefixes().filter(|prefix| legacy::names(&rules, prefix)).map(str::to_owned));

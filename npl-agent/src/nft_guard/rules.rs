@@ -13,7 +13,7 @@ use crate::core::{
     model::Family,
 };
 
-/// The layout of addresses of an IP family, in packet headers and in the table's sets.
+/// The layout of the addresses of an IP family, in packet headers and in the sets of NPL's nftables table.
 #[derive(Debug)]
 pub(super) struct Shape {
     pub(super) family: Family,
@@ -46,15 +46,16 @@ const V6: Shape = Shape {
 
 pub(super) const SHAPES: [&Shape; 2] = [&V4, &V6];
 
-/// Selects the address and port of a packet that a rule reads: source or destination.
+/// Whether a rule reads a packet's source address and port, or its destination address and port.
 #[derive(Debug, Clone, Copy)]
 enum End {
     Source,
     Destination,
 }
 
-/// Builds the rule `ip saddr . meta l4proto . th sport @endpoints_v4 snat ip to ip saddr`, or the same for IPv6. After
-/// source NAT to the unchanged address, the kernel applies no masquerade rule to the connection.
+/// Builds the rule `ip saddr . meta l4proto . th sport @endpoints_v4 snat ip to ip saddr`, or the corresponding rule
+/// for IPv6. The rule applies source NAT to the unchanged address, after which the kernel applies no masquerade rule to
+/// the connection.
 pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
     let translation = [
         number(of::NAT_TYPE, value::SOURCE_NAT),
@@ -68,10 +69,10 @@ pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
 }
 
 /// Builds the rule `iif DEVICE ct mark & MASK != MARK ip daddr . meta l4proto . th dport @endpoints_v4 ct mark set ct
-/// mark & ~MASK | MARK`, or the same for IPv6.
+/// mark & ~MASK | MARK`, or the corresponding rule for IPv6.
 ///
 /// The rule compares the mark first, because the lookup in the set takes longer. The rule also applies to packets of
-/// existing connections; otherwise, UDP flows that began before the rule was installed would never be marked.
+/// existing connections, so that UDP flows that began before the rule was installed are also marked.
 pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     let shape = if marking.family == Family::V4 { &V4 } else { &V6 };
     let (set, mask) = (marking.mark.value(), marking.mark.mask());
@@ -83,7 +84,7 @@ pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     rule
 }
 
-/// Parses the marking that a rule sets; `None` if [`marks`] does not build such a rule.
+/// Parses the marking that a rule sets; `None` if the rule is not of the form that [`marks`] builds.
 pub(super) fn read_marking(rule: &[u8]) -> Option<Marking> {
     let made = |(_, expression)| {
         let name = find(expression, of::NAME)?.strip_suffix(&[0])?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Creates, updates, reads back and removes the nftables table.
+//! Creates, updates, reads and removes NPL's nftables table.
 
 use std::{collections::BTreeSet, io, net::IpAddr, ops::ControlFlow};
 
@@ -16,9 +16,10 @@ use crate::core::{
     model::{Family, Protocol},
 };
 
-/// The name of the table, without its family.
+/// The name of NPL's nftables table, without the family `inet`.
 pub(super) const TABLE: &str = "npl";
-/// Maximum number of set elements in one message, since a netlink attribute holds at most 65,535 bytes.
+/// Maximum number of set elements in one message. The number is limited, because a netlink attribute holds at most
+/// 65,535 bytes.
 const MAX_ELEMENTS: usize = 1000;
 
 /// The Pod endpoint of a mapping, which is the source of the Pod's replies.
@@ -30,14 +31,14 @@ pub(super) struct PodEndpoint {
     pub(super) port: u16,
 }
 
-/// The content of the table.
+/// The content of NPL's nftables table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Content {
     /// The elements of the sets in which the rules look up packets.
     pub(super) endpoints: BTreeSet<PodEndpoint>,
     /// Whether the chain `replies` exists, which exempts replies from masquerading.
     pub(super) keeps_sources: bool,
-    /// The rules of the chain `requests`, which mark connections.
+    /// The connection marks that the rules of the chain `requests` set.
     pub(super) markings: BTreeSet<Marking>,
 }
 
@@ -49,10 +50,11 @@ struct Chain {
     priority: i32,
 }
 
-/// The chain with the priority 99 runs before chains with the priority `srcnat` (100), in which other software
-/// masquerades.
+/// The chain `replies`. With the priority 99, the chain runs before chains with the priority `srcnat` (100), in which
+/// other software masquerades.
 const REPLIES: Chain = Chain { name: "replies", kind: "nat", hook: uapi::POST_ROUTING, priority: 99 };
-/// The chain has the priority `mangle`: it runs after kernel conntrack and before the routing decision.
+/// The chain `requests`. With the priority `mangle` (-150), the chain runs after kernel conntrack and before the
+/// routing decision.
 const REQUESTS: Chain = Chain { name: "requests", kind: "filter", hook: uapi::PRE_ROUTING, priority: -150 };
 
 impl PodEndpoint {
@@ -78,10 +80,11 @@ impl PodEndpoint {
     }
 }
 
-/// Creates the table with this content. An existing table is replaced in the same transaction.
+/// Creates the table with this content, or replaces an existing table, in one transaction.
 pub(super) fn replace(connection: &Connection, content: &Content) -> io::Result<()> {
     let table = |command| Message::new(command, vec![text(attribute::TABLE, TABLE)]);
-    // The transaction creates the table before it deletes and creates it again, because deleting an absent table fails.
+    // The transaction first creates the table if the table is absent, because deleting an absent table fails. Then the
+    // transaction deletes the table and creates it anew.
     let anew = [table(message::NEW_TABLE), table(message::DEL_TABLE), table(message::NEW_TABLE)];
     let mut commands = Vec::from(anew);
     commands.extend((1..).zip(SHAPES).map(|(id, shape)| new_set(id, shape)));
@@ -97,7 +100,7 @@ pub(super) fn replace(connection: &Connection, content: &Content) -> io::Result<
     update(connection, &content.endpoints, &BTreeSet::new())
 }
 
-/// Adds and removes set elements.
+/// Adds the endpoints `new` to the table's sets, and removes the endpoints `gone` from the sets.
 pub(super) fn update(
     connection: &Connection,
     new: &BTreeSet<PodEndpoint>,
@@ -115,7 +118,7 @@ pub(super) fn remove(connection: &Connection) -> io::Result<bool> {
     if_there(removed).map(|removed| removed.is_some())
 }
 
-/// Reads the table; `None` if the table is absent, or if [`replace`] does not create such a table.
+/// Reads the table; `None` if the table is absent, or if it is not of the form that [`replace`] creates.
 pub(super) fn read(connection: &Connection) -> io::Result<Option<Content>> {
     let mut endpoints = BTreeSet::new();
     for shape in SHAPES {
@@ -149,7 +152,7 @@ fn list_rules(connection: &Connection, chain: &Chain, mut on_rule: impl FnMut(&[
 }
 
 /// Returns whether other software has a source NAT chain; `None` if the kernel has no nftables. The search stops at the
-/// first such chain, because a Node may have ten thousand chains.
+/// first source NAT chain, because a Node may have ten thousand chains.
 pub(super) fn has_foreign_source_nat() -> io::Result<Option<bool>> {
     let mut found = false;
     let Some(connection) = if_known(Connection::open())? else { return Ok(None) };
@@ -165,13 +168,14 @@ pub(super) fn has_foreign_source_nat() -> io::Result<Option<bool>> {
 }
 
 /// Returns whether the error means that the kernel has no nftables. nfnetlink returns `EINVAL` for an unknown
-/// subsystem. Kernels without nfnetlink, and sandboxes, return an error for the netlink protocol.
+/// subsystem. A kernel without nfnetlink, or a sandbox, returns an error when the netlink socket is opened.
 pub(super) fn is_unknown(error: &io::Error) -> bool {
     const ABSENT: [Errno; 4] = [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
     error.raw_os_error().is_some_and(|code| ABSENT.contains(&Errno::from_raw(code)))
 }
 
-/// Returns `None` for the error of a kernel without nftables; other errors are returned unchanged.
+/// Returns `None` if the error means that the kernel has no nftables ([`is_unknown`]). Any different error is returned
+/// unchanged.
 pub(super) fn if_known<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if is_unknown(&error) => Ok(None),
@@ -179,7 +183,8 @@ pub(super) fn if_known<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Returns `None` for the error of an absent object; other errors are returned unchanged.
+/// Returns `None` if the error means that the object does not exist (ENOENT). Any different error is returned
+/// unchanged.
 pub(super) fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

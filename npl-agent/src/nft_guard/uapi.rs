@@ -118,7 +118,8 @@ pub(super) mod value {
     pub(in super::super) const SOURCE_NAT: u32 = 0;
 }
 
-/// The data types of the fields in a set's key. The kernel ignores these types; `nft` needs them to show the elements.
+/// The data types of the fields in a set's key. The kernel ignores these types, but `nft` needs the types to show the
+/// set's elements.
 pub(super) mod key_type {
     pub(in super::super) const IPV4_ADDRESS: u32 = 7;
     pub(in super::super) const IPV6_ADDRESS: u32 = 8;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The part of nftables' netlink protocol that the agent uses. Numbers in attributes are in network byte order.
+//! The messages and attributes of nftables' netlink protocol that the agent uses. Numbers in nftables' attributes are
+//! in network byte order.
 
 use std::{io, ops::ControlFlow};
 
@@ -17,8 +18,8 @@ use rtnetlink::{
 
 use super::uapi;
 
-/// Time limit for an answer. The kernel answers immediately, unless it first has to complete a transaction of other
-/// software.
+/// Time limit for an answer of the kernel. The answer is delayed if the kernel first has to complete a transaction of
+/// other software.
 const ANSWER_TIMEOUT: TimeVal = TimeVal::new(10, 0);
 
 /// Returns an attribute with raw bytes.
@@ -43,12 +44,12 @@ pub(super) fn nest(kind: u16, inner: &[DefaultNla]) -> DefaultNla {
     DefaultNla::new(kind | NLA_F_NESTED, value)
 }
 
-/// A message of nftables, or the begin or end message of a transaction.
+/// A message of nftables, or the message that begins or ends a transaction.
 #[derive(Debug)]
 pub(super) struct Message {
     kind: u16,
     family: u8,
-    /// The subsystem in the message that begins or ends a transaction; zero in other messages.
+    /// The subsystem in a message that begins or ends a transaction; zero in a message of nftables.
     subsystem: u16,
     attributes: Vec<DefaultNla>,
 }
@@ -59,12 +60,12 @@ impl Message {
         Self { kind: uapi::SUBSYSTEM << 8 | command, family: uapi::NFPROTO_INET, subsystem: 0, attributes }
     }
 
-    /// Returns the message with its family changed to all families.
+    /// Returns the message, changed to apply to tables of all families.
     pub(super) fn of_any_family(self) -> Self {
         self.of_family(uapi::NFPROTO_UNSPEC)
     }
 
-    /// Returns the message with its family changed to `family`.
+    /// Returns the message, changed to apply to tables of the family `family`.
     pub(super) fn of_family(self, family: u8) -> Self {
         Self { family, ..self }
     }
@@ -119,7 +120,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// The first error that the kernel returns, or no answer within 10 s.
+    /// If the kernel returns an error, the first of these errors. If the kernel does not answer within 10 s, a timeout.
     pub(super) fn commit(&self, commands: Vec<Message>) -> io::Result<()> {
         let begin = Message::of_transaction(uapi::BATCH_BEGIN);
         let end = Message::of_transaction(uapi::BATCH_END);
@@ -134,8 +135,8 @@ impl Connection {
         self.answers(|sequence| sequence == last, |_| ControlFlow::Continue(()))
     }
 
-    /// Dumps all objects of a kind and calls `on_object` with the attributes of each. If `on_object` returns `Break`,
-    /// unread answers stay in the socket, and the connection must not be used again.
+    /// Dumps all objects of a kind and calls `on_object` with the attributes of each object. If `on_object` returns
+    /// `Break`, unread answers stay in the socket, and the caller must not use the connection again.
     ///
     /// # Errors
     ///
@@ -145,14 +146,14 @@ impl Connection {
         self.answers(|_| false, on_object)
     }
 
-    /// Receives answers until the acknowledgment of the last command, or the end of a dump.
+    /// Receives the kernel's answers until the acknowledgment of the last command, or until the end of a dump.
     fn answers(
         &self,
         is_last: impl Fn(u32) -> bool,
         mut on_object: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> io::Result<()> {
         loop {
-            // The call is repeated, because with a receive timeout the kernel does not restart a system call after a
+            // The call is repeated, because the kernel does not restart a system call with a receive timeout after a
             // signal such as SIGCHLD.
             let datagram = match self.0.recv_from_full() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,

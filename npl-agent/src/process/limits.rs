@@ -6,8 +6,8 @@ use tracing::{debug, warn};
 
 use crate::core::model::{port_range::open_files_warning, settings::Settings};
 
-/// Raises the soft limit of open files to the hard limit, and logs a warning if the port range needs more. Container
-/// runtimes set a soft limit of 1024, which is too low for one file descriptor per node port.
+/// Raises the soft limit of open files to the hard limit. Logs a warning if the port range needs more open files than
+/// the hard limit. Container runtimes set a soft limit of 1024, which is too low for one file descriptor per node port.
 pub fn raise_open_files(settings: &Settings) {
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;

@@ -3,7 +3,7 @@
 //! `cleanup`.
 //!
 //! The lock is a `flock` on the directory of pinned maps and programs, which only root can open. An abstract Unix
-//! socket would not be a safe lock, because every Pod on the host network could bind it.
+//! socket would not be a safe lock, because every Pod on the host network could bind that socket.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -22,9 +22,10 @@ use npl_common::names::PIN_ROOT;
 
 /// The mode of the directory: only root can open and lock it.
 const ONLY_ROOT: u32 = 0o700;
-/// The time for which a process tries to acquire the lock while only checks such as [`is_taken`] hold it.
+/// How long a process tries to acquire the lock while only checks, such as [`is_taken`], hold the lock.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The delay between two attempts. It is short, because a process that only checks the lock holds it for microseconds.
+/// The delay between two attempts to acquire the lock. The delay is short, because a process that only checks the lock
+/// holds the lock for microseconds.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Why the lock could not be acquired.
@@ -57,7 +58,7 @@ pub struct Lock {
 ///
 /// # Errors
 ///
-/// If another process holds the lock, or this process may not create or open the directory.
+/// If another process holds the lock, or if this process is not permitted to create or open the directory.
 pub fn take(bpffs: &Path) -> Result<Lock, LockError> {
     let folder = bpffs.join(PIN_ROOT);
     let started = Instant::now();
@@ -72,19 +73,19 @@ pub fn take(bpffs: &Path) -> Result<Lock, LockError> {
     }
 }
 
-/// Returns whether a process, such as an agent, holds the lock. The check itself takes a shared lock for microseconds;
-/// a starting agent retries meanwhile.
+/// Returns whether a process, such as an agent, holds the lock. The check itself holds a shared lock for microseconds;
+/// an agent that starts at this moment retries.
 pub fn is_taken(bpffs: &Path) -> bool {
     let opened = File::open(bpffs.join(PIN_ROOT));
     opened.is_ok_and(|folder| lock(folder, FlockArg::LockSharedNonblock).is_err_and(|error| is_held(&error)))
 }
 
 /// Tries once to acquire the lock. Returns `None` if only checks held the lock, or if the directory was removed in the
-/// meantime. A shared lock is tried first: this fails if another process holds the lock, and succeeds if only checks
-/// hold it.
+/// meantime. Tries a shared lock first, which fails if an agent, `load` or `cleanup` holds the lock, and succeeds if
+/// only checks hold the lock.
 fn attempt(folder: &Path) -> io::Result<Option<Lock>> {
     match DirBuilder::new().mode(ONLY_ROOT).create(folder) {
-        // An earlier version may have created the directory with another mode.
+        // An earlier version of NPL may have created the directory with another mode.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             fs::set_permissions(folder, Permissions::from_mode(ONLY_ROOT)).or_else(ignore_absence)?;
         }
@@ -99,8 +100,8 @@ fn attempt(folder: &Path) -> io::Result<Option<Lock>> {
         Err(Errno::EWOULDBLOCK) => return Ok(None),
         taken => taken?,
     }
-    // `npl-agent cleanup` removes the directory, and a lock on a removed directory excludes no other process. The
-    // inodes are compared to detect this.
+    // `npl-agent cleanup` removes the directory, and a lock on a removed directory excludes no other process. The inode
+    // of the locked directory is therefore compared with the inode at the path.
     let is_current = fs::metadata(folder).is_ok_and(|now| shared.metadata().is_ok_and(|it| it.ino() == now.ino()));
     Ok(is_current.then_some(Lock { _folder: shared }))
 }
@@ -199,7 +200,7 @@ mod tests {
         assert!(!is_taken(missing));
     }
 
-    /// `npl-agent status` may check the lock while an agent starts.
+    /// `npl-agent status` may check the lock while an agent starts, so a check must not block the start.
     #[test]
     fn checking_the_lock_does_not_block_a_starting_agent() {
         let (folder, is_over) = (Folder::new("checked"), AtomicBool::new(false));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent's own process: limit of open files, heap, SELinux type, logging, and the lock against a second agent.
+//! The agent's own process: the limit of open files, the heap, the SELinux type, logging, and the lock that excludes a
+//! second agent.
 
 pub mod error_chain;
 pub mod limits;

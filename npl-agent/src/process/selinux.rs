@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the SELinux type of this process. Error messages name the type, because denials by SELinux cause the same
-//! errors as missing capabilities.
+//! Reads the SELinux type of this process. Error messages contain the type, because a denial by SELinux causes the same
+//! error as a missing capability.
 
 use std::fs;
 
@@ -20,8 +20,8 @@ fn enforced(enforce: Option<&str>, label: &str) -> Option<String> {
     if enforce.is_some() && !is_known_to_enforce {
         return None;
     }
-    // A label of SELinux has the form user:role:type:level. A label of AppArmor is a profile's name, followed by its
-    // mode in parentheses.
+    // A label of SELinux has the form user:role:type:level. A label of AppArmor is the name of a profile, followed by
+    // the profile's mode in parentheses.
     let fields: Vec<&str> = label.trim_end_matches(['\0', '\n']).split(':').collect();
     match *fields {
         [_, _, kind, _, ..] if !label.contains('(') => Some(kind.to_owned()),

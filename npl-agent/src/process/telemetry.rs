@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sets up logging to standard error. Standard output is only for the results of commands.
+//! Sets up logging to standard error. Logs do not go to standard output, which is only for the results of commands.
 
 use std::io::{self, IsTerminal};
 
@@ -12,8 +12,8 @@ use tracing_subscriber::{
 /// The environment variable with the log filter, in the syntax of `tracing_subscriber::EnvFilter`.
 pub const FILTER_VARIABLE: &str = "NPL_LOG";
 
-/// The default log filter. The library kube is excluded, because it logs every failed request at level `error`; the
-/// agent logs the failure once, with its effect.
+/// The default log filter. The library kube is excluded, because it logs every failed request at level `error`. The
+/// agent logs failed requests itself, and states the effect.
 #[cfg(not(feature = "trace"))]
 pub(crate) const DEFAULT_FILTER: &str = "warn,npl_agent=info,kube_client=off,kube_runtime=off";
 /// The default filter of the trace build, which includes the logs of the kernel programs.
@@ -47,7 +47,7 @@ pub enum TelemetryError {
     AlreadyStarted(#[source] tracing_subscriber::util::TryInitError),
 }
 
-/// Starts logging of another program, such as `npl-feed`, whose default filter is `default`.
+/// Starts the logging of a program other than the agent, such as `npl-feed`, whose default filter is `default`.
 ///
 /// # Errors
 ///
@@ -78,8 +78,8 @@ where
     }
 }
 
-/// If the log format is JSON, logs the error that ends the agent with its causes, so that log collectors can parse the
-/// line. Returns whether the error was logged. If not, the caller prints the error as text.
+/// If the log format is JSON, logs the error that ends the agent, with the error's causes, so that log collectors can
+/// parse the line. Returns whether the error was logged. If the error was not logged, the caller prints it as text.
 #[must_use]
 pub fn log_fatal(format: LogFormat, error: &anyhow::Error) -> bool {
     let is_logged = format == LogFormat::Json && tracing::enabled!(Level::ERROR);
@@ -89,8 +89,8 @@ pub fn log_fatal(format: LogFormat, error: &anyhow::Error) -> bool {
     is_logged
 }
 
-/// Parses a log filter. An empty text means the default filter, because Helm charts render an unset variable as an
-/// empty one.
+/// Parses a log filter. An empty text means the default filter, because a Helm chart renders an unset value as an empty
+/// variable.
 fn parse_filter(text: Option<&str>) -> Result<EnvFilter, TelemetryError> {
     let text = text.map(str::trim).filter(|text| !text.is_empty()).unwrap_or(DEFAULT_FILTER);
     EnvFilter::try_new(text).map_err(|source| TelemetryError::Filter { text: text.to_owned(), source })

@@ -3,14 +3,15 @@
 
 use std::fmt::Write as _;
 
-/// The chart's file with the rules. The chart's template replaces [`RUNBOOK`] in the file by the document's URL.
+/// The chart's file with the alert rules. The chart's template replaces [`RUNBOOK`] in this file by the URL of
+/// `docs/alerts.md`.
 pub(super) const FILE: &str = "deploy/chart/npl/files/alerts.yaml";
 
 /// The document with a section for each alert.
 #[cfg(test)]
 pub(super) const PAGE: &str = "docs/alerts.md";
 
-/// The placeholder for the document's URL.
+/// The placeholder for the URL of the document with a section for each alert.
 const RUNBOOK: &str = "RUNBOOK_URL";
 
 /// A Prometheus alert.
@@ -21,7 +22,8 @@ pub(super) struct Alert {
     pub(super) expression: &'static str,
     /// The field `for`: how long the expression must hold before the alert fires.
     wait: &'static str,
-    /// `critical` if traffic is lost; `warning` if traffic is at risk or the agent does not process changes.
+    /// `critical` if packets of clients are lost; `warning` if packets may be lost, or if the agent does not process
+    /// changes.
     severity: &'static str,
     /// One sentence about the effect of the problem; `$labels` are the labels of the expression's series.
     summary: &'static str,
@@ -121,8 +123,7 @@ pub(super) const ALERTS: [Alert; 13] = [
     },
 ];
 
-/// Renders the rules as YAML, in the form of a Prometheus rule file, which is also the form of a `PrometheusRule`'s
-/// `spec`.
+/// Renders the alert rules as a Prometheus rule file in YAML. The `spec` of a `PrometheusRule` has the same form.
 pub(super) fn rules() -> String {
     let mut text =
         "# SPDX-License-Identifier: Apache-2.0\n# Rendered from npl-agent/src/reference/alerts.rs by `cargo \
@@ -152,7 +153,7 @@ mod tests {
         assert_eq!(sections, ALERTS.map(|alert| alert.name));
     }
 
-    /// The texts are quoted in YAML, and a quotation mark in a text would end the quoted string.
+    /// The texts of the alerts are quoted in YAML, so a quotation mark in a text would end the quoted string.
     #[test]
     fn no_text_has_the_quotation_mark_of_the_file() {
         assert!(ALERTS.iter().all(|alert| !alert.expression.contains('\'') && !alert.summary.contains('\'')));

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 /// The chart's file with the dashboard.
 pub(super) const FILE: &str = "deploy/chart/npl/files/dashboard.json";
 
-/// The width of Grafana's grid; the two following constants are the size of a panel in units of the grid.
+/// The width of Grafana's grid, in units of the grid. The two constants below are the size of a panel in the same
+/// units.
 const GRID: usize = 24;
 const WIDTH: usize = 8;
 const HEIGHT: usize = 7;
@@ -15,7 +16,7 @@ const HEIGHT: usize = 7;
 struct Panel {
     title: &'static str,
     about: &'static str,
-    /// The unit's name in Grafana.
+    /// The name that Grafana uses for the unit of the graph's values.
     unit: &'static str,
     /// The `PromQL` expressions, each with the legend of its series.
     queries: &'static [(&'static str, &'static str)],

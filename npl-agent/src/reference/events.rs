@@ -46,7 +46,8 @@ pub(super) fn body() -> String {
     text
 }
 
-/// Creates an example problem for each Event reason, with the texts that the agent writes.
+/// Creates an example of a problem for each Event reason. The page shows the text that the agent writes about this
+/// problem.
 fn examples() -> Vec<Problem> {
     let pod = || ObjectKey { namespace: "shop".into(), name: "web-2".into() };
     let service = || ObjectKey { namespace: "shop".into(), name: "web".into() };

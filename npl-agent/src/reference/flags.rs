@@ -47,7 +47,7 @@ pub fn of_program(command: &Command) -> String {
     section(command.get_name(), command)
 }
 
-/// Returns the subcommands of a program, except hidden ones, each with the title of its section.
+/// Returns the subcommands of a program that are not hidden, each with the title of its section.
 fn subcommands<'a>(program: &'static str, command: &'a Command) -> impl Iterator<Item = (String, &'a Command)> {
     let shown = command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
     shown.map(move |subcommand| (format!("{program} {}", subcommand.get_name()), subcommand))
@@ -62,7 +62,7 @@ fn section(title: &str, subcommand: &Command) -> String {
     heading(2, title) + &about(subcommand) + "\n" + &examples + "\n" + &section_of_flags(title, subcommand)
 }
 
-/// Renders the table of a command's flags and arguments, and a section for each of them.
+/// Renders the table of a command's flags and arguments, and one section for each flag or argument.
 fn section_of_flags(title: &str, command: &Command) -> String {
     let flags: Vec<&Arg> = command.get_arguments().filter(|flag| !flag.is_hide_set()).collect();
     let short = title.strip_prefix("npl-agent ").unwrap_or(title);

@@ -100,15 +100,16 @@ fn content(content: Content) -> String {
     }
 }
 
-/// Returns both types if the given type exists for IPv4 and IPv6; otherwise, only the given type.
+/// Returns the type for IPv4 and the type for IPv6, if `layout` has a counterpart for the other IP family; otherwise,
+/// only `layout`.
 fn pair(layout: &Layout) -> Vec<Layout> {
     let stem = |name: &'static str| name.strip_suffix("V4").or(name.strip_suffix("V6"));
     let is_other = |other: &Layout| stem(other.name).is_some() && stem(other.name) == stem(layout.name);
     LAYOUTS.iter().filter(|other| other.name == layout.name || is_other(other)).copied().collect()
 }
 
-/// Returns the types of all maps and of their fields. The types of IPv4 and IPv6 form one pair, and each pair appears
-/// once.
+/// Returns the types of the keys and values of all maps, and the types of their fields. The types for IPv4 and IPv6
+/// form a pair, and no pair appears twice.
 fn described_types() -> Vec<Vec<Layout>> {
     let mut seen = BTreeSet::new();
     let pairs = LAYOUTS.iter().map(pair);
@@ -166,7 +167,7 @@ mod tests {
 
     use crate::datapath::embedded_object;
 
-    /// The test passes if the build has no kernel object, as in a code editor, because there are no maps to compare.
+    /// If the build has no kernel object, as in a code editor, the test passes, because it has no maps to compare.
     #[test]
     fn listed_maps_are_those_of_the_kernel_object() {
         let Ok(bytes) = embedded_object() else { return };

@@ -29,7 +29,7 @@ pub struct Page {
 struct Source {
     file: &'static str,
     title: &'static str,
-    /// The purpose of the page in one sentence, which the index and the first paragraph of the page contain.
+    /// The purpose of the page in one sentence, for the index and for the first paragraph of the page.
     purpose: &'static str,
     body: fn() -> String,
 }
@@ -73,14 +73,15 @@ const SOURCES: [Source; 6] = [
     },
 ];
 
-/// The file, title and purpose of each page that this crate does not render: xtask renders one from the Helm chart, and
-/// npl-feed the other.
+/// The file, title and purpose of the pages that this crate does not render: one is rendered by xtask from the Helm
+/// chart, the other by npl-feed.
 const FURTHER: [(&str, &str, &str); 2] = [
     ("values.md", "Values of the chart", "Every value of the Helm chart, with its default."),
     ("feed.md", "Flags of npl-feed", "The flags, environment variables and defaults of `npl-feed`."),
 ];
 
-/// Returns the files of the Helm chart that are rendered from the code, each with its path in the repository.
+/// Returns the content of the Helm chart's files that are rendered from the code, each with the file's path in the
+/// repository.
 pub fn chart_files() -> [(&'static str, String); 2] {
     [(alerts::FILE, alerts::rules()), (dashboard::FILE, dashboard::dashboard())]
 }

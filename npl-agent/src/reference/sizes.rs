@@ -64,7 +64,7 @@ pub(super) fn body() -> String {
             alone exceed the limit, the agent does not start, and its error names a sufficient limit.\n"
 }
 
-/// Converts bytes to mebibytes. The result is rounded up, so that it is sufficient as a memory limit.
+/// Converts bytes to mebibytes. Rounds up, so that the result is sufficient as a memory limit.
 const fn mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }

@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, env, fs, path::Path};
 use super::{FURTHER, Page, alerts::ALERTS, chart_files, dashboard, networks, pages};
 use crate::metrics::catalog;
 
-/// If this environment variable is set, these tests update the files instead of comparing them. The library expect-test
-/// uses the same variable.
+/// If this environment variable is set, the tests of this file update the generated files instead of comparing them.
+/// The library expect-test uses the same variable.
 const UPDATE: &str = "UPDATE_EXPECT";
 
 #[test]
@@ -30,7 +30,7 @@ fn committed_pages_are_current() {
     assert_eq!(files.collect::<BTreeSet<_>>(), known, "docs/reference/ contains generated pages only");
 }
 
-/// The test compares only the table, because the rest of the page is written by hand.
+/// The test compares only the table of `docs/compatibility.md`, because the rest of the page is written by hand.
 #[test]
 fn the_table_of_networks_is_current() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/compatibility.md");

@@ -4,8 +4,8 @@
 //! A TCP socket is bound without `SO_REUSEADDR`, so no other process can bind the port. The agent does not call
 //! `listen`: a client of a port without a mapping gets an RST from the kernel.
 //!
-//! While the kernel has not loaded SCTP, no process can bind an SCTP port, so the agent reserves SCTP ports without a
-//! socket. Opening an SCTP socket would load the kernel module and enlarge the Node's attack surface.
+//! As long as the kernel has not loaded SCTP, no process has bound an SCTP port, and the agent reserves SCTP ports
+//! without a socket. Opening an SCTP socket would load the kernel module and enlarge the Node's attack surface.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,16 +20,17 @@ use crate::core::model::{Family, Frontend, Protocol};
 /// The file with the kernel's list of socket protocols, one protocol in each line.
 const PROTOCOLS: &str = "/proc/net/protocols";
 
-/// Why a port could not be reserved.
+/// Why a node port could not be reserved.
 #[derive(Debug, thiserror::Error)]
 pub enum ReserveError {
     /// Another process has bound the port. The agent allocates another port.
     #[error("reserve node port {0}: another process has bound this port")]
     Taken(Frontend),
-    /// The kernel returned another error, for example because the limit of open files is reached.
+    /// The kernel refused to open or bind the socket for a reason other than `EADDRINUSE`, for example because the
+    /// limit of open files is reached.
     #[error("reserve node port {frontend}")]
     Refused {
-        /// The node port, its protocol and IP family.
+        /// The node port, with its protocol and IP family.
         frontend: Frontend,
         /// The kernel's error.
         #[source]
@@ -45,8 +46,8 @@ pub struct Reservations {
 }
 
 impl Reservations {
-    /// Returns the reserved ports. Once the kernel has loaded SCTP, SCTP ports without a socket are no longer returned,
-    /// so that the agent reserves them again with a socket.
+    /// Returns the reserved ports. Once the kernel has loaded SCTP, an SCTP port without a socket is no longer
+    /// returned, so that the agent reserves the port again with a socket.
     pub fn observe(&mut self) -> BTreeSet<Frontend> {
         if self.reserved.values().any(Option::is_none) && has_sctp() {
             self.reserved.retain(|_, socket| socket.is_some());
@@ -54,11 +55,11 @@ impl Reservations {
         self.reserved.keys().copied().collect()
     }
 
-    /// Reserves a port. Has no effect if the port is reserved already.
+    /// Reserves a node port by binding a socket. Has no effect if the port is already reserved.
     ///
     /// # Errors
     ///
-    /// If another process has bound the port, or the kernel returns another error.
+    /// If another process has bound the port, or if the kernel refuses the socket for a different reason.
     pub fn reserve(&mut self, frontend: Frontend) -> Result<(), ReserveError> {
         if self.reserved.contains_key(&frontend) {
             return Ok(());
@@ -78,14 +79,14 @@ impl Reservations {
         Ok(())
     }
 
-    /// Closes the socket of a port, so that other processes can bind it.
+    /// Closes the socket of a node port, so that processes other than the agent can bind the port.
     pub fn release(&mut self, frontend: Frontend) {
         self.reserved.remove(&frontend);
     }
 }
 
 /// Returns whether the kernel has SCTP, built in or as a loaded module. If the list of protocols cannot be read,
-/// returns true, and the agent opens an SCTP socket.
+/// returns true, so the agent opens an SCTP socket.
 fn has_sctp() -> bool {
     std::fs::read_to_string(PROTOCOLS).map_or(true, |list| list.lines().any(|line| line.starts_with("SCTP ")))
 }
@@ -103,7 +104,8 @@ fn bound_socket(frontend: Frontend) -> io::Result<Socket> {
     };
     let socket = Socket::new(domain, kind, Some(protocol))?;
     if frontend.protocol == Protocol::Udp {
-        // The receive buffer gets the smallest size, because no process reads the datagrams, which match no mapping.
+        // The receive buffer gets the smallest size, because no process reads from the socket: it receives only
+        // datagrams that match no mapping.
         socket.set_recv_buffer_size(1)?;
     }
     if frontend.family == Family::V6 {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent bundle`: writes a support archive of this Node with a fixed list of documents. The command reads no
-//! Secret, no environment variable, no file of the Node, and no annotation or label of an object.
+//! `npl-agent bundle`: writes a support archive of this Node with a fixed list of documents. The archive contains no
+//! Secret, no environment variable, no content of a configuration file of the Node, and no annotation or label of a
+//! Kubernetes object.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +24,7 @@ use crate::{
     local,
 };
 
-/// The directory of the documents in the archive.
+/// The directory in the archive that contains the documents.
 const FOLDER: &str = "npl-bundle";
 const README: &str = "npl-agent bundle: the state of NPL on one Node.
 
@@ -42,7 +43,8 @@ Not in this archive: Secrets, tokens, environment variables, kubeconfigs, logs, 
 /// The documents of the archive, by file name.
 pub(super) type Documents = BTreeMap<&'static str, Value>;
 
-/// Writes the archive to a file or to standard output, or the documents as one JSON object.
+/// Writes the archive to a file or to standard output. With `--output json`, prints the documents as one JSON object
+/// instead.
 ///
 /// # Errors
 ///
@@ -67,7 +69,7 @@ pub async fn show(args: &BundleArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads every document of the archive.
+/// Collects every document of the archive.
 async fn gather(args: &BundleArgs) -> Documents {
     let (view, runtime_dir) = (&args.node.view, &args.node.runtime_dir);
     let mut errors = BTreeMap::new();

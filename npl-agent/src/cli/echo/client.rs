@@ -21,7 +21,8 @@ use crate::core::{
 const CONNECT: Duration = Duration::from_secs(4);
 /// The time limit for the answer to a request on a connection.
 const ANSWER: Duration = Duration::from_secs(4);
-/// The time limits for the answer to a datagram. The datagram is sent once for each limit, until an answer arrives.
+/// The time limits for the answer to a datagram. If no answer arrives within a limit, the datagram is sent again and
+/// the next limit of this list applies.
 const DATAGRAMS: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1), Duration::from_millis(1_500)];
 
 /// Sends all requests at the same time, and returns the results in the order of the requests.
@@ -39,7 +40,7 @@ pub(in crate::cli) fn ask_all(probes: &[Probe]) -> Vec<Observation> {
 #[derive(Debug)]
 pub(super) struct Connection {
     probe: Probe,
-    /// The socket; or, if the connection failed, the failure, which is the result of each request.
+    /// The socket. If the connection could not be opened, the failure, which is then the result of each request.
     socket: Result<Socket, Observation>,
 }
 
@@ -68,7 +69,8 @@ impl Connection {
             Protocol::Tcp | Protocol::Sctp => ask_by_stream(socket, &request),
         };
         match answer {
-            // A stream is connected, so the host has replied before. A connected UDP socket does not prove any reply.
+            // A stream is connected only after the host has replied to the connection attempt. Connecting a UDP socket
+            // sends no packet.
             Err(error) => failure("request", &error, self.probe.protocol != Protocol::Udp),
             Ok(answer) => read(socket, &answer, &request)
                 .map_or_else(|| Observation::Refused("the answer is damaged".to_owned()), Observation::Answered),
@@ -99,8 +101,8 @@ fn ask_by_stream(mut socket: &Socket, request: &[u8]) -> io::Result<Vec<u8>> {
 fn read(socket: &Socket, answer: &[u8], request: &[u8]) -> Option<Reply> {
     let header = answer.strip_suffix(request)?;
     let Header { pod, seen } = serde_json::from_slice(header).ok()?;
-    // The answer may come from another server. The Pod's name is printed to a terminal, so only harmless characters are
-    // accepted.
+    // The answer may come from a server that is not an echo server. The Pod's name in the answer is printed to a
+    // terminal, so only harmless characters are accepted.
     let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     if pod.len() > MAX_NAME || !pod.chars().all(is_name) {
         return None;
@@ -109,7 +111,8 @@ fn read(socket: &Socket, answer: &[u8], request: &[u8]) -> Option<Reply> {
     Some(Reply { pod, seen, local: local.filter(|ip| !ip.is_unspecified()) })
 }
 
-/// Returns the result of a request whose system call failed. `has_replied` states whether the host has replied before.
+/// Returns the result of a request for which a system call failed. `has_replied` states whether the host has already
+/// replied to a packet of this connection.
 fn failure(phase: &str, error: &io::Error, has_replied: bool) -> Observation {
     if has_replied || error.kind() == io::ErrorKind::ConnectionRefused {
         Observation::Refused(reason(phase, error))
@@ -118,7 +121,8 @@ fn failure(phase: &str, error: &io::Error, has_replied: bool) -> Observation {
     }
 }
 
-/// Describes why there is no answer. All errors that mean an exceeded time limit have the same text.
+/// Describes why there is no answer. The two kinds of errors that the kernel returns for an exceeded time limit have
+/// the same text.
 fn reason(phase: &str, error: &io::Error) -> String {
     let is = |kinds: &[io::ErrorKind]| kinds.contains(&error.kind());
     if is(&[io::ErrorKind::TimedOut, io::ErrorKind::WouldBlock]) {
@@ -132,7 +136,7 @@ fn reason(phase: &str, error: &io::Error) -> String {
     }
 }
 
-/// Returns whether a host answers a TCP connection attempt; a refusal is an answer too.
+/// Returns whether a host answers a TCP connection attempt, by accepting or by refusing it.
 pub(in crate::cli) fn is_reachable(address: std::net::SocketAddr) -> bool {
     match TcpStream::connect_timeout(&address, CONNECT) {
         Ok(_connected) => true,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent echo`: the server and the client in the Pods of `kubectl npl test`.
+//! `npl-agent echo`: the echo server and the client that run in the Pods of `kubectl npl test`.
 //!
-//! A request is a payload that begins with [`MAGIC`]. An answer is a line of JSON followed by the payload. On streams,
-//! requests and answers have a prefix of four bytes with their length.
+//! A request is a payload that begins with [`MAGIC`]. An answer is a line of JSON followed by the payload. On TCP and
+//! SCTP, a request or an answer is preceded by its length in four bytes.
 
 mod client;
 mod server;
@@ -22,9 +22,9 @@ pub(super) use self::client::{ask_all, is_reachable};
 use super::{print, print_json};
 use crate::{config::echo_args::EchoCommand, core::model::Protocol};
 
-/// The beginning of each request. The server ignores other packets.
+/// The beginning of each request. The server does not answer a payload that begins differently.
 const MAGIC: &[u8] = b"npl-echo ";
-/// The maximum length in bytes of a payload and of an answer. Both fit into one datagram.
+/// The maximum length in bytes of a payload and of an answer, so that each fits into one datagram.
 const MAX_BYTES: usize = 60_000;
 /// The maximum length of a Pod's name, in bytes.
 const MAX_NAME: usize = 253;
@@ -36,7 +36,8 @@ struct Header {
     seen: IpAddr,
 }
 
-/// Runs the echo server, sends requests to one, or prints the addresses of this network namespace.
+/// Depending on the command, runs the echo server, sends requests to an echo server, or prints the addresses of this
+/// network namespace.
 ///
 /// # Errors
 ///
@@ -69,13 +70,13 @@ fn addresses() -> anyhow::Result<BTreeSet<IpAddr>> {
     Ok(addresses.filter(|ip| !ip.is_loopback()).collect())
 }
 
-/// Returns the socket type and protocol, with which to create a socket.
+/// Returns the socket type and the protocol number with which a socket of this protocol is created.
 fn socket_kind(protocol: Protocol) -> (Type, socket2::Protocol) {
     let kind = if protocol == Protocol::Udp { Type::DGRAM } else { Type::STREAM };
     (kind, socket2::Protocol::from(i32::from(protocol.number())))
 }
 
-/// Encodes a message for a stream: its length, and the message.
+/// Encodes a message for a stream: the message's length in four bytes, followed by the message.
 fn framed(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
     [&length.to_be_bytes(), message].concat()
@@ -91,7 +92,7 @@ fn read_framed(mut stream: impl Read) -> io::Result<Vec<u8>> {
     Ok(message)
 }
 
-/// Creates a payload of this length.
+/// Creates a payload of this length, which begins with [`MAGIC`].
 fn payload(bytes: usize) -> Vec<u8> {
     let filler = (0_u8..=u8::MAX).cycle();
     MAGIC.iter().copied().chain(filler).take(bytes.clamp(MAGIC.len(), MAX_BYTES)).collect()
@@ -110,7 +111,7 @@ mod tests {
         },
     };
 
-    /// Starts a server whose threads end with the test process.
+    /// Starts an echo server, whose threads end with the test process.
     fn start(protocol: Protocol) -> SocketAddr {
         let args = EchoServeArgs { name: "echo-1".to_owned(), listen: vec![Listen { protocol, port: 0 }] };
         let [port] = server::start(&args).unwrap()[..] else { panic!("one port") };

@@ -21,9 +21,10 @@ use crate::{
 
 /// The time after which an idle connection is closed.
 const IDLE: Duration = Duration::from_mins(2);
-/// The maximum number of open connections, because any client of the node port can connect.
+/// The maximum number of open connections to one listening socket. The number is limited, because any client of the
+/// node port can connect.
 const MAX_CONNECTIONS: usize = 32;
-/// The listen backlog.
+/// The backlog of a listening socket: the number of connections that the kernel queues until the server accepts them.
 const BACKLOG: i32 = 64;
 
 /// Runs the echo server until the process is killed.
@@ -35,8 +36,8 @@ pub(super) fn serve(args: &EchoServeArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Starts the threads of all listening sockets, and returns the sockets' ports. If the kernel has no SCTP, SCTP ports
-/// are skipped.
+/// Starts a thread for each listening socket, and returns the ports of the sockets. If the kernel has no SCTP, opens no
+/// socket for SCTP.
 pub(super) fn start(args: &EchoServeArgs) -> anyhow::Result<Vec<u16>> {
     let name: Arc<str> = args.name.as_str().into();
     let mut ports = Vec::new();
@@ -83,7 +84,7 @@ fn answer_datagrams(socket: &UdpSocket, name: &str) {
     loop {
         let Ok((length, client)) = socket.recv_from(&mut buffer) else { continue };
         if let Some(answer) = buffer.get(..length).and_then(|payload| answer(name, client, payload)) {
-            // A failure is ignored, because the client repeats a request without an answer.
+            // A failure is ignored, because the client repeats a request that is not answered.
             drop(socket.send_to(&answer, client));
         }
     }
@@ -99,7 +100,7 @@ fn accept(listener: &TcpListener, name: &Arc<str>) {
         }
         let (name, counted) = (Arc::clone(name), Arc::clone(&connections));
         thread::spawn(move || {
-            // Errors are ignored: the client may close its connection at any time.
+            // Errors are ignored, because the client may close the connection at any time.
             drop(answer_stream(&stream, client, &name));
             drop(counted);
         });

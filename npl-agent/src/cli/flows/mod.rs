@@ -17,7 +17,7 @@ use crate::{
     local,
 };
 
-/// One flow of the output.
+/// A row of the output of `npl-agent flows`: one flow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FlowRow {
@@ -28,17 +28,17 @@ struct FlowRow {
     node: String,
     /// The Pod's address and port.
     pod_address: String,
-    /// The Pod's namespace. Namespace and name of the Pod are absent without a running agent.
+    /// The Pod's namespace. If no agent runs, the namespace and the name of the Pod are absent.
     namespace: Option<String>,
     pod: Option<String>,
-    /// `established`, `closing`, `closed` or `reset`.
+    /// The state of the connection: `established`, `closing`, `closed` or `reset`.
     state: &'static str,
-    /// Time since the conntrack entry was refreshed. Packets refresh an entry at most every 256 jiffies (0.25 to 2.6
-    /// s), so the last packet may be more recent by up to that time.
+    /// Time since a packet last refreshed the conntrack entry. An entry is refreshed at most once per 256 jiffies (0.25
+    /// to 2.6 s), so packets that arrived later may not be counted.
     idle_millis: u64,
 }
 
-/// Selects the flows to show. An absent condition selects every flow.
+/// The conditions that a flow must meet to be shown. A condition that is `None` admits every flow.
 #[derive(Debug, Default)]
 struct Filter<'a> {
     namespace: Option<&'a str>,
@@ -61,7 +61,7 @@ impl Filter<'_> {
     }
 }
 
-/// Prints the tracked flows.
+/// Prints the flows that NPL tracks.
 ///
 /// # Errors
 ///
@@ -86,7 +86,7 @@ pub async fn show(args: &FlowsArgs) -> anyhow::Result<()> {
     };
     let rows = rows(&records, agent.as_ref(), &filter, now);
     match args.node.view.output {
-        // Each flow is one line, so that `grep` and `jq` can process long output line by line.
+        // Each flow is one line of JSON, so that `grep` and `jq` can process long output line by line.
         OutputFormat::Json => {
             let line = |row| serde_json::to_string(row).map(|line| line + "\n");
             print(&rows.iter().map(line).collect::<Result<String, _>>()?)
@@ -104,7 +104,7 @@ pub(super) async fn document(view: &ViewArgs, runtime_dir: &Path) -> anyhow::Res
     Ok(serde_json::to_value(rows(&records, agent.as_ref(), &Filter::default(), kernel_clock()))?)
 }
 
-/// Returns the flows that `filter` selects, with the names of their Pods. The most recently used flow is the first.
+/// Returns the flows that `filter` selects, with the names of their Pods. The most recently used flow comes first.
 fn rows(records: &[FlowRecord], agent: Option<&AgentView>, filter: &Filter<'_>, now: Duration) -> Vec<FlowRow> {
     let views = agent.map(|agent| agent.node_ports.as_slice()).unwrap_or_default();
     let views: BTreeMap<Frontend, &NodePortView> = views.iter().map(|view| (view.frontend, view)).collect();

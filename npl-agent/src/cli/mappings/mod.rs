@@ -20,7 +20,7 @@ use crate::{
 /// The escape sequence that moves the cursor to the top left and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// Prints the mappings once, or repeatedly with `--watch`.
+/// Prints the node ports of this Node once. With `--watch`, prints the node ports again at each interval.
 ///
 /// # Errors
 ///
@@ -73,7 +73,8 @@ fn filter(args: &MappingsArgs) -> rows::Filter<'_> {
 fn print_rows(args: &MappingsArgs, rows: &[MappingRow], agent: Option<&AgentView>) -> anyhow::Result<()> {
     let is_screen = args.watch.is_some() && std::io::stdout().is_terminal();
     let text = match args.node.view.output {
-        // With `--watch`, each reading is one line, so that a program can parse the output line by line.
+        // With `--watch`, the rows of one reading are one line of JSON, so that a program can parse the output line by
+        // line.
         OutputFormat::Json if args.watch.is_some() => serde_json::to_string(rows)? + "\n",
         OutputFormat::Json => return print_json(&rows),
         OutputFormat::Table | OutputFormat::Wide if rows.is_empty() => "No mappings.\n".to_owned(),
@@ -110,7 +111,7 @@ const DETAILS: [Column; 6] = [
     ("NEW FLOWS", |row| row.new_flows.to_string()),
     ("ENDS IN", |row| row.ends_in_millis.map_or_else(|| NONE.to_owned(), rows::duration)),
 ];
-/// The text in place of an absent value.
+/// The text that a column shows if a row has no value for it.
 const NONE: &str = "-";
 
 fn as_table(rows: &[MappingRow], has_names: bool, has_rates: bool, is_wide: bool) -> String {

@@ -14,8 +14,9 @@ use crate::{
     datapath::tables::MappingRecord,
 };
 
-/// A row of the output: one node port. Ports are in host byte order. Counters start at 0 when the mapping is created.
-/// Names and states are absent without a running agent, and counters are 0 without a mapping in the kernel.
+/// A row of the output: one node port. Ports are in host byte order. The counters count from the creation of the
+/// mapping. If no agent runs, names and states are absent. If the kernel has no mapping of the node port, the counters
+/// are 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::cli) struct MappingRow {
@@ -32,14 +33,14 @@ pub(in crate::cli) struct MappingRow {
     pub(in crate::cli) pod_port: Option<u16>,
     /// Time since the agent allocated the node port.
     pub(in crate::cli) age_millis: Option<u64>,
-    /// The running agent's uptime if an earlier agent allocated the node port, so that the exact age is unknown; the
-    /// age exceeds this time.
+    /// The running agent's uptime, if an earlier agent allocated the node port. The exact age is then unknown, but
+    /// exceeds this time.
     #[serde(skip)]
     pub(in crate::cli) older_than_millis: Option<u64>,
     pub(in crate::cli) ends_in_millis: Option<u64>,
     /// Whether the mapping has a list of allowed sources.
     pub(in crate::cli) restricted: bool,
-    /// Source ranges in CIDR notation; empty if the mapping is not restricted, or if no source is allowed.
+    /// The allowed source ranges in CIDR notation; empty if the mapping is not restricted, or if no source is allowed.
     pub(in crate::cli) allowed_sources: Vec<String>,
     pub(in crate::cli) request_packets: u64,
     pub(in crate::cli) request_bytes: u64,
@@ -47,13 +48,13 @@ pub(in crate::cli) struct MappingRow {
     pub(in crate::cli) reply_bytes: u64,
     pub(in crate::cli) new_flows: u64,
     pub(in crate::cli) established_flows: u64,
-    /// The rates since the previous reading; absent in the first reading.
+    /// Packets of requests per second since the previous reading of the counters; absent in the first reading.
     pub(in crate::cli) request_packets_per_second: Option<f64>,
     pub(in crate::cli) reply_packets_per_second: Option<f64>,
     pub(in crate::cli) new_flows_per_second: Option<f64>,
 }
 
-/// The packet rates of a mapping, per second.
+/// The packets and new flows per second of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::cli) struct Rates {
     requests: f64,
@@ -62,7 +63,7 @@ pub(in crate::cli) struct Rates {
 }
 
 impl Rates {
-    /// Computes the rates between two readings of the counters.
+    /// Computes packets and new flows per second from two readings of a mapping's counters.
     fn between(former: &MappingStats, current: &MappingStats, elapsed: Duration) -> Self {
         let rate = |former: u64, current: u64| crate::cli::rate(current.saturating_sub(former), elapsed);
         Self {
@@ -73,7 +74,7 @@ impl Rates {
     }
 }
 
-/// Computes the rates of each mapping that both readings contain.
+/// Computes packets and new flows per second of each mapping that both readings contain.
 pub(in crate::cli) fn rates(
     former: &[MappingRecord],
     current: &[MappingRecord],
@@ -87,7 +88,7 @@ pub(in crate::cli) fn rates(
     current.iter().filter_map(rate).collect()
 }
 
-/// Selects the rows to show. An absent condition selects every row.
+/// The conditions that a row must meet to be shown. A condition that is absent admits every row.
 #[derive(Debug, Default)]
 pub(in crate::cli) struct Filter<'a> {
     pub(in crate::cli) namespace: Option<&'a str>,
@@ -95,7 +96,7 @@ pub(in crate::cli) struct Filter<'a> {
     pub(in crate::cli) service: Option<&'a str>,
     pub(in crate::cli) node_port: Option<u16>,
     pub(in crate::cli) states: &'a [PortState],
-    /// Whether to also show node ports that neither have a mapping nor need one.
+    /// Whether to also show host ports, and node ports in quarantine, that have no mapping in the kernel.
     pub(in crate::cli) all: bool,
 }
 
@@ -116,7 +117,8 @@ impl Filter<'_> {
     }
 }
 
-/// Returns one row for each node port that the kernel's maps or the agent's state contain, sorted by node port.
+/// Returns the rows that `filter` admits, sorted by node port: one row for each node port in the kernel's maps or in
+/// the agent's state.
 pub(in crate::cli) fn rows(
     records: &[MappingRecord],
     agent: Option<&AgentView>,
@@ -127,8 +129,8 @@ pub(in crate::cli) fn rows(
     let uptime = agent.map(|agent| agent.uptime_millis);
     let views = agent.map(|agent| agent.node_ports.as_slice()).unwrap_or_default();
     let named = views.iter().map(|view| {
-        // A host port has no mapping. A mapping with the same port number belongs to another Pod and gets a separate
-        // row.
+        // A host port has no mapping, so a mapping with the number of a host port belongs to another Pod and gets a
+        // separate row.
         let record = records.get(&view.frontend).filter(|_| view.state != PortState::HostPort);
         row(view.frontend, record.copied(), Some(view), uptime)
     });
@@ -202,8 +204,8 @@ pub(in crate::cli) fn target(row: &MappingRow) -> String {
     }
 }
 
-/// Formats the allowed sources of a mapping. Of a long list, only the first range is shown, so that the table stays
-/// readable.
+/// Formats the allowed sources of a mapping. Of a long list, only the first source range is shown, so that the table
+/// stays readable.
 pub(in crate::cli) fn sources(row: &MappingRow) -> String {
     if !row.restricted {
         return "any".to_owned();
@@ -215,8 +217,7 @@ pub(in crate::cli) fn sources(row: &MappingRow) -> String {
     }
 }
 
-/// Formats the age of a node port. If an earlier agent allocated the port, the age is shown as `>` and the running
-/// agent's uptime.
+/// Formats the age of a node port. If an earlier agent allocated the port, formats `>` and the running agent's uptime.
 pub(in crate::cli) fn age(row: &MappingRow) -> String {
     match (row.age_millis, row.older_than_millis) {
         (Some(age), _) => duration(age),

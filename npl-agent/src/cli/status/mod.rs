@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `npl-agent status`: prints whether this Node serves its node ports, and the cause if it does not. The exit code
-//! represents the verdict.
+//! states whether the Node is healthy.
 
 mod network;
 mod render;
@@ -26,11 +26,11 @@ use crate::{
     process::{error_chain::ErrorChain, lock},
 };
 
-/// The interval at which `--wait` reads the state again.
+/// The time between two readings of the state with `--wait`.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Prints the state of the Node. The exit code is 0 if the Node is healthy, 1 if traffic is at risk, and 2 if the state
-/// is unknown.
+/// Prints the state of the Node. The exit code is 0 if the Node is healthy, 1 if traffic is at risk, and 2 if the
+/// command cannot determine the state.
 ///
 /// # Errors
 ///

@@ -16,25 +16,25 @@ use crate::{
     nft_guard,
 };
 
-/// The section of the output about other software in the Node's network.
+/// The part of the output of `npl-agent status` about other software in the Node's network.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct NetworkView {
     /// The recognized CNI, policy engines and Service proxy.
     networks: Vec<RecognizedNetwork>,
-    /// Why netfilter's rules could not be read; absent if they were read. Without the rules, `networks` may be
+    /// Why netfilter's rules could not be read; absent if the rules were read. Without the rules, `networks` may be
     /// incomplete.
     networks_refusal: Option<String>,
     /// Whether `--forwarding redirect` is refused because redirected packets would bypass a policy engine.
     pub(super) redirect_refused: bool,
-    /// Programs of other software that run before NPL's programs, by device. If one of them returns a final verdict,
-    /// NPL's programs do not run and clients are not served.
+    /// By device: programs of other software that run before NPL's programs. If one of these programs returns a final
+    /// verdict for a packet, NPL's programs do not run, and the packet's client is not served.
     pub(super) programs_ahead: ProgramsAhead,
-    /// Why the programs of other software could not be listed; absent if they were listed.
+    /// Why the programs of other software could not be listed; absent if these programs were listed.
     programs_ahead_refusal: Option<String>,
 }
 
-/// Recognized software that provides a part of the Node's network.
+/// A CNI, policy engine or Service proxy that was recognized on the Node.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct RecognizedNetwork {
@@ -44,8 +44,8 @@ struct RecognizedNetwork {
 }
 
 impl NetworkView {
-    /// Reads the order of programs on the attached uplinks, and the device and rule names by which other software is
-    /// recognized.
+    /// Reads the order of programs on the uplinks with NPL's programs. Also reads the names of devices and netfilter
+    /// rules by which other software is recognized.
     pub(super) async fn read(bpffs: &Path, inspection: &Inspection, devices: &[Device]) -> Self {
         let uplinks = inspection.links.iter().filter(|(_, directions)| directions.contains(&Direction::Egress));
         let uplinks: BTreeSet<u32> = uplinks.map(|(ifindex, _)| *ifindex).collect();
@@ -86,8 +86,8 @@ impl NetworkView {
     }
 }
 
-/// Recognizes software by the names of the Node's devices and netfilter rules. If the rules cannot be read, software is
-/// recognized only by devices, and the error's text is returned.
+/// Recognizes software by the names of the Node's devices and netfilter rules. If the rules cannot be read, recognizes
+/// software only by the names of devices, and also returns the text of the error.
 fn recognized(devices: &[Device], rules: io::Result<RuleNames>) -> (Vec<RecognizedNetwork>, Option<String>) {
     let (rules, refusal) = match rules {
         Ok(rules) => (rules, None),

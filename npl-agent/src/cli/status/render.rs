@@ -19,10 +19,11 @@ use crate::{
     nft_guard,
 };
 
-/// The text in place of an absent value.
+/// The text that the output shows for an absent value.
 const NONE: &str = "-";
 
-/// Formats the verdict with its findings, the facts, and tables of ports, devices and reasons.
+/// Formats the verdict with its findings, the facts, and the tables of the port range, devices, maps, and drop and pass
+/// reasons.
 pub(super) fn as_text(status: &Status, is_wide: bool) -> String {
     if !status.installed && status.agent.is_none() {
         return "NPL is not installed: no agent has run on this Node, or `npl-agent cleanup` has removed its state.\n"
@@ -151,7 +152,8 @@ fn tables(status: &Status, is_wide: bool) -> String {
 
 fn devices(status: &Status) -> String {
     let none = || NONE.to_owned();
-    // The table omits the Pods' devices, because a Node has one for each Pod. The line `Forwarding` has their number.
+    // The table omits devices that lead to Pods, because a Node has one such device for each Pod. The line `Forwarding`
+    // contains the number of these devices.
     let devices = status.devices.iter().filter(|device| !device.leads_to_pods).map(|device| {
         let reason = device.reason.clone().unwrap_or_else(none);
         let (ifindex, attached) = (device.ifindex.to_string(), device.attached.join(", "));
@@ -164,7 +166,8 @@ fn devices(status: &Status) -> String {
     table(&["DEVICE", "IFINDEX", "ATTACHED", "REQUESTS", "WHY"], devices.chain(unsupported))
 }
 
-/// Formats a table of the reasons with a nonzero count, or of all reasons if `is_wide`.
+/// Formats a table of the drop and pass reasons that have counted a packet, or of all drop and pass reasons if
+/// `is_wide`.
 fn reasons(status: &Status, is_wide: bool) -> String {
     let count = |reason: &Reason| status.reasons.get(reason.name()).copied().unwrap_or_default();
     let per_second = |reason: &Reason| {
@@ -201,7 +204,7 @@ fn forwarding(status: &Status) -> String {
     format!("{how} to {pods} Pod addresses through {devices} devices; through the kernel stack to all others")
 }
 
-/// Describes what NPL's nftables table does: it exempts replies from masquerading, and marks connections for reply
+/// Describes whether NPL's nftables table exempts replies from masquerading, and whether it marks connections for reply
 /// routing.
 fn guard_of(status: &Status) -> String {
     if let Some(refusal) = &status.guard_refusal {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the counters twice, and computes the rates between the readings.
+//! Reads the counters of the kernel programs twice, and computes how many packets and new flows they counted per
+//! second.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,11 +14,11 @@ use crate::{
     datapath::{DatapathError, Tables},
 };
 
-/// The increase of the counters within an interval.
+/// By how much the counters of the kernel programs grew within an interval.
 #[derive(Debug)]
 pub(super) struct Sample {
     elapsed: Duration,
-    /// The number of packets by reason.
+    /// The number of packets within the interval, by drop or pass reason.
     pub(super) reasons: Vec<(Reason, u64)>,
     stats: MappingStats,
 }
@@ -47,7 +48,7 @@ impl Sample {
     }
 }
 
-/// One reading of the counters.
+/// The values of the counters at one point in time.
 struct Reading {
     reasons: Vec<(Reason, u64)>,
     stats: [MappingStats; 2],

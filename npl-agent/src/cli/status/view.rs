@@ -29,14 +29,14 @@ use crate::{
     nft_guard::TableState,
 };
 
-/// The text in place of the name of a device that was removed.
+/// The text that the output shows instead of the name of a device that no longer exists.
 const GONE: &str = "(gone)";
 
-/// The output of the command.
+/// The output of `npl-agent status`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Status {
-    /// `healthy`, `at-risk` or `cannot-tell`.
+    /// The verdict on the Node: `healthy`, `at-risk` or `cannot-tell`.
     pub(super) verdict: HealthVerdict,
     /// All findings on which the verdict is based, the worst first.
     pub(super) findings: Vec<HealthFinding>,
@@ -54,39 +54,41 @@ pub(super) struct Status {
     pub(super) devices: Vec<AttachedDevice>,
     /// Devices that clients may use, but whose link-layer header the programs do not support.
     pub(super) unsupported_devices: Vec<UnsupportedDevice>,
-    /// Other software in the Node's network.
+    /// The recognized CNI, policy engines and Service proxy, and programs that run before NPL's programs.
     #[serde(flatten)]
     pub(super) network: NetworkView,
-    /// Addresses of Pods whose packets are redirected between devices and bypass the kernel stack.
+    /// The addresses of Pods whose packets are redirected from device to device, bypassing the kernel stack.
     pub(super) redirected_pods: BTreeSet<IpAddr>,
-    /// Whether the Node runs in `offload` mode: a flow is redirected only after the kernel stack has forwarded its
-    /// packets.
+    /// Whether the forwarding mode is `offload`, in which a flow is redirected only after the kernel stack has
+    /// forwarded packets of the flow.
     pub(super) is_offloading: bool,
-    /// Cgroup hooks with a program of NPL: `connect4`, `sendmsg6`, ….
+    /// The cgroup hooks to which a program of NPL is attached, such as `connect4` and `sendmsg6`.
     pub(super) socket_hooks: Vec<&'static str>,
     pub(super) mappings: usize,
     /// The number of mappings with a list of allowed sources.
     pub(super) restricted_mappings: usize,
-    /// The numbers of node ports by state, and of Pod ports that are not served as requested; absent without an agent.
+    /// The numbers of node ports by state, and of Pods and Services that are not served as requested; absent if no
+    /// agent runs.
     pub(super) node_ports: Option<NodePortCounts>,
-    /// The use of the port range; empty without an agent.
+    /// How many node ports of the port range are in use; empty if no agent runs.
     pub(super) port_usage: Vec<PortUsageView>,
-    /// The number of elements and the size of each map.
+    /// For each map that can become full: the number of elements and the capacity.
     pub(super) tables: Vec<TableFill>,
     /// The number of established conntrack entries of NPL.
     pub(super) flows: usize,
     /// The number of Pod endpoints whose replies are exempt from masquerading; absent if the nftables table exempts
     /// none.
     pub(super) guarded_endpoints: Option<usize>,
-    /// The connection marks that the nftables table sets, so that replies leave through the device of their request.
+    /// The connection marks that the nftables table sets, so that a reply leaves through the device on which its
+    /// request arrived.
     pub(super) connection_marks: Vec<String>,
-    /// Why the nftables table could not be read; absent if it was read.
+    /// Why the nftables table could not be read; absent if the table was read.
     pub(super) guard_refusal: Option<String>,
-    /// The names of the pinned programs, by build.
+    /// The names of the pinned programs, by the build to which the programs belong.
     pub(super) programs: BTreeMap<String, Vec<String>>,
     /// The number of packets by drop or pass reason, since the programs were first loaded.
     pub(super) reasons: BTreeMap<&'static str, u64>,
-    /// Packets per second by reason; absent with `--interval 0s`.
+    /// Packets per second by drop or pass reason; absent with `--interval 0s`.
     pub(super) reasons_per_second: Option<BTreeMap<&'static str, f64>>,
     /// Traffic per second of all mappings; absent with `--interval 0s`.
     pub(super) traffic: Option<Traffic>,
@@ -105,18 +107,18 @@ pub(super) struct AgentSummary {
     pub(super) refusals: Vec<RefusalView>,
 }
 
-/// The node ports of the agent.
+/// The numbers of the agent's node ports by state, and the number of problems.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct NodePortCounts {
-    /// The number of node ports that a Service requests.
+    /// The number of node ports that a Service requests: reserved, live and published node ports.
     pub(super) wanted: usize,
-    /// The number of node ports with a mapping in the kernel, including draining ones.
+    /// The number of node ports that have a mapping in the kernel: live, published and draining node ports.
     pub(super) mapped: usize,
     pub(super) published: usize,
     pub(super) draining: usize,
     pub(super) host_ports: usize,
-    /// Pods and Services that are not served as requested.
+    /// The number of problems with Pods and Services that are not served as requested.
     pub(super) refused: usize,
 }
 
@@ -135,13 +137,15 @@ pub(super) struct Traffic {
 pub(super) struct AttachedDevice {
     pub(super) name: String,
     pub(super) ifindex: u32,
-    /// The hooks with a program: `ingress`, `egress`, ….
+    /// The hooks of the device to which a program is attached, such as `ingress` and `egress`.
     pub(super) attached: Vec<&'static str>,
-    /// Whether the device leads to Pods in a redirect mode; all other devices are uplinks, which lead to clients.
+    /// Whether packets are redirected to Pods through this device (`--forwarding redirect` or `offload`). A device of
+    /// the list for which this is false is an uplink, on which the packets of clients arrive.
     pub(super) leads_to_pods: bool,
     /// The program that translates requests from this device: `xdp` or `tc`.
     pub(super) requests: &'static str,
-    /// Why XDP or TC translates the requests; absent until an agent has recorded the reason.
+    /// The reason why XDP or TC translates the requests from this device; absent until an agent has recorded the
+    /// reason.
     pub(super) reason: Option<String>,
 }
 
@@ -157,12 +161,12 @@ pub(super) struct UnsupportedDevice {
 /// The facts from which the output of `status` is computed.
 pub(super) struct Readings<'a> {
     pub(super) inspection: &'a Inspection,
-    /// The number of established conntrack entries of IPv4 and IPv6.
+    /// The numbers of established conntrack entries for IPv4 and for IPv6.
     pub(super) flows: [usize; 2],
-    /// The capacities of the conntrack maps of IPv4 and IPv6, in flows.
+    /// The capacities, in flows, of the conntrack maps for IPv4 and for IPv6.
     pub(super) flow_capacities: [usize; 2],
     pub(super) network: NetworkView,
-    /// Whether an agent holds the lock.
+    /// Whether an agent holds the lock that prevents a second agent.
     pub(super) agent_running: bool,
     pub(super) agent: Result<&'a AgentView, &'a str>,
     pub(super) devices: &'a [Device],
@@ -171,7 +175,7 @@ pub(super) struct Readings<'a> {
 }
 
 impl Status {
-    /// Computes the output from these facts.
+    /// Computes the output of `npl-agent status` from these readings.
     pub(super) fn new(readings: Readings<'_>) -> Self {
         let Readings { inspection, flows, flow_capacities, network, agent_running, agent, devices, held, sample } =
             readings;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent top`: shows the busiest mappings of this Node, refused packets and problems, and redraws every second.
+//! `npl-agent top`: shows the busiest mappings of this Node, refused packets and problems, and updates the screen every
+//! second.
 
 mod screen;
 
@@ -68,7 +69,8 @@ enum Pressed {
     Order(Order),
 }
 
-/// Waits for a key, and returns its action; `None` if no key is pressed within `patience`.
+/// Waits until a key is pressed, and returns the key's action; `None` if no key with an action is pressed within
+/// `patience`.
 fn pressed(patience: Duration) -> anyhow::Result<Option<Pressed>> {
     if !event::poll(patience).context("read the keyboard")? {
         return Ok(None);
@@ -89,7 +91,7 @@ fn pressed(patience: Duration) -> anyhow::Result<Option<Pressed>> {
     })
 }
 
-/// One reading of the kernel's counters and the agent's state.
+/// The content of the kernel's maps and the agent's state, at one point in time.
 struct Reading {
     at: Instant,
     inspection: Inspection,
@@ -104,7 +106,8 @@ impl Reading {
 }
 
 impl Screen {
-    /// Computes the content of the screen from this reading, with rates since an earlier reading.
+    /// Computes the content of the screen from the reading `current`, with packets and new flows per second since the
+    /// reading `former`.
     fn of(current: &Reading, former: Option<&Reading>) -> Self {
         let elapsed = former.map(|former| current.at.duration_since(former.at)).unwrap_or_default();
         let before = former.map(|former| former.inspection.mappings.as_slice()).unwrap_or_default();

@@ -11,30 +11,31 @@ use ratatui::{
 
 use crate::cli::mappings::rows::MappingRow;
 
-/// The maximum number of lines about refused packets, and also of lines about problems.
+/// The maximum number of lines about refused packets. The same number limits the lines about problems.
 const MOST_LINES: usize = 4;
 
-/// The order of the mappings.
+/// The order in which the screen lists the mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// By packets per second.
+    /// The mapping with the most packets per second comes first.
     Packets,
-    /// By new flows per second.
+    /// The mapping with the most new flows per second comes first.
     NewFlows,
 }
 
-/// The data on the screen.
+/// The data that the screen of `top` shows.
 #[derive(Debug)]
 pub(super) struct Screen {
     pub(super) title: String,
     pub(super) rows: Vec<MappingRow>,
-    /// The reasons why packets were not translated, with packets per second.
+    /// The drop and pass reasons that have counted packets since the previous reading, each with the packets per
+    /// second.
     pub(super) refused: Vec<(&'static str, f64)>,
     /// Pods and Services that are not served as requested.
     pub(super) problems: Vec<String>,
 }
 
-/// Draws the screen.
+/// Draws the title, the mappings, refused packets, problems and the help for keys.
 pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen, order: Order) {
     let below = refusals(screen);
     let height = u16::try_from(below.lines.len()).unwrap_or_default();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent trace`: follows packets through the kernel programs.
+//! `npl-agent trace`: shows, for selected packets, what each kernel program did with the packet.
 
 mod output;
 mod pcap;
@@ -31,17 +31,18 @@ use crate::{
     local,
 };
 
-/// How many times the command renews the trace filter's lease within one lease time.
+/// How many times the command extends the trace filter's lease within the duration of one lease.
 const EXTENSIONS: u32 = 3;
-/// The time for which an interrupted command waits until the reader of the output has read the remaining records.
+/// How long an interrupted command waits for the reader of the output to read the remaining trace records.
 const READER: Duration = Duration::from_millis(500);
 
-/// Arms the trace filter, and prints or writes the records. The command ends when the time or the number of records is
-/// reached, on an interrupt, or when the reader closes the output.
+/// Turns on tracing with the filter, and prints the trace records or writes them to a file. The command ends when
+/// `--duration` is over, when `--count` records are written, on an interrupt, or when the reader closes the output.
 ///
 /// # Errors
 ///
-/// If no packets are selected, the Pod is not known, another command traces packets, or a map cannot be accessed.
+/// If the arguments select no packets, the agent does not know the Pod, another `npl-agent trace` is running, or a map
+/// cannot be accessed.
 pub async fn run(args: &TraceArgs) -> anyhow::Result<()> {
     let bpffs = &args.node.view.bpffs;
     preflight::check_bpffs(bpffs)?;
@@ -56,7 +57,7 @@ pub async fn run(args: &TraceArgs) -> anyhow::Result<()> {
     trace.disarm();
     let written = writer.written();
     let rest = async {
-        // Reads the records that the programs wrote before the filter was disarmed.
+        // Reads the trace records that the programs wrote before tracing was turned off.
         while writer.has_room().await && shown.take_batch(&mut trace, &writer) == Batch::Full {}
         writer.finish().await
     };
@@ -72,8 +73,8 @@ pub async fn run(args: &TraceArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the sentences that the command prints at its end: how many records were written, and how many were not and
-/// why.
+/// Returns the sentences that the command prints at its end: how many trace records were written, how many were not
+/// written, and why.
 fn summary(written: u64, unwritten: u64, left_out: LeftOut, rate: u64) -> Vec<String> {
     let mut sentences = vec![format!("{written} records")];
     if unwritten > 0 {
@@ -97,8 +98,8 @@ fn summary(written: u64, unwritten: u64, left_out: LeftOut, rate: u64) -> Vec<St
     sentences
 }
 
-/// Prints the sentences on a separate thread: standard error may be the same pipe as the output, and its reader may
-/// have paused.
+/// Prints the sentences on a separate thread. Standard error may be the same pipe as the output, and the pipe's reader
+/// may have paused.
 async fn report(sentences: Vec<String>, signals: &mut Signals) {
     let (done, printed) = oneshot::channel::<()>();
     thread::spawn(move || {
@@ -136,16 +137,16 @@ impl Signals {
     }
 }
 
-/// Why no more records are read.
+/// Why the command stopped reading trace records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// The time is over, the wanted number of records is reached, or the reader of the output has gone away.
+    /// `--duration` is over, `--count` records are reached, or the reader of the output has closed it.
     Complete,
-    /// A signal has arrived.
+    /// The command has received a signal that ends it.
     Interrupted,
 }
 
-/// Passes the records to `writer` until the command ends.
+/// Passes trace records to `writer` until the command must end, and returns why it must end.
 async fn follow(
     args: &TraceArgs,
     trace: &mut PacketTrace,
@@ -177,8 +178,8 @@ async fn follow(
             ready = wait => ready.context("wait for records")?,
         };
         match shown.take_batch(trace, writer) {
-            // The ring buffer is empty, so the kernel reports the next record: it reports a record only if the buffer
-            // was empty before.
+            // The kernel reports a record only if the ring buffer was empty before. The ring buffer is empty now, so
+            // the kernel reports the next record.
             Batch::Last => ready.clear_ready(),
             Batch::Full => {}
             Batch::Enough => return Ok(End::Complete),
@@ -186,21 +187,21 @@ async fn follow(
     }
 }
 
-/// The number of records that are read before the command checks signals and time limits again.
+/// The maximum number of trace records that are read before the command checks signals and time limits again.
 const BATCH: usize = 256;
 
-/// Why a batch of records ended.
+/// Why the command has read no further trace records in this batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Batch {
-    /// The ring buffer is empty.
+    /// The batch ended because the ring buffer is empty.
     Last,
-    /// The ring buffer may have more records.
+    /// The batch is full, and the ring buffer may contain more records.
     Full,
-    /// The wanted number of records is reached.
+    /// The batch ended because `--count` records were passed to the writer.
     Enough,
 }
 
-/// Selects the records to show, and counts the records that were passed to the writer.
+/// Selects the trace records to show, and counts the records that were passed to the writer.
 struct Shown<'a> {
     selection: &'a PacketSelection,
     limit: u64,
@@ -208,7 +209,7 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// Passes up to [`BATCH`] records to the writer, but no more than the writer has room for.
+    /// Passes at most [`BATCH`] trace records to the writer, and at most as many as the writer has room for.
     fn take_batch(&mut self, trace: &mut PacketTrace, writer: &Writer<Record>) -> Batch {
         for _ in 0..BATCH.min(writer.room()) {
             if self.records >= self.limit {
@@ -223,7 +224,8 @@ impl Shown<'_> {
         Batch::Full
     }
 
-    /// Empties the ring buffer, and returns the number of its records that would have been shown.
+    /// Reads the remaining trace records from the ring buffer, and returns how many of these records would have been
+    /// shown.
     fn rest_of(&self, trace: &mut PacketTrace) -> u64 {
         let mut rest = 0;
         while let Some(record) = trace.next_record().filter(|_| self.records + rest < self.limit) {
@@ -279,8 +281,8 @@ fn known_endpoints(args: &TraceArgs, agent: &AgentView) -> anyhow::Result<Vec<Tr
     Ok(endpoints)
 }
 
-/// Returns the addresses of the Pods to which a node port leads. Replies before translation do not contain the node
-/// port, so only the Pod's address selects them.
+/// Returns the addresses of the Pods to which a node port leads. A reply that is not translated yet does not contain
+/// the node port, so the filter selects it by the Pod's address.
 fn addresses_behind(agent: &AgentView, port: u16) -> Vec<TracedEndpoint> {
     let views = agent.node_ports.iter().filter(|view| view.frontend.node_port.0 == port);
     distinct(views.filter_map(|view| view.pod_ip.map(TracedEndpoint::Address)))
@@ -299,7 +301,7 @@ fn endpoints_of(agent: &AgentView, namespace: Option<&str>, pod: &str) -> Vec<Tr
     distinct(endpoints)
 }
 
-/// Removes duplicates and keeps the order. Duplicates would waste room: the filter holds only a few endpoints.
+/// Removes duplicate endpoints and keeps the order. The filter has room for only a few endpoints.
 fn distinct(endpoints: impl IntoIterator<Item = TracedEndpoint>) -> Vec<TracedEndpoint> {
     let mut known = Vec::new();
     for endpoint in endpoints {

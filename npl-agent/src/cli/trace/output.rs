@@ -17,7 +17,7 @@ use crate::{
     datapath::kernel_clock,
 };
 
-/// The destination of the records: a text or JSON output, or a file of packets.
+/// The destination of the trace records: text or JSON on standard output, or a pcapng file of packets.
 #[derive(Debug)]
 pub(super) struct Output {
     kind: Kind,
@@ -32,22 +32,22 @@ enum Kind {
     Capture(Capture),
 }
 
-/// One record in JSON.
+/// The JSON form of one trace record.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Line<'a> {
-    /// Seconds since the Unix epoch.
+    /// The time of the trace record, in seconds since the Unix epoch.
     time: f64,
     device: &'a str,
     hook: &'static str,
-    /// `request` or `reply`: the direction that the program translates.
+    /// Whether the program translates requests (`request`) or replies (`reply`).
     direction: &'static str,
     is_slow_path: bool,
     verdict: &'static str,
     reason: Option<&'static str>,
     length: u32,
     before: &'a Packet,
-    /// The packet after the program; absent if the program did not change the packet.
+    /// The packet as the program left it; absent if the program did not change the packet.
     after: Option<&'a Packet>,
 }
 
@@ -64,7 +64,7 @@ impl Output {
     }
 }
 
-/// A record with its packets.
+/// A trace record with the packet before the program and the packet after it.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) step: Step,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes the packets of records to a pcapng file. Packets before a program and packets after it belong to separate
-//! interfaces of the file.
+//! Writes the packets of trace records to a pcapng file. For each program, the file has one interface for the packets
+//! before the program, and one for the packets after it.
 
 use std::{
     borrow::Cow,
@@ -27,19 +27,19 @@ use pcap_file::{
 
 use crate::core::packet_trace::{Hook, Step};
 
-/// The mode of the file. Only the owner may read the file, because it contains payload of clients.
+/// The mode of the pcapng file. Only the owner may read the file, because the packets contain payload of clients.
 const ONLY_OWNER: u32 = 0o600;
 /// The resolution of time stamps: 10⁻⁹ s, as the library pcap-file writes them.
 const NANOSECONDS: u8 = 9;
 
-/// A pcapng file. Each combination of device, hook, and before or after the program is an interface of the file; its
-/// packets begin with the IP header.
+/// A pcapng file. The file has one interface for the packets before, and one for the packets after the program of each
+/// hook of each device. The packets begin with the IP header.
 pub(super) struct Capture {
     writer: PcapNgWriter<Buffered>,
     interfaces: BTreeMap<(u32, Hook, Side), u32>,
 }
 
-/// Buffers whole blocks, so that a reader of a pipe sees complete packets at each flush.
+/// Buffers the output, so that the reader of a pipe has only complete packets after each flush.
 type Buffered = BufWriter<Box<dyn Write + Send>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,12 +55,13 @@ impl std::fmt::Debug for Capture {
 }
 
 impl Capture {
-    /// Creates the file; `-` is standard output.
+    /// Creates the pcapng file, or writes to standard output if the path is `-`.
     pub(super) fn create(path: &Path) -> anyhow::Result<Self> {
         let to: Box<dyn Write + Send> = if path == Path::new("-") {
             Box::new(io::stdout())
         } else {
-            // An existing file is never overwritten: the command may run as root, and could destroy any file.
+            // An existing file is not overwritten, because the command may run as root and could then destroy any file
+            // of the Node.
             let file = OpenOptions::new().write(true).create_new(true).mode(ONLY_OWNER).open(path);
             Box::new(file.with_context(|| format!("create {}", path.display()))?)
         };
@@ -72,8 +73,8 @@ impl Capture {
         Ok(Self { writer, interfaces: BTreeMap::new() })
     }
 
-    /// Writes the packet before the program, and after the program if it was rewritten. Returns `false` if the reader
-    /// of the output has closed it.
+    /// Writes the packet as it was before the program and, if the program rewrote the packet, as it was after the
+    /// program. Returns `false` if the reader has closed the output.
     pub(super) fn add(&mut self, step: &Step, device: &str, time: Duration) -> anyhow::Result<bool> {
         let sides = [(Side::Before, &step.before), (Side::After, &step.after)];
         for (side, bytes) in sides.into_iter().take(if step.verdict.is_rewritten() { 2 } else { 1 }) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes the records on a separate thread. A reader that pauses the output therefore delays neither signals nor the
-//! renewal of the trace filter's lease.
+//! Writes the trace records on a separate thread. If the reader of the output pauses, the command can still handle
+//! signals and extend the trace filter's lease.
 
 use std::{
     sync::{
@@ -16,20 +16,20 @@ use tokio::sync::{
     oneshot,
 };
 
-/// The maximum number of records that wait for the reader of the output. Further records stay in the ring buffer; if
-/// the ring buffer is full, the programs count the records that they lose.
+/// The maximum number of trace records that wait for the reader of the output. Further records stay in the ring buffer.
+/// If the ring buffer is full, the programs only count further records.
 pub(super) const CAPACITY: usize = 1_024;
 
-/// The destination of records.
+/// The destination to which the thread writes trace records.
 pub(super) trait Sink<T>: Send + 'static {
-    /// Writes a record; `false` if the reader of the output has gone away.
+    /// Writes a record. Returns `false` if the reader of the output has closed it.
     fn add(&mut self, record: &T) -> anyhow::Result<bool>;
 
-    /// Hands over all buffered output; `false` if its reader has gone away.
+    /// Writes all buffered output. Returns `false` if the reader of the output has closed it.
     fn flush(&mut self) -> anyhow::Result<bool>;
 }
 
-/// Passes records to the thread that writes them to the output.
+/// Passes trace records to the thread that writes them to the output.
 pub(super) struct Writer<T> {
     records: Sender<T>,
     written: Arc<AtomicU64>,
@@ -46,35 +46,35 @@ impl<T: Send + 'static> Writer<T> {
         let thread = thread::Builder::new().name("output".to_owned());
         let started = thread.spawn(move || {
             let ended = write(&mut sink, &mut waiting, &counter);
-            // The error is ignored: the command may have ended without waiting for this thread.
+            // The error is ignored, because the command may have ended without waiting for this thread.
             drop(report.send(ended));
         });
         started.context("start the thread that writes the records")?;
         Ok(Self { records, written, result })
     }
 
-    /// Returns the number of records for which there is room.
+    /// Returns how many more records can be added immediately.
     pub(super) fn room(&self) -> usize {
         self.records.capacity()
     }
 
-    /// Adds a record for which there is room.
+    /// Adds a record. The caller has checked by [`Self::room`] that the record can be added.
     pub(super) fn add(&self, record: T) {
-        // The error is ignored: if the thread has ended, the record is not needed any more.
+        // The error is ignored, because if the thread has ended, the record is not needed any more.
         drop(self.records.try_send(record));
     }
 
-    /// Waits until a record can be added; `false` if the thread has ended.
+    /// Waits until a record can be added. Returns `false` if the thread has ended.
     pub(super) async fn has_room(&self) -> bool {
         self.records.reserve().await.is_ok()
     }
 
-    /// Waits until the thread has ended, because the reader of the output has gone away or because of an error.
+    /// Waits until the thread has ended, because the reader has closed the output or because of an error.
     pub(super) async fn ended(&self) {
         self.records.closed().await;
     }
 
-    /// Returns the counter of the records that the sink has accepted.
+    /// Returns the counter of the records that were written to the output.
     pub(super) fn written(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.written)
     }
@@ -118,8 +118,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// An output whose reader accepts one record for each message in the channel, and goes away when the channel is
-    /// closed.
+    /// An output whose reader accepts one record for each message in the channel, and closes the output when the
+    /// channel is closed.
     struct Reader(Receiver<()>);
 
     impl Sink<u64> for Reader {
@@ -137,7 +137,7 @@ mod tests {
         let (accept, accepted) = channel();
         let writer = Writer::start(Reader(accepted)).unwrap();
         let mut added = 0;
-        // One record more than `CAPACITY` has room, because the blocked thread has already taken one.
+        // `CAPACITY` + 1 records can be added, because the blocked thread has already taken one record.
         while added <= CAPACITY {
             assert!(timeout(LIMIT, writer.has_room()).await.unwrap());
             writer.add(0);
