@@ -22,6 +22,10 @@ use crate::api_client::ApiClient;
 use crate::control_plane::ControlPlane;
 use crate::{poll, tools};
 
+/// The time limit of kubectl and Helm for rollouts, deletions, drains and other waits. This limit is far above the usual
+/// times, also on a slow machine, because no caller expects a timeout.
+pub const TIMEOUT: &str = "--timeout=5m";
+
 /// The annotation that enables a Service, with the default prefix.
 pub const ENABLED_ANNOTATION: &str = "nodeportlocal.antrea.io/enabled";
 

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// While a balancer sends requests, agents with `--forwarding offload` replace agents that forward through the stack.
 pub(crate) fn agents_are_switched_to_offload_under_load(world: &mut World) {
     Under::default().load(world, |world| {
-        world.cluster.offload(LIMIT * poll::patience()).unwrap();
+        world.cluster.offload().unwrap();
         load::renew(world, "deployment/elastic");
     });
 }

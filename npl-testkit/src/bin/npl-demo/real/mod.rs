@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use npl_testkit::cluster::ENABLED_ANNOTATION;
+use npl_testkit::cluster::{ENABLED_ANNOTATION, TIMEOUT};
 use npl_testkit::interrupt;
 use npl_testkit::real_cluster::{Options, RealCluster};
 use npl_testkit::residue::Residue;
@@ -21,9 +21,6 @@ const NAMESPACE: &str = "shop";
 
 /// The namespace of the agent.
 const AGENT_NAMESPACE: &str = "npl-system";
-
-/// The timeout of kubectl commands.
-const TIMEOUT: &str = "--timeout=120s";
 
 /// Runs the demo and removes the cluster, also after an error.
 pub(crate) fn run(report: &mut Report, keep_up: bool) -> Result<()> {

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use npl_testkit::balancer::{Balancer, Kind, Options, Port, Report as LoadReport};
+use npl_testkit::cluster::TIMEOUT;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::real_cluster::{RealCluster, client_addresses};
 
-use super::{AGENT_NAMESPACE, NAMESPACE, TIMEOUT, show};
+use super::{AGENT_NAMESPACE, NAMESPACE, show};
 use crate::report::Report;
 
 /// Requests per second.
