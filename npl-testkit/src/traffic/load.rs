@@ -16,7 +16,7 @@ use crate::echo::Protocol;
 use crate::netns::Netns;
 use crate::poll;
 
-/// The maximum number of concurrent requests: a slow request must not lower the rate.
+/// The maximum number of concurrent requests, so that a slow request hardly lowers the rate.
 const WORKERS: u32 = 4;
 
 /// One request of a load, with the expected response.
@@ -79,7 +79,7 @@ struct Shared {
 }
 
 impl Load {
-    /// Sends `per_second` requests from `from`, round-robin over `requests`.
+    /// Sends at most `per_second` requests from `from`, round-robin over `requests`.
     pub fn start(from: &Netns, per_second: u32, requests: Vec<Request>) -> Self {
         let start = Instant::now();
         let (requests, report) = (RwLock::new(requests), Mutex::default());
@@ -148,7 +148,8 @@ fn work(shared: &Shared, worker: u32, interval: Duration, stopped: &mpsc::Receiv
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
         }
-        due += interval;
+        // A missed time is skipped: catching up would delay the tested programs further on a slow machine.
+        due = (due + interval).max(shared.start.elapsed());
         // The lock is held during the request, because `replace` waits for this lock until no request of the old list
         // is in progress.
         let requests = shared.requests.read().unwrap_or_else(PoisonError::into_inner);
