@@ -48,7 +48,7 @@ use crate::poll;
 use crate::run::Run;
 
 /// The time limit for a Node to become ready, which takes 2 s after the start of its kubelet on an idle machine.
-const READY_LIMIT: Duration = Duration::from_mins(1);
+const READY_LIMIT: Duration = Duration::from_mins(3);
 
 /// The configuration of a cluster.
 #[derive(Clone, Debug)]

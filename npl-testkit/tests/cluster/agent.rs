@@ -33,10 +33,13 @@ pub(crate) fn process_of(world: &World, pod: &Pod, program: &str) -> u32 {
 }
 
 pub(crate) fn the_agent_is_ready_on_every_node(world: &mut World) {
-    let agents = agents(world);
-    let mut nodes: Vec<&str> = agents.iter().filter(|pod| pod.is_ready).map(|pod| pod.node.as_str()).collect();
-    nodes.sort_unstable();
-    assert_eq!(nodes, ["node-1", "node-2"]);
+    let is_ready_on_both = || {
+        let agents = agents(world);
+        let mut nodes: Vec<&str> = agents.iter().filter(|pod| pod.is_ready).map(|pod| pod.node.as_str()).collect();
+        nodes.sort_unstable();
+        (nodes == ["node-1", "node-2"]).then_some(())
+    };
+    poll::until("one ready agent on each Node", LIMIT, is_ready_on_both).unwrap();
 }
 
 pub(crate) fn the_agent_has_two_capabilities_and_no_more(world: &mut World) {
