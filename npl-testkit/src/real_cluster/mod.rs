@@ -41,7 +41,7 @@ pub use self::node::Node;
 use self::node::Parts;
 use self::provider::Provider;
 pub use self::space::Space;
-use crate::cluster::{Cluster, TIMEOUT};
+use crate::cluster::{Cluster, timeout_option};
 use crate::control_plane::{Account, ControlPlane};
 use crate::netns::Netns;
 use crate::poll;
@@ -191,7 +191,7 @@ impl RealCluster {
         }
         let agents = ["daemonset/npl-agent", "--namespace", "npl-system"];
         self.cluster.kubectl(&[&["set", "env"], &agents[..], &["NPL_FORWARDING=offload"]].concat())?;
-        self.cluster.kubectl(&[&["rollout", "status"], &agents[..], &[TIMEOUT]].concat()).map(drop)
+        self.cluster.kubectl(&[&["rollout", "status"], &agents[..], &[timeout_option()]].concat()).map(drop)
     }
 
     fn wait_until_ready(&self) -> Result<()> {

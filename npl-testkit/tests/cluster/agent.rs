@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use npl_common::names::{PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS};
-use npl_testkit::cluster::TIMEOUT;
+use npl_testkit::cluster::timeout_option;
 use npl_testkit::poll;
 
 use crate::clients;
@@ -82,7 +82,7 @@ pub(crate) fn deleted_agents_do_not_interrupt_service(world: &mut World) {
     let shop = world.wait_for_shop(4);
     let before = agents(world);
     let ports: Vec<_> = shop.keys().map(|pod| world.entries(pod, traffic::PORTS)).collect();
-    world.kubectl(&["delete", "pods", "--namespace", AGENT_NAMESPACE, "--all", TIMEOUT]);
+    world.kubectl(&["delete", "pods", "--namespace", AGENT_NAMESPACE, "--all", timeout_option()]);
     let outside = clients::outside(world);
     // While no agent runs, the kernel must still translate the mappings.
     for pod in shop.values() {

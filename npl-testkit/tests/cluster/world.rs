@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use npl_testkit::cluster::{Entry, TIMEOUT, annotation_of, pods_with_label};
+use npl_testkit::cluster::{Entry, annotation_of, pods_with_label, timeout_option};
 use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster, is_ready};
 use npl_testkit::residue::Residue;
 use npl_testkit::{poll, tools};
@@ -85,7 +85,7 @@ impl World {
     }
 
     pub(crate) fn wait_for_rollout(&self, namespace: &str, what: &str) {
-        self.kubectl(&["rollout", "status", what, "--namespace", namespace, TIMEOUT]);
+        self.kubectl(&["rollout", "status", what, "--namespace", namespace, timeout_option()]);
     }
 
     /// Sets environment variables of all agents, or unsets them (`NAME-`), and waits for the rollout.

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use npl_testkit::cluster::{Entry, TIMEOUT, annotation_of, pods_with_label};
+use npl_testkit::cluster::{Entry, annotation_of, pods_with_label, timeout_option};
 use npl_testkit::real_cluster::publication::{Seen, watch_pods};
 use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster};
 use npl_testkit::{interrupt, poll, tools};
@@ -88,8 +88,8 @@ fn set_up(cluster: &RealCluster) -> Result<()> {
         let manifest = tools::repository_file(file);
         kubectl(cluster, &["apply", "--filename", manifest.to_str().context("the path is not valid UTF-8")?])?;
     }
-    kubectl(cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", "npl-system", TIMEOUT])?;
-    kubectl(cluster, &["wait", "--for=condition=Ready", "pod/echo", "--namespace", NAMESPACE, TIMEOUT])
+    kubectl(cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", "npl-system", timeout_option()])?;
+    kubectl(cluster, &["wait", "--for=condition=Ready", "pod/echo", "--namespace", NAMESPACE, timeout_option()])
 }
 
 fn kubectl(cluster: &RealCluster, arguments: &[&str]) -> Result<()> {
