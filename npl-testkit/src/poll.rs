@@ -66,8 +66,8 @@ fn wait<T>(
             let (load, lateness) = (load_per_processor(), lateness(asked, slept));
             if start.elapsed() >= extended(limit * patience(), load.max(lateness)) {
                 bail!(
-                    "timed out after {} s at a load of {load:.1} per processor, with sleeps {lateness:.1} times as long \
-                     as asked for, waiting for {what}",
+                    "timed out after {} s at a load of {load:.1} per processor, with sleeps {lateness:.1} times as \
+                     long as asked for, waiting for {what}",
                     start.elapsed().as_secs()
                 );
             }

@@ -23,8 +23,8 @@ use crate::api_client::ApiClient;
 use crate::control_plane::ControlPlane;
 use crate::{poll, tools};
 
-/// The time limit of kubectl and Helm for rollouts, deletions, drains and other waits. This limit is far above the usual
-/// times, also on a slow machine, because no caller expects a timeout.
+/// The time limit of kubectl and Helm for rollouts, deletions, drains and other waits. This limit is far above the
+/// usual times, also on a slow machine, because no caller expects a timeout.
 const COMMAND_LIMIT: Duration = Duration::from_mins(5);
 
 /// The annotation that enables a Service, with the default prefix.

@@ -66,8 +66,8 @@ fn occupy_slots(time: Duration) {
     }
 }
 
-/// Occupies every slot as [`occupy_slots`] does, unless this was done a moment ago. A slot stays occupied for one second,
-/// within which a slow machine may not run the program on all fragments of a packet.
+/// Occupies every slot as [`occupy_slots`] does, unless this was done a moment ago. A slot stays occupied for one
+/// second, which may be too short for a slow machine to run the program on all fragments of a packet.
 fn keep_slots_occupied(since: &mut Option<Instant>) {
     if since.is_none_or(|since| since.elapsed() > Duration::from_millis(200)) {
         *since = Some(Instant::now());
