@@ -25,7 +25,7 @@ pub(crate) const ROOT: &str = "/sys/fs/cgroup";
 const SYSTEM: &str = "system";
 
 /// Time limit of a removal: a group stays busy for about 100 ms after its last process has exited.
-const REMOVED_WITHIN: Duration = Duration::from_secs(15);
+const REMOVED_WITHIN: Duration = Duration::from_mins(1);
 
 /// Mount options of cgroup v1 that are not controllers.
 const FLAGS: [&str; 9] =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waits for conditions. Every wait polls a condition and has a deadline, which is later if the load average exceeds
-//! the number of processors.
+//! Waits for conditions. Every wait polls a condition and has a deadline, which is later on a slow machine: if the load
+//! average exceeds the number of processors, or if the sleeps between two polls take longer than asked for.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -23,8 +23,8 @@ pub fn patience() -> u32 {
 /// Polls `condition` until it returns a value. Returns the value and the elapsed time.
 ///
 /// # Errors
-/// If the condition does not hold within `limit`, which [`patience`] and a load above one per processor extend, or if
-/// the process is asked to end. The error contains `what`.
+/// If the condition does not hold within `limit`, which [`patience`], a load above one per processor and late sleeps
+/// extend, or if the process is asked to end. The error contains `what`.
 pub fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> Result<(T, Duration)> {
     wait(what, limit, condition, interrupt::is_requested)
 }
@@ -53,7 +53,8 @@ fn wait<T>(
     mut condition: impl FnMut() -> Option<T>,
     is_interrupted: impl Fn() -> bool,
 ) -> Result<(T, Duration)> {
-    let start = Instant::now();
+    let (start, pause) = (Instant::now(), INTERVAL * patience());
+    let (mut asked, mut slept) = (Duration::ZERO, Duration::ZERO);
     loop {
         if let Some(value) = condition() {
             return Ok((value, start.elapsed()));
@@ -62,21 +63,31 @@ fn wait<T>(
             bail!("interrupted while waiting for {what}");
         }
         if start.elapsed() >= limit * patience() {
-            let load = load_per_processor();
-            if start.elapsed() >= extended(limit * patience(), load) {
+            let (load, lateness) = (load_per_processor(), lateness(asked, slept));
+            if start.elapsed() >= extended(limit * patience(), load.max(lateness)) {
                 bail!(
-                    "timed out after {} s at a load of {load:.1} per processor waiting for {what}",
+                    "timed out after {} s at a load of {load:.1} per processor, with sleeps {lateness:.1} times as \
+                     long as asked for, waiting for {what}",
                     start.elapsed().as_secs()
                 );
             }
         }
-        thread::sleep(INTERVAL * patience());
+        let before = Instant::now();
+        thread::sleep(pause);
+        (asked, slept) = (asked + pause, slept + before.elapsed());
     }
 }
 
-/// Multiplies a time limit by the load per processor, because a task gets only `1 / load` of a processor's time.
-fn extended(limit: Duration, load: f32) -> Duration {
-    limit.mul_f32(load.clamp(1.0, LARGEST_EXTENSION))
+/// Multiplies a time limit by the slowness of the machine: the load per processor, because a task gets only `1 / load`
+/// of a processor's time, or the lateness of sleeps.
+fn extended(limit: Duration, slowness: f32) -> Duration {
+    limit.mul_f32(slowness.clamp(1.0, LARGEST_EXTENSION))
+}
+
+/// How many times as long as `asked` for the sleeps were. The load average does not contain the time that a hypervisor
+/// gives to other virtual machines, but this time delays the end of a sleep.
+fn lateness(asked: Duration, slept: Duration) -> f32 {
+    if asked.is_zero() { 1.0 } else { slept.div_duration_f32(asked) }
 }
 
 /// The maximum factor by which a limit is extended.
@@ -98,6 +109,15 @@ mod tests {
         let limit = Duration::from_secs(20);
         for (load, seconds) in [(0.0, 20), (0.9, 20), (1.0, 20), (3.0, 60), (1000.0, 200)] {
             assert_eq!(extended(limit, load), Duration::from_secs(seconds), "{load}");
+        }
+    }
+
+    #[test]
+    fn limits_grow_with_the_lateness_of_sleeps() {
+        let seconds = Duration::from_secs;
+        for (asked, slept, limit) in [(0, 0, 20), (8, 8, 20), (8, 10, 25), (2, 6, 60), (1, 1000, 200)] {
+            let lateness = lateness(seconds(asked), seconds(slept));
+            assert_eq!(extended(seconds(20), lateness), seconds(limit), "{slept} s instead of {asked} s");
         }
     }
 

@@ -21,7 +21,7 @@ use crate::{cgroups, mounts, poll, tools};
 
 /// How long to wait until objects are freed. The kernel frees programs and maps some time after the last reference to
 /// them is dropped.
-const FREED_WITHIN: Duration = Duration::from_secs(20);
+const FREED_WITHIN: Duration = Duration::from_mins(1);
 
 /// The prefix of the names of NPL's programs and maps, and of the namespaces of test runs.
 const PREFIX: &str = "npl";

@@ -12,10 +12,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::process::say;
+use crate::process::{elapsed, say};
 
-/// How long a run waits for another run that builds the same directory; longer than any build takes.
-const LOCK_DEADLINE: Duration = Duration::from_mins(20);
+/// The time limit of a build. The longest one, of a part of Kubernetes, takes four minutes on two cores.
+pub(crate) const BUILD_DEADLINE: Duration = Duration::from_hours(1);
+
+/// How long a run waits for another run that builds the same directory; longer than a build may take.
+const LOCK_DEADLINE: Duration = BUILD_DEADLINE.saturating_add(Duration::from_mins(5));
 
 /// Returns the directory `<cache>/npl/<name>-<hash of made_from>`. If the directory is missing, `make` creates its
 /// content.
@@ -72,7 +75,8 @@ fn lock(path: &Path, name: &str) -> Result<File> {
     match receiver.recv_timeout(LOCK_DEADLINE) {
         Ok(locked) => locked.with_context(|| format!("lock {}", path.display())),
         Err(_) => {
-            bail!("another xtask has been building {name} for 20 minutes: end that process and repeat this command")
+            let waited = elapsed(LOCK_DEADLINE);
+            bail!("another xtask has been building {name} for {waited}: end that process and repeat this command")
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::api_client::ApiClient;
 use crate::netns::Netns;
 use crate::poll;
 
-/// The maximum number of concurrent requests: slow requests must not lower the rate.
+/// The maximum number of concurrent requests, so that slow requests hardly lower the rate.
 const WORKERS: u32 = 32;
 
 /// The configuration of a balancer.
@@ -36,7 +36,7 @@ pub struct Options {
     pub namespace: String,
     /// The target ports, one pool each.
     pub ports: Vec<Port>,
-    /// Requests per second.
+    /// Requests per second; fewer on a machine that is too slow for this rate.
     pub rate: u32,
     /// The delay after which the balancer applies a change at the API server.
     pub delay: Duration,
@@ -139,7 +139,8 @@ impl Worker {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => return report,
             }
-            due += self.interval;
+            // A missed time is skipped: catching up would take processor time from the cluster, which is already late.
+            due = (due + self.interval).max(Instant::now());
             let turn = self.turn.fetch_add(1, Ordering::Relaxed);
             let asked = Instant::now();
             let members = self.pool.members_at(asked);

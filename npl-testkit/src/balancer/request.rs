@@ -3,7 +3,6 @@
 
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -11,11 +10,7 @@ use super::members::Member;
 use super::report::Kind;
 use crate::echo::{Answer, Protocol};
 use crate::netns::Netns;
-use crate::traffic;
-
-/// The time limit of a request, far above response times on a loaded machine. A request without a response by then
-/// counts as lost.
-const LIMIT: Duration = Duration::from_secs(10);
+use crate::traffic::{self, LOAD_LIMIT};
 
 /// Sends a request to a member from the namespace of the calling thread. Returns `None` for a correct response.
 pub(super) fn ask(member: &Member, clients: &[IpAddr], question: &str) -> Option<(Kind, String)> {
@@ -32,12 +27,11 @@ pub(super) fn ask(member: &Member, clients: &[IpAddr], question: &str) -> Option
 
 fn send(member: &Member, question: &str) -> Result<Answer> {
     match member.protocol {
-        Protocol::Tcp => traffic::tcp_ask(&traffic::open_tcp(member.server, LIMIT)?, question),
-        Protocol::Sctp => traffic::tcp_ask(&traffic::open_sctp(member.server, LIMIT)?, question),
+        Protocol::Tcp => traffic::tcp_ask(&traffic::open_tcp(member.server, LOAD_LIMIT)?, question),
+        Protocol::Sctp => traffic::tcp_ask(&traffic::open_sctp(member.server, LOAD_LIMIT)?, question),
         Protocol::Udp => {
             let socket = traffic::open_udp(member.server, true).context("open a UDP socket")?;
-            socket.send(question.as_bytes()).context("send a datagram")?;
-            traffic::udp_receive(&socket, question.as_bytes(), LIMIT)?.context("no response")
+            traffic::udp_ask_within(&socket, question, LOAD_LIMIT)
         }
     }
 }

@@ -10,6 +10,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -21,6 +22,10 @@ pub use self::objects::{PodObject, Port, ServiceObject};
 use crate::api_client::ApiClient;
 use crate::control_plane::ControlPlane;
 use crate::{poll, tools};
+
+/// The time limit of kubectl and Helm for rollouts, deletions, drains and other waits. This limit is far above the
+/// usual times, also on a slow machine, because no caller expects a timeout.
+const COMMAND_LIMIT: Duration = Duration::from_mins(5);
 
 /// The annotation that enables a Service, with the default prefix.
 pub const ENABLED_ANNOTATION: &str = "nodeportlocal.antrea.io/enabled";
@@ -44,6 +49,12 @@ pub struct Cluster {
 /// Returns the mapping annotation of a Pod object.
 pub fn annotation_of(pod: &Value) -> Option<&str> {
     annotations::annotation(pod, MAPPING_ANNOTATION)
+}
+
+/// Returns the option `--timeout` of kubectl and Helm: five minutes, which [`poll::patience`] extends.
+pub fn timeout_option() -> &'static str {
+    static OPTION: OnceLock<String> = OnceLock::new();
+    OPTION.get_or_init(|| format!("--timeout={}s", (COMMAND_LIMIT * poll::patience()).as_secs()))
 }
 
 /// Returns the path of a namespace's Pods with a label such as `app=web`.

@@ -17,7 +17,7 @@ use super::init::{SETTINGS, TEMPORARY};
 use super::network::{NodeNumber, POD_RANGES};
 use super::provider::Place;
 use crate::api_client::ApiClient;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, timeout_option};
 use crate::control_plane::{Account, ControlPlane, write_secret};
 use crate::process::Process;
 use crate::tools;
@@ -103,7 +103,7 @@ impl Calico {
     pub(super) fn define(&self, cluster: &Cluster) -> Result<()> {
         let file = self.folder.join("crds.yaml").display().to_string();
         cluster.kubectl(&["create", "--filename", &file])?;
-        cluster.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "--filename", &file]).map(drop)
+        cluster.kubectl(&["wait", "--for=condition=Established", timeout_option(), "--filename", &file]).map(drop)
     }
 
     /// Registers a Node whose kubelet runs with Calico, configures the CNI plug-ins, and starts Felix and the process

@@ -21,7 +21,7 @@ pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
 /// The containerd namespace that Kubernetes uses.
 const NAMESPACE: &str = "k8s.io";
 
-const READY_LIMIT: Duration = Duration::from_secs(20);
+const READY_LIMIT: Duration = Duration::from_mins(1);
 
 /// Writes containerd's configuration into the Node's directory.
 pub(super) fn configure(directory: &Path, cni: &Path) -> Result<()> {

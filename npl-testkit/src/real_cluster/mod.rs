@@ -41,14 +41,14 @@ pub use self::node::Node;
 use self::node::Parts;
 use self::provider::Provider;
 pub use self::space::Space;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, timeout_option};
 use crate::control_plane::{Account, ControlPlane};
 use crate::netns::Netns;
 use crate::poll;
 use crate::run::Run;
 
 /// The time limit for a Node to become ready, which takes 2 s after the start of its kubelet on an idle machine.
-const READY_LIMIT: Duration = Duration::from_mins(1);
+const READY_LIMIT: Duration = Duration::from_mins(3);
 
 /// The configuration of a cluster.
 #[derive(Clone, Debug)]
@@ -185,14 +185,13 @@ impl RealCluster {
 
     /// Switches all agents to `--forwarding offload`, as an administrator would, after setting the required sysctl on
     /// all Nodes.
-    pub fn offload(&self, limit: Duration) -> Result<()> {
+    pub fn offload(&self) -> Result<()> {
         for node in &self.nodes {
             node.netns().set_liberal_tracking(true)?;
         }
         let agents = ["daemonset/npl-agent", "--namespace", "npl-system"];
         self.cluster.kubectl(&[&["set", "env"], &agents[..], &["NPL_FORWARDING=offload"]].concat())?;
-        let timeout = format!("--timeout={}s", limit.as_secs());
-        self.cluster.kubectl(&[&["rollout", "status"], &agents[..], &[&timeout]].concat()).map(drop)
+        self.cluster.kubectl(&[&["rollout", "status"], &agents[..], &[timeout_option()]].concat()).map(drop)
     }
 
     fn wait_until_ready(&self) -> Result<()> {

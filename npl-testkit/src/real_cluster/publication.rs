@@ -32,6 +32,11 @@ pub struct Seen {
 }
 
 impl Seen {
+    /// Whether the Pod is ready and annotated.
+    fn is_complete(&self) -> bool {
+        self.ready.is_some() && self.annotated.is_some()
+    }
+
     /// The time from the Pod's annotation to its readiness. `None` if the Pod became ready without the annotation, or
     /// if one update contained both.
     pub fn margin(&self) -> Option<Duration> {
@@ -45,7 +50,7 @@ impl Seen {
 }
 
 /// Calls `make`, which creates Pods with a label such as `app=web` in a namespace. Watches until `count` of them are
-/// ready and annotated, or `limit` has passed.
+/// ready and annotated, or no further one has become so for the duration of `limit`.
 pub fn watch_pods(
     client: &ApiClient,
     namespace: &str,
@@ -72,19 +77,20 @@ fn follow(
     count: usize,
     limit: Duration,
 ) -> Result<BTreeMap<String, Seen>> {
-    let (start, mut pods) = (Instant::now(), BTreeMap::new());
-    let is_complete = |pods: &BTreeMap<String, Seen>| {
-        pods.values().filter(|seen: &&Seen| seen.ready.is_some() && seen.annotated.is_some()).count() >= count
-    };
-    while !is_complete(&pods) && start.elapsed() < limit {
-        let (left, mut refused) = (limit.saturating_sub(start.elapsed()), None);
+    let (mut pods, mut complete, mut progress) = (BTreeMap::<String, Seen>::new(), 0, Instant::now());
+    while complete < count && progress.elapsed() < limit {
+        let (left, mut refused) = (limit.saturating_sub(progress.elapsed()), None);
         client.watch(&format!("{path}&resourceVersion={version}"), left.min(WATCH_LIMIT), |event| {
             record(&mut pods, &event["object"]);
             match self::version(&event["object"]) {
                 Ok(reached) => version = reached,
                 Err(_none) => refused = Some(event),
             }
-            refused.is_none() && !is_complete(&pods)
+            let now_complete = pods.values().filter(|seen| seen.is_complete()).count();
+            if now_complete > complete {
+                (complete, progress) = (now_complete, Instant::now());
+            }
+            refused.is_none() && complete < count
         })?;
         ensure!(refused.is_none(), "the watch of {path} ended with {refused:?}");
     }

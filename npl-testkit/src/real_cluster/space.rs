@@ -19,7 +19,7 @@ use crate::process::{self, Process};
 use crate::tools;
 
 /// The time limit of the Node's mounts.
-const READY_LIMIT: Duration = Duration::from_secs(10);
+const READY_LIMIT: Duration = Duration::from_mins(1);
 
 /// The kinds of namespaces in the order in which `setns` enters them. The mount namespace is last, because `/proc` of
 /// the host is needed to open the others.

@@ -6,6 +6,7 @@ mod sctp;
 mod transfer;
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
+use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
@@ -27,6 +28,10 @@ pub const REQUEST_LIMIT: Duration = Duration::from_secs(2);
 fn request_limit() -> Duration {
     REQUEST_LIMIT * poll::patience()
 }
+
+/// The time limit of a request under load, far above response times on a loaded machine. A request without a response
+/// by then counts as lost.
+pub(crate) const LOAD_LIMIT: Duration = Duration::from_secs(10);
 
 /// The time after which a client repeats a UDP request.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
@@ -120,9 +125,14 @@ pub(crate) fn open_udp(server: SocketAddr, checksum: bool) -> std::io::Result<Ud
 
 /// Sends one request over an open socket, without retransmission.
 pub fn udp_ask(socket: &UdpSocket, question: &str) -> Result<Answer> {
+    udp_ask_within(socket, question, request_limit())
+}
+
+/// Sends one request as [`udp_ask`] does, with another time limit.
+pub(crate) fn udp_ask_within(socket: &UdpSocket, question: &str, limit: Duration) -> Result<Answer> {
     socket.send(question.as_bytes()).context("send a datagram")?;
-    udp_receive(socket, question.as_bytes(), request_limit())?
-        .with_context(|| format!("no response within {} s", request_limit().as_secs()))
+    udp_receive(socket, question.as_bytes(), limit)?
+        .with_context(|| format!("no response within {} s", limit.as_secs()))
 }
 
 /// Sends a request of `question_bytes` and expects a response of `answer_bytes`; large sizes cause fragmentation.
@@ -190,6 +200,22 @@ pub fn ask(protocol: Protocol, server: SocketAddr, question: &str) -> Result<Ans
         Protocol::Sctp => tcp_ask(&open_sctp(server, request_limit())?, question),
     }
     .with_context(|| format!("send a request to {server} over {protocol}"))
+}
+
+/// Returns the number of segments, SYNs included, that the kernel has retransmitted on a connection.
+#[expect(unsafe_code, reason = "no library in use wraps TCP_INFO")]
+pub fn retransmitted_segments(stream: &TcpStream) -> std::io::Result<u32> {
+    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
+    let mut length = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).map_err(std::io::Error::other)?;
+    let value = info.as_mut_ptr().cast();
+    // SAFETY: the socket is open, and the kernel writes at most `length` bytes to `info`, which outlives the call.
+    let result =
+        unsafe { libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, value, &raw mut length) };
+    if result != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: all fields are integers, and `info` was zeroed.
+    Ok(unsafe { info.assume_init() }.tcpi_total_retrans)
 }
 
 #[expect(unsafe_code, reason = "no library in use wraps SO_NO_CHECK")]

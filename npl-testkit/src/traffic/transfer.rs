@@ -20,7 +20,7 @@ use crate::poll;
 const CHUNK: usize = 32 * 1024;
 
 /// The longest pause within a transfer, which covers several retransmissions.
-const STALL_LIMIT: Duration = Duration::from_secs(10);
+const STALL_LIMIT: Duration = Duration::from_secs(30);
 
 /// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,8 +32,8 @@ const BACK: i64 = -3600;
 /// The agent's log message about a rejected token.
 const REFUSED: &str = "does not accept the agent's credentials";
 
-/// The time between two forced reconnections, in which the agent may retry several times.
-const PAUSE: Duration = Duration::from_secs(5);
+/// The time between two forced reconnections, in which the agent may retry several times, also on a slow machine.
+const PAUSE: Duration = Duration::from_secs(20);
 
 /// The API path for tokens of the agents' service account.
 const TOKENS: &str = "/api/v1/namespaces/npl-system/serviceaccounts/npl-agent/token";

@@ -179,9 +179,9 @@ fn the_attach_option_moves_requests_to_xdp_and_back_and_status_shows_why() {
     }
 }
 
-/// The number of devices to remove. Their removal holds the kernel's RTNL lock for about four seconds, because the
+/// The number of devices to remove. Their removal holds the kernel's RTNL lock for about eight seconds, because the
 /// kernel waits for an RCU grace period per device. The deletion of hundreds of Pods would take as long.
-const MANY: usize = 250;
+const MANY: usize = 500;
 
 /// Returns the states of the agent's threads, one letter each (`proc_pid_stat(5)`).
 fn thread_states(pid: u32) -> String {
@@ -192,14 +192,13 @@ fn thread_states(pid: u32) -> String {
 
 #[test]
 fn pods_are_published_while_the_agent_waits_for_the_rtnl_lock() {
-    let mut world = World::with_agent(&[]);
+    // The agent surveys the devices every second, so that a survey begins while the devices are being removed.
+    let mut world = World::with_agent(&["--resync", "1s"]);
     world.create_service();
     world.create_pod("web-0");
     let elsewhere = world.run.netns("elsewhere").unwrap();
     let bridges: Vec<String> = (0..MANY).map(|number| format!("link add bridge{number} group 7 type bridge")).collect();
     elsewhere.ip(&bridges.join("\n")).unwrap();
-    // This change makes the agent survey the devices within half a second.
-    world.topology.node().ip("link add another type veth peer name other-end").unwrap();
     let mut command = elsewhere.command("ip").unwrap();
     command.args(["link", "del", "group", "7"]);
     let mut removal =

@@ -11,7 +11,7 @@ use crate::world::{LIMIT, NAMESPACE, World};
 
 #[test]
 fn a_disabled_service_is_withdrawn_first_and_translated_until_the_drain_ends() {
-    let mut world = World::with_agent(&["--drain", "3s", "--quarantine", "1s"]);
+    let mut world = World::with_agent(&["--drain", "6s", "--quarantine", "1s"]);
     world.create_service();
     world.enable_service();
     world.create_pod("web-0");

@@ -208,7 +208,7 @@ fn a_retiring_agent_serves_during_the_drain_and_is_ready_after_the_cleanup() {
     let server = world.address("web-0", Protocol::Tcp);
     world.agent().kill().unwrap();
 
-    let options = world.agent_options(&["--retire", "--drain", "3s"]);
+    let options = world.agent_options(&["--retire", "--drain", "6s"]);
     let mut retiring = Agent::launch(options).unwrap();
     world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
     world.assert_answers(Protocol::Tcp, server, "web-0");

@@ -29,7 +29,7 @@ pub(crate) const NAMESPACE: &str = "shop";
 /// The port on which the Pods listen.
 pub(crate) const POD_PORT: u16 = 8080;
 /// The time limit of every wait.
-pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_mins(1);
 
 /// The parts of the environment, dropped in field order.
 pub(crate) struct World {

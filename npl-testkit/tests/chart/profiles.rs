@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use npl_testkit::cluster::Cluster;
+use npl_testkit::cluster::{Cluster, timeout_option};
 use npl_testkit::control_plane::ControlPlane;
 use npl_testkit::run::Run;
 use npl_testkit::{helm, poll, tools};
@@ -54,7 +54,7 @@ impl World {
         let cluster = Cluster::new(&plane).unwrap();
         let kinds = tools::repository_file("npl-testkit/tests/chart/crds.yaml");
         cluster.kubectl(&["apply", "--filename", kinds.to_str().unwrap()]).unwrap();
-        cluster.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"]).unwrap();
+        cluster.kubectl(&["wait", "--for=condition=Established", timeout_option(), "crd", "--all"]).unwrap();
         cluster.kubectl(&["create", "namespace", "npl-system"]).unwrap();
         Self { run, plane, cluster }
     }

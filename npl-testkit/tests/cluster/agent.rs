@@ -5,6 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use npl_common::names::{PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS};
+use npl_testkit::cluster::timeout_option;
 use npl_testkit::poll;
 
 use crate::clients;
@@ -32,10 +33,13 @@ pub(crate) fn process_of(world: &World, pod: &Pod, program: &str) -> u32 {
 }
 
 pub(crate) fn the_agent_is_ready_on_every_node(world: &mut World) {
-    let agents = agents(world);
-    let mut nodes: Vec<&str> = agents.iter().filter(|pod| pod.is_ready).map(|pod| pod.node.as_str()).collect();
-    nodes.sort_unstable();
-    assert_eq!(nodes, ["node-1", "node-2"]);
+    let is_ready_on_both = || {
+        let agents = agents(world);
+        let mut nodes: Vec<&str> = agents.iter().filter(|pod| pod.is_ready).map(|pod| pod.node.as_str()).collect();
+        nodes.sort_unstable();
+        (nodes == ["node-1", "node-2"]).then_some(())
+    };
+    poll::until("one ready agent on each Node", LIMIT, is_ready_on_both).unwrap();
 }
 
 pub(crate) fn the_agent_has_two_capabilities_and_no_more(world: &mut World) {
@@ -78,7 +82,7 @@ pub(crate) fn deleted_agents_do_not_interrupt_service(world: &mut World) {
     let shop = world.wait_for_shop(4);
     let before = agents(world);
     let ports: Vec<_> = shop.keys().map(|pod| world.entries(pod, traffic::PORTS)).collect();
-    world.kubectl(&["delete", "pods", "--namespace", AGENT_NAMESPACE, "--all", "--timeout=60s"]);
+    world.kubectl(&["delete", "pods", "--namespace", AGENT_NAMESPACE, "--all", timeout_option()]);
     let outside = clients::outside(world);
     // While no agent runs, the kernel must still translate the mappings.
     for pod in shop.values() {

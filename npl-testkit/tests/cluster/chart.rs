@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use npl_testkit::cluster::timeout_option;
 use npl_testkit::poll;
 use npl_testkit::{helm, tools};
 
@@ -66,7 +67,7 @@ pub(crate) fn the_install_commands_of_the_readme_work(world: &mut World) {
     assert!(world.kubectl(&["get", "service", "web", "--output", "yaml"]).contains("nodeportlocal.antrea.io/enabled"));
     // The example is deleted without a test of its Pods, which cannot start: the Nodes cannot reach the registry of the
     // image.
-    world.kubectl(&["delete", "deployment/web", "service/web", "--timeout=60s"]);
+    world.kubectl(&["delete", "deployment/web", "service/web", timeout_option()]);
     assert_eq!(world.pods(NAMESPACE, "app=web").len(), 4);
 }
 
@@ -74,8 +75,7 @@ pub(crate) fn the_install_commands_of_the_readme_work(world: &mut World) {
 fn run(world: &World, command: &str, further: &[&str]) {
     let text = fs::read_to_string(tools::repository_file("docs/install.md")).unwrap();
     assert!(text.contains(command), "docs/install.md does not have `{command}`");
-    let timeout = format!("{}s", (LIMIT * poll::patience()).as_secs());
-    execute(world, command, &[&["--wait", "--timeout", &timeout], further].concat());
+    execute(world, command, &[&["--wait", timeout_option()], further].concat());
 }
 
 fn execute(world: &World, command: &str, further: &[&str]) {

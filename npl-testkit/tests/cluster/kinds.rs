@@ -2,7 +2,7 @@
 //! Tests Services and Pods of all kinds: which annotation the agent publishes, and whether the node ports in the
 //! annotation work.
 
-use npl_testkit::cluster::Entry;
+use npl_testkit::cluster::{Entry, timeout_option};
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::tools;
@@ -39,7 +39,7 @@ const KINDS: [(&str, Published); 8] = [
 pub(crate) fn every_kind_of_service_and_pod_is_published_correctly(world: &mut World) {
     let manifest = tools::repository_file("npl-testkit/tests/cluster/manifests/kinds.yaml");
     world.kubectl(&["apply", "--filename", manifest.to_str().unwrap()]);
-    world.kubectl(&["wait", "--for=condition=Ready", "pods", "--all", "--namespace", NAMESPACE, "--timeout=60s"]);
+    world.kubectl(&["wait", "--for=condition=Ready", "pods", "--all", "--namespace", NAMESPACE, timeout_option()]);
     let all_published = || {
         let pods = world.pods(NAMESPACE, "kind");
         let lacking = KINDS.iter().filter(|(name, published)| {
@@ -66,7 +66,7 @@ pub(crate) fn every_kind_of_service_and_pod_is_published_correctly(world: &mut W
             assert_answers(&outside, pod, Protocol::Tcp, entry.address());
         }
     }
-    world.kubectl(&["delete", "--filename", manifest.to_str().unwrap(), "--timeout=60s"]);
+    world.kubectl(&["delete", "--filename", manifest.to_str().unwrap(), timeout_option()]);
 }
 
 /// Returns the annotation entries, sorted by family.

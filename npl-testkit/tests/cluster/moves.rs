@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use npl_testkit::cluster::timeout_option;
 use npl_testkit::poll;
 
 use crate::load::{self, NAMESPACE, Under};
@@ -77,7 +78,7 @@ pub(crate) fn drain(world: &World) {
         }
     }
     assert!(on_node(world) > 2, "the Node must have more Pods than may be evicted at the same time");
-    world.kubectl(&["drain", "node-2", "--ignore-daemonsets", "--timeout=60s"]);
+    world.kubectl(&["drain", "node-2", "--ignore-daemonsets", timeout_option()]);
     assert_eq!(on_node(world), 0);
     world.kubectl(&["uncordon", "node-2"]);
 }

@@ -5,15 +5,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use npl_testkit::{agent, poll};
 use serde_json::{Value, json};
 
 use crate::world::{LIMIT, World};
-
-/// The time within which the command should finish, according to its documentation.
-const PROMISE: Duration = Duration::from_mins(1);
 
 /// The Namespaces of the command.
 const NAMESPACES: &str = "/api/v1/namespaces?labelSelector=app.kubernetes.io/name%3Dnpl-test";
@@ -86,7 +83,6 @@ pub(crate) fn kubectl_npl_test_passes_and_names_a_broken_path(world: &mut World)
     for row in ["open connection during the drain", "new connection after the drain"] {
         assert!(passed.contains(&format!("{row} tcp IPv4")), "{row} is not in {passed:#?}");
     }
-    assert!(start.elapsed() < PROMISE * poll::patience(), "the answer took {:?}", start.elapsed());
     assert!(namespaces(world).is_empty());
 
     let broken = world.cluster.node("node-2").unwrap().netns().clone();

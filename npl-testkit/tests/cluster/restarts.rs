@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use npl_testkit::cluster::timeout_option;
 use npl_testkit::poll;
 
 use crate::load::{self, Under};
@@ -18,7 +19,7 @@ const OUTAGE: Duration = Duration::from_secs(3);
 
 pub(crate) fn deleted_agents_lose_no_request_under_load(world: &mut World) {
     Under::default().load(world, |world| {
-        world.kubectl(&["delete", "pods", "--namespace", AGENT_NAMESPACE, "--all", "--timeout=60s"]);
+        world.kubectl(&["delete", "pods", "--namespace", AGENT_NAMESPACE, "--all", timeout_option()]);
         world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
         load::renew(world, "deployment/elastic");
     });

@@ -8,6 +8,7 @@ use std::process::Command;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use npl_testkit::cgroups::{Hierarchy, Version};
+use npl_testkit::cluster::timeout_option;
 use npl_testkit::residue::Residue;
 use npl_testkit::{run, tools};
 
@@ -54,9 +55,9 @@ pub(crate) fn a_killed_cluster_leaves_nothing_behind_and_another_is_not_affected
     let groups = npl_cluster(&["--cluster", id, "exec", "node-1", "cat", "/proc/self/mounts"]);
     let has_both = groups.lines().any(|line| line.contains(" cgroup ")) && groups.contains(" cgroup2 ");
     assert!(!has_both, "the Node must see one cgroup version only: {groups}");
-    kubectl("wait --for create serviceaccount/default --timeout 60s");
+    kubectl(&format!("wait --for create serviceaccount/default {}", timeout_option()));
     kubectl("run web --image localhost/npl-echo:0.1.0 --image-pull-policy Never -- --name web --port 8080");
-    kubectl("wait --for condition=Ready pod/web --timeout 60s");
+    kubectl(&format!("wait --for condition=Ready pod/web {}", timeout_option()));
 
     let made = Residue::look_at_run(id, Path::new("/sys/fs/bpf")).unwrap();
     assert!(made.lines().count() > 10, "a running cluster must have processes and namespaces: {made:?}");

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::Context as _;
+use npl_testkit::cluster::timeout_option;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 
@@ -43,7 +44,7 @@ pub(crate) fn a_replaced_pod_gets_new_node_ports(world: &mut World) {
     let before = world.wait_for_shop(4);
     let gone = before.values().next().unwrap();
     let old = world.entries(&gone.name, PORTS);
-    world.kubectl(&["delete", "pod", &gone.name, "--namespace", NAMESPACE, "--timeout=60s"]);
+    world.kubectl(&["delete", "pod", &gone.name, "--namespace", NAMESPACE, timeout_option()]);
     let after = world.wait_for_shop(4);
     let new: Vec<&Pod> = after.values().filter(|pod| !before.contains_key(&pod.name)).collect();
     assert_eq!(new.len(), 1, "{after:?}");

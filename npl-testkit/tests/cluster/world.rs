@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use npl_testkit::cluster::{Entry, annotation_of, pods_with_label};
+use npl_testkit::cluster::{Entry, annotation_of, pods_with_label, timeout_option};
 use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster, is_ready};
 use npl_testkit::residue::Residue;
 use npl_testkit::{poll, tools};
@@ -20,8 +20,8 @@ pub(crate) const NAMESPACE: &str = "shop";
 /// The agent's namespace.
 pub(crate) const AGENT_NAMESPACE: &str = "npl-system";
 
-/// The time limit of every wait.
-pub(crate) const LIMIT: Duration = Duration::from_mins(1);
+/// The time limit of every wait other than those of kubectl and Helm.
+pub(crate) const LIMIT: Duration = Duration::from_mins(3);
 
 /// A running cluster.
 pub(crate) struct World {
@@ -85,8 +85,7 @@ impl World {
     }
 
     pub(crate) fn wait_for_rollout(&self, namespace: &str, what: &str) {
-        let timeout = format!("--timeout={}s", (LIMIT * poll::patience()).as_secs());
-        self.kubectl(&["rollout", "status", what, "--namespace", namespace, &timeout]);
+        self.kubectl(&["rollout", "status", what, "--namespace", namespace, timeout_option()]);
     }
 
     /// Sets environment variables of all agents, or unsets them (`NAME-`), and waits for the rollout.

@@ -89,9 +89,6 @@ pub(crate) struct Kubernetes {
     pub(crate) components: BTreeMap<Component, PathBuf>,
 }
 
-/// The time limit of a part, which takes four minutes on two cores.
-const DEADLINE: Duration = Duration::from_mins(25);
-
 /// The time between two lines that report the progress.
 const REPORT_EVERY: Duration = Duration::from_secs(20);
 
@@ -239,7 +236,7 @@ fn watch(part: &Part, compile: Command, total: usize, started: Instant, cancelle
     let Part { name, words, .. } = part;
     let mut printed = Vec::new();
     let mut reported = Instant::now();
-    let status = process::stream(compile, DEADLINE, |line| {
+    let status = process::stream(compile, cache::BUILD_DEADLINE, |line| {
         printed.extend(line.map(str::to_owned));
         if cancelled.load(Ordering::Relaxed) {
             bail!("the command that needs {words} has ended");

@@ -20,7 +20,7 @@ use crate::{build, paths};
 
 /// The time limit of a guest (an emulated machine). Emulation is ten to thirty times slower than the host; guests that
 /// run at the same time take about 25 minutes, and 35 minutes on a slow machine.
-const GUEST_DEADLINE: Duration = Duration::from_hours(1);
+const GUEST_DEADLINE: Duration = Duration::from_mins(75);
 
 /// The prefix of the names of two tests, which load every kernel program: one with the capabilities of the agent, one
 /// with those of `npl-agent load`.

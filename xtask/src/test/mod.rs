@@ -5,9 +5,9 @@ mod guests;
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::check::{self, Check};
 use crate::demo::{self, Parts, Preparation};
@@ -97,12 +97,13 @@ const DEMO: &str = "the demo";
 /// The step that compares the manifests with the chart.
 const MANIFESTS: &str = "manifests of deploy/ are rendered from the chart";
 
-/// The time limit of one test binary: far more than any binary takes on two cores.
-const BINARY_DEADLINE: Duration = Duration::from_mins(20);
+/// The time after which a test binary that prints no line counts as hung. Each test prints a line at its end, and none
+/// takes longer than a few minutes on two cores.
+const SILENCE: Duration = Duration::from_mins(20);
 
-/// The time limit of the real cluster's tests with several networks, one after the other. `every` is 24 networks, and
-/// each takes up to 20 minutes on two cores.
-const NETWORKS_DEADLINE: Duration = Duration::from_hours(8);
+/// The time limit of a test binary that prints lines. The longest one tests the real cluster with `every` network: 24
+/// networks, each of which takes up to 20 minutes on two cores.
+const DEADLINE: Duration = Duration::from_hours(12);
 
 /// Runs every step; the last line counts the tests that passed and failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -155,7 +156,7 @@ fn run_own_tests(options: &Options, tally: &mut Tally) {
             Err(error) => return tally.check(name, || Err(error)),
         }
     }
-    tally.tests(name, |counts| run_tests(command, BINARY_DEADLINE, counts));
+    tally.tests(name, |counts| run_tests(command, SILENCE, counts));
 }
 
 fn tests() -> Command {
@@ -228,7 +229,6 @@ impl Suite<'_> {
         }
         let networks = self.options.network.iter().filter(|_network| binary.kind == Kind::RealCluster);
         let mut arguments: Vec<&str> = networks.flat_map(|network| ["--network", network]).collect();
-        let deadline = if arguments.is_empty() { BINARY_DEADLINE } else { NETWORKS_DEADLINE };
         arguments.extend(self.options.filter());
         let mut command = binary.command();
         command.args(arguments);
@@ -251,7 +251,7 @@ impl Suite<'_> {
             if binary.name == test_binary::BALANCERS {
                 command.env("NPL_GRPC_DIR", setup::grpc()?);
             }
-            Ok(run_tests(command, deadline, counts)? && (may_be_empty || counts.passed > 0))
+            Ok(run_tests(command, SILENCE, counts)? && (may_be_empty || counts.passed > 0))
         });
     }
 
@@ -273,13 +273,17 @@ impl Suite<'_> {
     }
 }
 
-fn run_tests(command: Command, deadline: Duration, counts: &mut Counts) -> Result<bool> {
+/// Runs a test binary, which is killed if it prints no line for the duration of `silence`.
+fn run_tests(command: Command, silence: Duration, counts: &mut Counts) -> Result<bool> {
     process::show(&command);
-    let status = process::stream(command, deadline, |line| {
+    let (mut last, mut printed) = (String::new(), Instant::now());
+    let status = process::stream(command, DEADLINE, |line| {
         if let Some(line) = line {
             counts.read(line);
             println!("    {line}");
+            (last, printed) = (line.to_owned(), Instant::now());
         }
+        ensure!(printed.elapsed() < silence, "no line for {} after `{last}`", process::elapsed(silence));
         Ok(())
     })?;
     Ok(status.success())
@@ -287,9 +291,12 @@ fn run_tests(command: Command, deadline: Duration, counts: &mut Counts) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+    use std::time::Duration;
+
     use clap::Parser;
 
-    use super::Options;
+    use super::{Counts, Options, run_tests};
 
     #[derive(Parser)]
     struct Line {
@@ -315,6 +322,18 @@ mod tests {
             let emulated: Vec<String> = options.emulated_kernels().iter().map(ToString::to_string).collect();
             assert_eq!((options.is_on_host(), emulated.join(",").as_str()), (is_on_host, kernels), "{line}");
         }
+    }
+
+    #[test]
+    fn a_test_binary_is_killed_if_it_prints_no_line_for_too_long() {
+        let run = |script: &str, silence| {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", script]);
+            run_tests(shell, silence, &mut Counts::default())
+        };
+        assert!(run("echo one", Duration::from_mins(1)).unwrap());
+        let error = run("echo one; exec sleep 60", Duration::from_secs(1)).unwrap_err();
+        assert!(format!("{error:#}").contains("no line for 1.0 s after `one`"), "{error:#}");
     }
 
     #[test]

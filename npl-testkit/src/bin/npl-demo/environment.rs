@@ -32,7 +32,7 @@ pub(crate) const TCP_PORT: u16 = 8080;
 pub(crate) const UDP_PORT: u16 = 5300;
 
 /// The duration of watches; the demo itself takes seconds.
-const WATCH_LIMIT: Duration = Duration::from_mins(2);
+const WATCH_LIMIT: Duration = Duration::from_mins(10);
 
 /// The time limit of the agent's shutdown.
 const AGENT_GRACE: Duration = Duration::from_secs(10);

@@ -13,7 +13,7 @@ use crate::environment::{Environment, NAMESPACE, PODS, SERVICE, TCP_PORT, UDP_PO
 use crate::report::{Report, milliseconds};
 
 /// The time limit for an annotation, far above the usual milliseconds.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_mins(1);
 
 /// The annotation entries of each Pod.
 pub(crate) type Routes = BTreeMap<String, Vec<Entry>>;

@@ -19,7 +19,7 @@ const RATE: u32 = 200;
 const ANSWERS: u64 = 100;
 
 /// The time limit for these responses, far above the usual duration.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_mins(1);
 
 const OLD: &str = "web-1";
 const NEW: &str = "web-3";

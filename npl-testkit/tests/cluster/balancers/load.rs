@@ -20,8 +20,8 @@ pub(crate) const CLIENTS: u32 = 4;
 /// Requests per second of all clients of a load balancer.
 const RATE: u32 = 80;
 
-/// The timeout of a request, longer than the longest sequence of retries.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// The timeout of a request, longer than the longest sequence of retries and than Traefik's dial timeout of 30 s.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The requests of one event.
 #[derive(Clone, Debug, Default)]

@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use npl_testkit::api_client::ApiClient;
-use npl_testkit::cluster::pods_with_label;
+use npl_testkit::cluster::{pods_with_label, timeout_option};
 use npl_testkit::load_balancers::{self, LoadBalancer};
 use npl_testkit::process::Process;
 use npl_testkit::real_cluster::CLIENT;
@@ -138,7 +138,7 @@ impl Scene {
         let Self { balancers, names, failures } = self;
         drop(balancers);
         drop(names);
-        world.kubectl(&["delete", "--filename", tools::repository_file(FEED).to_str().unwrap(), "--timeout=60s"]);
+        world.kubectl(&["delete", "--filename", tools::repository_file(FEED).to_str().unwrap(), timeout_option()]);
         world.kubectl(&["delete", "service/web", "--namespace", NAMESPACE]);
         assert!(failures.is_empty(), "{}", failures.join("\n"));
     }

@@ -3,7 +3,7 @@
 //! shows. If the first fragment cannot be buffered until then, the length is derived from the chunk that continues in
 //! the next fragment.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aya::maps::{Array, MapData};
 use npl_common::fragment_buffer::{SCTP_FRAGMENTS, SavedFrame};
@@ -66,6 +66,15 @@ fn occupy_slots(time: Duration) {
     }
 }
 
+/// Occupies every slot as [`occupy_slots`] does, unless this was done a moment ago. A slot stays occupied for one
+/// second, which may be too short for a slow machine to run the program on all fragments of a packet.
+fn keep_slots_occupied(since: &mut Option<Instant>) {
+    if since.is_none_or(|since| since.elapsed() > Duration::from_millis(200)) {
+        *since = Some(Instant::now());
+        occupy_slots(now());
+    }
+}
+
 /// Frees every slot of the SCTP reassembly buffer. All slots must be free, because a fragment's slot is random.
 fn free_slots() {
     occupy_slots(now().checked_sub(Duration::from_secs(2)).unwrap());
@@ -81,9 +90,9 @@ fn are_translated(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, P
     for (program, packet, expected) in packets {
         let (frames, expected) = (pieces(&packet, ID, size), pieces(&expected, ID, size));
         assert!(frames.len() > 1, "{size} bytes at once");
-        // Occupy the slots again for each case, because a slot stays occupied for only one second.
-        occupy_slots(now());
+        let mut occupied = None;
         for (frame, expected) in frames.iter().zip(expected) {
+            keep_slots_occupied(&mut occupied);
             becomes(lab, program, frame, expected, counted(program, frame));
         }
     }
@@ -98,9 +107,10 @@ fn counted(program: &str, frame: &[u8]) -> Vec<Change> {
 /// no ports.
 #[track_caller]
 fn are_passed(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, Packet); 2]) {
-    occupy_slots(now());
+    let mut occupied = None;
     for (program, packet, _) in packets {
         for (number, frame) in pieces(&packet, ID, size).iter().enumerate() {
+            keep_slots_occupied(&mut occupied);
             let changes = if number == 0 { reason(Reason::SctpFragment) } else { vec![] };
             becomes(lab, program, frame, frame.clone(), changes);
         }

@@ -17,7 +17,7 @@ use crate::world::{POD_PORT, World, is_emulated};
 const NARROW: u32 = 1300;
 const CLOSED_NODE_PORT: u16 = 61_050;
 /// The time limit for an error to arrive. A wait takes this long only if the error is lost.
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// Number of bytes, enough for many full-size packets.
 fn bytes() -> u64 {

@@ -111,7 +111,7 @@ fn ask_from_the_only_port(pod: &Netns, server: SocketAddr) -> Answer {
         Err(error) if is_in_use(&error) => None,
         answered => Some(answered),
     };
-    let (answered, _waited) = poll::until("the local port to be free", REQUEST_LIMIT, request).unwrap();
+    let (answered, _waited) = poll::until("the local port to be free", REQUEST_LIMIT * 10, request).unwrap();
     answered.unwrap().answer
 }
 

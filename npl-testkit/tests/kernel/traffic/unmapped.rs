@@ -13,7 +13,7 @@ use crate::wire::{self, Wire};
 use crate::world::{POD_PORT, World};
 
 /// The time limit for a frame to arrive. A wait takes this long only if the frame is lost.
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// Returns packets of every kind from one address to another, none of which belongs to a mapped flow.
 fn packets(source: (std::net::Ipv4Addr, u16), destination: (std::net::Ipv4Addr, u16)) -> Vec<Packet> {

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use npl_testkit::cluster::{Entry, annotation_of, pods_with_label};
+use npl_testkit::cluster::{Entry, annotation_of, pods_with_label, timeout_option};
 use npl_testkit::real_cluster::publication::{Seen, watch_pods};
 use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster};
 use npl_testkit::{interrupt, poll, tools};
@@ -60,7 +60,7 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
             }
             measure_addresses(&cluster, &targets, by_stack, effort, samples)?;
             say("switching the agents to --forwarding offload");
-            cluster.offload(LIMIT)?;
+            cluster.offload()?;
             measure_addresses(&cluster, &targets, by_offload, effort, samples)?;
         }
     }
@@ -88,9 +88,8 @@ fn set_up(cluster: &RealCluster) -> Result<()> {
         let manifest = tools::repository_file(file);
         kubectl(cluster, &["apply", "--filename", manifest.to_str().context("the path is not valid UTF-8")?])?;
     }
-    let timeout = format!("--timeout={}s", LIMIT.as_secs());
-    kubectl(cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", "npl-system", &timeout])?;
-    kubectl(cluster, &["wait", "--for=condition=Ready", "pod/echo", "--namespace", NAMESPACE, &timeout])
+    kubectl(cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", "npl-system", timeout_option()])?;
+    kubectl(cluster, &["wait", "--for=condition=Ready", "pod/echo", "--namespace", NAMESPACE, timeout_option()])
 }
 
 fn kubectl(cluster: &RealCluster, arguments: &[&str]) -> Result<()> {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use npl_testkit::cluster::ENABLED_ANNOTATION;
+use npl_testkit::cluster::{ENABLED_ANNOTATION, timeout_option};
 use npl_testkit::interrupt;
 use npl_testkit::real_cluster::{Options, RealCluster};
 use npl_testkit::residue::Residue;
@@ -21,9 +21,6 @@ const NAMESPACE: &str = "shop";
 
 /// The namespace of the agent.
 const AGENT_NAMESPACE: &str = "npl-system";
-
-/// The timeout of kubectl commands.
-const TIMEOUT: &str = "--timeout=120s";
 
 /// Runs the demo and removes the cluster, also after an error.
 pub(crate) fn run(report: &mut Report, keep_up: bool) -> Result<()> {
@@ -49,9 +46,13 @@ pub(crate) fn run(report: &mut Report, keep_up: bool) -> Result<()> {
 fn install(report: &mut Report, cluster: &RealCluster) -> Result<()> {
     report.step("Install NPL and a Deployment of four Pods")?;
     apply(report, cluster, "deploy/npl.yaml")?;
-    show(report, cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, TIMEOUT])?;
+    show(
+        report,
+        cluster,
+        &["rollout", "status", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, timeout_option()],
+    )?;
     apply(report, cluster, "npl-testkit/src/bin/npl-demo/real/shop.yaml")?;
-    show(report, cluster, &["rollout", "status", "deployment/web", "--namespace", NAMESPACE, TIMEOUT])?;
+    show(report, cluster, &["rollout", "status", "deployment/web", "--namespace", NAMESPACE, timeout_option()])?;
     show(report, cluster, &["get", "pods", "--namespace", NAMESPACE, "--output", "wide"])
 }
 
@@ -59,13 +60,17 @@ fn uninstall(report: &mut Report, cluster: &RealCluster) -> Result<()> {
     report.step("Uninstall NPL")?;
     let retire = ["set", "env", "daemonset/npl-agent", "NPL_RETIRE=true", "NPL_DRAIN=5s"];
     show(report, cluster, &[&retire[..], &["--namespace", AGENT_NAMESPACE]].concat())?;
-    show(report, cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, TIMEOUT])?;
+    show(
+        report,
+        cluster,
+        &["rollout", "status", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, timeout_option()],
+    )?;
     let annotations = routes::annotations(cluster)?;
     let left = annotations.values().flatten().count();
     report.claim("no Pod has an annotation", left == 0, format!("{left} of {}", annotations.len()))?;
     let manifest = tools::repository_file("deploy/npl.yaml");
-    report.say(&format!("$ kubectl delete --filename deploy/npl.yaml {TIMEOUT}"))?;
-    report.quote(&kubectl(cluster, &["delete", "--filename", path(&manifest)?, TIMEOUT])?)?;
+    report.say(&format!("$ kubectl delete --filename deploy/npl.yaml {}", timeout_option()))?;
+    report.quote(&kubectl(cluster, &["delete", "--filename", path(&manifest)?, timeout_option()])?)?;
     let ready = "--output=jsonpath={.status.readyReplicas}";
     let pods = kubectl(cluster, &["get", "deployment", "web", "--namespace", NAMESPACE, ready])?;
     report.claim("the Deployment is not affected", pods.trim() == "4", format!("{} of 4 Pods ready", pods.trim()))

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use npl_testkit::balancer::{Balancer, Kind, Options, Port, Report as LoadReport};
+use npl_testkit::cluster::timeout_option;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::real_cluster::{RealCluster, client_addresses};
 
-use super::{AGENT_NAMESPACE, NAMESPACE, TIMEOUT, show};
+use super::{AGENT_NAMESPACE, NAMESPACE, show};
 use crate::report::Report;
 
 /// Requests per second.
@@ -37,10 +38,14 @@ pub(super) fn run(report: &mut Report, cluster: &RealCluster) -> Result<()> {
     let balancer = Balancer::start(cluster.cluster().client(), cluster.client(), &options)?;
     settle(&balancer)?;
     show(report, cluster, &["rollout", "restart", "deployment/web", "--namespace", NAMESPACE])?;
-    show(report, cluster, &["rollout", "status", "deployment/web", "--namespace", NAMESPACE, TIMEOUT])?;
+    show(report, cluster, &["rollout", "status", "deployment/web", "--namespace", NAMESPACE, timeout_option()])?;
     settle(&balancer)?;
-    show(report, cluster, &["delete", "pods", "--all", "--namespace", AGENT_NAMESPACE, TIMEOUT])?;
-    show(report, cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, TIMEOUT])?;
+    show(report, cluster, &["delete", "pods", "--all", "--namespace", AGENT_NAMESPACE, timeout_option()])?;
+    show(
+        report,
+        cluster,
+        &["rollout", "status", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, timeout_option()],
+    )?;
     settle(&balancer)?;
     let result = balancer.stop()?;
     claim(report, &result)

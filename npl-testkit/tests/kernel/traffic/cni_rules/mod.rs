@@ -45,7 +45,7 @@ const SMALL_LINK: u32 = 1400;
 const UNOPENED: u16 = 20_000;
 
 /// Time limit for a packet to reach a rule, far above the usual duration.
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// Interval in which the guard checks its table.
 const RESYNC: Duration = Duration::from_millis(200);

@@ -17,7 +17,7 @@ const BYTES: usize = 2048;
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Time limit that covers several retransmissions.
-const STALL_LIMIT: Duration = Duration::from_secs(10);
+const STALL_LIMIT: Duration = Duration::from_secs(30);
 
 /// Connections on which client and Pod exchange data at the same time.
 pub(super) struct BusyConnections<'s> {
