@@ -10,7 +10,7 @@ use crate::core::{
     model::Family,
 };
 
-/// The number of the table of local addresses.
+/// The number of the routing table for the Node's local addresses.
 const LOCAL_TABLE: u32 = 255;
 
 pub(super) fn incoming_rules(facts: &Facts) -> Finding {
