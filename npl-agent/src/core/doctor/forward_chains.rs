@@ -365,7 +365,7 @@ fn requests(facts: &Facts, family: Family) -> Vec<Request<'_>> {
     uplinks.flat_map(to_each).collect()
 }
 
-/// Returns some of the mapped ports of a Pod; if the Pod is unknown, one unknown port.
+/// Returns some of the mapped ports of a Pod; if no mapped port is known, one unknown port.
 fn ports_of(facts: &Facts, pod: Option<IpAddr>) -> Vec<Option<(Protocol, PodPort)>> {
     let datapath = facts.datapath.as_ref().ok();
     let ports = pod.zip(datapath).and_then(|(pod, datapath)| datapath.pod_ports.get(&pod));

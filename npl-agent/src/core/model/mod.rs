@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The cluster and the datapath in NPL's terms: [`crate::kube`] converts Kubernetes objects to these types, on which
-//! decisions are based.
+//! The types for the cluster and the datapath on which decisions are based. [`crate::kube`] converts Kubernetes objects
+//! to these types.
 //!
 //! Decisions use no Kubernetes types, and the meaning of each `Option` is documented.
 
@@ -39,7 +39,7 @@ impl Family {
     /// Both families, in the order in which lists and tables show them.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// The family of an address.
+    /// Returns the family of an IP address.
     pub const fn of(ip: IpAddr) -> Self {
         match ip {
             IpAddr::V4(_) => Self::V4,
@@ -47,7 +47,7 @@ impl Family {
         }
     }
 
-    /// The text in Kubernetes objects and in the annotation.
+    /// The name of the family in Kubernetes objects and in the annotation.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -75,10 +75,10 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// All protocols, in the order in which logs and command output list them.
+    /// All transport protocols, in the order in which logs and command output list them.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
-    /// The name in lower case, as in the annotation, logs and tables.
+    /// The name of the protocol in lower case, as in the annotation, logs and tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -87,7 +87,7 @@ impl Protocol {
         }
     }
 
-    /// The IANA protocol number.
+    /// The IANA number of the protocol.
     pub const fn number(self) -> u8 {
         match self {
             Self::Tcp => npl_common::mapping::protocol::TCP,
@@ -96,7 +96,7 @@ impl Protocol {
         }
     }
 
-    /// The protocol with this IANA number.
+    /// Returns the protocol with this IANA number; `None` for protocols that Kubernetes does not support.
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
             npl_common::mapping::protocol::TCP => Some(Self::Tcp),
@@ -113,7 +113,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// The text is not a protocol that Kubernetes supports.
+/// The error that a text is not a protocol that Kubernetes supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a protocol: expected tcp, udp or sctp")]
 pub struct UnknownProtocol;
@@ -154,17 +154,17 @@ impl fmt::Display for PodPort {
     }
 }
 
-/// Namespace and name.
+/// The namespace and name of a Kubernetes object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
-    /// The namespace.
+    /// The namespace of the object.
     pub namespace: Arc<str>,
-    /// The name.
+    /// The name of the object.
     pub name: Arc<str>,
 }
 
 impl ObjectKey {
-    /// Creates a key.
+    /// Creates the key of an object.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
@@ -187,8 +187,8 @@ pub struct PodUid(pub Arc<str>);
 
 impl PodUid {
     /// The Pod's generation in the datapath's maps: FNV-1a of the uid, never 0. By the generation, a restarted agent
-    /// finds the owner of a mapping, and the kernel programs recognize conntrack entries of an earlier Pod with the
-    /// same address, which they ignore.
+    /// finds the Pod of a mapping. The kernel programs ignore conntrack entries with another generation: they belong to
+    /// an earlier Pod with the same address.
     pub fn generation(&self) -> u32 {
         let hash =
             self.0.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
@@ -230,7 +230,7 @@ pub enum Gate {
 /// A Pod of this Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
-    /// Namespace and name.
+    /// The namespace and name.
     pub key: PodKey,
     /// `metadata.uid`, which distinguishes the Pod from an earlier Pod of the same name.
     pub uid: PodUid,
@@ -238,21 +238,21 @@ pub struct Pod {
     pub resource_version: u64,
     /// `metadata.labels`.
     pub labels: BTreeMap<String, String>,
-    /// Whether `status.phase` is `Succeeded` or `Failed`: the Pod no longer serves.
+    /// Whether `status.phase` is `Succeeded` or `Failed`: all containers of the Pod have ended.
     pub is_finished: bool,
     /// Whether `metadata.deletionTimestamp` is set.
     pub is_terminating: bool,
     /// `spec.hostNetwork`.
     pub host_network: bool,
-    /// `status.podIPs`, of either family, in order; empty before the sandbox exists.
+    /// `status.podIPs`, of either family, in the order of the status; empty before the Pod's sandbox exists.
     pub ips: Vec<IpAddr>,
     /// Ports of containers and of native sidecars (restartable init containers), in the order of the spec.
     pub ports: Vec<ContainerPort>,
     /// The value of the mapping annotation in the API server, which NPL or another writer may have written.
     pub annotation: Option<String>,
-    /// The field manager of the annotation, if the API server records another field manager than the agent's.
+    /// The field manager of the annotation, if the API server records a field manager that is not the agent's.
     pub annotation_manager: Option<Arc<str>>,
-    /// NPL's readiness gate.
+    /// The state of NPL's readiness gate in the Pod.
     pub gate: Gate,
 }
 
@@ -285,16 +285,16 @@ pub enum ServiceType {
     ClusterIp,
     /// `LoadBalancer`.
     LoadBalancer,
-    /// `NodePort`: NPL ignores such Services.
+    /// `NodePort`: NPL does not assign node ports for Services of this type.
     NodePort,
-    /// `ExternalName`: NPL ignores such Services.
+    /// `ExternalName`: NPL does not assign node ports for Services of this type.
     ExternalName,
 }
 
 /// A Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// Namespace and name.
+    /// The namespace and name.
     pub key: ServiceKey,
     /// `metadata.uid`, which distinguishes the Service from an earlier Service of the same name.
     pub uid: ServiceUid,
@@ -348,7 +348,7 @@ pub struct ServicePort {
 /// `spec.ports[].targetPort`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TargetPort {
-    /// A number.
+    /// The number of a Pod port.
     Number(PodPort),
     /// The name of a container port, which is resolved for each Pod.
     Name(String),
@@ -359,14 +359,14 @@ pub enum TargetPort {
 pub struct Node {
     /// `metadata.name`.
     pub name: String,
-    /// `status.addresses` of type `InternalIP`, in order.
+    /// `status.addresses` of type `InternalIP`, in the order of the status.
     pub internal_ips: Vec<IpAddr>,
-    /// `status.addresses` of type `ExternalIP`, in order.
+    /// `status.addresses` of type `ExternalIP`, in the order of the status.
     pub external_ips: Vec<IpAddr>,
 }
 
-/// The key of a mapping: family, node port and protocol. Clients reach the mapping on every local address of the
-/// family.
+/// The key of a mapping: family, node port and protocol. Clients reach the mapping by every address of the Node, in
+/// this family, on which node ports answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Frontend {
@@ -384,10 +384,10 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// The value of a mapping: the Pod that receives its traffic.
+/// The value of a mapping: the Pod port that receives the traffic of the mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Backend {
-    /// The Pod's address, of the frontend's family.
+    /// The Pod's address in the family of the mapping's frontend.
     pub pod_ip: IpAddr,
     /// The Pod's port.
     pub pod_port: PodPort,
@@ -409,7 +409,7 @@ impl Backend {
 pub struct Moment(pub u64);
 
 impl Moment {
-    /// The moment `millis` milliseconds later.
+    /// Returns the time `millis` milliseconds after this time.
     #[must_use]
     pub const fn plus(self, millis: u64) -> Self {
         Self(self.0.saturating_add(millis))
