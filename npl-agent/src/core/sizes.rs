@@ -239,7 +239,8 @@ mod tests {
         assert_eq!(sized, [262_400, 262_400, 33_024, 33_024]);
     }
 
-    /// Reads the memory request and limit of the container from the agent's manifest, which has the chart's values.
+    /// Reads the container's memory request and limit from the chart's values; `deploy/npl.yaml` is rendered from these
+    /// values.
     #[test]
     fn default_maps_and_the_agent_fit_into_the_containers_request_and_limit() {
         let values = include_str!("../../../deploy/chart/npl/values.yaml");
