@@ -112,8 +112,8 @@ impl TableSizes {
         let by_memory = memory / MEMORY_PER_FLOW;
         let [least, most] = DEFAULT_FLOWS;
         let is_possible = |flows: &u32| {
-            // Three quarters of [`MEMORY_PER_FLOW`] are sufficient, because the kernel reports a few percent less
-            // memory than the machine has.
+            // Three quarters of `MEMORY_PER_FLOW` are sufficient, because the kernel reports a few percent less memory
+            // than the machine has.
             u64::from(*flows) * 3 / 4 <= by_memory
                 && Self::with_flows(*flows, possible_cpus).memory() + AGENT_MEMORY <= CONTAINER_LIMIT
         };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waits for processes of kubectl, and checks signals and time limits meanwhile.
+//! Waits for processes of kubectl. Meanwhile, checks for signals and time limits.
 
 use std::{
     io::{BufRead as _, BufReader, Read},
@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-/// The interval at which signals and time limits are checked.
+/// The interval between two checks for signals and time limits.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Waits for a process and returns its output. If `check` fails meanwhile, the process is killed.
@@ -66,7 +66,7 @@ fn whole(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     if let Some(mut pipe) = pipe {
         thread::spawn(move || {
             let mut read = Vec::new();
-            // The error is ignored: bytes that were read before it are sent.
+            // A read error is ignored: the bytes that were read before the error are sent.
             drop(pipe.read_to_end(&mut read));
             drop(sender.send(read));
         });

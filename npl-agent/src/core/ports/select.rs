@@ -192,7 +192,7 @@ impl Selector<'_> {
             }
         }
         // Ports of a Pod on the Node's own network get no exposure, so that an existing mapping drains.
-        // [`Exposure::Pending`] would keep the mapping.
+        // `Exposure::Pending` would keep the mapping.
         wanted.ports.retain(|port, _| !bypassing_node.contains(port));
         for cause in causes {
             wanted.blame(pod, cause);
