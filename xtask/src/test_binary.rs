@@ -55,8 +55,8 @@ impl TestBinary {
         command
     }
 
-    /// Whether the binary has a test with `filter` in its name. Ignored tests count, because they run on emulated
-    /// machines.
+    /// Whether the binary has a test with `filter` in its name that runs on this machine. Ignored tests do not count:
+    /// they run only on emulated machines.
     pub(crate) fn has_test(&self, filter: &str) -> Result<bool> {
         let mut ignored = BTreeSet::new();
         // The harness of the real cluster's tests is not asked for ignored tests: it has no option `--ignored`, and no

@@ -133,7 +133,7 @@ impl Drop for Background {
     }
 }
 
-/// Returns the directory with Helm. Builds Helm if it is missing in the cache.
+/// Returns the path of the program `helm`. Builds Helm if it is missing in the cache.
 pub(crate) fn helm() -> Result<PathBuf> {
     Ok(obtain(&HELM, &AtomicBool::new(false))?.join("helm"))
 }

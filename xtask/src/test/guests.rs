@@ -79,8 +79,8 @@ const NODE_PROGRAMS: [&str; 13] = [
 ];
 
 impl Suite<'_> {
-    /// Runs all steps on emulated machines in parallel, because each guest uses only one processor of the host. The
-    /// guests that take longest start first.
+    /// Runs the steps on emulated machines. The guests with one emulator thread run in parallel, the guests that take
+    /// longest first. The guest with a real cluster, which has two emulator threads, runs after them.
     pub(super) fn run_emulated(&self, tally: &mut Tally) {
         let (options, kernels) = (self.options, self.options.emulated_kernels());
         if options.filter().is_none() {
@@ -200,7 +200,7 @@ fn clock_step(kernel: Kernel, binary: &TestBinary) -> String {
 }
 
 /// Returns a guest with an API server and an agent, and the name of its step. Tests may set the clock of this guest,
-/// because it runs nothing but the test.
+/// because only the test's own processes depend on it.
 fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (String, Guest) {
     let mut test = Command::new(&binary.executable);
     test.args(OWN_MACHINE_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);

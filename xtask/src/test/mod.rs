@@ -70,7 +70,7 @@ impl Options {
             return Extent::new();
         }
         // If no network is chosen, the tests use the bridge network and flannel, and need all components of
-        // [`ALL_TESTS`].
+        // `ALL_TESTS`.
         if self.network.is_empty() {
             return ALL_TESTS.into();
         }
@@ -80,7 +80,7 @@ impl Options {
         extent
     }
 
-    /// Whether packet tests run under this machine's kernel.
+    /// Whether tests run under this machine's kernel.
     fn is_on_host(&self) -> bool {
         self.filter().is_none() || self.emulated_kernels().is_empty()
     }
