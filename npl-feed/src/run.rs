@@ -123,7 +123,7 @@ fn guarded(router: Router, token: Option<Token>) -> Router {
     }
 }
 
-/// Reads the TLS files now and then every 30 seconds, so that the feed uses renewed certificates.
+/// Reads the TLS files at the start and every 30 seconds, so that the feed uses renewed certificates.
 fn follow_tls(files: TlsFiles, tasks: &mut JoinSet<()>) -> Result<watch::Receiver<Arc<ServerConfig>>, AccessError> {
     let (sender, receiver) = watch::channel(files.load()?);
     tasks.spawn(async move {
