@@ -23,7 +23,7 @@ use crate::{
 /// The receiver of the latest snapshot, which is `None` until Pods, Services and Nodes have been listed.
 pub type Published = watch::Receiver<Option<Arc<Snapshot>>>;
 
-/// The sender of snapshots.
+/// The sender that publishes snapshots to xDS, DNS and HTTP.
 pub type Publisher = watch::Sender<Option<Arc<Snapshot>>>;
 
 /// Applies changes and publishes snapshots until the sender of the changes is dropped.

@@ -21,7 +21,7 @@ pub(crate) struct Options {
     features: Features,
 }
 
-/// Builds the agent.
+/// Builds the agent with the features of the command line.
 pub(crate) fn run(options: &Options) -> Result<()> {
     build_with(&options.features).map(drop)
 }

@@ -35,8 +35,8 @@ pub(crate) const UNPRIVILEGED: [&str; 6] =
 pub(crate) fn run(_options: &Options) -> Result<()> {
     let mut failed = Vec::new();
     let last = [
-        // This check is not in `STATIC`: `cargo xtask test` also runs the checks of `STATIC`, but checks the budget
-        // when it builds the agent.
+        // The check of the budget is not in `STATIC`: `cargo xtask test` also runs the checks of `STATIC`, but checks
+        // the budget when it builds the agent.
         Check { name: "budget of the kernel programs", run: || build_ebpf::build().map(drop) },
         Check { name: "tests", run: tests },
     ];

@@ -203,8 +203,8 @@ impl Toolchain {
             .env("RUSTFLAGS", self.flags()?)
             .env_remove("CARGO_ENCODED_RUSTFLAGS");
         if !self.compiler.release.contains("nightly") {
-            // This variable permits unstable features of cargo and rustc. xtask uses only one of them, the build of the
-            // core library.
+            // RUSTC_BOOTSTRAP permits all unstable features of cargo and rustc. xtask uses only one of these features,
+            // the build of the core library.
             command.env("RUSTC_BOOTSTRAP", "1");
         }
         command.current_dir(paths::root());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs other programs. Each command is printed before it runs, so that a developer can repeat it by hand.
+//! Runs the programs that xtask needs. Each command is printed before it runs, so that a developer can repeat the
+//! command by hand.
 //!
 //! Messages go to standard error, because another program may parse the results on standard output.
 

@@ -32,12 +32,13 @@ pub(crate) struct TestBinary {
 /// take, the shortest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// Unit tests in the crate's own source files. They need neither root nor other programs.
+    /// Unit tests in the crate's own source files. They need neither root privileges nor a program besides their
+    /// binary.
     Unit,
     /// Tests that need root (for network namespaces, or for the kernel programs of the trace build) or programs of load
     /// balancers.
     TestKit,
-    /// Tests that need root and the kernel programs. They also run under kernels on emulated machines.
+    /// Tests that need root and the kernel programs. The same tests also run under kernels on emulated machines.
     Kernel,
     /// Tests that need Helm and a real API server.
     Chart,

@@ -55,7 +55,7 @@ pub struct Names {
 pub struct Member {
     /// The address of the Node.
     pub address: IpAddr,
-    /// The node port.
+    /// The node port of the Pod port.
     pub port: u16,
     /// The name of the Pod.
     pub pod: String,

@@ -11,11 +11,12 @@ use super::model::{Backend, Frontend, Moment, PodKey, PodUid, sources::SourceRan
 pub enum Op {
     /// Bind a socket to the node port, so that no other process can use the port.
     Reserve(Frontend, RecentTraffic),
-    /// Add these sources to the allowed sources of the mapping. They take effect only if the mapping is restricted.
+    /// Add these sources to the allowed sources of the mapping. The added sources take effect only if the mapping is
+    /// restricted.
     AllowSources(Frontend, BTreeSet<SourceRange>),
     /// Write the mapping. If the frontend has a mapping, the new one replaces it atomically.
     UpsertMapping(Frontend, Backend),
-    /// Patch the Pod's status.
+    /// Patch the Pod's annotation or readiness condition.
     WritePod {
         /// The Pod whose status is patched.
         pod: PodKey,
@@ -130,9 +131,9 @@ pub(super) enum RetryKey {
 }
 
 impl Op {
-    /// The position of the operation in a pass. With this order, the agent can stop after any operation: every mapping
-    /// that a published annotation names exists in the datapath (exceptions: invariant 4 in ARCHITECTURE.md), and every
-    /// mapping has its reservation and its allowed sources.
+    /// The position of the operation in a pass. Because of this order, the agent can stop after any operation. Every
+    /// mapping that a published annotation names then exists in the datapath (exceptions: invariant 4 in
+    /// ARCHITECTURE.md), and every mapping has its reservation and its allowed sources.
     pub const fn rank(&self) -> u8 {
         match self {
             Self::Reserve(..) => 0,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sizes of the maps that depend on the Node's memory and CPUs: the flow tables and the socket reverse NAT maps. The
-//! maps except these have a constant size: in some of them, the programs select a slot by a hash with a constant mask;
-//! in the rest, the agent writes entries up to a documented limit.
+//! maps except these have a constant size. In some of the maps of constant size, the programs select a slot by a hash
+//! with a constant mask. Into the rest, the agent writes entries up to a documented limit.
 
 use std::{fmt, str::FromStr};
 
@@ -101,8 +101,8 @@ pub struct TableSizes {
 }
 
 impl TableSizes {
-    /// Computes the sizes for a machine. The default number of flows is the largest power of two within
-    /// [`DEFAULT_FLOWS`] for which the machine has about 32 KiB of memory per flow, and all maps fit into the memory
+    /// Computes the sizes for a machine. The default number of flows is a power of two within [`DEFAULT_FLOWS`]: the
+    /// largest for which the machine has about 32 KiB of memory per flow, and for which all maps fit into the memory
     /// limit of the chart's container.
     pub fn of(machine: Machine, max_flows: MaxFlows) -> Self {
         let Machine { possible_cpus, memory } = machine;

@@ -38,7 +38,7 @@ pub struct NamedPort {
     pub target: ServicePort,
 }
 
-/// A Node.
+/// A Node of the cluster, with its zone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     /// The Node's name and addresses.

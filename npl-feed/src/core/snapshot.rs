@@ -43,7 +43,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Identifies a Service port.
+/// The key of a Service port: Service, number and protocol.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortKey {
     /// The namespace and name of the Service.
@@ -103,7 +103,7 @@ pub const WEIGHT: u16 = 1;
 /// The members of one Service port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// The Service port.
+    /// The key of the Service port.
     pub key: PortKey,
     /// The name of the Service port; `None` if the port has no name.
     pub name: Option<Arc<str>>,

@@ -380,8 +380,8 @@ fn is_same(known: &Pod, pod: &Pod) -> bool {
     known == *pod
 }
 
-/// Returns the objects of a namespace. They are adjacent in the map, because the namespace is the first sort criterion
-/// of the keys.
+/// Returns the objects of a namespace. The objects of a namespace are adjacent in the map, because the namespace is the
+/// first sort criterion of the keys.
 fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) -> impl Iterator<Item = &'a T> {
     let first = ObjectKey::new(namespace, "");
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)

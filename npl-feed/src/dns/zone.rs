@@ -17,8 +17,8 @@ use crate::core::snapshot::{Group, Member, Snapshot};
 
 /// The TTL of all DNS records in seconds. The TTL is short, because members may change at any time.
 const TTL: u32 = 1;
-/// The refresh, retry and expiry intervals of the SOA record, in seconds. Their values do not matter, because the zone
-/// has no secondary server.
+/// The refresh, retry and expiry intervals of the SOA record, in seconds. The values of these intervals do not matter,
+/// because the zone has no secondary server.
 const REFRESH: i32 = 60;
 
 /// The DNS records of one section of an answer.
@@ -41,7 +41,7 @@ impl Answer {
     }
 }
 
-/// The feed's zone.
+/// The DNS zone that the feed serves.
 #[derive(Debug, Clone)]
 pub struct Zone {
     name: Name,

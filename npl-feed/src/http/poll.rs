@@ -63,9 +63,9 @@ impl Rendered {
 pub(super) struct Poll {
     /// The version that the client already has: an `ETag` without quotes, or Consul's index.
     index: Option<String>,
-    /// The maximum time to wait for a version that differs from the client's version, such as `30s`.
+    /// The maximum time, such as `30s`, to wait for a version that differs from the client's version.
     wait: Option<String>,
-    /// Consul's parameter that requests only healthy members. Its value is ignored.
+    /// Consul's parameter that requests only healthy members. The value of the parameter is ignored.
     passing: Option<String>,
 }
 

@@ -69,15 +69,15 @@ macro_rules! wrapper {
 }
 
 wrapper!(
-    /// A Pod.
+    /// A Pod as the API server sends it.
     FeedPod, PodObject, NamespaceResourceScope
 );
 wrapper!(
-    /// A Service.
+    /// A Service as the API server sends it.
     FeedService, ServiceObject, NamespaceResourceScope
 );
 wrapper!(
-    /// A Node.
+    /// A Node as the API server sends it.
     FeedNode, NodeObject, ClusterResourceScope
 );
 
@@ -93,8 +93,8 @@ impl Watched for FeedPod {
         let is_ready = convert::has_condition(&object.status, "Ready", "True");
         let created = object.metadata.object.creation_timestamp.as_ref().map(|time| time.0.as_second());
         let Converted { mut object, skipped } = convert::pod(object, keys)?;
-        // The feed does not need the Pods' own addresses. They are dropped to save memory: a large cluster has many
-        // thousand Pods.
+        // The feed does not need the Pods' own addresses. The addresses are dropped to save memory: a large cluster has
+        // many thousand Pods.
         object.ips = Vec::new();
         object.ports.shrink_to_fit();
         let pod = Pod { object, node, is_ready, created: created.unwrap_or_default() };

@@ -53,10 +53,10 @@ use crate::core::snapshot::{Condition, Group, Member, PortKey, Snapshot, Version
 /// A resource type of xDS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// `Cluster`. This type is the first, because a client requests the endpoints only of clusters that it has
+    /// `Cluster`. The type `Cluster` is the first, because a client requests the endpoints only of clusters that it has
     /// received.
     Cluster,
-    /// `ClusterLoadAssignment`.
+    /// `ClusterLoadAssignment`: the endpoints of a cluster.
     Endpoints,
     /// `Listener`, for gRPC clients.
     Listener,

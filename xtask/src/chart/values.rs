@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads the chart's values with their comments and renders docs/reference/values.md. xtask needs no YAML parser for
-//! `values.yaml`, because the format of the file is restricted: blocks are indented by two spaces, and each comment is
+//! `values.yaml`, because the format of the file is restricted. Blocks are indented by two spaces, and each comment is
 //! above the key that it documents.
 
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use serde_json::Value;
 /// The path of the page about the chart's values.
 pub(crate) const PAGE: &str = "docs/reference/values.md";
 
-/// A key of `values.yaml`.
+/// A key of `values.yaml`, with its comment and value.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// The path of the key from the root of the file, such as `metrics.podMonitor.enabled`.

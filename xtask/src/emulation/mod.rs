@@ -56,9 +56,9 @@ const EXIT_LINE: &str = "npl-guest: exit code ";
 pub(crate) enum Threads {
     /// One thread emulates both processors in turn.
     One,
-    /// One thread emulates each processor. A kernel that patches its own code crashes occasionally with this setting:
-    /// the emulator discards the translated code before it writes the patch, and in between, the processor that does
-    /// not write the patch may translate the breakpoint that the patch replaces.
+    /// One thread emulates each processor. A kernel that patches its own code crashes occasionally with this setting.
+    /// The emulator discards the translated code before it writes the patch. In between, the processor that does not
+    /// write the patch may translate the breakpoint that the patch replaces.
     Each,
 }
 

@@ -14,7 +14,7 @@ use crate::{build, paths, process};
 /// The package whose binary the image contains.
 const AGENT: &str = "npl-agent";
 
-/// Writes `target/npl-agent.cdx.json`.
+/// Writes the bill of materials to `target/npl-agent.cdx.json`.
 pub(super) fn write() -> Result<PathBuf> {
     let mut command = build::plain_cargo();
     command.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &paths::agent_target()]);

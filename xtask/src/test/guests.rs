@@ -27,8 +27,8 @@ const GUEST_DEADLINE: Duration = Duration::from_hours(1);
 const LOADING_TESTS: &str = "every_program_loads";
 
 /// Arguments that skip tests of the agent's pins and similar files, whose results do not depend on the kernel's
-/// version. These tests run only under the oldest emulated kernel, because each of them loads all programs, which takes
-/// up to a minute on an emulated machine.
+/// version. The skipped tests run only under the oldest emulated kernel, because each of these tests loads all
+/// programs. Loading takes up to a minute on an emulated machine.
 const SKIPPED_ON_NEWER_KERNELS: [&str; 6] =
     ["--skip", "links::pins", "--skip", "links::map_limits", "--skip", "links::cleanup"];
 

@@ -13,8 +13,8 @@ use super::{Finding, layers};
 /// The source folders of the crates that are shipped, to which the rule applies.
 const CRATES: [&str; 4] = ["npl-common/src/", "npl-ebpf/src/", "npl-agent/src/", "npl-feed/src/"];
 
-/// The exceptions from the rule: a crate and the name of a type that the crate may declare twice, because the modules
-/// of both address families in `net/` have a type of this name.
+/// The exceptions from the rule: a crate, and the name of a type that the crate may declare twice. In `net/`, the
+/// modules of both address families have a type of this name.
 const ALLOWED: [(&str, &str); 2] = [("npl-ebpf/src/", "Tail"), ("npl-ebpf/src/", "TtlFields")];
 
 const KINDS: [&str; 5] = ["struct", "enum", "union", "trait", "type"];

@@ -20,7 +20,7 @@ use std::net::IpAddr;
 pub enum DeviceKind {
     /// A hardware network device, or a network device that a hypervisor emulates.
     Physical,
-    /// `lo`.
+    /// The loopback device `lo`.
     Loopback,
     /// One end of a veth pair. The other end is usually in a Pod. If the Node itself is a container, the Node's uplink
     /// is also a veth.
@@ -57,18 +57,18 @@ pub enum LinkLayer {
 /// The kind of a device's master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Master {
-    /// A bond, bridge or team, which receives the frames of its members.
+    /// The master is a bond, bridge or team, which receives the frames of its members.
     ReceivesFrames,
-    /// A virtual router (VRF).
+    /// The master is a virtual router (VRF).
     Vrf,
 }
 
-/// A network device.
+/// A network device of the Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// The interface index.
+    /// The ifindex of the device.
     pub ifindex: u32,
-    /// The interface name.
+    /// The name of the device.
     pub name: String,
     /// The kind of the device.
     pub kind: DeviceKind,

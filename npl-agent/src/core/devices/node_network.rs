@@ -69,8 +69,7 @@ pub fn network_of<'a>(device: &'a Device, devices: &'a [Device], node_ips: &[IpA
     devices.iter().find(|it| it.ifindex == lower && leaves_the_node(it, node_ips))
 }
 
-/// Whether the network of a device extends beyond the Node. A device without an address can be such a device, but not
-/// an uplink.
+/// Whether the network of a device extends beyond the Node. Unlike an uplink, the device need not have an address.
 fn leaves_the_node(device: &Device, node_ips: &[IpAddr]) -> bool {
     is_of_node_network(device, node_ips)
         || matches!(device.kind, DeviceKind::Physical | DeviceKind::Other)

@@ -30,13 +30,13 @@ pub type XdpDecision = Result<XdpReason, XdpReason>;
 /// The agent's flags on which the decisions about devices depend.
 #[derive(Debug, Clone)]
 pub struct DevicePolicy {
-    /// `--devices`.
+    /// The value of the flag `--devices`.
     pub selection: DeviceSelection,
-    /// `--forwarding`.
+    /// The value of the flag `--forwarding`.
     pub forwarding: Forwarding,
-    /// `--ignore-network-policy`.
+    /// Whether the flag `--ignore-network-policy` is set.
     pub network_policy: NetworkPolicy,
-    /// `--attach`.
+    /// The value of the flag `--attach`.
     pub attach: Attach,
     /// Whether the nftables guard may set marks on connections, for the routes of replies.
     pub marks_connections: bool,

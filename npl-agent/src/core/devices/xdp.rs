@@ -67,7 +67,7 @@ pub enum XdpReason {
     HasUpperDevices,
     /// The driver is not in [`SAFE_DRIVERS`].
     UnknownDriver,
-    /// Frames of the device may consist of several buffers. The running kernel does not pass such frames to XDP
+    /// Frames of the device may consist of several buffers. The running kernel does not pass multi-buffer frames to XDP
     /// programs.
     LargeFrames,
     /// The driver is in [`SAFE_DRIVERS`].
@@ -99,8 +99,8 @@ impl XdpReason {
         Self::KernelRefuses,
     ];
 
-    /// The word by which other processes can read the reason: the agent makes it a part of a directory's name on the
-    /// BPF file system.
+    /// The word under which the agent stores the reason, as a part of a directory's name on the BPF file system, so
+    /// that commands can read the reason.
     pub const fn key(self) -> &'static str {
         match self {
             Self::NotRequested => "not_requested",

@@ -29,12 +29,12 @@ pub struct ForwardChains {
     pub has_legacy_filter: bool,
 }
 
-/// An nftables table.
+/// The family and name of an nftables table.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Table {
     /// The family of the table: `inet`, `ip` or `ip6`.
     pub family: &'static str,
-    /// The table's name.
+    /// The name of the nftables table.
     pub name: String,
 }
 
@@ -43,7 +43,7 @@ pub struct Table {
 pub struct BaseChain {
     /// The table of the chain.
     pub table: Table,
-    /// The chain's name.
+    /// The name of the base chain.
     pub name: String,
     /// Whether the chain's policy is `drop`.
     pub drops_by_default: bool,
@@ -113,7 +113,7 @@ pub enum Field {
     Header {
         /// The offset of the first byte in the IP header.
         offset: usize,
-        /// The number of bytes.
+        /// The number of bytes that are compared.
         length: usize,
     },
     /// A field that the check does not know.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks whether policy routing rules for an incoming device send replies of Pods through another device. The AWS VPC
-//! CNI creates such rules for Pods with security groups.
+//! CNI creates rules of this kind for Pods with security groups.
 
 use std::collections::BTreeSet;
 

@@ -32,7 +32,7 @@ use super::{
 /// The facts about the Node on which the doctor's checks depend. The value of a fact that cannot be read is the error.
 #[derive(Debug, Clone)]
 pub struct Facts {
-    /// The running kernel.
+    /// The release and features of the running kernel.
     pub kernel: Kernel,
     /// Whether the kernel has BTF.
     pub has_btf: bool,
@@ -46,7 +46,7 @@ pub struct Facts {
     pub is_agent_running: bool,
     /// Whether an admission policy restricts the writes of the running agent, according to the agent's last check.
     pub is_confined: Result<Option<bool>, String>,
-    /// The pinned datapath.
+    /// The state of the pinned maps and programs.
     pub datapath: Result<DatapathFacts, String>,
     /// The directory on which the cgroup v2 hierarchy is mounted; `None` if it is not mounted.
     pub cgroup: Option<String>,
@@ -92,15 +92,15 @@ pub struct Kernel {
 /// The effective capabilities of a process, including capabilities that `CAP_SYS_ADMIN` implies.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rights {
-    /// `CAP_BPF`.
+    /// Whether the process has `CAP_BPF`.
     pub bpf: bool,
-    /// `CAP_NET_ADMIN`.
+    /// Whether the process has `CAP_NET_ADMIN`.
     pub net_admin: bool,
-    /// `CAP_PERFMON`.
+    /// Whether the process has `CAP_PERFMON`.
     pub perfmon: bool,
 }
 
-/// The pinned datapath.
+/// The state of the maps and programs that an agent has pinned.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DatapathFacts {
     /// Whether any map or program is pinned.
@@ -137,27 +137,27 @@ impl DatapathFacts {
 /// The sysctls of a network namespace.
 #[derive(Debug, Clone)]
 pub struct Sysctls {
-    /// `net.ipv4.ip_forward`.
+    /// The value of `net.ipv4.ip_forward`.
     pub ip_forward: Setting,
-    /// `net.ipv4.conf.<device>.forwarding`, by the device's name.
+    /// By device name: the value of `net.ipv4.conf.<device>.forwarding`.
     pub ipv4_forwarding: BTreeMap<String, Setting>,
-    /// `net.ipv6.conf.all.forwarding`.
+    /// The value of `net.ipv6.conf.all.forwarding`.
     pub ipv6_forwarding: Setting,
-    /// `net.ipv6.conf.<device>.force_forwarding`, by the device's name; missing before Linux 6.17.
+    /// By device name: the value of `net.ipv6.conf.<device>.force_forwarding`; missing before Linux 6.17.
     pub ipv6_force_forwarding: BTreeMap<String, Setting>,
-    /// `net.ipv4.conf.all.rp_filter`.
+    /// The value of `net.ipv4.conf.all.rp_filter`.
     pub rp_filter: Setting,
-    /// `net.ipv4.conf.<device>.rp_filter`, by the device's name.
+    /// By device name: the value of `net.ipv4.conf.<device>.rp_filter`.
     pub rp_filters: BTreeMap<String, Setting>,
-    /// `net.netfilter.nf_conntrack_tcp_be_liberal`.
+    /// The value of `net.netfilter.nf_conntrack_tcp_be_liberal`.
     pub tcp_be_liberal: Setting,
-    /// `net.netfilter.nf_conntrack_tcp_timeout_unacknowledged`, in seconds.
+    /// The value of `net.netfilter.nf_conntrack_tcp_timeout_unacknowledged`, in seconds.
     pub tcp_unacknowledged: Setting,
-    /// `net.netfilter.nf_conntrack_tcp_timeout_established`, in seconds.
+    /// The value of `net.netfilter.nf_conntrack_tcp_timeout_established`, in seconds.
     pub tcp_established: Setting,
-    /// `net.ipv4.ip_local_port_range`.
+    /// The value of `net.ipv4.ip_local_port_range`.
     pub local_ports: Setting,
-    /// `net.ipv4.ip_local_reserved_ports`.
+    /// The value of `net.ipv4.ip_local_reserved_ports`.
     pub reserved_ports: Setting,
 }
 
@@ -186,7 +186,7 @@ pub struct Masquerading {
 /// The severity of a check's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// No action is needed.
+    /// The check found no problem.
     Ok,
     /// Some traffic, or an optional feature, does not work.
     Warning,

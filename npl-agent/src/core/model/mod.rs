@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use super::model::sources::AllowList;
 
-/// An IP family.
+/// An IP family: IPv4 or IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Family {
     /// IPv4.
@@ -230,19 +230,19 @@ pub enum Gate {
 /// A Pod of this Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
-    /// The namespace and name.
+    /// The namespace and name of the Pod.
     pub key: PodKey,
     /// `metadata.uid`, which distinguishes the Pod from an earlier Pod of the same name.
     pub uid: PodUid,
     /// `metadata.resourceVersion` as a number: a change with a lower number is outdated.
     pub resource_version: u64,
-    /// `metadata.labels`.
+    /// `metadata.labels` of the Pod.
     pub labels: BTreeMap<String, String>,
     /// Whether `status.phase` is `Succeeded` or `Failed`: all containers of the Pod have ended.
     pub is_finished: bool,
-    /// Whether `metadata.deletionTimestamp` is set.
+    /// Whether `metadata.deletionTimestamp` is set: the Pod is being deleted.
     pub is_terminating: bool,
-    /// `spec.hostNetwork`.
+    /// `spec.hostNetwork`: whether the Pod uses the Node's network namespace.
     pub host_network: bool,
     /// `status.podIPs`, of either family, in the order of the status; empty before the Pod's sandbox exists.
     pub ips: Vec<IpAddr>,
@@ -263,14 +263,14 @@ impl Pod {
     }
 }
 
-/// `containers[].ports[]`.
+/// A port of a container: an element of `containers[].ports`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerPort {
     /// The port's name, for named target ports.
     pub name: Option<String>,
-    /// `containerPort`.
+    /// `containerPort`: the number of the port.
     pub port: PodPort,
-    /// `protocol`.
+    /// `protocol`: the transport protocol of the port.
     pub protocol: Protocol,
     /// `hostPort`, if set and not 0. Always `None` for a native sidecar, whose `hostPort` the kubelet does not map.
     pub host_port: Option<NodePort>,
@@ -283,7 +283,7 @@ pub struct ContainerPort {
 pub enum ServiceType {
     /// `ClusterIP`, headless or not; an empty type means `ClusterIP`.
     ClusterIp,
-    /// `LoadBalancer`.
+    /// `LoadBalancer`: NPL assigns node ports to the Pods of enabled Services of this type.
     LoadBalancer,
     /// `NodePort`: NPL does not assign node ports for Services of this type.
     NodePort,
@@ -291,24 +291,24 @@ pub enum ServiceType {
     ExternalName,
 }
 
-/// A Service.
+/// A Service of any namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// The namespace and name.
+    /// The namespace and name of the Service.
     pub key: ServiceKey,
     /// `metadata.uid`, which distinguishes the Service from an earlier Service of the same name.
     pub uid: ServiceUid,
     /// Whether the annotation that enables NPL for the Service is exactly `true`.
     pub is_enabled: bool,
-    /// `spec.type`.
+    /// `spec.type` of the Service.
     pub service_type: ServiceType,
     /// `spec.selector`; an empty selector selects no Pod.
     pub selector: BTreeMap<String, String>,
-    /// `spec.ports`.
+    /// `spec.ports` of the Service.
     pub ports: Vec<ServicePort>,
     /// `spec.ports[].nodePort` and `spec.healthCheckNodePort`: numbers that kube-proxy serves on every Node.
     pub node_ports: BTreeSet<NodePort>,
-    /// `spec.ipFamilies`.
+    /// `spec.ipFamilies` of the Service.
     pub families: Vec<Family>,
     /// The source addresses that may use the node ports of the Service's Pods.
     pub allow_list: AllowList,
@@ -336,16 +336,16 @@ impl Service {
     }
 }
 
-/// `spec.ports[]` of a Service.
+/// A port of a Service: an element of `spec.ports`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
-    /// `protocol`.
+    /// `protocol`: the transport protocol of the port.
     pub protocol: Protocol,
-    /// `targetPort`.
+    /// `targetPort`: the Pod port to which the Service port leads.
     pub target: TargetPort,
 }
 
-/// `spec.ports[].targetPort`.
+/// `spec.ports[].targetPort`: the Pod port to which a Service port leads.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TargetPort {
     /// The number of a Pod port.
@@ -357,7 +357,7 @@ pub enum TargetPort {
 /// The Node on which this agent runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// `metadata.name`.
+    /// `metadata.name` of the Node.
     pub name: String,
     /// `status.addresses` of type `InternalIP`, in the order of the status.
     pub internal_ips: Vec<IpAddr>,
@@ -389,7 +389,7 @@ impl fmt::Display for Frontend {
 pub struct Backend {
     /// The Pod's address in the family of the mapping's frontend.
     pub pod_ip: IpAddr,
-    /// The Pod's port.
+    /// The number of the Pod port.
     pub pod_port: PodPort,
     /// [`PodUid::generation`] of the Pod.
     pub generation: u32,

@@ -20,11 +20,11 @@ pub enum RangeWarning {
          to net.ipv4.ip_local_reserved_ports"
     )]
     Ephemeral {
-        /// The range of `--port-range`.
+        /// The port range of `--port-range`.
         range: PortRange,
-        /// The first ephemeral port.
+        /// The first port of `net.ipv4.ip_local_port_range`.
         first: u16,
-        /// The last ephemeral port.
+        /// The last port of `net.ipv4.ip_local_port_range`.
         last: u16,
     },
     /// Kubernetes allocates these ports to Services of type `NodePort`.
@@ -34,7 +34,7 @@ pub enum RangeWarning {
          another service node port range"
     )]
     ServiceNodePorts {
-        /// The range of `--port-range`.
+        /// The port range of `--port-range`.
         range: PortRange,
     },
 }

@@ -153,7 +153,7 @@ pub enum NodeIpSource {
 /// An element of the list of `--node-ip`: one address, or a range that contains an address of the Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeIp {
-    /// This address, whether or not the Node object lists the address.
+    /// This address is published, whether or not the Node object lists the address.
     Address(IpAddr),
     /// The first address of the Node object in this range. An `InternalIP` takes precedence over an `ExternalIP`.
     Range(SourceRange),

@@ -22,9 +22,9 @@ const ERRORS: [(u8, &[u8]); 2] = [(1, &[3, 4, 5, 11, 12]), (58, &[1, 2, 3, 4])];
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Packet {
-    /// The source address.
+    /// The source address in the IP header.
     pub source: IpAddr,
-    /// The destination address.
+    /// The destination address in the IP header.
     pub destination: IpAddr,
     /// The IANA number of the transport protocol.
     pub protocol: u8,

@@ -11,11 +11,11 @@ use super::packet::Packet;
 /// The hook on which a program ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hook {
-    /// TC ingress.
+    /// The TC ingress hook of the device.
     Ingress,
-    /// TC egress.
+    /// The TC egress hook of the device.
     Egress,
-    /// XDP.
+    /// The XDP hook in the device's driver.
     Xdp,
 }
 
@@ -61,7 +61,7 @@ pub struct Step {
 }
 
 impl Hook {
-    /// The name in tables.
+    /// The name of this value in tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ingress => "ingress",
@@ -72,7 +72,7 @@ impl Hook {
 }
 
 impl ProgramVerdict {
-    /// The name in tables.
+    /// The name of this value in tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unrelated => "unrelated",

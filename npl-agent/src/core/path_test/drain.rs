@@ -50,8 +50,8 @@ pub fn open_connection(
 }
 
 /// Judges a request on a new connection. A request that was sent during the drain must be answered, and a request after
-/// the drain must not. Returns `None` for a request without answer that may have been sent before or after the end of
-/// the drain: the client sends the request at an unknown time between `started` and `observed`.
+/// the drain must not. Returns `None` if a request without answer may have been sent before or after the end of the
+/// drain. The client sends the request at an unknown time between `started` and `observed`.
 pub fn new_connection(
     observation: &Observation,
     started: Elapsed,

@@ -15,7 +15,7 @@ use crate::core::model::Protocol;
 /// One request to an echo Pod. The text form is, for example, `tcp,192.0.2.1:61000,64`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Probe {
-    /// The transport protocol.
+    /// The transport protocol of the request.
     pub protocol: Protocol,
     /// The destination of the request.
     pub address: SocketAddr,

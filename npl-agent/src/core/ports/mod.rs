@@ -32,8 +32,8 @@ pub enum Phase {
         /// The time at which the drain ends; `None` while an annotation may still name the node port.
         until: Option<Moment>,
     },
-    /// The node port cannot be allocated, because clients may still send packets to it. Its mapping is removed, or will
-    /// be removed.
+    /// The node port cannot be allocated, because clients may still send packets to it. The mapping of the node port is
+    /// removed, or will be removed.
     Quarantined {
         /// The time at which the node port becomes free; `None` while its mapping exists or an annotation may still
         /// name it.
@@ -222,8 +222,8 @@ impl PortTable {
         self.range.contains(frontend.node_port) && !self.taken.contains_key(&frontend)
     }
 
-    /// Whether the port number of the claim belongs to another Pod. This is possible for an adopted claim, because an
-    /// earlier release could assign the protocols of one number to several Pods.
+    /// Whether the port number of the claim belongs to another Pod. The number of an adopted claim may belong to
+    /// another Pod, because an earlier release could assign the protocols of one number to several Pods.
     fn is_of_another_pod(&self, frontend: Frontend) -> bool {
         let holder = self.of_number(frontend.node_port).min_by_key(|(rival, _)| (self.rank(*rival), *rival));
         let own = self.claims.get(&frontend);

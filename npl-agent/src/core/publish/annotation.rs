@@ -17,13 +17,13 @@ const MAX_BYTES: usize = 256 * 1024;
 /// One published port of a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// The published address of the Node. Its family is also the family of the entry.
+    /// The published address of the Node. The family of this address is also the family of the entry.
     pub node_ip: IpAddr,
-    /// The node port.
+    /// The node port that clients use.
     pub node_port: NodePort,
-    /// The transport protocol.
+    /// The transport protocol of the entry.
     pub protocol: Protocol,
-    /// The Pod's port.
+    /// The Pod port to which the node port leads.
     pub pod_port: PodPort,
 }
 
@@ -36,13 +36,13 @@ impl Entry {
 /// One entry of an annotation from any writer: an earlier agent, Antrea, a user or a Pod template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SeenEntry {
-    /// The IP family.
+    /// The IP family of the entry.
     pub family: Family,
-    /// The node port.
+    /// The node port that clients use.
     pub node_port: NodePort,
-    /// The transport protocol.
+    /// The transport protocol of the entry.
     pub protocol: Protocol,
-    /// The Pod's port.
+    /// The Pod port to which the node port leads.
     pub pod_port: PodPort,
 }
 

@@ -56,7 +56,7 @@ pub enum Cause {
     /// Several protocols of a Pod port have different node ports. A load balancer that ignores the protocol sends each
     /// protocol to all of these node ports.
     ProtocolsNotMerged {
-        /// The Pod's port.
+        /// The Pod port with several protocols.
         pod_port: PodPort,
     },
     /// The datapath serves none of the Service's IP families.
@@ -78,21 +78,21 @@ pub enum Cause {
     },
     /// The Pod is on the network of an uplink, so the Pod's replies to clients bypass the Node.
     OnNodeNetwork {
-        /// The Pod's address.
+        /// The Pod's IP address on the network of the uplink.
         ip: IpAddr,
         /// The name of the uplink on whose network the Pod is.
         device: String,
     },
     /// The Pod's `hostPort` is the node port of another Pod's mapping.
     HostPortConflict {
-        /// The `hostPort`.
+        /// The number of the Pod's `hostPort`.
         node_port: NodePort,
         /// The protocol of the `hostPort`.
         protocol: Protocol,
     },
     /// The Pod's node port is also a `nodePort` or `healthCheckNodePort` of a Service.
     NodePortConflict {
-        /// The Pod's node port.
+        /// The node port that is allocated to the Pod.
         node_port: NodePort,
         /// The Service with this `nodePort` or `healthCheckNodePort`.
         service: ServiceKey,
@@ -113,7 +113,7 @@ pub enum Cause {
     },
     /// A host port leads to the Pod without NPL, so NPL does not enforce the Service's list of allowed sources.
     UnenforcedSources {
-        /// The host port.
+        /// The host port that leads to the Pod.
         node_port: NodePort,
         /// The protocol of the host port.
         protocol: Protocol,

@@ -168,7 +168,7 @@ impl Assignment<'_> {
         }
         if self.pairing == ProtocolPairing::Separate {
             // A load balancer that ignores the protocol treats annotation entries with the same node port as one pool
-            // member. This member is correct, because every protocol of the node port leads to the same Pod port.
+            // member. This pool member is correct, because every protocol of the node port leads to the same Pod port.
             free = free.or_else(|| self.sibling(port, true));
         }
         if let Some(frontend) = free {

@@ -61,8 +61,8 @@ impl Contests {
         }
     }
 
-    /// Returns how long the agent waits before it writes its value again; `None` if the agent need not wait, or if no
-    /// other writer has replaced the value since the last call of this function.
+    /// Returns how long the agent waits before it writes its value again. `None` means that the agent need not wait, or
+    /// that no writer has replaced the agent's value since the last call of this function.
     fn take_delay(&mut self, uid: &PodUid, now: Moment) -> Option<u64> {
         let contest = self.0.get_mut(uid).filter(|contest| contest.noticed.is_none())?;
         contest.noticed = Some(now);

@@ -181,8 +181,8 @@ impl PlannerState {
         let SourceDifference { missing, excess } = self.source_difference(frontend);
         let is_restricted = mapping.is_some_and(|mapping| mapping.is_restricted);
         if !is_restricted && !excess.is_empty() {
-            // The current mapping is unrestricted, so these sources have no effect on it. They would be allowed,
-            // however, if the frontend's mapping became restricted again.
+            // The current mapping is unrestricted, so these sources have no effect on it. These sources would be
+            // allowed, however, if the frontend's mapping became restricted again.
             return Step::Needs(Op::ForgetSources(frontend, excess));
         }
         match (is_over, is_reserved) {
@@ -239,8 +239,8 @@ impl PlannerState {
         !self.source_difference(frontend).missing.is_empty()
     }
 
-    /// Returns the Pods for which `ops` reserve a port, allow sources or write a mapping. Their annotations are written
-    /// in a later pass, so that each annotation is written once.
+    /// Returns the Pods for which `ops` reserve a port, allow sources or write a mapping. The annotations of these Pods
+    /// are written in a later pass, so that each annotation is written once.
     fn owners_of(&self, ops: &[Op]) -> BTreeSet<PodUid> {
         let frontend = |op: &Op| match op {
             Op::Reserve(frontend, _) | Op::AllowSources(frontend, _) | Op::UpsertMapping(frontend, _) => {

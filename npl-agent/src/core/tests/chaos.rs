@@ -368,8 +368,8 @@ impl Chaos {
         self.may_move = self.world.settings.protocol_pairing == ProtocolPairing::Merged;
     }
 
-    /// Asserts that a client may use a Pod's port if at least one of the Services that request the port allows the
-    /// client or has no list of allowed sources, and not otherwise.
+    /// Asserts that exactly those clients may use a Pod's port that one of the Services that request the port allows. A
+    /// Service without a list of allowed sources allows every client.
     fn assert_services_decide_which_clients_are_allowed(&self) {
         let clients =
             ["198.51.100.7", "198.51.100.8", "198.51.7.7", "203.0.113.1", "192.0.2.1", "2001:db8::1", "fd00::1"];

@@ -357,8 +357,8 @@ proptest! {
 }
 
 proptest! {
-    /// If the agent opened the gate of such a Pod, a restarted agent would open a gate that the agent before the
-    /// restart had left closed.
+    /// The gate stays closed during the deletion: a restarted agent must not open a gate that the agent before the
+    /// restart has left closed.
     #[test]
     fn the_gate_of_a_pod_that_is_being_deleted_stays_closed(pod in pod()) {
         let mut chaos = start();

@@ -174,7 +174,7 @@ impl Holds {
 pub struct LinkReport {
     /// The link, that is, the condition.
     pub link: Link,
-    /// Whether the condition holds.
+    /// Whether the link's condition holds.
     pub holds: Holds,
     /// What was found about the condition, one sentence.
     pub found: String,

@@ -51,7 +51,7 @@ struct Finding {
 }
 
 impl Report {
-    /// Creates the result. Runs `npl-agent doctor` on each Node with a failed path.
+    /// Creates the result of the test. Runs `npl-agent doctor` on each Node with a failed path.
     pub(super) fn new(kubectl: Kubectl<'_>, sites: &[Site], rows: Vec<Row>) -> Self {
         let failed: BTreeSet<&str> =
             rows.iter().filter(|row| row.result == Outcome::Failed).map(|row| row.node.as_str()).collect();

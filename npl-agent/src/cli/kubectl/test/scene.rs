@@ -117,7 +117,7 @@ impl<'a> Scene<'a> {
         Ok(Self { kubectl, namespace: format!("{PREFIX}{suffix}"), sites, service_labels })
     }
 
-    /// Creates all objects.
+    /// Creates all objects of the test.
     pub(super) fn create(&self, image: Option<&str>) -> anyhow::Result<()> {
         self.kubectl.create(&self.namespace_object())?;
         // The Pods use a service account of their own, because the controller may create the service account `default`
@@ -145,7 +145,7 @@ impl<'a> Scene<'a> {
         json!({"apiVersion": version, "kind": kind, "metadata": metadata})
     }
 
-    /// Returns the protocols that any agent maps. An agent ignores Service ports of other protocols.
+    /// Returns the protocols that any agent maps. An agent ignores Service ports whose protocol it does not map.
     fn protocols(&self) -> BTreeSet<Protocol> {
         self.sites.iter().flat_map(Site::protocols).collect()
     }

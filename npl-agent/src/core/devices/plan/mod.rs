@@ -48,39 +48,39 @@ pub type AttachedHooks = BTreeSet<(u32, Direction)>;
 pub enum DeviceStep {
     /// Detach the XDP program from all devices except these.
     RetainXdp(BTreeSet<u32>),
-    /// Remove the next hops that the plan does not contain, or for which the plan has other values. The host's stack
-    /// then forwards packets to the affected Pods.
+    /// Remove the next hops of Pods for which the plan has no next hop, or a different one. The host's stack then
+    /// forwards packets to the affected Pods.
     RetainNextHops,
     /// Attach a TC program to a hook. An NPL program on the same hook is replaced.
     Attach {
-        /// The device, by its index.
+        /// The ifindex of the device.
         ifindex: u32,
-        /// The hook.
+        /// The direction of the TC hook.
         direction: Direction,
-        /// The program's name.
+        /// The name of the TC program.
         program: &'static str,
     },
     /// Move NPL's filter on a hook ahead of the filters of other software.
     MoveToHead {
-        /// The device, by its index.
+        /// The ifindex of the device.
         ifindex: u32,
-        /// The hook.
+        /// The direction of the TC hook.
         direction: Direction,
-        /// The program's name.
+        /// The name of the TC program.
         program: &'static str,
     },
     /// Detach NPL's program from a TC hook.
     Detach {
         /// The ifindex of the device, which may have been removed.
         ifindex: u32,
-        /// The hook.
+        /// The direction of the TC hook.
         direction: Direction,
     },
     /// Add the next hops of the plan to the kernel.
     AddNextHops,
     /// Attach the XDP program in a device's driver.
     AttachXdp {
-        /// The device, by its index.
+        /// The ifindex of the device.
         ifindex: u32,
     },
 }

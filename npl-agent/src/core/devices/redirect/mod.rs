@@ -14,7 +14,7 @@ use super::{
 };
 use crate::core::{model::Family, networks::CILIUM_HOST};
 
-/// `--forwarding`.
+/// The value of the flag `--forwarding`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forwarding {
     /// The host's stack forwards translated packets: routing, netfilter, kernel conntrack.
@@ -139,7 +139,7 @@ pub enum HopKind {
 }
 
 impl HopKind {
-    /// The text in tables and logs.
+    /// The word for this value in tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Peer => "veth peer",
@@ -182,7 +182,7 @@ pub enum RedirectRefusal {
 }
 
 impl RedirectRefusal {
-    /// The text in tables and logs.
+    /// The word for this value in tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::IsUplink => "its device is also an uplink",
@@ -241,8 +241,8 @@ pub fn next_hops(
     routes.iter().filter_map(decide).collect()
 }
 
-/// Whether Cilium has created the device. `cilium_host` is such a device, through which routes lead to all Pods; the
-/// device of a single Pod is another.
+/// Whether Cilium has created the device: `cilium_host`, through which routes lead to all Pods, or the device of a
+/// single Pod.
 fn is_of_cilium(device: &Device) -> bool {
     device.name.starts_with("cilium_") || device.name.starts_with("lxc")
 }

@@ -60,18 +60,18 @@ impl fmt::Display for Mark {
 pub enum Selector {
     /// Packets with this source address. The rule may have further conditions.
     Source(IpAddr),
-    /// Packets with this mark.
+    /// Packets that have this mark.
     Mark(Mark),
 }
 
-/// A policy routing rule.
+/// A policy routing rule that selects a routing table for packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoutingRule {
     /// The IP family.
     pub family: Family,
     /// The packets that the rule applies to.
     pub selector: Selector,
-    /// The routing table's number.
+    /// The number of the routing table.
     pub table: u32,
 }
 
@@ -80,7 +80,7 @@ pub struct RoutingRule {
 pub struct DefaultRoute {
     /// The IP family.
     pub family: Family,
-    /// The routing table's number.
+    /// The number of the routing table.
     pub table: u32,
     /// The outgoing device, by its index.
     pub ifindex: u32,
@@ -106,7 +106,7 @@ pub struct IncomingRule {
     pub family: Family,
     /// The name of the device.
     pub device: String,
-    /// The routing table's number.
+    /// The number of the routing table.
     pub table: u32,
 }
 
@@ -128,8 +128,8 @@ pub struct ReplyRoutes {
     pub markings: BTreeSet<Marking>,
     /// Pods whose replies leave through the interface of the request only if their connections are marked.
     pub marked: BTreeSet<IpAddr>,
-    /// Pods whose replies cannot be routed through an uplink by a mark. Before such a Pod's rule, no rule for a mark
-    /// selects a table with a default route through an uplink.
+    /// Pods whose replies cannot be routed through an uplink by a mark. No rule for a mark precedes the rule of the Pod
+    /// and selects a table with a default route through an uplink.
     pub unmarked: BTreeSet<IpAddr>,
     /// Addresses of the Node with their own routing table, if that table has default routes through other uplinks than
     /// the main table has. Replies of Pods use the main table, because the kernel routes a reply before NPL changes the
@@ -195,8 +195,8 @@ impl Routing {
         of_table.filter(|ifindex| uplinks.contains(ifindex)).collect()
     }
 
-    /// The IP families in which a packet's mark can decide through which uplink the packet leaves: a rule for a mark
-    /// selects a table that is not the main table, and has a default route through an uplink.
+    /// The IP families in which a packet's mark can decide the uplink: a rule for a mark selects a table that is not
+    /// the main table, and this table has a default route through an uplink.
     pub fn families_routed_by_mark(&self, uplinks: &BTreeSet<u32>) -> BTreeSet<Family> {
         let leads_out = |(family, table): &&(Family, u32)| {
             *table != MAIN_TABLE && !self.default_uplinks(*family, *table, uplinks).is_empty()
