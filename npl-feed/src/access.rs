@@ -60,7 +60,8 @@ pub struct Token(Arc<Mutex<Followed>>);
 #[derive(Debug)]
 struct Followed {
     digest: Version,
-    /// The token file, the interval between two reads, and the time of the next read; `None` for a fixed token.
+    /// The path of the token file, the interval between two reads of the file, and the time of the next read; `None`
+    /// for a fixed token.
     file: Option<(PathBuf, Duration, Instant)>,
 }
 

@@ -41,9 +41,9 @@ const PROBE: Duration = Duration::from_secs(5);
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// The interval of HTTP/2 keepalive pings. The feed closes the connection of a client that does not answer the pings.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// Maximum number of concurrent streams of one HTTP/2 connection.
+/// The maximum number of concurrent streams of one HTTP/2 connection.
 const STREAMS: u32 = 64;
-/// Maximum number of bytes that are buffered for the client of one HTTP/2 stream.
+/// The maximum number of bytes that are buffered for the client of one HTTP/2 stream.
 const SEND_BUFFER: usize = 64 * 1024;
 /// The pause after a failed `accept`. The call fails, for example, if the process has no free file descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

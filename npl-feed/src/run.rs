@@ -63,7 +63,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Binds all addresses, and starts all interfaces.
+/// Binds all addresses, and starts the interfaces xDS, DNS and HTTP.
 ///
 /// # Errors
 ///

@@ -44,8 +44,8 @@ pub(crate) fn build_with(features: &Features) -> Result<PathBuf> {
 /// arguments in `further` select. Returns the path of the agent.
 pub(crate) fn build_agent(further: &[&str]) -> Result<PathBuf> {
     process::say("agent and feed: compiling each as one static binary, the agent with the kernel programs embedded");
-    // The feed is built in the same run of cargo, so that dependencies have the same features as for the tests, and are
-    // compiled only once.
+    // The feed is built in the same run of cargo as the agent, so that dependencies have the same features as in the
+    // tests, and are compiled only once.
     let packages = ["--package", "npl-agent", "--bin", "npl-agent", "--package", "npl-feed", "--bin", "npl-feed"];
     process::run(cargo("build").args(packages).args(further))?;
     install("npl-agent")

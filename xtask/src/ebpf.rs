@@ -172,7 +172,8 @@ impl Toolchain {
         self.configure(Command::new(self.own_cargo()), subcommand, target_dir)
     }
 
-    /// `cargo clippy` for this compiler, because the clippy on the search path belongs to another compiler.
+    /// Returns the command `cargo clippy` for this compiler. The clippy in the search path cannot be used, because it
+    /// may belong to a different compiler.
     pub(crate) fn clippy(&self, target_dir: &Path) -> Result<Command> {
         let clippy = self.compiler.sysroot.join("bin").join("cargo-clippy");
         if !clippy.is_file() && self.compiler.is_system() && setup::can_install() {

@@ -20,7 +20,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 /// The maximum number of output lines that are printed if a program that runs quietly fails.
 const SHOWN_LINES: usize = 40;
 
-/// Prints one line about the next action and its purpose.
+/// Prints one line about the action that xtask begins, and about the purpose of the action.
 pub(crate) fn say(text: &str) {
     eprintln!("==> {text}");
 }
@@ -58,7 +58,7 @@ pub(crate) fn become_program(command: &mut Command) -> Result<()> {
 
 /// Replaces xtask by the program as [`become_program`] does, but does not print the command.
 pub(crate) fn become_program_quietly(command: &mut Command) -> Result<()> {
-    // If `exec` returns, it has failed.
+    // `exec` returns only if it has failed.
     Err(command.exec()).with_context(|| cannot_start(command))
 }
 

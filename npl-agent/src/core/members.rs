@@ -72,7 +72,8 @@ pub struct Member {
 }
 
 impl ServiceMembers {
-    /// Keeps only the ports with this name. If no port has this name, keeps the ports with this number.
+    /// Returns the Service with only those ports that have this name. If no port has this name, returns the Service
+    /// with the ports that have this number.
     #[must_use]
     pub fn of_port(mut self, port: &str) -> Self {
         let has_name = |it: &PortMembers| it.name.as_deref() == Some(port);

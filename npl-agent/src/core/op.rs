@@ -61,7 +61,7 @@ pub enum GateReason {
     Published,
     /// No Service requests node ports for the Pod, or no requested node port can be served.
     NoNodePorts,
-    /// Some of the requested node ports are published. An Event states why the other node ports are not published.
+    /// Some of the requested node ports are published. For each of the rest, an Event states why it is not published.
     PartlyPublished,
 }
 
@@ -110,7 +110,7 @@ pub enum Failure {
     },
     /// A failure of any operation for which a retry may succeed.
     Retry {
-        /// The earliest time of the retry.
+        /// The earliest time at which the operation is retried.
         at: Moment,
     },
     /// For [`Op::WritePod`]: the Pod does not exist. The watch will report the Pod's deletion.
@@ -131,8 +131,8 @@ pub(super) enum RetryKey {
 }
 
 impl Op {
-    /// The position of the operation in a pass. Because of this order, the agent can stop after any operation. Every
-    /// mapping that a published annotation names then exists in the datapath (exceptions: invariant 4 in
+    /// The position of this kind of operation in a pass. Because of this order, the agent can stop after any operation.
+    /// Every mapping that a published annotation names then exists in the datapath (exceptions: invariant 4 in
     /// ARCHITECTURE.md), and every mapping has its reservation and its allowed sources.
     pub const fn rank(&self) -> u8 {
         match self {

@@ -34,7 +34,7 @@ pub struct NamedPort {
     pub name: Option<Arc<str>>,
     /// The field `port`: the port's number, which is never 0.
     pub number: u16,
-    /// The protocol and the target port.
+    /// The protocol and the target port of the Service port.
     pub target: ServicePort,
 }
 

@@ -34,7 +34,7 @@ pub struct Refusal {
 #[derive(Debug)]
 pub struct State {
     range: PortRange,
-    /// How long the member of a withdrawn entry drains, in milliseconds.
+    /// The time in milliseconds for which the member of a withdrawn entry drains.
     drain: u64,
     /// The known Pods. The values are boxed to save memory: each node of a `BTreeMap` has room for eleven values, and
     /// may be half empty.
@@ -77,7 +77,7 @@ impl State {
         matches!(self.listed, (true, true, true))
     }
 
-    /// Applies a change. `now` is the time of the monotonic clock, in milliseconds.
+    /// Applies a change of the cluster. `now` is the time of the monotonic clock, in milliseconds.
     pub fn apply(&mut self, change: Change, now: u64) {
         match change {
             Change::Pods(pods) => {

@@ -37,7 +37,7 @@ const IDLE_CONNECTION: Duration = Duration::from_secs(10);
 /// The maximum number of answers that are queued for the client on one TCP connection.
 const WAITING_ANSWERS: usize = 4;
 
-/// The sockets of the DNS server.
+/// The UDP socket and the TCP socket of the DNS server.
 #[derive(Debug)]
 pub struct Sockets {
     udp: UdpSocket,
@@ -45,7 +45,7 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Binds a UDP and a TCP socket to an address. Port 0 selects a port that is free for both.
+    /// Binds a UDP and a TCP socket to an address. Port 0 selects a port that is free for both protocols.
     ///
     /// # Errors
     ///

@@ -29,9 +29,9 @@ pub(super) type Section = Vec<Record>;
 pub(super) struct Answer {
     pub(super) code: ResponseCode,
     pub(super) answers: Section,
-    /// The SOA record of a negative answer.
+    /// The records of the authority section: the SOA record of a negative answer.
     pub(super) authority: Section,
-    /// The address records of SRV targets.
+    /// The records of the additional section: the address records of SRV targets.
     pub(super) additional: Section,
 }
 

@@ -91,7 +91,7 @@ pub(super) fn of_port(
     Some((group.version, encode(&interfaces.body(group)).into()))
 }
 
-/// Computes one version for several groups from the versions of the groups.
+/// Computes one version for several groups, from the version of each group.
 pub(super) fn version_of<'a, I: Iterator<Item = &'a Arc<Group>>>(groups: I) -> Version {
     let versions: String = groups.map(|group| group.version.to_string()).collect();
     Version::of(versions.as_bytes())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Answers conditional requests and long polls.
+//! Answers conditional HTTP requests and long polls.
 
 use std::{
     collections::BTreeMap,
@@ -58,7 +58,7 @@ impl Rendered {
     }
 }
 
-/// The query parameters of a request.
+/// The query parameters of a request for members.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Poll {
     /// The version that the client already has: an `ETag` without quotes, or Consul's index.

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::core::snapshot::{Snapshot, Version};
 
-/// The state of one delta stream.
+/// The state of one xDS stream of the delta variant.
 #[derive(Debug, Default)]
 pub(super) struct Delta {
     subscriptions: BTreeMap<Kind, Subscription>,

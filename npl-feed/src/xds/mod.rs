@@ -77,7 +77,7 @@ impl Discovery {
     }
 }
 
-/// Counts a stream as open until this value is dropped.
+/// Counts an xDS stream as open until this value is dropped.
 struct OpenStream(Arc<Status>);
 
 impl OpenStream {

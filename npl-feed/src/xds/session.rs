@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The code that is shared by both variants of xDS: state of the world and delta.
+//! The code that both variants of xDS share: state of the world and delta.
 
 use crate::core::snapshot::Snapshot;
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::core::snapshot::{Snapshot, Version};
 
-/// The state of one state-of-the-world stream.
+/// The state of one xDS stream of the state-of-the-world variant.
 #[derive(Debug, Default)]
 pub(super) struct StateOfTheWorld {
     subscriptions: BTreeMap<Kind, Subscription>,

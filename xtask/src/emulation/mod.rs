@@ -51,7 +51,7 @@ const BOOT_DEADLINE: Duration = Duration::from_mins(2);
 /// The prefix of the line in which the guest prints the exit code of the test binary.
 const EXIT_LINE: &str = "npl-guest: exit code ";
 
-/// The emulator's threads for the two processors of a guest.
+/// How many threads of the emulator emulate the two processors of a guest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Threads {
     /// One thread emulates both processors in turn.

@@ -40,7 +40,7 @@ const MODULES: [&str; 7] = ["net", "lib", "crypto", "arch/x86/crypto", "drivers/
 const DEVICES: [&str; 11] =
     ["veth", "vxlan", "geneve", "dummy", "tun", "virtio_net", "wireguard", "bonding", "macvlan", "net_failover", "vrf"];
 
-/// A kernel on the command line, or the word `none`.
+/// A value of `--kernels` on the command line: a kernel, or the word `none`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KernelName(pub(crate) Option<Kernel>);
 

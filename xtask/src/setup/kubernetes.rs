@@ -102,7 +102,7 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// Starts the build and returns immediately.
+    /// Starts the build of Kubernetes, and returns immediately.
     pub(crate) fn start(extent: Extent) -> Self {
         let cancelled = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&cancelled);
@@ -114,7 +114,7 @@ impl Background {
         Self { thread: Some(thread::spawn(make)), cancelled }
     }
 
-    /// Waits for the end of the build.
+    /// Waits for the end of the build of Kubernetes.
     pub(crate) fn finish(mut self) -> Result<Kubernetes> {
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(made)) => made,

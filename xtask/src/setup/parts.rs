@@ -98,8 +98,8 @@ pub(super) const KUBE_ROUTER: Part = Part {
     variables: &[("CGO_ENABLED", "0")],
 };
 
-/// Helm, which renders and installs the chart. The linker flags set the version of Kubernetes for which Helm renders.
-/// Without the flags, Helm would render for Kubernetes 1.20.
+/// The program Helm, which renders and installs the chart. The linker flags set the version of Kubernetes for which
+/// Helm renders. Without the flags, Helm would render for Kubernetes 1.20.
 pub(super) const HELM: Part = Part {
     name: "helm",
     words: "Helm",

@@ -7,7 +7,7 @@ use super::Finding;
 use super::rust_code::comment_start;
 use super::tree::{Tree, is_history};
 
-/// Unclear phrases, each with advice on how to rewrite the sentence.
+/// The phrases that are reported, each with advice on how to rewrite the sentence.
 const PHRASES: [(&str, &str); 20] = [
     ("whoever", "name the client, the process or the operator"),
     ("is told", "say who reports what to whom"),

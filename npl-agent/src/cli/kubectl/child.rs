@@ -12,7 +12,7 @@ use std::{
 /// The interval between two checks for signals and time limits.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits for a process and returns its output. If `check` fails meanwhile, the process is killed.
+/// Waits for the end of a process and returns its output. If `check` fails before, kills the process.
 pub(super) fn output(mut process: Child, check: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<Output> {
     let (stdout, stderr) = (whole(process.stdout.take()), whole(process.stderr.take()));
     let wait = |process: &mut Child| {
@@ -35,7 +35,8 @@ pub(super) fn output(mut process: Child, check: impl Fn() -> anyhow::Result<()>)
     output
 }
 
-/// Waits for the next value of a channel; `None` if the channel's sender has ended. Fails as soon as `check` fails.
+/// Waits for the next value of a channel; `None` if the channel's sender has ended. Returns an error as soon as `check`
+/// does.
 pub(super) fn receive<T>(values: &Receiver<T>, check: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<Option<T>> {
     loop {
         match values.recv_timeout(PAUSE) {

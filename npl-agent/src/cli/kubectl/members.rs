@@ -20,7 +20,7 @@ const SELECTOR: &str = "app.kubernetes.io/name=npl,app.kubernetes.io/component=f
 /// The number of characters of a snapshot version that tables show; the JSON output has the whole version.
 const SHORT_VERSION: usize = 12;
 
-/// A replica of the feed.
+/// A Pod in which a replica of the feed runs.
 #[derive(Debug, PartialEq, Eq)]
 struct Replica {
     pod: String,
@@ -123,7 +123,7 @@ fn replica(pod: &Value) -> Option<Replica> {
     Some(Replica { pod: name, node: text_at(pod, "/spec/nodeName").to_owned(), is_ready: is_ready(pod), proxied })
 }
 
-/// Requests the members from each replica, and returns the answers by the names of the replicas' Pods.
+/// Requests the members of a Service from each replica, and returns the answers by the names of the replicas' Pods.
 fn ask(kubectl: Kubectl<'_>, replicas: &[Replica], path: &str) -> BTreeMap<String, ReplicaAnswer> {
     let namespace = &kubectl.connection.agent_namespace;
     let ready: Vec<String> = replicas.iter().filter(|it| it.is_ready).map(|it| it.proxied.clone()).collect();

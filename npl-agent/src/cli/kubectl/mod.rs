@@ -62,7 +62,7 @@ pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The time for which the creation of an object may continue after a Ctrl-C.
+/// The time for which kubectl may continue to create an object after a Ctrl-C.
 const CREATION: Duration = Duration::from_secs(5);
 
 /// Runs kubectl with the user's connection options.
@@ -106,8 +106,8 @@ impl<'a> Kubectl<'a> {
         format!("kubectl {}", words.collect::<Vec<_>>().join(" "))
     }
 
-    /// Runs kubectl, and returns its exit code and standard output. If kubectl fails and its standard output is empty,
-    /// its standard error is returned as the error.
+    /// Runs kubectl, and returns its exit code and standard output. If kubectl fails and has printed nothing to
+    /// standard output, returns its standard error as the error.
     fn output(self, arguments: &[&str]) -> anyhow::Result<(i32, String)> {
         let mut command = self.command(arguments);
         let output = child::output(start(&mut command)?, || self.check())?;
@@ -124,8 +124,8 @@ impl<'a> Kubectl<'a> {
         let mut command = self.command(&["create", "--filename", "-"]);
         let mut kubectl = start(command.stdin(Stdio::piped()).process_group(0))?;
         if let Some(mut input) = kubectl.stdin.take() {
-            // The error is ignored: if kubectl ends before it has read the object, kubectl's standard error contains
-            // the reason.
+            // A write error is ignored: if kubectl ends before it has read the object, kubectl's standard error
+            // contains the reason.
             drop(input.write_all(object.to_string().as_bytes()));
         }
         let interrupted = OnceCell::new();

@@ -38,7 +38,7 @@ pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, Ag
         let is_running = container_is_running(pod);
         let (image, variables) = container(pod);
         let agent = AgentPod { name: text_at(pod, "/metadata/name").to_owned(), is_running, image, variables };
-        // While an agent is being replaced, its Node has two agent Pods. The running Pod takes precedence.
+        // While an agent is being replaced, its Node has two agent Pods. Of these two, the running Pod is used.
         let node = text_at(pod, "/spec/nodeName").to_owned();
         if is_running || !agents.contains_key(&node) {
             agents.insert(node, agent);
@@ -47,7 +47,7 @@ pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, Ag
     Ok(agents)
 }
 
-/// Returns the image and the variables of the agent's container.
+/// Returns the image and the environment variables of the agent's container.
 fn container(pod: &Value) -> (String, BTreeMap<String, String>) {
     let container = items_at(pod, "/spec/containers").find(|container| text_at(container, "/name") == CONTAINER);
     let Some(container) = container else { return (String::new(), BTreeMap::new()) };

@@ -121,8 +121,8 @@ impl DeviceAttachments {
     }
 }
 
-/// The handle of the filters of an ABI version, as major and minor number. Because ABI versions have different handles,
-/// an agent can attach its filter before it detaches the filter of another ABI version.
+/// Returns the handle of the filters of an ABI version, as major and minor number. Because ABI versions have different
+/// handles, an agent can attach its filter before it detaches the filter of another ABI version.
 pub const fn filter_handle(abi: u32) -> (u16, u16) {
     // ABI version 255 gets the handle of version 0 again, because the handle after that of version 254 belongs to the
     // temporary filter.
@@ -134,8 +134,8 @@ pub fn is_hook(kind: &str) -> bool {
     HOOKS.contains(&kind)
 }
 
-/// The owner of the filter that a netlink message describes; `None` if the message describes no filter but only a
-/// priority.
+/// Returns the owner of the filter that a netlink message describes; `None` if the message describes no filter but only
+/// a priority.
 ///
 /// For each priority, the kernel first sends a message with the kind of the filters and without a handle, and then one
 /// message for each filter. NPL's filters may have the same priority as filters of other software, so the handle

@@ -2,10 +2,10 @@
 //! Decides the order of NPL's programs and the programs of other software on an uplink. If a program ahead of NPL's
 //! program returns a final verdict, as Cilium's programs do, NPL's program does not run.
 //!
-//! Before Linux 6.6, programs are attached as filters. Of several filters with the same priority, the newest filter
-//! runs first. So if a CNI attaches its filters after NPL, the CNI's filters run ahead of NPL's filter. NPL then moves
-//! its own filter ahead of the CNI's filters. The number of moves is limited, because other software may move its
-//! filters in the same way.
+//! Before Linux 6.6, programs are attached as filters. Of several filters with the same priority, the filter that was
+//! attached last runs first. So if a CNI attaches its filters after NPL, the CNI's filters run ahead of NPL's filter.
+//! NPL then moves its own filter ahead of the CNI's filters. The number of moves is limited, because other software may
+//! move its filters in the same way.
 
 use std::collections::{BTreeMap, BTreeSet};
 

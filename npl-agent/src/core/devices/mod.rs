@@ -15,7 +15,7 @@ pub mod xdp;
 
 use std::net::IpAddr;
 
-/// The kind of a network device.
+/// The kind of a network device, as far as the choice of uplinks depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
     /// A hardware network device, or a network device that a hypervisor emulates.
@@ -33,7 +33,7 @@ pub enum DeviceKind {
     Tunnel,
     /// A virtual router (VRF), which routes the packets that its member devices have received.
     Vrf,
-    /// VLAN, bond, team and other kinds of uplinks.
+    /// A device of any other kind, such as VLAN, bond or team; it may be an uplink.
     Other,
 }
 
@@ -170,7 +170,7 @@ pub struct Coverage {
 pub enum DeviceSelection {
     /// The devices that the rules of [`choose`] select.
     Auto,
-    /// The devices with these names.
+    /// The devices with these names, and no others.
     Named(Vec<String>),
 }
 
@@ -185,13 +185,13 @@ pub enum UplinkReason {
     HasNodeAddress,
     /// The main routing table has a default route through the device.
     HasDefaultRoute,
-    /// A route with a gateway leaves through the device, which has no address.
+    /// The device has no address, but a route with a gateway leaves through the device.
     HasGatewayRoute,
     /// The device is a bridge with an address and a physical port: clients may be reachable through that port.
     BridgesPhysicalPort,
     /// The device is a tunnel, through which replies to Pods of other Nodes leave.
     IsTunnel,
-    /// The device has an address and is of a kind that uplinks have.
+    /// The device has an address, and uplinks may be of its kind.
     IsUplink,
     /// An earlier agent attached the programs. The programs stay attached until the Node's published addresses are
     /// known.

@@ -29,7 +29,7 @@ pub enum Attach {
     Xdp,
 }
 
-/// The text is not a value of `--attach`.
+/// The error that a text is not a value of `--attach`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a value of --attach: give tc, auto or xdp")]
 pub struct AttachError(String);
@@ -119,7 +119,7 @@ impl XdpReason {
         }
     }
 
-    /// The text in tables and logs.
+    /// The text of the reason in tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NotRequested => "--attach tc",

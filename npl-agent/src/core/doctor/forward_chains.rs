@@ -61,7 +61,7 @@ pub struct Rule {
 /// The verdict of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The packet is accepted, and the next base chain evaluates it.
+    /// The packet is accepted, and the base chain after this one evaluates it.
     Accept,
     /// The packet is dropped, or rejected with a RST or an ICMP error.
     Refuse,
@@ -109,7 +109,7 @@ pub enum Field {
     State,
     /// The status bits of the connection in kernel conntrack: `ct status`.
     Status,
-    /// Bytes of the IP header.
+    /// A number of bytes of the IP header.
     Header {
         /// The offset of the first byte in the IP header.
         offset: usize,
@@ -136,7 +136,7 @@ pub const STATUS_DNAT: u32 = 1 << 5;
 /// The mark bit of kube-proxy, which is not set on requests that NPL translates. Software other than kube-proxy may
 /// mark any forwarded packet.
 const KUBE_PROXY_MARK: u32 = 0x4000;
-/// The maximum depth of jumps in the kernel.
+/// The maximum depth of nested jumps that the kernel accepts.
 const MAX_DEPTH: usize = 16;
 /// The maximum number of Pods for which the rules are evaluated.
 const SAMPLES: usize = 3;
@@ -441,7 +441,8 @@ mod tests {
         Condition { field, mask: Vec::new(), values: vec![value.to_vec()], is_negated: false }
     }
 
-    /// `ct state established,related`, `ct status dnat`, `meta mark & BITS != 0`: one of the bits is set.
+    /// Returns the condition that one of the bits of a field is set, as in `ct state established,related`, `ct status
+    /// dnat` and `meta mark & BITS != 0`.
     fn has_bits(field: Field, bits: u32) -> Condition {
         Condition { field, mask: bits.to_ne_bytes().to_vec(), values: vec![vec![0; 4]], is_negated: true }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of the nftables guard.
+//! The doctor's checks of the nftables guard.
 
 use std::{collections::BTreeSet, net::IpAddr};
 

@@ -105,12 +105,12 @@ pub struct Rights {
 pub struct DatapathFacts {
     /// Whether any map or program is pinned.
     pub is_installed: bool,
-    /// Whether programs to which the kernel has added speculation barriers are loaded.
+    /// Whether programs are loaded to which the kernel has added speculation barriers.
     pub has_mitigated_programs: bool,
     /// The ifindexes of the devices that have programs for both directions. A device may have been removed since the
     /// programs were attached.
     pub attached_devices: BTreeSet<u32>,
-    /// The addresses on which node ports answer.
+    /// The addresses of the Node on which node ports answer.
     pub addresses: BTreeSet<IpAddr>,
     /// The names of the cgroup hooks to which programs for local clients are attached.
     pub socket_hooks: Vec<&'static str>,
@@ -168,7 +168,7 @@ pub enum Setting {
     Is(String),
     /// The kernel does not have the sysctl, for example because a module is not loaded.
     Missing,
-    /// Why the sysctl cannot be read.
+    /// The sysctl cannot be read; the text is the error.
     Unreadable(String),
 }
 
@@ -190,7 +190,7 @@ pub enum State {
     Ok,
     /// Some traffic, or an optional feature, does not work.
     Warning,
-    /// Node ports do not work.
+    /// Node ports of the Node do not work.
     Failed,
     /// The check could not read the facts that it needs.
     Unknown,

@@ -11,7 +11,7 @@ use crate::core::devices::LinkLayer;
 /// The key of a check, and a fault that this check must report. Further checks may report the same fault.
 type Fault = (&'static str, fn(&mut Facts));
 
-/// One fault for each check.
+/// For each check of the doctor, a fault that the check must report.
 const FAULTS: [Fault; 29] = [
     ("kernel", |it| it.kernel.is_new_enough = false),
     ("btf", |it| it.has_btf = false),

@@ -20,13 +20,13 @@ pub struct Sweep {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EvictionEstimate {
     last: Option<Sweep>,
-    /// Entries that earlier sweeps found in the table before the counters contained them, because packets arrive while
-    /// a sweep reads counters and table.
+    /// The number of entries that earlier sweeps found in the table, but not in the counters: packets arrive while a
+    /// sweep reads counters and table.
     excess: u64,
 }
 
 impl EvictionEstimate {
-    /// The number of entries that were evicted since the previous sweep, from a table with room for `capacity` flows.
+    /// Returns how many entries were evicted since the previous sweep from a table with room for `capacity` flows.
     ///
     /// The result is zero if the table was not full. The programs also remove entries, for example entries of flows
     /// that lost a tuple conflict: they have removed all entries that are missing from a table that is not full.

@@ -64,9 +64,11 @@ mod tests {
 
     use super::*;
 
-    /// Sweeps until an unanswered request times out: the timeout of 30 s is three intervals, between four sweeps.
+    /// The number of sweeps until an unanswered request times out: the timeout of 30 s is three intervals, so there are
+    /// four sweeps from its beginning to its end.
     const UNANSWERED: u32 = 4;
-    /// Sweeps until an answered request times out: the timeout of 300 s is thirty intervals, between 31 sweeps.
+    /// The number of sweeps until an answered request times out: the timeout of 300 s is thirty intervals, so there are
+    /// 31 sweeps from its beginning to its end.
     const ANSWERED: u32 = 31;
 
     fn entry(hash: u64, phase: Phase) -> u64 {

@@ -66,11 +66,11 @@ impl fmt::Display for Family {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
-    /// Transmission Control Protocol.
+    /// TCP, the Transmission Control Protocol.
     Tcp,
-    /// User Datagram Protocol.
+    /// UDP, the User Datagram Protocol.
     Udp,
-    /// Stream Control Transmission Protocol.
+    /// SCTP, the Stream Control Transmission Protocol.
     Sctp,
 }
 
@@ -257,7 +257,7 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// The Pod's first address of a family.
+    /// Returns the Pod's first address of an IP family.
     pub fn ip_of(&self, family: Family) -> Option<IpAddr> {
         self.ips.iter().copied().find(|ip| Family::of(*ip) == family)
     }
@@ -404,7 +404,8 @@ impl Backend {
     }
 }
 
-/// A time of the monotonic clock in milliseconds. The core never reads a clock: the caller passes the time.
+/// A time of the monotonic clock in milliseconds. The core does not read a clock: the caller of the core passes the
+/// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Moment(pub u64);
 

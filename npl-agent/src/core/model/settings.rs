@@ -8,11 +8,11 @@ use super::{Family, Node, NodePort, Protocol, sources::SourceRange};
 /// The operator's settings, on which the decisions about node ports depend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// The range from which node ports are allocated.
+    /// The range of ports from which NPL allocates node ports.
     pub port_range: PortRange,
     /// How the agent chooses the addresses of the Node that annotations publish.
     pub node_ip: NodeIpSource,
-    /// The fields of an annotation entry.
+    /// The set of fields that an annotation entry has.
     pub annotation_format: AnnotationFormat,
     /// Whether the protocols of one Pod port share a node port number and an annotation entry.
     pub protocol_pairing: ProtocolPairing,
@@ -99,7 +99,7 @@ impl PortRange {
         usize::from(self.end.0 - self.start.0) + 1
     }
 
-    /// Always returns false: a range has at least two ports.
+    /// Returns false for every range, because a range has at least two ports.
     pub const fn is_empty(self) -> bool {
         false
     }
@@ -216,7 +216,7 @@ impl FromStr for NodeIpSource {
     }
 }
 
-/// The fields of an annotation entry. Each format has the name of the Antrea version that writes it.
+/// The set of fields that an annotation entry has. Each format has the name of the Antrea version that writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnnotationFormat {
     /// The fields `podPort, nodeIP, nodePort, protocol, protocols`.
@@ -227,7 +227,7 @@ pub enum AnnotationFormat {
     V2_6,
 }
 
-/// How several protocols of one Pod port are published.
+/// How the annotation publishes several protocols of one Pod port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProtocolPairing {
     /// Each protocol of a Pod port has its own node port and annotation entry, as in Antrea.

@@ -160,9 +160,9 @@ impl Snapshot {
 
     /// Returns the Pod that holds an IP address.
     ///
-    /// Two Pods have the same address only while the kubelet's status of one of them is outdated. If one of the Pods is
-    /// terminating, the other Pod holds the address. If none is terminating, the Pod with the newest claim holds the
-    /// address, because the kubelet reports an address after the CNI assigned it.
+    /// Two Pods have the same address only while the kubelet's status of one of them is outdated. If one of the two
+    /// Pods is terminating, the Pod that is not terminating holds the address. If none is terminating, the Pod with the
+    /// newest claim holds the address, because the kubelet reports an address after the CNI assigned it.
     pub(in crate::core) fn holder(&self, ip: IpAddr) -> Option<&Pod> {
         let claims = self.by_ip.get(&ip)?.iter();
         let pods = claims.filter_map(|(key, claim)| Some((self.pods.get(key)?, *claim)));
@@ -174,9 +174,9 @@ impl Snapshot {
         self.by_ip.keys().copied()
     }
 
-    /// Orders the address claims of the Pods in the first list by the mappings that an earlier agent left. The Pods'
-    /// resource versions do not give this order: a Pod in a list may have been changed after it got its address. Claims
-    /// of events after the list are newer than all claims of the list.
+    /// Orders the address claims of the Pods in the first list, by the mappings that an earlier agent left in the
+    /// kernel. The Pods' resource versions do not give this order: a Pod in a list may have been changed after it got
+    /// its address. Claims of events after the list are newer than all claims of the list.
     pub(in crate::core) fn order_claims(&mut self, evidence: &BTreeMap<(IpAddr, PodKey), ClaimEvidence>) {
         for ((ip, key), evidence) in evidence {
             let Some(claims) = self.by_ip.get_mut(ip) else { continue };

@@ -157,8 +157,8 @@ impl Row {
         Self { path, node: node.to_owned(), protocol: None, family: None, result, detail }
     }
 
-    /// Whether the row is about a path on which a request was answered. Rows about publication and withdrawal, which
-    /// have no protocol, do not count.
+    /// Whether the row shows that a request on a path was answered. Rows about publication and withdrawal, which have
+    /// no protocol, do not count.
     fn is_answered_path(&self) -> bool {
         self.result == Outcome::Passed && self.protocol.is_some()
     }
@@ -177,7 +177,7 @@ pub fn verdict(rows: &[Row]) -> HealthVerdict {
     }
 }
 
-/// The paths to try, and a row for each kind of path that cannot be tried.
+/// Returns the paths to try, and a row for each path that cannot be tried.
 pub fn plan(servers: &[Server]) -> (Vec<Path>, Vec<Row>) {
     let (mut paths, mut not_tried) = (Vec::new(), Vec::new());
     for (index, server) in servers.iter().enumerate() {

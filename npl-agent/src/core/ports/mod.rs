@@ -21,7 +21,7 @@ pub(in crate::core) struct Owner {
     pub(in crate::core) port: WantedPort,
 }
 
-/// The phase of a claim's life.
+/// The phase in the life of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// A Service requests the Pod port for which the node port is allocated.
@@ -123,7 +123,8 @@ pub struct PortUsage {
     pub draining: usize,
     /// Node ports that cannot be allocated yet, because clients may still send packets to them.
     pub quarantined: usize,
-    /// Numbers that are neither allocated for any protocol or family, nor quarantined, nor used by another process.
+    /// Numbers that are neither allocated for any protocol or family, nor quarantined, nor used by another process for
+    /// this family and protocol.
     pub free: usize,
 }
 
@@ -281,9 +282,9 @@ impl PortTable {
         same_number.into_iter().find(|frontend| self.is_free_for(*frontend, uid))
     }
 
-    /// Returns a frontend with the next free number and with the first of `protocols`. The number is free for all of
-    /// `protocols`, and `is_usable` returns true for the number. The search continues after the number that was
-    /// allocated last, so that a freed number is reused as late as possible.
+    /// Returns a frontend with the first free number after the cursor, and with the first of `protocols`. The number is
+    /// free for all of `protocols`, and `is_usable` returns true for the number. The search continues after the number
+    /// that was allocated last, so that a freed number is reused as late as possible.
     ///
     /// If all free ports have received packets recently, returns the port whose traffic ended first: a client that
     /// sends to every port must not prevent Pods from getting node ports.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Problems: why a requested node port is not published, or not served as requested.
+//! Problems: the reasons why a requested node port is not published, or is not served as requested.
 
 use std::{fmt, net::IpAddr};
 
@@ -104,11 +104,11 @@ pub enum Cause {
         /// The Pod to which the mapping leads.
         pod: PodKey,
     },
-    /// Entries of a Service's list of allowed sources cannot be parsed, and allow no client.
+    /// Entries of a Service's list of allowed sources cannot be parsed, so these entries allow no client.
     UnreadableSource(Unreadable),
     /// A Service's list of allowed sources is too long.
     TooManySources {
-        /// The number of ignored entries.
+        /// The number of list entries that are ignored.
         beyond: usize,
     },
     /// A host port leads to the Pod without NPL, so NPL does not enforce the Service's list of allowed sources.

@@ -54,7 +54,7 @@ struct Entry {
     /// The text of the Event; `None` once the problem is solved.
     note: Option<String>,
     reported: Option<Moment>,
-    /// The time of the next Event.
+    /// The time at which an Event about the problem is due.
     due: Moment,
 }
 

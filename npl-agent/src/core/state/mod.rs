@@ -2,8 +2,8 @@
 //! The state of the planner: desired and observed state, timers, and writes in flight.
 //!
 //! [`PlannerState::pass`] returns the next operations. The caller executes the operations and reports each result by
-//! [`PlannerState::record_done`] or [`PlannerState::record_failed`]. An operation is returned only after its precondition
-//! was observed. So the agent can stop after any operation without leaving an annotation that names a missing mapping.
+//! [`PlannerState::record_done`] or [`PlannerState::record_failed`]. An operation is returned only after its
+//! precondition was observed. So the agent can stop after any operation, and no annotation names a missing mapping.
 
 mod adopt;
 mod assign;

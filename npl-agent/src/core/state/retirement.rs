@@ -12,7 +12,7 @@ use crate::core::model::Pod;
 pub enum RetirementStep {
     /// The agent reads the lists of Pods and Services, and the kernel's maps.
     Prerequisites,
-    /// The API server removes the annotations.
+    /// The agent withdraws the annotations, until the API server has removed all of them.
     Annotations,
     /// The mappings drain, and the agent removes them.
     Mappings,

@@ -30,7 +30,7 @@ const NEARLY_FULL_PERCENT: usize = 90;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HealthVerdict {
-    /// All node ports are served.
+    /// The Node serves all its node ports.
     Healthy,
     /// The state of the agent or of the kernel is unknown.
     CannotTell,
@@ -39,7 +39,7 @@ pub enum HealthVerdict {
 }
 
 impl HealthVerdict {
-    /// The exit code of `status`.
+    /// The exit code of the command `status` for this verdict.
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Healthy => 0,
@@ -103,7 +103,7 @@ pub struct TableFill {
     pub map: &'static str,
     /// The number of elements in the map.
     pub used: usize,
-    /// The maximum number of elements.
+    /// The maximum number of elements of the map.
     pub capacity: usize,
     /// Whether the kernel evicts the least recently used element when the map is full.
     pub evicts: bool,
@@ -124,8 +124,8 @@ pub struct HealthFacts<'a> {
     pub programs_ahead: &'a ProgramsAhead,
     /// The number of elements and the size of each map.
     pub tables: &'a [TableFill],
-    /// The number of untranslated or dropped packets within the sampling interval, by reason; empty if no interval was
-    /// requested.
+    /// The number of packets that the programs counted under each reason within the sampling interval; empty if no
+    /// interval was requested.
     pub recent_reasons: &'a [(Reason, u64)],
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Explains why a Pod or a Service is served or not, by the chain of conditions from the Service to the last packet.
-//! The conditions are evaluated on the same state from which the agent plans operations. The first broken link of the
-//! chain is the cause of all broken links that follow it.
+//! Explains why a Pod or a Service is served or not served, by a chain of conditions: from the Service to the last
+//! packet. The conditions are evaluated on the same state from which the agent plans operations. The first broken link
+//! of the chain is the cause of all broken links that follow it.
 
 mod pod;
 mod service;
@@ -113,7 +113,7 @@ pub enum Link {
     Device,
     /// Requests and replies of the mapping were translated.
     LastPacket,
-    /// Packets of the Node that were not translated, by reason.
+    /// Informs about packets of the Node that were not translated, by reason.
     LastRefusal,
 }
 

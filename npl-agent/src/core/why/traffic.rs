@@ -14,7 +14,7 @@ pub struct Traffic<'a> {
     pub stats: Option<MappingStats>,
     /// The time since the last packet of any established flow of the mapping; `None` if there is no established flow.
     pub last_packet_millis: Option<u64>,
-    /// The number of untranslated or dropped packets of the whole Node, by reason.
+    /// The number of packets of the whole Node that the programs counted under each reason.
     pub reasons: &'a [(Reason, u64)],
 }
 

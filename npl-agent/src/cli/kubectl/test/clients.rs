@@ -19,7 +19,7 @@ use crate::{
 /// The kubelet's port. Every Node has a kubelet, so a Node that is reachable answers a connection attempt to this port.
 const KUBELET: u16 = 10_250;
 
-/// Where a client runs: in the Pod of this name, or in this process if `None`.
+/// Where a client runs: in the Pod with this name; if `None`, in this process.
 type Place = Option<String>;
 
 fn place(path: &Path) -> Place {

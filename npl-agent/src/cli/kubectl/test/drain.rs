@@ -84,7 +84,7 @@ impl Drop for OpenConnection<'_> {
     }
 }
 
-/// The test's objects and the time limit, which all steps need.
+/// The test's objects and the time limit, which all steps of the drain test need.
 #[derive(Clone, Copy)]
 pub(super) struct Test<'a> {
     pub(super) scene: &'a Scene<'a>,
@@ -165,7 +165,7 @@ fn during(open: anyhow::Result<OpenConnection<'_>>, drain: Duration, start: Inst
     }
 }
 
-/// Waits until the node port no longer answers new connections.
+/// Waits until the echo Pod's node port no longer answers new connections.
 fn after(
     test: Test<'_>,
     (pod, probe): (&str, Probe),

@@ -49,9 +49,9 @@ pub(super) const PUBLICATION: Duration = Duration::from_secs(15);
 const REMOVAL: Duration = Duration::from_secs(90);
 /// The time limit for one attempt to remove the objects, as an argument of kubectl.
 const ATTEMPT: &str = "--timeout=60s";
-/// The number of attempts to remove the objects.
+/// The maximum number of attempts to remove the test's objects.
 const ATTEMPTS: usize = 3;
-/// The beginning of the Namespaces' names.
+/// The prefix of the names of the test's Namespaces.
 const PREFIX: &str = "npl-test-";
 
 /// Returns the port of the echo Pods for a protocol. Each protocol has its own port. If all protocols had the same
@@ -64,7 +64,7 @@ const fn port(protocol: Protocol) -> u16 {
     }
 }
 
-/// The objects of a test.
+/// The names of the test's objects, and the Nodes on which the test runs.
 #[derive(Debug)]
 pub(super) struct Scene<'a> {
     pub(super) kubectl: Kubectl<'a>,
@@ -202,7 +202,8 @@ impl<'a> Scene<'a> {
             "automountServiceAccountToken": false,
             "enableServiceLinks": false,
             "terminationGracePeriodSeconds": 1,
-            // If this command is killed before it removes the Pods, Kubernetes stops the Pods after this time.
+            // If this command is killed before it has removed the Pods, Kubernetes stops the Pods after this time in
+            // seconds.
             "activeDeadlineSeconds": 600,
             "tolerations": [{"operator": "Exists"}],
             "securityContext": {

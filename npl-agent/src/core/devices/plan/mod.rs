@@ -3,7 +3,7 @@
 //!
 //! Two rules decide the order:
 //!
-//! 1. A device never translates requests without translating replies. So the egress program is attached before the
+//! 1. No device translates requests unless it also translates replies. So the egress program is attached before the
 //!    ingress program, and detached after the ingress program. The XDP program in the driver translates requests before
 //!    TC, so it is detached first and attached last.
 //! 2. All attach steps precede all detach steps of TC programs, so that a Pod or a client that moves to another device
@@ -148,7 +148,7 @@ impl DevicePlan {
         }
     }
 
-    /// The devices on which every hook of the plan has a program.
+    /// Returns the devices on which every hook that the plan names has a program.
     pub fn attached_devices(&self, attached: &AttachedHooks) -> BTreeSet<u32> {
         let has_all = |(ifindex, set): &(&u32, &ProgramSet)| {
             set.directions().iter().all(|direction| attached.contains(&(**ifindex, *direction)))

@@ -27,7 +27,7 @@ pub enum Forwarding {
 }
 
 impl Forwarding {
-    /// The value on the command line.
+    /// The value of `--forwarding` for this mode.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Stack => "stack",
@@ -37,7 +37,7 @@ impl Forwarding {
     }
 }
 
-/// The text is not a value of `--forwarding`.
+/// The error that a text is not a value of `--forwarding`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a value of --forwarding: give stack, redirect or offload")]
 pub struct ForwardingError(String);
@@ -61,7 +61,7 @@ pub enum NetworkPolicy {
     /// The host's stack forwards all packets, so the policy engine's rules apply.
     #[default]
     Applies,
-    /// Packets are redirected, as `--ignore-network-policy` requests.
+    /// Packets are redirected in spite of the policy engine, because `--ignore-network-policy` is set.
     Ignored,
 }
 
@@ -131,7 +131,7 @@ pub struct PodNextHop {
 /// The kind of a device that leads to Pods. The kind decides how packets are redirected to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HopKind {
-    /// A veth or netkit pair: its other end is in the Pod.
+    /// One end of a veth or netkit pair whose other end is in the Pod.
     Peer,
     /// A bridge: a packet that is redirected to the bridge gets the destination MAC address of the Pod's neighbor table
     /// entry.
@@ -216,8 +216,8 @@ pub fn next_hops(
     routed_by_mark: &BTreeSet<Family>,
 ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
     let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
-    // Either both directions of a flow are redirected or neither. All uplinks are checked, because a reply may leave
-    // through another uplink than the one on which its request arrived.
+    // Either both directions of a flow are redirected, or none of them. All uplinks are checked, because a reply may
+    // leave through another uplink than the one on which its request arrived.
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
     let has_cilium = devices.iter().any(|device| device.name == CILIUM_HOST);
     let decide = |(addr, route): (&IpAddr, &Route)| {

@@ -31,7 +31,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Creates a mark; `None` if the masked value is zero, which unmarked packets have too.
+    /// Creates a mark; `None` if the masked value is zero, because unmarked packets have this value, too.
     pub const fn new(value: u32, mask: u32) -> Option<Self> {
         // The kernel compares only the bits of the mask.
         let value = value & mask;
@@ -69,7 +69,7 @@ pub enum Selector {
 pub struct RoutingRule {
     /// The IP family.
     pub family: Family,
-    /// The packets that the rule applies to.
+    /// The packets to which the rule applies.
     pub selector: Selector,
     /// The number of the routing table.
     pub table: u32,
@@ -82,7 +82,7 @@ pub struct DefaultRoute {
     pub family: Family,
     /// The number of the routing table.
     pub table: u32,
-    /// The outgoing device, by its index.
+    /// The ifindex of the outgoing device.
     pub ifindex: u32,
 }
 
