@@ -219,9 +219,9 @@ impl State {
         self.attach_pod(served);
     }
 
-    /// Withdraws all entries of a Pod that is not in a new list. A list contains only Pods with the annotation, so the
-    /// Pod may be deleted, or its agent may have withdrawn the annotation. After a withdrawal, the mappings still
-    /// translate packets during `--drain`, so the entries drain.
+    /// Withdraws all entries of a Pod that is not in a new list of Pods. A list contains only Pods with the annotation,
+    /// so the Pod may be deleted, or its agent may have withdrawn the annotation. After a withdrawal, the mappings
+    /// still translate packets during `--drain`, so the entries drain.
     fn withdraw(&mut self, key: &PodKey, now: u64) {
         let Some(served) = self.pods.get(key) else { return };
         let mut pod = served.pod.clone();

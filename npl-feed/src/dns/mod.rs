@@ -66,7 +66,7 @@ impl Sockets {
     }
 }
 
-/// Answers queries until the future is dropped.
+/// Answers DNS queries by UDP and TCP until the future is dropped.
 ///
 /// # Errors
 ///
@@ -85,7 +85,7 @@ pub async fn serve(
     server.block_until_done().await
 }
 
-/// Answers queries from the latest snapshot.
+/// Answers DNS queries from the latest snapshot.
 #[derive(Debug)]
 struct Handler {
     zone: Zone,

@@ -124,7 +124,7 @@ impl Background {
 }
 
 impl Drop for Background {
-    /// Stops the build if it is still running, for example because the command has failed for a different reason.
+    /// Stops the build if it is still running, for example because the command that needs the build has failed.
     fn drop(&mut self) {
         self.cancelled.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

@@ -7,7 +7,7 @@ pub(super) const LINKER_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gi
 
 /// A part: programs that are compiled together into one directory of the cache.
 pub(super) struct Part {
-    /// The name of the part's directory in the cache, also in messages.
+    /// The name of the part's directory in the cache, and of the part in messages.
     pub(super) name: &'static str,
     pub(super) words: &'static str,
     pub(super) time: &'static str,

@@ -9,7 +9,7 @@ use crate::core::{
     view::{AgentView, DeviceView, PortUsageView, RefusalView, WatchFailure, WatchView},
 };
 
-/// A change to a healthy agent's state that causes a finding, after a part of the finding's text.
+/// A part of the text of a finding, and the change to a healthy agent's state that causes this finding.
 type Change = (&'static str, fn(&mut AgentView));
 
 fn watch(heard: u64, failing_for: Option<u64>) -> WatchView {

@@ -305,7 +305,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// The state of a Pod's container.
+/// Whether a Pod's container runs, waits for something, or has ended.
 #[derive(Debug, PartialEq, Eq)]
 enum Progress {
     Running,

@@ -23,7 +23,7 @@ use crate::{
 /// The maximum number of Nodes of a test.
 const NODES: usize = 2;
 
-/// A Node of the test.
+/// A Node on which the test runs, with facts about the Node's agent.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Site {
     pub(super) node: String,
