@@ -54,7 +54,7 @@ struct InterfaceLabels {
 /// The counters and gauges of the feed, and the state of its watches.
 pub struct Status {
     registry: Registry,
-    /// The resources whose last list or watch failed.
+    /// The watched resources whose last list or watch request failed, each with the kind of failure.
     failing: Mutex<BTreeMap<WatchedResource, FailureKind>>,
     watch_errors: Family<ErrorLabels, Counter>,
     watch_failing: Family<SubjectLabels, Gauge>,

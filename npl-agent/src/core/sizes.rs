@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sizes of the maps that depend on the Node's memory and CPUs: the flow tables and the socket reverse NAT maps. The
 //! maps except these have a constant size. In some of the maps of constant size, the programs select a slot by a hash
-//! with a constant mask. Into the rest, the agent writes entries up to a documented limit.
+//! with a constant mask. Into the remaining maps of constant size, the agent writes entries up to a documented limit.
 
 use std::{fmt, str::FromStr};
 

@@ -94,7 +94,8 @@ const DEADLINE: Duration = Duration::from_mins(25);
 /// The time between two lines that report the progress of a build.
 const REPORT_EVERY: Duration = Duration::from_secs(20);
 
-/// A build of Kubernetes on its own thread: this build takes longer than all builds of xtask that can run beside it.
+/// A build of Kubernetes on its own thread, because the build takes longer than everything that xtask builds in the
+/// meantime.
 #[derive(Debug)]
 pub(crate) struct Background {
     thread: Option<JoinHandle<Result<Kubernetes>>>,

@@ -159,7 +159,7 @@ impl Tally {
         counts.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1))
     }
 
-    /// The number of tests and checks that ran. Preparations do not count.
+    /// The number of tests and checks that ran, without the preparations.
     fn ran(&self) -> u32 {
         let tests = self.steps.iter().filter(|step| step.kind == Kind::Test);
         tests.map(|step| step.end.counts()).map(|(passed, failed)| passed + failed).sum()

@@ -129,9 +129,9 @@ impl Condition {
 
 /// `IFNAMSIZ`: rules compare the whole interface name, zero-padded to this length, or a prefix such as `eth*`.
 const NAME_SIZE: usize = 16;
-/// `ct state new`, by nftables' number of the state.
+/// The value of `ct state new`: nftables' number for the state of a new connection.
 pub const STATE_NEW: u32 = 8;
-/// `ct status dnat`, by the kernel's bit of the status.
+/// The value of `ct status dnat`: the kernel's bit for a connection with a translated destination.
 pub const STATUS_DNAT: u32 = 1 << 5;
 /// The mark bit of kube-proxy, which is not set on requests that NPL translates. Software other than kube-proxy may
 /// mark any forwarded packet.
